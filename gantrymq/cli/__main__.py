@@ -1,4 +1,4 @@
-"""The way in: from the first line on, a Ctrl-C ends without a traceback."""
+"""The entry point. From its first line on, Ctrl-C ends the process without a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # the reader (`| head`) has gone; point stdout elsewhere so that the exit does not try again
+        # The reader (`| head`) has closed the pipe: redirect stdout, so that the exit does not write to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 

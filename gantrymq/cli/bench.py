@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 BUSY = 0.9
-"""Above this share of a core, the generator itself may be the limit."""
+"""The share of a core above which the load generator may be the bottleneck."""
 INTERRUPTED = 130
 SEND_NAMES = {"send": "sent", "pull": "pulled", "follow": "received"}
 
@@ -43,7 +43,7 @@ class Options:
     as_json: bool
 
     def requests(self) -> int:
-        """``--count`` in requests, rounded up to whole batches; 0: for a time."""
+        """``--count`` in requests, rounded up to whole batches; 0 to measure for a time."""
         return -(-self.count // self.batch)
 
     def plan(self, loads: list[Load]) -> Plan:
@@ -179,7 +179,7 @@ def e2e(**given: Any) -> int:
     targets = with_client(options.nameserver, find)
     mark = new_mark()
     send = _send_load(options, targets, mark)
-    # one connection a broker, on which a pull waits at each queue
+    # one connection for each broker, with a held pull for each queue
     follow = Load(
         kind="follow",
         topic=options.topic,

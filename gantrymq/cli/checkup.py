@@ -1,7 +1,7 @@
-"""The checks of ``gantrymq doctor``: each examines one thing, leaves nothing changed, and returns the remedy.
+"""The checks of ``gantrymq doctor``: each examines one subject, changes nothing, and returns a remedy.
 
-Source of the shares of a full disk: RocketMQ 4.9.7 ``diskMaxUsedSpaceRatio`` (75, old files go) and
-``diskSpaceWarningLevelRatio`` (90, its broker takes no more messages).
+Source of the shares of a full disk: RocketMQ 4.9.7 ``diskMaxUsedSpaceRatio`` (75, it deletes old files) and
+``diskSpaceWarningLevelRatio`` (90, it refuses messages).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ USED_WARN = 0.75
 USED_HIGH = 0.90
 DESCRIPTORS_LOW = 4096
 CLOCK_EARLIEST = 1_735_689_600
-"""The start of 2025: no machine that runs this is older."""
+"""The start of 2025: an earlier time is wrong, because this program is newer."""
 CLOCK_BEHIND_SECONDS = 5.0
 SPARK_JAVA = 17
-"""What PySpark 4 needs."""
+"""The oldest Java for PySpark 4."""
 
 
 @attrs.frozen
@@ -56,7 +56,7 @@ class Finding:
 
 
 def hot_path() -> Finding:
-    """Which twin of the inner loops runs."""
+    """Which twin of the inner loops is in use."""
     from gantrymq.kernel.fast import KIND
 
     if KIND != "plain":
@@ -155,30 +155,30 @@ def folder(data: str) -> Finding:
 
 
 def disk(data: str, file_bytes: int) -> Finding:
-    """How full the disk is, and whether the commit log's next file has its room."""
+    """How full the disk is, and whether the next file of the commit log fits."""
     usage = shutil.disk_usage(nearest(data))
     used = 1 - usage.free / usage.total if usage.total else 1.0
     text = f"{used:.0%} used, {_size(usage.free)} free; a file of the commit log takes {_size(file_bytes)}"
     if usage.free < file_bytes:
-        return Finding("disk", FAIL, text, "make room, choose another folder, or make store.commit_log_file_bytes less")
+        return Finding(
+            "disk", FAIL, text, "free disk space, choose another folder, or lower store.commit_log_file_bytes"
+        )
     if usage.free < 2 * file_bytes or used >= USED_HIGH:
-        return Finding("disk", WARN, text, "make room soon: a RocketMQ broker takes no messages from 90% on")
+        return Finding("disk", WARN, text, "free disk space soon: a RocketMQ broker refuses messages from 90% on")
     if used >= USED_WARN:
         return Finding("disk", WARN, text, "keep an eye on it: a RocketMQ broker deletes old files from 75% on")
     return Finding("disk", OK, text)
 
 
 def fdatasync(data: str) -> Finding:
-    """How long an fdatasync of one page takes where the data will lie: what a synchronous sender waits for."""
+    """How long an fdatasync of one page takes in the data folder: the least wait of a synchronous sender."""
     check = "fdatasync"
     try:
         with tempfile.TemporaryFile(dir=nearest(data), buffering=0) as file:
             os.posix_fallocate(file.fileno(), 0, SYNCS * SYNC_BYTES)
             times = sorted(_sync_times(file.fileno()))
     except OSError as error:
-        return Finding(
-            check, FAIL, f"{nearest(data)}: {error.strerror}", "look after the disk, or choose another folder"
-        )
+        return Finding(check, FAIL, f"{nearest(data)}: {error.strerror}", "check the disk, or choose another folder")
     middle = statistics.median(times)
     text = f"median {middle:.0f} us, worst {times[-1]:.0f} us of {len(times)}"
     if middle >= SYNC_SLOW_US:
@@ -191,7 +191,7 @@ def fdatasync(data: str) -> Finding:
 
 
 def open_files(connections: int) -> Finding:
-    """Whether the limit of open files is enough for the connections that the broker may take."""
+    """Whether the limit of open files allows ``limits.connections``."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -204,10 +204,10 @@ def open_files(connections: int) -> Finding:
 
 
 def clock(data: str) -> Finding:
-    """Whether the wall clock is plausible: later than this program and than the store's newest file."""
+    """Whether the wall clock is plausible: later than the release of this program and the store's newest file."""
     now = time.time()
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
-    advice = "set the clock (NTP): messages carry its time, and searches by time rely on it"
+    advice = "set the clock (NTP): it gives messages their timestamps, which searches by time use"
     if now < CLOCK_EARLIEST:
         return Finding("clock", FAIL, f"{text} is in the past", advice)
     newest = max((path.stat().st_mtime for path in _store_files(Path(data))), default=0.0)
@@ -260,7 +260,7 @@ def pyspark() -> Finding:
 
 
 def plugins(loaded: Loaded) -> Finding:
-    """What is plugged in, with versions."""
+    """The installed plugins, with versions."""
     return Finding("plugins", OK, ", ".join(f"{info.name} {info.version}" for info in loaded.manager.plugins))
 
 
@@ -311,7 +311,7 @@ def _answers(host: str, number: int) -> bool:
 
 
 def _sync_times(descriptor: int) -> Iterator[float]:
-    """Microseconds of each, for two seconds at most."""
+    """The time of each fdatasync in microseconds, for at most two seconds."""
     page = b"x" * SYNC_BYTES
     began = time.perf_counter()
     for number in range(SYNCS):

@@ -1,4 +1,4 @@
-"""A server of ours as a child process: started, awaited until it is ready, stopped by its own id."""
+"""Runs a GantryMQ server as a child process: starts it, waits until it is ready, and stops it by its process id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOP_SECONDS = 15.0
 class ServerChild:
     """``gantrymq serve`` with ``arguments``; its logs go to the end of ``log``. Stopped when the block ends.
 
-    ``broker`` and ``nameserver`` are the addresses that its ``ready`` line names; ``seconds`` what the start took.
+    ``broker`` and ``nameserver`` are the addresses in its ``ready`` line; ``seconds`` is the duration of the start.
     """
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
@@ -68,7 +68,7 @@ class ServerChild:
             raise CommandFailed(f"the broker ended with exit code {code}; its log: {self.log}\n{self._last_lines()}")
 
     def _await_ready(self) -> None:
-        assert self._process.stdout is not None  # it was asked for
+        assert self._process.stdout is not None  # the stop was requested
         for line in self._process.stdout:
             if line.startswith("ready"):
                 addresses = dict(word.partition("=")[::2] for word in line.split()[1:])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
 
 PROMOTED_S: Final = 30.0
-"""How long a slave may take to be back as a master, by default."""
+"""The default time for a slave to come back as a master, in seconds."""
 PROMOTED_POLL_S: Final = 0.2
 MISSING: Final = "missing"
 
@@ -115,7 +115,7 @@ def _report(text: str) -> None:
 async def _wait_promoted(client: Client, name: str, address: str, answer_timeout: float, timeout: float) -> None:
     """Wait until routes of the nameserver have the broker as the master, and the broker responds.
 
-    No other broker is asked: a hung master would cost its time-out again.
+    It calls no other broker, because a hung master would cost its timeout again.
     """
     import trio
 

@@ -1,4 +1,4 @@
-"""What the commands that talk to a cluster share: options for the nameserver and for times, and a client in a loop."""
+"""Shared parts of the commands that connect to a cluster: options for nameservers and times, and a client in a loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def seconds_option(name: str, default: float, text: str, *, least: float = SHORT
 
 
 def check_nameserver(nameserver: str) -> None:
-    """An address that is none is wrong usage."""
+    """Refuse an invalid address as wrong usage."""
     from gantrymq.client.addresses import is_discovery_url, parse_nameservers
 
     try:
@@ -52,7 +52,7 @@ _CONNECT_VARIABLES: Final = {
     "GANTRYMQ_SECRET_KEY": "secret_key",
     "GANTRYMQ_SECURITY_TOKEN": "security_token",
 }
-"""Not options: other users of a machine can read the arguments of a process."""
+"""Environment variables and not options, because other users of a machine can read the arguments of a process."""
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -77,7 +77,7 @@ def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, A
 
 
 def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Run ``work`` with a connected client to its end. Raises what it raises, an address that is none as usage."""
+    """Run ``work`` with a connected client to its end. Raises its errors, and an invalid address as wrong usage."""
     import trio
 
     from gantrymq.client import connect

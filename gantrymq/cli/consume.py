@@ -25,7 +25,7 @@ TOPIC_POLL_S: Final = 0.1
 
 @attrs.frozen
 class Wanted:
-    """What to consume, and when to stop."""
+    """The messages to consume, and when to stop."""
 
     topic: str
     group: str
@@ -110,7 +110,8 @@ async def print_messages(client: Client, wanted: Wanted) -> int:
 
 
 async def _find_topic(client: Client, topic: str) -> None:
-    """Raise NoRoute, where a consumer would wait; brokers report a new topic a moment after its first message."""
+    """Raise NoRoute for an unknown topic, for which a consumer would wait. A new topic gets a short time, because
+    brokers report it a moment after its first message."""
     import trio
 
     from gantrymq.client.errors import NoRoute

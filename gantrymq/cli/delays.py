@@ -58,7 +58,7 @@ def _moment(text: str) -> int:
     except ValueError:
         raise click.UsageError(f"--deliver-at {text!r}: a time as 2026-11-21T20:00:00Z is expected") from None
     if moment.tzinfo is None:
-        raise click.UsageError(f"--deliver-at {text!r}: of which time zone? Add it, {_ZONES}")
+        raise click.UsageError(f"--deliver-at {text!r}: has no time zone; add one, {_ZONES}")
     since = moment - datetime.fromisoformat("1970-01-01T00:00:00Z")
     microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     if microseconds < 0:

@@ -1,7 +1,7 @@
 """``make demo``: the whole pipeline end to end on a real broker, with a table of the message counts of each step.
 
-Every line of a file becomes a message with a key and a tag; a group consumes them and each is compared; the broker is
-stopped and started again on the same store; Spark writes the topic to Parquet, and those rows are compared as well.
+The demo sends every line of a file as a message with a key and a tag, consumes and compares them, restarts the broker
+on the same store, lets Spark write the topic to Parquet, and compares the rows too.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def run(source: Path, root: Path) -> int:
 
 
 def recreate(root: Path) -> Path:
-    """An empty folder ``root``; one that a demo did not make is left alone (:class:`CommandFailed`)."""
+    """Create an empty folder ``root``. :class:`CommandFailed` for an existing folder that no demo created."""
     root = root.absolute()
     if root.exists():
         if not (root / MARK).is_file() and (not root.is_dir() or any(root.iterdir())):
@@ -124,7 +124,7 @@ def recreate(root: Path) -> Path:
 
 
 def produce(nameserver: str, source: Path, tally: Tally) -> Sending:
-    """Send every line of ``source`` that is not empty, and note it in ``tally``."""
+    """Send every line of ``source`` that is not empty, and record it in ``tally``."""
     from gantrymq.cli.connecting import with_client
     from gantrymq.cli.lines import send_lines
     from gantrymq.message import Message
@@ -143,7 +143,7 @@ def produce(nameserver: str, source: Path, tally: Tally) -> Sending:
 
 
 def consume(nameserver: str, wanted: Tally, tally: Tally) -> tuple[int, float]:
-    """Consume until as many messages came as were sent, or none for a while; returns count and seconds."""
+    """Consume until all messages have arrived, or none for a while; returns their number and the seconds."""
     import trio
 
     from gantrymq.cli.connecting import with_client
@@ -166,7 +166,7 @@ def consume(nameserver: str, wanted: Tally, tally: Tally) -> tuple[int, float]:
 
 
 def stored(nameserver: str) -> int:
-    """How many messages the topic has in all its queues."""
+    """The number of messages in all queues of the topic."""
     from gantrymq.cli.connecting import with_client
 
     async def work(client: Client) -> int:
@@ -179,7 +179,7 @@ def stored(nameserver: str) -> int:
 def export(nameserver: str, folder: Path, sent: Tally, rows: list[Row]) -> list[str]:
     """Write the topic to Parquet with Spark and compare its rows; without Java the step is skipped and reported.
 
-    Adds to ``rows``; returns what differs.
+    Adds a row to ``rows``; returns the differences.
     """
     from gantrymq import spark
     from gantrymq.cli.tally import tally_parquet
@@ -232,7 +232,7 @@ def count_lines(path: Path) -> int:
 
 
 def describe(done: str, row: Row) -> str:
-    """One step in words."""
+    """One step as text."""
     return f"{done} {row.count:,} messages in {row.seconds:.2f} s"
 
 

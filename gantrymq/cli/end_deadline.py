@@ -17,7 +17,7 @@ import trio
 from gantrymq.cli.failures import FAILED, NO_MEMORY
 
 END_SECONDS = 15.0
-"""Time from a failure, or from the end of the stop's own limit (``DRAIN_SECONDS``), until the process is ended."""
+"""Time from a failure, or from the end of ``DRAIN_SECONDS`` of a stop, until the process is ended."""
 OVERDUE = b"gantrymq: a task did not end when the process was to, so it ended as by kill -9; the next start recovers\n"
 OUT_OF_MEMORY = f"gantrymq: {NO_MEMORY}\n".encode()
 
@@ -27,14 +27,14 @@ class EndDeadline:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # Bare locks, which need no memory: released once, at most.
+        # Plain locks, which need no memory; each is released at most once.
         self._unarmed = threading.Lock()
         self._unarmed.acquire()
         self._unended = threading.Lock()
         self._unended.acquire()
 
     def start(self) -> None:
-        """Start the thread. RuntimeError where none can be started."""
+        """Start the thread. RuntimeError if the system cannot start one."""
         threading.Thread(target=self._wait, name="gantrymq-end-deadline", daemon=True).start()
 
     def arm(self) -> None:
@@ -43,7 +43,8 @@ class EndDeadline:
             self._unarmed.release()
 
     async def arm_when_cancelled(self) -> None:
-        """For a nursery, which is cancelled when one of its tasks has failed, before it waits for the others."""
+        """Wait until cancelled, then arm. For a nursery, which cancels its tasks when one has failed, and then waits
+        for all."""
         try:
             await trio.sleep_forever()
         finally:
@@ -66,7 +67,7 @@ class EndDeadline:
 
 
 def end_at_once(text: bytes) -> None:
-    """Say ``text`` on stderr and end as by kill -9, with 1; needs no memory."""
+    """Write ``text`` to stderr and end at once, like kill -9, with exit code 1; needs no memory."""
     try:
         os.write(2, text)
     finally:
@@ -102,7 +103,7 @@ def ending_in_time() -> Iterator[EndDeadline]:
 
 
 def _comes_of_memory(error: BaseException | None) -> bool:
-    """Whether it is a MemoryError, or was raised while one was handled: a thread that dies at its start does so."""
+    """Whether ``error`` is a MemoryError or was raised while one was handled, as in a thread that fails to start."""
     while error is not None and not isinstance(error, MemoryError):
         error = error.__context__
     return error is not None

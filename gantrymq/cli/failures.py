@@ -1,4 +1,4 @@
-"""Errors as a user sees them: one line on stderr with the remedy, and an exit code; never a traceback."""
+"""Reports errors to the user: one line on stderr with the remedy, and an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NO_THREAD = (
 _ADVICE = {
     errno.EADDRINUSE: "another process listens there; stop it, or choose another address",
     errno.EADDRNOTAVAIL: "this machine does not have that address; choose one of its own, such as 127.0.0.1",
-    errno.EACCES: "this user may not; choose another place, or give the user the right",
-    errno.EPERM: "this user may not; choose another place, or give the user the right",
+    errno.EACCES: "this user has no permission; choose another place, or grant the permission",
+    errno.EPERM: "this user has no permission; choose another place, or grant the permission",
     errno.EROFS: "the file system is read-only; choose another folder",
-    errno.ENOSPC: "the disk is full; make room, or choose another folder",
-    errno.EDQUOT: "the user's disk quota is used up; make room, or choose another folder",
+    errno.ENOSPC: "the disk is full; free disk space, or choose another folder",
+    errno.EDQUOT: "the user's disk quota is used up; free disk space, or choose another folder",
     errno.EMFILE: "the process has too many open files; raise the limit (ulimit -n)",
     errno.ECONNREFUSED: "nothing listens there; is the broker or nameserver running?",
     errno.ENOENT: "check the path",
@@ -51,7 +51,7 @@ def guarded(command: Callable[[], object]) -> int:
     except click.Abort:
         return INTERRUPTED
     except SystemExit as stopped:
-        # rich-click ends so when a group is called without a command
+        # rich-click raises this if a group is called without a command
         return stopped.code if isinstance(stopped.code, int) else FAILED
     except click.ClickException as error:
         error.show()
@@ -113,18 +113,18 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, ModuleNotFoundError):
         return f"the Python package {error.name!r} is not installed in this environment", FAILED
     text = f"{type(error).__name__}: {error}".replace("\n", " ")
-    return f"a fault in GantryMQ, please report it ({text}); {TRACEBACK_VARIABLE}=1 shows where", FAILED
+    return f"a bug in GantryMQ, please report it ({text}); {TRACEBACK_VARIABLE}=1 shows where", FAILED
 
 
 def advice_for(error: OSError) -> str:
     """The system's error and its remedy."""
     reason = error.strerror or str(error)
     if error.errno in _ADVICE:
-        # trio and asyncio put their own words in front of the system's
+        # trio and asyncio put their own text before the system's
         return f"{os.strerror(error.errno)}; {_ADVICE[error.errno]}"
     return reason
 
 
 def warn(text: str) -> None:
-    """A note for the user that stops nothing."""
+    """Print a warning for the user."""
     click.echo(f"gantrymq: {text}", err=True)

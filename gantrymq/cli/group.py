@@ -1,6 +1,6 @@
-"""The group of commands: a table of names and modules; a command's module is imported when it is run.
+"""The group of commands: a table of names and modules; the module of a command is imported when the command runs.
 
-The plugins' own commands (hook ``add_commands``) are asked for only when a name is not in the table, and for a help.
+Commands of plugins (hook ``add_commands``) are collected only for a name that is not in the table, and for the help.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ COMMANDS = {
 
 
 class LazyGroup(click.RichGroup):
-    """Commands by name; an own one is imported when it is run, the plugins' are collected when they are needed."""
+    """Commands by name; imports a module when its command runs, and collects the plugins' commands when needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Our names in the order of the table, then the plugins'."""
+        """The names in the order of the table, then those of plugins."""
         return [*COMMANDS, *sorted(self._from_plugins().keys() - COMMANDS.keys())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command; None when neither we nor a plugin has one of this name."""
+        """The command, or None if neither the table nor a plugin has this name."""
         if cmd_name in COMMANDS:
             module, _, attribute = COMMANDS[cmd_name].partition(":")
             command = getattr(importlib.import_module(module), attribute)
@@ -50,7 +50,7 @@ class LazyGroup(click.RichGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with a "did you mean" for a word that is no command."""
+        """click's method, with a "did you mean" for an unknown command."""
         from gantrymq.kernel.manager import did_you_mean
 
         try:
@@ -66,7 +66,7 @@ class LazyGroup(click.RichGroup):
 
 
 def collect_plugin_commands() -> dict[str, click.Command]:
-    """What the default plugins, the installed ones and those of ``GANTRYMQ_PLUGINS__ENABLE`` add, by name.
+    """The commands of the default and the installed plugins, and of those in ``GANTRYMQ_PLUGINS__ENABLE``, by name.
 
     A plugin that fails here loses its own commands and causes a warning, but does not affect other commands.
     """
@@ -93,5 +93,5 @@ def cli() -> None:
     """A message broker that speaks RocketMQ's protocol and keeps RocketMQ's files."""
     from gantrymq.cli.logs import configure_logs
 
-    # servers log more; a command that prints data logs warnings and errors only
+    # servers log more; commands that print data log only warnings and errors
     configure_logs("warning")

@@ -1,4 +1,4 @@
-"""Lines of a file or a pipe as message bodies, sent in batches."""
+"""Sends the lines of a file or a pipe as message bodies, in batches."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 * 1024
 LINE_BYTES = 4 * 1024 * 1024
-"""A longer line is no message: the brokers' own limit of a body."""
+"""The longest line in bytes: the brokers' default limit of a body."""
 BATCH_LINES = 64
 BATCH_BYTES = 512 * 1024
 
 
 @attrs.define
 class Sending:
-    """What was sent so far.
+    """The progress of a command.
 
-    ``skipped``: empty lines, which are no message; ``late``: stored, but not flushed in time; ``next_line``: the number
-    of the line that is sent next, from 1.
+    ``skipped``: the number of empty lines, which are not sent; ``late``: messages that were stored, but not flushed in
+    time; ``next_line``: the number of the next line to send, from 1.
     """
 
     sent: int = 0
@@ -42,17 +42,19 @@ class Sending:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Messages per second."""
         return self.sent / self.seconds if self.seconds else 0.0
 
 
 async def read_lines(descriptor: int) -> AsyncGenerator[list[bytes], None]:
-    """Whole lines without their newline, as many as one read brought: a slow pipe's line is not kept waiting."""
+    """Whole lines without their newline, as many as each read returned, so that lines of a slow pipe do not wait."""
     rest = b""
     while data := await trio.to_thread.run_sync(os.read, descriptor, READ_BYTES, abandon_on_cancel=True):
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > LINE_BYTES:
-            raise CommandFailed(f"a line is longer than {LINE_BYTES} bytes: that is no message; is it a text file?")
+            raise CommandFailed(
+                f"a line is longer than {LINE_BYTES} bytes, the limit of a message; check that this is a text file"
+            )
         if lines:
             yield lines
     if rest:
@@ -67,7 +69,8 @@ async def send_lines(
     *,
     most: int = BATCH_LINES,
 ) -> Sending:
-    """Send each line that is not empty as ``make(line number from 1, line)``; one batch after the other keeps order.
+    """Send each line that is not empty as ``make(line number from 1, line)``, one batch after the other to keep their
+    order.
 
     Stops at the first error and raises :class:`CommandFailed` with it, the number of messages sent before it, and the
     first line that is not known to be stored. ``meter`` counts lines; a batch has at most ``most`` of them.
@@ -115,7 +118,7 @@ async def _send_block(
 
 
 def cut_batches(messages: Sequence[Message], most: int = BATCH_LINES) -> list[list[Message]]:
-    """Runs of at most ``most`` messages and 512 KiB of bodies; a longer body goes alone."""
+    """Batches of at most ``most`` messages and 512 KiB of bodies; a longer body is sent alone."""
     batches: list[list[Message]] = []
     size = 0
     for message in messages:

@@ -1,4 +1,4 @@
-"""From the flags of a command to the plugins and the typed configuration."""
+"""Loads the plugins and the typed configuration from the flags of a command."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class ConfigFlags:
 
 @attrs.frozen
 class Loaded:
-    """A configuration and the plugins that it is for."""
+    """A configuration and its plugins."""
 
     config: Config
     manager: PluginManager
 
 
 def config_options(function: F) -> F:
-    """The options that shape a configuration, as every command that reads one has them."""
+    """The options of every command that reads a configuration."""
     options = (
         click.option(
             "--config",
@@ -75,9 +75,9 @@ def config_options(function: F) -> F:
 
 
 def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
-    """Read the file, the environment and the flags, load the plugins, type the sections; notes go to stderr.
+    """Read the file, the environment and the flags, load the plugins, decode the sections; prints notes to stderr.
 
-    What administrators changed while the broker ran is read as well, from the store's folder. Raises ``ConfigError``
+    It also reads the settings that administrators changed at run time, from the store's folder. Raises ``ConfigError``
     and ``StartError``.
     """
     from gantrymq.cli.failures import advice_for, warn
@@ -109,7 +109,7 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
 
 
 def _overrides(settings: Settings) -> tuple[str, bytes] | None:
-    """The file of what administrators changed, under the folder that the settings name; None when there is none."""
+    """The file with the settings that administrators changed, in the configured folder; None if there is none."""
     from gantrymq.cli.failures import advice_for
     from gantrymq.kernel.config.declarations import BrokerConfig
     from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError

@@ -1,4 +1,4 @@
-"""Logs: a line an event, colored words for a human in a terminal, JSON otherwise; always on stderr."""
+"""Logs on stderr, one line for each event: colored text in a terminal, JSON otherwise."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def configure_logs(level: str) -> None:
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        # a logger that is kept would go on with the stderr and the level of an earlier call in the same process
+        # a cached logger would use the stderr and the level of an earlier call in the same process
         cache_logger_on_first_use=False,
     )

@@ -1,4 +1,4 @@
-"""``gantrymq plugins``: what is plugged in, and in which order it is called."""
+"""``gantrymq plugins``: the loaded plugins and their call order."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def new_plugin(name: str, into: Path) -> None:
 
 
 def explain(loaded: Loaded, name: str) -> dict[str, Any]:
-    """What is known of the loaded plugin ``name``; ``StartError`` where there is none."""
+    """The description of the loaded plugin ``name``; ``StartError`` if there is none."""
     from gantrymq.kernel.config.declarations import PluginsSection
     from gantrymq.kernel.errors import StartError
     from gantrymq.kernel.hookspecs import GANTRYMQ_API
@@ -219,7 +219,8 @@ def purpose_of(plugin: Any) -> str:
 
 
 def describe(manager: PluginManager) -> list[dict[str, Any]]:
-    """One object a plugin, in the order of the configuration; ``hooks`` maps a hook to the place in its call order."""
+    """One object for each plugin, in the order of the configuration; ``hooks`` has the place in the call order of each
+    hook."""
     rows = []
     for order, info in enumerate(manager.plugins, 1):
         hooks = {}

@@ -1,4 +1,4 @@
-"""A progress bar on stderr for a human who waits longer than a second; silence otherwise."""
+"""A progress bar on stderr in a terminal, shown after one second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 1.0
 
 
 class Meter:
-    """Counts messages or bytes; ``total`` None when the end is not known. Used as a context manager."""
+    """Counts messages or bytes; ``total`` is None if the end is unknown. A context manager."""
 
     def __init__(self, label: str, total: int | None = None) -> None:
         self.label = label
@@ -39,11 +39,11 @@ class Meter:
             self._shown[0].stop()
 
     def advance(self, count: int = 1) -> None:
-        """``count`` more are done."""
+        """Add ``count`` to the progress."""
         self.set(self.done + count)
 
     def set(self, done: int, total: int | None = None) -> None:
-        """``done`` are done, of ``total`` if that is known now. May be called from another thread."""
+        """Set the progress to ``done``, and ``total`` if it is known now. May be called from another thread."""
         self.done = done
         self.total = self.total if total is None else total
         if self._shown is None and self.seconds >= PATIENCE_SECONDS:
@@ -53,7 +53,7 @@ class Meter:
             progress.update(task, completed=self.done, total=self.total)
 
     def show(self) -> None:
-        """Show the bar now: for work that takes long and says nothing at first."""
+        """Show the bar now, for work that takes long before its first progress."""
         if self._visible and self._shown is None:
             self._shown = self._show()
 

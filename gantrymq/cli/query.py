@@ -1,4 +1,4 @@
-"""``gantrymq query``: look for single messages by key, by id, or by their place in a queue."""
+"""``gantrymq query``: find single messages by key, by id, or by queue offset."""
 
 from __future__ import annotations
 

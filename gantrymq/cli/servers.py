@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
 
 DRAIN_SECONDS = 8.0
-"""After a signal: how long the broker may drain before it is cancelled. It must be gone within 10 s."""
+"""After a signal: how long the broker may drain before it is cancelled. The process must end within 10 s."""
 REGISTRATION_SECONDS = 3.0
 """How long `ready` waits for the nameservers, which must know the broker before clients can find it."""
 COLLECTOR_THRESHOLDS = (10_000, 20, 1000)
-"""Of the three generations, see :func:`gc.set_threshold`: a collection of the first takes a millisecond."""
+"""The thresholds of the three generations, see :func:`gc.set_threshold`; collecting the first one takes a
+millisecond."""
 log = structlog.get_logger("gantrymq.server")
 
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
@@ -60,7 +61,7 @@ async def run_nameserver(
     insecure: bool = False,
     tls: NameserverTls | None = None,
 ) -> None:
-    """A nameserver until a signal comes; ``settings`` are its switches as ``name=true``.
+    """Run a nameserver until a signal; ``settings`` are its switches as ``name=true``.
 
     It has no configuration file, so SIGHUP changes nothing and is logged.
     """
@@ -83,7 +84,7 @@ async def run_broker(
     nameserver_listen: str | None = None,
     nameserver_peers: Sequence[str] = (),
 ) -> None:
-    """A broker, and a nameserver in front of it when ``nameserver_listen`` is given, until a signal comes.
+    """Run a broker, and a nameserver if ``nameserver_listen`` is given, until a signal.
 
     A broker that requests a restart is started again, with the configuration that ``load`` returns then. SIGHUP loads
     the configuration and applies what may change while the broker runs. ``deadline`` is armed when a task has failed,
@@ -154,22 +155,22 @@ def settle_collector() -> None:
     A full collection takes 50 to 200 ms, during which the broker answers no request. Most live objects existed at the
     start or are in tables without cycles, so collections of young objects find nearly all garbage.
     """
-    gc.unfreeze()  # of a life before this one
+    gc.unfreeze()  # of a run before a restart
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery, stop: trio.Event) -> bool:
-    """One life of a broker, until it ends or ``stop``; whether it is to be started again."""
+    """Run a broker once, until it ends or ``stop``; returns whether it must be started again."""
     from gantrymq.plugins.interfaces import Registration
 
     finished = trio.Event()
     await nursery.start(_run_to_end, broker, finished)
     settle_collector()
-    # a nameserver that cannot be reached is in the log, and does not hold `ready` for ever
+    # an unreachable nameserver is logged, and delays `ready` only for this time
     registration = broker.registry.find(Registration)
-    if not broker.restarting:  # else it has served nobody
+    if not broker.restarting:  # otherwise it has not served clients
         if registration is not None:
             await registration.wait_first(REGISTRATION_SECONDS)
         for line in banner(broker, server):
@@ -210,7 +211,7 @@ def banner(broker: Broker, server: NameServer | None) -> list[str]:
 
 
 def flush_mode(broker: Broker) -> str:
-    """The mode that the flush plugin's section names, or the name of whoever holds the slot."""
+    """The mode of the plugin ``flush``, or the name of another plugin in its slot."""
     for row in broker.config.explain():
         if (row.section, row.key) == ("plugin.flush", "mode"):
             return str(row.value)
@@ -227,7 +228,7 @@ def overridden(broker: Broker) -> list[str]:
 
 
 def reachable(address: str) -> str:
-    """The address under which a listener at ``address`` is reached from this machine."""
+    """The address at which this machine reaches a listener at ``address``."""
     host, port = parse_address(address)
     return format_address(WILDCARDS.get(host, host), port)
 
@@ -239,7 +240,7 @@ def say(line: str) -> None:
 
 
 def _nameservers(loaded: Loaded, own: str) -> list[str]:
-    """The nameserver of this process, and those that the user set."""
+    """The nameserver of this process, and the configured ones."""
     rows = {(row.section, row.key): row for row in loaded.config.explain()}
     if rows["broker", "nameservers"].origin == "default":
         return [own]

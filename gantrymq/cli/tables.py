@@ -1,4 +1,4 @@
-"""Tables on stdout: ruled for a human in a terminal, plain aligned columns otherwise."""
+"""Tables on stdout: with rules in a terminal, aligned columns otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """One line a row; numbers stand to the right."""
+    """Print one line for each row, with numbers aligned to the right."""
     texts = [[str(cell) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[index], int | float) for row in rows) for index in range(len(columns))]
     if sys.stdout.isatty():

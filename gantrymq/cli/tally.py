@@ -11,7 +11,7 @@ KEY_PREFIX = "line-"
 
 
 class Tally:
-    """Messages by their number from 1. ``count``: distinct ones, ``again``: those that came more than once."""
+    """Messages by their number from 1. ``count``: distinct messages, ``again``: repeated ones."""
 
     def __init__(self) -> None:
         self._digests = array("Q")
@@ -21,7 +21,7 @@ class Tally:
         self.strangers = 0
 
     def note(self, number: int, tag: str | None, body: bytes) -> None:
-        """One message."""
+        """Record one message."""
         missing = number + 1 - len(self._seen)
         if missing > 0:
             self._seen.extend(bytes(missing))
@@ -34,7 +34,7 @@ class Tally:
         self.count += 1
 
     def note_key(self, keys: Iterable[str], tag: str | None, body: bytes) -> None:
-        """One message whose key tells its number; one without such a key is unexpected."""
+        """Record one message by the number in its key; a message without such a key is unexpected."""
         for key in keys:
             number = key.removeprefix(KEY_PREFIX)
             if key.startswith(KEY_PREFIX) and number.isascii() and number.isdigit() and len(number) <= 10:
@@ -67,13 +67,13 @@ class Tally:
 
 
 def digest(tag: str | None, body: bytes) -> int:
-    """64 bits of tag and body."""
+    """A 64-bit digest of tag and body."""
     value = blake2b(body, digest_size=8, key=(tag or "").encode()[:64])
     return int.from_bytes(value.digest(), "big")
 
 
 def tally_parquet(folder: Path) -> Tally:
-    """The rows of all Parquet files in ``folder``, by the columns keys, tags and body."""
+    """Record the rows of all Parquet files in ``folder``, by the columns keys, tags and body."""
     import pyarrow.parquet
 
     tally = Tally()

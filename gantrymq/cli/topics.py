@@ -1,4 +1,4 @@
-"""``gantrymq topic``: create, list, describe."""
+"""``gantrymq topic``: create, list and describe topics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def create(name: str, queues: int, cluster: str | None, update: bool, force: boo
 async def _check_existing(
     client: Client, name: str, queues: int, cluster: str | None, *, update: bool, force: bool
 ) -> None:
-    """Refuse what would change a topic without --update, or hide messages without --force."""
+    """Refuse to change a topic without --update, or to hide messages without --force."""
     from gantrymq.client.errors import NoRoute
 
     try:

@@ -125,7 +125,7 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
     tried = trio.Event()
 
     async def stay_connected() -> None:
-        """A watcher may start before the nameservers do."""
+        """Connect and reconnect, also if the watcher starts before the nameservers."""
         nonlocal client, reason
         while True:
             try:

@@ -55,11 +55,11 @@ class KVConfig:
         """Set one value. :class:`RemoteFault` (code 1), without a change, if the table is full or cannot be written."""
         entries = {**self._table.get(namespace, {}), key: value}
         if sum(map(len, self._table.values())) >= ENTRIES_MAX and self.get(namespace, key) is None:
-            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"the KV config has {ENTRIES_MAX} entries, no more are taken")
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"the KV config has {ENTRIES_MAX} entries, which is the limit")
         table = {**self._table, namespace: entries}
         if _characters(table) > max(CHARACTERS_MAX, _characters(self._table)):
             raise RemoteFault(
-                ResponseCode.SYSTEM_ERROR, f"the KV config has {CHARACTERS_MAX} characters, no more are taken"
+                ResponseCode.SYSTEM_ERROR, f"the KV config has {CHARACTERS_MAX} characters, which is the limit"
             )
         self._replace(table)
 

@@ -28,7 +28,7 @@ def check_rooms(
     if not (identity.cluster.strip() and identity.name.strip() and identity.address.strip()):
         raise _fault("a broker's cluster, name and address must not be blank")
     if identity.address not in live and len(live) >= BROKERS_MAX:
-        raise _fault(f"{BROKERS_MAX} brokers are registered, no more are taken")
+        raise _fault(f"{BROKERS_MAX} brokers are registered, which is the limit")
     if len(known) + len(topics) > TOPICS_MAX and len(known) + sum(topic not in known for topic in topics) > TOPICS_MAX:
         raise _fault(f"more than {TOPICS_MAX} topics are not taken")
 

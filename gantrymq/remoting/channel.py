@@ -1,10 +1,10 @@
-"""The calling side of one connection: many callers, one socket, answers matched by their opaque number.
+"""The calling side of one connection: many callers share a socket; responses are matched by their opaque number.
 
-Runs on trio and on asyncio through anyio. Both directions live on one connection: the peer may send requests of its
-own (NOTIFY_CONSUMER_IDS_CHANGED and its like), which go to the channel's handler. Frames of concurrent callers leave in
-one write, and no caller's cancellation can tear a frame, since only the writer task touches the socket.
+Runs on trio and, through anyio, on asyncio. The peer may send requests on the same connection, such as
+NOTIFY_CONSUMER_IDS_CHANGED; the channel's handler answers them. Frames of concurrent callers are sent in one write.
+Only the writer task uses the socket, so the cancellation of a caller cannot leave an incomplete frame.
 
-Source: RocketMQ 4.9.7 ``NettyRemotingAbstract`` (matching, error answers).
+Source: RocketMQ 4.9.7 ``NettyRemotingAbstract`` (matching, error responses).
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
 from gantrymq.remoting.waiting import Waiter, waiter_kind
 
 Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
-"""Answers a request of the peer: a response (see ``Command.answer``), None for no answer, or an awaitable of either."""
+"""Answers a request of the peer: returns a response (see ``Command.answer``), None for none, or an awaitable of
+either."""
 
 Sign = Callable[[Command], Command]
-"""Returns a request as it is to leave, such as signed (see :class:`gantrymq.remoting.signing.Credentials`)."""
+"""Returns the request to send, for example signed (see :class:`gantrymq.remoting.signing.Credentials`)."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 CALL_TIMEOUT_SECONDS: Final = 3.0
 UNWRITTEN_MAX_BYTES: Final = 8 * 1024 * 1024
-"""Bytes that may wait for the socket; past it callers wait before they add more."""
+"""The most bytes that wait for the socket; beyond it, callers wait before they add more."""
 PEER_REQUESTS_MAX: Final = 256
-"""Requests of the peer that may be in work at once; more are answered SYSTEM_BUSY."""
+"""The most requests of the peer that are processed at the same time; more are answered with SYSTEM_BUSY."""
 _RECEIVE_BYTES: Final = 256 * 1024
 _CLOSE_GRACE_SECONDS: Final = 1.0
 _OPAQUE_MASK: Final = 0x7FFFFFFF
@@ -91,7 +92,7 @@ class Channel:
         self._calls: dict[int, _Call] = {}
         self._make_waiter: Callable[[], Waiter] | None = None
         self._next_deadline = math.inf
-        """When the task that ends calls looks at them next."""
+        """The time of the next check for calls whose time is over."""
         self._earlier = anyio.Event()
         self._opaque = 0
         self._unwritten: list[bytes] = []
@@ -104,18 +105,18 @@ class Channel:
         self._tasks: TaskGroup | None = None
         self._peer_requests = 0
         self.peer: tuple[str, int] | None = None
-        """The language and version that the peer announces, once somebody has looked."""
+        """The language and version that the peer announces, if they were requested."""
         self.local_host: str = "127.0.0.1"
-        """This side's address on the connection, once it stands."""
+        """The local address of the connection, once it is established."""
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended, by whichever side."""
+        """Whether the connection has ended."""
         return self._lost is not None
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for an answer."""
+        """The number of calls that wait for a response."""
         return len(self._calls)
 
     async def wait_closed(self) -> None:
@@ -135,10 +136,10 @@ class Channel:
             tasks.cancel_scope.cancel()
 
     async def call(self, command: Command, timeout: float = CALL_TIMEOUT_SECONDS) -> Command:
-        """Send ``command`` (its opaque is set here) and wait for the answer, whatever its code.
+        """Send ``command`` (this method sets its opaque) and return the response, whatever its code.
 
-        Raises :class:`ChannelClosed` when the connection is or gets lost, :class:`CallTimeout` after ``timeout``
-        seconds. An answer that comes later is dropped.
+        Raises :class:`ChannelClosed` if the connection has ended or ends, :class:`CallTimeout` after ``timeout``
+        seconds. A response that arrives later is dropped.
         """
         if self._lost is not None:
             raise ChannelClosed(self.address, self._lost)
@@ -171,7 +172,7 @@ class Channel:
         raise CallTimeout(self.address, f"no answer to request {_name(command.code)} within {timeout:g} s")
 
     async def send_oneway(self, command: Command) -> None:
-        """Queue ``command``, marked so that no answer comes; returns when it is queued, not when it has arrived."""
+        """Queue ``command`` as a oneway request; returns when it is queued, not when it has arrived."""
         if self._lost is not None:
             raise ChannelClosed(self.address, self._lost)
         self._opaque = self._opaque + 1 & _OPAQUE_MASK
@@ -180,14 +181,14 @@ class Channel:
         await self._put(self._encode(command))
 
     async def aclose(self) -> None:
-        """End the connection after what is queued has been written (one second at most). Waiting calls fail."""
+        """Close the connection after queued frames are written (at most one second). Waiting calls fail."""
         with anyio.move_on_after(_CLOSE_GRACE_SECONDS, shield=True):
             while self._lost is None and (self._unwritten or self._writing):
                 await self._drained.wait()
         self._lose("closed by this side")
 
     def abandon(self, reason: str) -> None:
-        """End the connection at once; what is queued is lost. Waiting calls fail."""
+        """Close the connection at once; queued frames are lost. Waiting calls fail."""
         self._lose(reason)
 
     async def run(
@@ -200,9 +201,9 @@ class Channel:
     ) -> None:
         """Connect (unless ``stream`` is given) and serve the connection until it ends.
 
-        With ``shield`` a connection that stands outlives the cancellation of the task, for last words, and ends with
-        :meth:`aclose` alone. Started once the connection stands. Raises :class:`ConnectFailed` before that, nothing
-        afterwards: callers get the end of the connection as an error.
+        With ``shield`` an established connection survives the cancellation of the task, for last requests, until
+        :meth:`aclose`. Reports that it has started when the connection is established. Raises :class:`ConnectFailed`
+        before that, and nothing afterwards: callers get an error when the connection ends.
         """
         if stream is None:
             stream = await self._connect(connect_timeout)
@@ -257,7 +258,8 @@ class Channel:
             self._tasks.cancel_scope.cancel()
 
     async def _end_calls(self) -> None:
-        """End calls whose time is over: one task for all, since a timer for each would cost as much as the call."""
+        """Fail calls whose time is over. One task serves all, because a timer for each would cost as much as the
+        call."""
         while True:
             if self._next_deadline == math.inf:
                 self._earlier = anyio.Event()
@@ -266,11 +268,11 @@ class Channel:
             self._earlier = anyio.Event()
             with anyio.move_on_after(wake - anyio.current_time()):
                 await self._earlier.wait()
-                continue  # a call with less time has come
+                continue  # a call with an earlier deadline was added
             now = anyio.current_time()
             late = now - wake
             if late >= LATE_SECONDS:
-                # something has blocked the event loop: answers may be here, unread
+                # the event loop was blocked: unread responses may have arrived
                 self._next_deadline = now + late
                 continue
             self._next_deadline = math.inf
@@ -401,10 +403,10 @@ async def open_channel(
     sign: Sign | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Channel]:
-    """A connected :class:`Channel` for the length of the block; errors of the block come out as they are.
+    """A connected :class:`Channel` for the duration of the block; errors of the block are raised unchanged.
 
-    ``sign`` and ``tls`` are those of :class:`Channel`; by default those of :data:`OUTGOING`. ``stream`` takes the
-    place of a TCP connection (for tests). Raises :class:`ConnectFailed`.
+    ``sign`` and ``tls`` are those of :class:`Channel`; by default those of :data:`OUTGOING`. ``stream`` replaces the
+    TCP connection (for tests). Raises :class:`ConnectFailed`.
     """
     ours = OUTGOING.get()
     channel = Channel(address, handler, sign=sign or ours.sign, tls=tls or ours.tls)
@@ -432,7 +434,7 @@ def _name(code: int) -> str:
 
 
 def _connect_reason(error: OSError) -> str:
-    # asyncio and trio try every address of a host and put the failures into causes and groups of their own
+    # asyncio and trio try every address of a host, and wrap the errors in causes and groups
     failures: list[BaseException] = [error]
     for failure in failures:
         if isinstance(failure, ConnectionRefusedError):
@@ -464,7 +466,7 @@ _NO_TLS: Final = frozenset(
 
 
 def _broken_tls(error: Exception) -> str:
-    # a peer's refusal of this side's certificate comes with its first answer; busy is the stream when a new key is
+    # A peer refuses this side's certificate with its first response. The stream is busy if a new key is
     # agreed on while both directions are in use
     return f"TLS failed: {getattr(error, 'reason', None) or error}"
 

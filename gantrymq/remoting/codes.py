@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """What a request asks for; ``headers.table.REQUESTS`` has the server and the typed headers of each."""
+    """Request codes; ``headers.table.REQUESTS`` has the server and the typed headers of each."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -108,13 +108,13 @@ class RequestCode(IntEnum):
     NOTIFY_MIN_BROKER_ID_CHANGE = 905
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     COMPARE_LOG = 47001
-    """GantryMQ's own: RocketMQ's brokers answer that they do not know it."""
+    """An extension of GantryMQ; RocketMQ's brokers answer that they do not support it."""
     DESCRIBE_PLUGINS = 47002
-    """GantryMQ's own."""
+    """An extension of GantryMQ."""
 
 
 class ResponseCode(IntEnum):
-    """How a request ended."""
+    """Response codes."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

@@ -16,11 +16,11 @@ from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER, Frame, join_fram
 from gantrymq.remoting.lenient_header import LANGUAGES, read_lenient
 
 VERSION: Final = 407
-"""What we announce: the ordinal of RocketMQ 4.9.7, whose behavior we answer for (``MQVersion``)."""
+"""The version in requests and responses: the ordinal of RocketMQ 4.9.7, whose behavior GantryMQ has (``MQVersion``)."""
 LANGUAGE: Final = "PYTHON"
 FIELDS_MAX: Final = 256
 LONG_HEADER_BYTES: Final = 64 * 1024
-"""A longer JSON header is looked at before it is read, so that it cannot fill the memory with tiny fields."""
+"""The fields of a longer JSON header are counted before it is decoded, so that tiny fields cannot fill the memory."""
 LONG_HEADER_QUOTES: Final = 4 * (FIELDS_MAX + 16)
 
 _BINARY_FIXED = struct.Struct(">hBhii")
@@ -32,7 +32,7 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}):
     """A request or a response.
 
     ``ext`` are the header's own fields, text to text; ``opaque`` matches a response with its request on one
-    connection; ``kind`` is the form of the header on the wire (0 JSON, 1 binary) and an answer keeps its request's.
+    connection; ``kind`` is the form of the header (0 JSON, 1 binary), which is the same in a request and its response.
     """
 
     code: int
@@ -47,12 +47,12 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}):
 
     @property
     def is_response(self) -> bool:
-        """Whether this answers a request of ours."""
+        """Whether this is a response."""
         return bool(self.flag & RESPONSE_FLAG)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether the sender wants no answer; one must not be sent."""
+        """Whether this is a oneway request, which must not be answered."""
         return bool(self.flag & ONEWAY_FLAG)
 
     def answer(
@@ -63,7 +63,7 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}):
 
 
 class _JsonHeader(msgspec.Struct, rename={"ext": "extFields", "kind": "serializeTypeCurrentRPC"}):
-    # Only what goes out; field order is RocketMQ's (alphabetical), so that captured frames compare byte for byte.
+    # For encoding only. The fields are in RocketMQ's (alphabetical) order, so that frames are equal byte for byte.
     code: int
     ext: dict[str, str] | msgspec.UnsetType
     flag: int
@@ -96,7 +96,7 @@ def encode(command: Command) -> bytes:
 
 
 def decode(frame: Frame) -> Command:
-    """The command in ``frame``; :class:`FatalRemoteFault` when its header cannot be read."""
+    """The command in ``frame``; :class:`FatalRemoteFault` if its header is not valid."""
     command = _decode_binary(frame.header) if frame.kind == BINARY_HEADER else _decode_json_header(frame.header)
     command.kind = frame.kind
     command.body = frame.body
@@ -115,7 +115,7 @@ def _decode_json_header(header: bytes) -> Command:
             raise FatalRemoteFault(f"unreadable JSON header: {error}") from None
         command = Command(code, ext, b"", opaque, flag, remark, language, version)
     else:
-        # A value that was read is another object: these two are missing in the header.
+        # Decoded values are other objects, so identity shows that both fields are missing in the header.
         if command.language is LANGUAGE:
             command.language = "JAVA"
         if command.version is VERSION:
@@ -128,7 +128,7 @@ def _decode_json_header(header: bytes) -> Command:
 
 
 def _count_quotes(header: bytes) -> int:
-    """How many quotes stand around names and values; each field has one at least, however its text is escaped."""
+    """The number of quotes around names and values; each field has at least one, also with escapes."""
     return header.count(b'"') - header.count(b'\\"')
 
 
@@ -140,7 +140,7 @@ def _binary_header(command: Command) -> bytes:
         raw_key = key.encode()
         raw_value = value.encode()
         fields += _I16.pack(len(raw_key)) + raw_key + _I32.pack(len(raw_value)) + raw_value
-    # Java casts the code to 16 bits as well.
+    # Java truncates the code to 16 bits too.
     code = (command.code + 0x8000) % 0x10000 - 0x8000
     return b"".join(
         (
@@ -185,7 +185,7 @@ def _decode_fields(fields: bytes) -> dict[str, str]:
         count += 1
         if count > FIELDS_MAX:
             raise FatalRemoteFault(f"more than {FIELDS_MAX} header fields")
-        if key and value:  # Java reads a zero length as null and leaves the entry out of use
+        if key and value:  # Java reads a zero length as null and ignores the entry
             ext[key.decode(errors="replace")] = value.decode(errors="replace")
     return ext
 

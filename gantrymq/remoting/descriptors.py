@@ -1,19 +1,19 @@
-"""A process's file descriptors, and who may take how many: connections take one each, and files need some too."""
+"""Limits of file descriptors: connections use one each, and files need some too."""
 
 from __future__ import annotations
 
 import sys
 
-if sys.platform != "win32":  # which has no such limit
+if sys.platform != "win32":  # Windows has no such limit
     import resource
 
 OWN_DESCRIPTORS = 32
-"""What a server has open before its first client comes."""
+"""The number of descriptors that a server has open before its first client connects."""
 DESCRIPTORS_WANTED = 1 << 20
 
 
 def descriptors_allowed(share: int) -> int:
-    """One ``share``-th of what a server's own needs leave of this process's descriptors; at least 1."""
+    """One ``share``-th of this process's descriptors, without those for the server itself; at least 1."""
     if sys.platform == "win32":
         return sys.maxsize
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

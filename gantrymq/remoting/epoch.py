@@ -1,8 +1,8 @@
-"""The epoch of a master: which promotion made it one. A higher number outranks a lower one, whoever came first.
+"""The epoch of a master identifies its promotion. A higher number outranks a lower one, whichever came first.
 
-It travels as the text ``3-5f0c19ab``: a number, and what makes two promotions different that took the same number.
-RocketMQ's nameservers and brokers ignore the fields that carry it; those of 5.x compare the number as well, which is
-also the ``stateVersion`` of a registration's ``DataVersion``.
+Its text form is ``3-5f0c19ab``: a number, and a token that distinguishes promotions with the same number. RocketMQ's
+nameservers and brokers ignore the fields with it. Nameservers and brokers of 5.x also compare the number, because it is
+the ``stateVersion`` in a registration's ``DataVersion``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Final
 import attrs
 
 EPOCH_FIELD: Final = "gantryEpoch"
-"""The header field of registrations and role changes, and of their answers."""
+"""The header field of registrations, role changes and their responses."""
 EPOCH_KEY: Final = "haEpoch"
-"""Under this name a broker's runtime information has its epoch."""
+"""The name of the epoch in a broker's runtime information."""
 NUMBER_MAX: Final = 2**62
 TOKEN_MAX: Final = 64
 
 
 @attrs.frozen
 class Epoch:
-    """``number`` 0: nobody was promoted yet. ``token``: set by whoever promotes; two of one number are rivals."""
+    """``number`` is 0 before any promotion. Each promotion sets a ``token``; epochs with one number and two tokens
+    conflict."""
 
     number: int = 0
     token: str = ""
@@ -35,7 +36,8 @@ class Epoch:
         return self.number > other.number
 
     def contradicts(self, other: Epoch) -> bool:
-        """Whether a master of the epoch ``other`` cannot be one beside this: it is older, or the number's other one."""
+        """Whether a master of the epoch ``other`` conflicts with this one: it is older, or has this number and another
+        token."""
         return self.outranks(other) or (self.number == other.number and self.token != other.token)
 
 
@@ -43,7 +45,7 @@ FIRST: Final = Epoch()
 
 
 def read_epoch(text: str) -> Epoch:
-    """The inverse of ``str(epoch)``; ValueError for what is none."""
+    """The inverse of ``str(epoch)``; ValueError if the text is not an epoch."""
     number, dash, token = text.partition("-")
     if not (dash and number.isascii() and number.isdigit() and len(number) < 20 and int(number) <= NUMBER_MAX):
         raise ValueError(f"{text[:100]!r} is no epoch: NUMBER-TOKEN is expected, the number at most 2**62")
@@ -53,9 +55,9 @@ def read_epoch(text: str) -> Epoch:
 
 
 def epoch_in(fields: Mapping[str, str] | None, name: str = EPOCH_FIELD) -> Epoch | None:
-    """The epoch among a command's fields, or under ``name`` in a table; None when nobody says one, or one that is none.
+    """The epoch in the field ``name`` of a command or table; None if it is missing or invalid.
 
-    What cannot be read is treated as absent: the peer is then one that knows no epochs.
+    An invalid epoch counts as missing: the peer is treated like one without epochs.
     """
     text = (fields or {}).get(name)
     try:

@@ -1,15 +1,15 @@
-"""What can go wrong on the wire, by whose fault it is and how far it reaches.
+"""Errors of remoting, by their cause and their effect.
 
-Two ranks of the peer's fault: :class:`RemoteFault` is answered with a response code and the connection lives on;
-:class:`FatalRemoteFault` cannot be answered (the stream can no longer be trusted) and closes that connection only.
-Any other exception is ours.
+A fault of the peer is a :class:`RemoteFault`, which is answered with a response code and leaves the connection open, or
+a :class:`FatalRemoteFault`, after which the stream is invalid: it closes that connection only. Any other exception is a
+bug.
 """
 
 from __future__ import annotations
 
 
 class RemoteFault(Exception):
-    """The peer asked for something it cannot have: answered with ``code`` and ``remark``."""
+    """A request is refused; the response has ``code`` and ``remark``."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(f"[{code}] {remark}")
@@ -18,7 +18,7 @@ class RemoteFault(Exception):
 
 
 class FatalRemoteFault(Exception):
-    """The peer's bytes cannot be followed any further: the connection is closed, nobody else is harmed."""
+    """The peer's stream is invalid: its connection is closed; other connections are not affected."""
 
 
 class TlsHandshake(FatalRemoteFault):
@@ -32,7 +32,7 @@ class TlsHandshake(FatalRemoteFault):
 
 
 class GantryError(Exception):
-    """Root of everything that the calling side raises on purpose."""
+    """Base of all errors that the calling side raises intentionally."""
 
 
 class ConnectError(GantryError):
@@ -45,16 +45,16 @@ class ConnectError(GantryError):
 
 
 class ConnectFailed(ConnectError):
-    """No connection came about: nothing listens there, or the network between does not carry it."""
+    """No connection was established: nothing listens there, or the network does not lead there."""
 
 
 class TlsFailed(ConnectFailed):
-    """A peer was reached, but no encrypted connection came about: nothing was sent to it."""
+    """The peer was reached, but the TLS handshake failed; no request was sent."""
 
 
 class ChannelClosed(ConnectError):
-    """The connection ended before the answer came; whether the peer did what was asked is unknown."""
+    """The connection ended before the response; whether the peer carried out the request is unknown."""
 
 
 class CallTimeout(ConnectError):
-    """The answer did not come in time; whether the peer did what was asked is unknown."""
+    """The response did not arrive in time; whether the peer carried out the request is unknown."""

@@ -25,10 +25,10 @@ SIZE_MAX: Final = 64 * 1024 * 1024
 
 
 def loads(data: bytes | str, shared_max: int = SHARED_MAX) -> Any:
-    """The value that ``data`` stands for; :class:`ValueError` tells what is wrong and where.
+    """Decode ``data``; :class:`ValueError` names the problem and its position.
 
-    Unquoted integer keys come as int, quoted ones as str. References are resolved to the same object; one that leads
-    nowhere or to an object that is still open is an error, and so are those that repeat more than ``shared_max``
+    Unquoted integer keys become int, quoted ones str. References are resolved to the same object. A reference to
+    nothing, or to an object that contains it, is an error, and so are references that repeat more than ``shared_max``
     values.
     """
     if len(data) > SIZE_MAX:
@@ -38,7 +38,7 @@ def loads(data: bytes | str, shared_max: int = SHARED_MAX) -> Any:
         try:
             value = msgspec.json.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass  # the tolerant reader decides, and words the error
+            pass  # the tolerant reader decides, and raises the error
         else:
             _check_depth(value)
             return value
@@ -89,8 +89,8 @@ def _struct_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=512)
 def _is_flat(kind: type[msgspec.Struct]) -> bool:
-    """Whether compiled code writes these structs as we do: they are made of texts, whole numbers and truth values, of
-    lists and of sets of those."""
+    """Whether the compiled encoder writes these structs correctly: they consist of strings, integers and booleans, and
+    lists and sets of these."""
     return all(_plain_type(field.type) for field in msgspec.inspect.type_info(kind).fields)  # type: ignore[attr-defined]
 
 

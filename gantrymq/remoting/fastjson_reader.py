@@ -1,4 +1,4 @@
-"""Reads fastjson's JSON dialect from text: what :func:`gantrymq.remoting.fastjson.loads` falls back on. No I/O.
+"""Reads fastjson's JSON dialect: the fallback of :func:`gantrymq.remoting.fastjson.loads`. No I/O.
 
 Accepted beyond JSON: unquoted keys, whole objects as keys, references to closed objects, single quotes, stray commas,
 leading zeros. Source: fastjson 1.2.69 ``DefaultJSONParser``, ``SerialContext`` (the form of a reference's path).
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 DEPTH_MAX: Final = 32
-"""How deep values may lie in one another; the deepest body of RocketMQ has 7 levels."""
+"""The deepest nesting of values; the deepest body of RocketMQ has 7 levels."""
 SHARED_MAX: Final = 1_000_000
-"""How many values references may repeat in one text, so that a small text cannot stand for a huge value."""
+"""The most values that references repeat in one text, so that a small text cannot become a huge value."""
 
 
 class ObjectMap(list[tuple[Any, Any]]):
@@ -43,10 +43,11 @@ _WORDS: Final[dict[str, Any]] = {"true": True, "false": False, "null": None, "Na
 _NUMBER_MAX_LENGTH: Final = 400
 _SHORT_NUMBER: Final = 18
 LONG_NUMBERS_MAX: Final = 65_536
-"""Characters of all numbers of more than 18 digits in one text: they take long to read, and no field holds them."""
+"""The most characters of all numbers of more than 18 digits in one text: reading them is slow, and no field has
+them."""
 
-# Most of a text is short numbers, texts without escapes and words: one match reads each of them, in a quarter of the
-# time. What these patterns do not match, the methods of Reader read; they also word the errors.
+# Most values are short numbers, texts without escapes and words. A pattern matches each of them, four times as fast as
+# the methods of Reader. These read all other values, and raise the errors.
 _SPACES = r"[ \t\r\n\f\b\ufeff]*+"
 _SCALAR = (
     r"""(?:"([^"\\]*+)"|'([^'\\]*+)'|"""
@@ -63,22 +64,22 @@ _FIRST_OF_VALUE: Final = 5
 
 
 class Reader:
-    """One pass of recursive descent; the open containers and where in them we are serve the references."""
+    """A recursive-descent parser. It keeps the open containers and the current keys in them to resolve references."""
 
     whole: Callable[[str], Any] = int
     decimal: Callable[[str], Any] = float
-    """What becomes of short numbers."""
+    """Converts short numbers."""
 
     def __init__(self, text: str, shared_max: int = SHARED_MAX) -> None:
         self.text = text
         self.at: int = 0
-        self.open: list[tuple[Any, Any]] = []  # the containers around us, each with the key that is being read
+        self.open: list[tuple[Any, Any]] = []  # the open containers, each with the key that is being read
         self.shared: int = 0
         self.shared_max = shared_max
         self.long_numbers: int = 0
 
     def read(self) -> Any:
-        """The whole text as one value; :class:`ValueError` tells what is wrong and where."""
+        """Read the whole text as one value; :class:`ValueError` names the problem and its position."""
         self._space()
         value = self._value()
         self._space()
@@ -131,7 +132,7 @@ class Reader:
         return value
 
     def _scalar(self, match: re.Match[str], first: int) -> Any:
-        """The value that the groups of :data:`_SCALAR` hold, the first of which has the number ``first``."""
+        """The value in the groups of :data:`_SCALAR` from group ``first`` on."""
         double, single, whole, decimal, word = match.group(first, first + 1, first + 2, first + 3, first + 4)
         if double is not None:
             return double
@@ -266,7 +267,7 @@ class Reader:
         return _ESCAPES[letter]
 
     def _resolve(self, path: str) -> Any:
-        """The object at ``path``: it lies in the open containers, and must itself be closed already."""
+        """The object at ``path``: it must be within the open containers, and closed already."""
         tokens = _path_tokens(path)
         if not self.open or tokens is None:
             raise self._error(f"the reference {path[:80]!r} leads nowhere")
@@ -287,7 +288,7 @@ class Reader:
         return target
 
     def _charge(self, target: Any, depth: int) -> None:
-        """Count what a reference repeats, as if it were written out."""
+        """Count the values that a reference repeats."""
         level = [target]
         while level:
             self.shared += len(level)
@@ -324,7 +325,7 @@ def _path_tokens(path: str) -> list[str] | None:
     at = 1
     while at < len(path):
         if len(tokens) == DEPTH_MAX:
-            return None  # so deep nothing lies
+            return None  # no container is this deep
         match = _PATH_TOKEN.match(path, at)
         if match is None:
             return None

@@ -1,4 +1,4 @@
-"""Fits parsed JSON to the types of a body as fastjson fits it to Java's: names without case, texts for numbers. No I/O.
+"""Converts parsed JSON to the types of a body as fastjson does: names in any case, texts as numbers. No I/O.
 
 Source: RocketMQ 4.9.7 with fastjson 1.2.69 and 5.3.3 with 1.2.83 (``JavaBeanDeserializer.smartMatch``, ``TypeUtils``);
 the cases in ``tests/remoting/test_body_types.py`` were answered by both.
@@ -18,7 +18,7 @@ from gantrymq.remoting.fastjson_reader import ObjectMap
 NAMES: Final = "names"
 """The key of ``msgspec.Meta(extra=...)`` that holds the names of a Java enum, in the order of their numbers."""
 SCAN_MAX_BYTES: Final = 64 * 1024
-"""How much of a body is searched for keys of another spelling; a client that spells them so does it from the start."""
+"""The part of a body, in bytes, that is searched for keys in another spelling, which a client uses from the start."""
 
 Fit = Callable[[Any], Any]
 
@@ -27,30 +27,31 @@ _SEQUENCES: Final = (inspect.ListType, inspect.SetType, inspect.FrozenSetType, i
 
 
 def fit(value: Any, kind: type) -> Any:
-    """``value`` with the keys of ``kind`` and with its scalars; what fits nothing stays, for ``msgspec`` to refuse.
+    """Convert keys and scalars of ``value`` to those of ``kind``; values that cannot be converted stay, and ``msgspec``
+    refuses them.
 
-    Keys match without regard to case, ``_`` and ``-``, and to a leading ``is`` of a boolean. Numbers and booleans
-    become text and text becomes a number where the type wants it, an enum's number becomes its name, and one object
-    stands for a list of it. An empty or unknown text for a number or an enum is none, which gives the default.
+    The case of keys, ``_``, ``-`` and a leading ``is`` of a boolean are ignored. Numbers and booleans become text, and
+    text becomes a number, if the type requires it. The number of an enum becomes its name, and a single object a list.
+    An empty or unknown text for a number or an enum gives the default.
     """
     return _fit_of(kind)(value)
 
 
 def spells_differently(data: bytes, kind: type) -> bool:
-    """Whether JSON text for ``kind`` has keys of its fields that are not spelled as RocketMQ spells them."""
+    """Whether JSON text for ``kind`` has keys of its fields in another spelling than RocketMQ's."""
     exact, compared = _spellings(kind)
     found = set(_KEY.findall(data[:SCAN_MAX_BYTES])) - exact
     return any(comparable(key.decode()) in compared for key in found)
 
 
 def enum_name(value: str, names: tuple[str, ...]) -> str | None:
-    """The name in ``names`` that is ``value`` but for the case."""
+    """The name in ``names`` that equals ``value`` except for the case."""
     name = value.upper()
     return name if name in names else None
 
 
 def comparable(key: str) -> str:
-    """What fastjson compares of a key."""
+    """The form of a key that fastjson compares."""
     return key.lower().replace("_", "").replace("-", "")
 
 
@@ -80,7 +81,7 @@ def _spellings(kind: type) -> tuple[frozenset[bytes], frozenset[str]]:
 
 
 def _field_names(info: inspect.StructType) -> dict[str, str]:
-    """The keys of a struct by what is compared of them."""
+    """The keys of a struct by the form that is compared."""
     booleans = {
         f"is{comparable(field.encode_name)}": field.encode_name for field in info.fields if _is_bool(field.type)
     }

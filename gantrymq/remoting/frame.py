@@ -1,4 +1,4 @@
-"""Cut a byte stream into frames, and put frames together. No I/O.
+"""Splits a byte stream into frames, and encodes frames. No I/O.
 
 ::
 
@@ -17,19 +17,19 @@ from typing import NamedTuple
 from gantrymq.remoting.errors import FatalRemoteFault, TlsHandshake
 
 FRAME_MAX_BYTES = 16 * 1024 * 1024
-"""The longest frame, its own length word included (``com.rocketmq.remoting.frameMaxLength``)."""
+"""The longest frame, including its length field (``com.rocketmq.remoting.frameMaxLength``)."""
 
 JSON_HEADER = 0
 BINARY_HEADER = 1
 
 PREFIX = struct.Struct(">iI")
-"""The length of what follows, and the header's length with its kind in the highest byte."""
+"""The length of the rest of the frame, and the header's length with its kind in the highest byte."""
 _TLS_RECORDS = range(0x160300, 0x160305)
-"""What a TLS handshake begins with: the record type 22 and a version, SSL 3.0 to TLS 1.3."""
+"""The first bytes of a TLS handshake: the record type 22 and a version, SSL 3.0 to TLS 1.3."""
 
 
 class Frame(NamedTuple):
-    """One frame as cut from the stream: its kind of header (0 JSON, 1 binary), header bytes and body bytes."""
+    """One frame: its kind of header (0 JSON, 1 binary), header bytes and body bytes."""
 
     kind: int
     header: bytes
@@ -37,11 +37,11 @@ class Frame(NamedTuple):
 
 
 def cut_frames(buffer: bytes | bytearray, limit: int = FRAME_MAX_BYTES) -> tuple[list[Frame], int]:
-    """All whole frames at the start of ``buffer`` and how many bytes they took; the rest waits for more.
+    """The whole frames at the start of ``buffer``, and their size in bytes.
 
-    Nothing of a claimed length is allocated before the bytes are there. Raises :class:`FatalRemoteFault` for lengths
-    that no honest peer sends, :class:`TlsHandshake` when the bytes are one; the frames in front of the bad one are lost
-    with the connection, as in RocketMQ. A header may be as long as its frame, also as in RocketMQ.
+    Allocates nothing for a declared length before the bytes have arrived. Raises :class:`FatalRemoteFault` for invalid
+    lengths, and :class:`TlsHandshake` if the bytes are one; frames before the invalid one are lost with the connection,
+    as in RocketMQ. A header may be as long as its frame, also as in RocketMQ.
     """
     frames: list[Frame] = []
     position = 0

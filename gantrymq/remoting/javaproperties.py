@@ -27,7 +27,7 @@ def read_properties(data: bytes) -> dict[str, str]:
 
 
 def write_properties(properties: Mapping[str, str]) -> bytes:
-    """One line a key, in order; what is outside ASCII is escaped. Keys are names: they need no escapes."""
+    """One line for each key, in order, with characters beyond ASCII escaped. Keys are names, which need no escapes."""
     return "".join(f"{name}={_escape(value)}\n" for name, value in properties.items()).encode("ascii")
 
 

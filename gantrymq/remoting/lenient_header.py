@@ -28,9 +28,9 @@ LANGUAGES: Final = (
 DIALECT_MAX_BYTES: Final = 64 * 1024
 """The longest header that is read as fastjson's dialect. A longer one must be JSON, which compiled code reads."""
 DIALECT_VALUES_MAX: Final = 1024
-"""Values of a header, or of all nested values of its fields, that are read as fastjson's dialect: Python reads them."""
+"""The most values of a header, or of nested values of its fields, in fastjson's dialect, because Python reads them."""
 LENIENT_MAX_BYTES: Final = 256 * 1024
-"""The longest JSON header that is not in the Java client's form: properties of 32 KiB that are all escapes fit."""
+"""The longest JSON header in another form than the Java client's; properties of 32 KiB of escapes fit."""
 
 _FIELDS: Final = ("code", "extFields", "flag", "language", "opaque", "remark", "version")
 _FIELD_NAMES: Final = {comparable(name): name for name in _FIELDS}
@@ -42,7 +42,7 @@ _FAULTS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Effort:
-    """How many values :func:`read_lenient` has read in this process so far; a reader of many headers goes by it."""
+    """The number of values that :func:`read_lenient` has read in this process; readers of many headers limit it."""
 
     __slots__ = ("values",)
 
@@ -54,7 +54,7 @@ EFFORT: Final = Effort()
 
 
 class HeaderFields(NamedTuple):
-    """The fields of a header; what is missing or null has the Java class's default (``opaque``: 0)."""
+    """The fields of a header; missing fields and nulls have the Java class's default (``opaque``: 0)."""
 
     code: int
     ext: dict[str, str] | None
@@ -66,8 +66,8 @@ class HeaderFields(NamedTuple):
 
 
 def read_lenient(header: bytes, fields_max: int) -> HeaderFields:
-    """The fields of a JSON header; :class:`ValueError` tells what RocketMQ could not read either, or which limit it
-    exceeds: ``fields_max`` bounds its names. Counts its values in :data:`EFFORT`.
+    """The fields of a JSON header. :class:`ValueError` if RocketMQ could not read it either, or if it exceeds a limit,
+    such as ``fields_max`` names. Counts its values in :data:`EFFORT`.
 
     Names match without regard to case, ``_`` and ``-``. Bytes that are no UTF-8 become U+FFFD, as in Java. A nested
     object or array becomes its JSON text, its keys in the client's order (Java: in the order of a ``HashMap``).
@@ -100,7 +100,7 @@ def known_language(name: str) -> str:
 
 
 class _Number(str):
-    """A number as it stands in the text, for no float keeps all digits."""
+    """A number as text, because a float does not keep all digits."""
 
     __slots__ = ()
 
@@ -141,13 +141,13 @@ def _strict_values(header: bytes, fields_max: int) -> dict[str, Any]:
 
 
 def _count_dialect(raws: Iterable[msgspec.Raw]) -> None:
-    """Count the values of those that are nested; ``ValueError`` when they are too many for Python to read."""
+    """Count nested values; ``ValueError`` if there are too many for Python to read."""
     values = sum(count_values(bytes(raw)) for raw in raws if bytes(memoryview(raw)[:1]) in (b"{", b"["))
     _check_dialect(values)
 
 
 def _field_of(name: Any) -> str:
-    """The field that a name in a header stands for."""
+    """The field with this name in a header."""
     return _FIELD_NAMES.get(comparable(str(name)), str(name))
 
 
@@ -193,7 +193,7 @@ def _ext(fields: Any) -> dict[str, str] | None:
 
 
 def _text(value: Any) -> str | None:
-    """What a Java ``String`` becomes from ``value``."""
+    """``value`` as Java converts it to ``String``."""
     if value is None or type(value) is str:
         return value
     if type(value) is bool:
@@ -204,7 +204,7 @@ def _text(value: Any) -> str | None:
 
 
 def _json_text(value: Any) -> str:
-    """A nested value as fastjson writes it: nulls left out of objects, numbers in canonical form."""
+    """A nested value as fastjson writes it: objects without nulls, numbers in canonical form."""
     if value is None:
         return "null"
     if type(value) is bool:
@@ -238,7 +238,7 @@ def _decimal_text(value: Decimal) -> str:
 
 
 def _integer(values: Mapping[str, Any], name: str) -> int:
-    """What a Java ``int`` becomes from the value of ``name``; its default for nothing, null, "" and "null"."""
+    """The value of ``name`` as Java converts it to ``int``; the default if it is missing, null, "" or "null"."""
     value = values.get(name)
     if type(value) is str:
         text = value.replace(",", "")

@@ -1,7 +1,7 @@
-"""Where a library's log lines go: to structlog where the application has configured it, else to ``logging``.
+"""The logger of library code: structlog if the application has configured it, else ``logging``.
 
-Unconfigured structlog prints every line to standard output, which belongs to the application. ``logging`` without any
-set-up shows warnings on standard error and drops the rest.
+Without configuration structlog prints every line to standard output, which belongs to the application, and ``logging``
+prints warnings to standard error and drops the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FALLBACK: Any = structlog.wrap_logger(
 
 
 class LibraryLog:
-    """A structlog logger that is chosen anew for every line."""
+    """A logger that chooses its destination for every line."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(structlog.get_logger() if structlog.is_configured() else _FALLBACK, name)

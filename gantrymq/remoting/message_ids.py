@@ -1,7 +1,7 @@
-"""The broker's id of a message: where it is stored, in hexadecimal digits.
+"""The broker's id of a message: the address of the broker and the log offset, in hexadecimal digits.
 
-Address and port of the broker, then the offset in its log; 32 digits, 56 with IPv6. Source: RocketMQ 4.9.7
-``MessageDecoder.createMessageId``. The producer's id (UNIQ_KEY) is another: :mod:`gantrymq.client.ids`.
+Address and port, then the log offset; 32 digits, 56 with IPv6. Source: RocketMQ 4.9.7
+``MessageDecoder.createMessageId``. The producer's id (UNIQ_KEY) is a different one: :mod:`gantrymq.client.ids`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _OFFSET_MASK: Final = (1 << 64) - 1
 
 
 def id_prefix(store_host: bytes) -> str:
-    """What all ids of a broker begin with. ``store_host``: as in a record, 8 bytes, 20 with IPv6."""
+    """The common prefix of all ids of a broker. ``store_host`` has the form of a record: 8 bytes, 20 with IPv6."""
     return store_host.hex().upper()
 
 

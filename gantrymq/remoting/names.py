@@ -1,4 +1,4 @@
-"""What topics and groups may be called, and the names that RocketMQ reserves.
+"""Rules for names of topics and groups, and the names that RocketMQ reserves.
 
 Source: RocketMQ 4.9.7 ``TopicValidator``, ``Validators``, ``MixAll``; the error texts are theirs.
 """
@@ -21,7 +21,7 @@ SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""The topic whose settings a topic takes that is created by its first message."""
+"""The topic whose settings apply to a topic that its first message creates."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
@@ -45,7 +45,7 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
     }
 )
-"""Every broker has these; its own name and its cluster's are system topics as well, which only the broker knows."""
+"""System topics of every broker; the names of the broker and of its cluster are system topics too."""
 UNSENDABLE_TOPICS: Final = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC} | {TIMER_TOPIC}
 """Clients may not send to these."""
 SYSTEM_GROUPS: Final = frozenset(
@@ -103,27 +103,27 @@ def refuse_unsendable_topic(name: str) -> None:
 
 
 def is_system_topic(name: str) -> bool:
-    """Whether every broker keeps ``name`` for itself."""
+    """Whether ``name`` is reserved on every broker."""
     return name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def is_system_group(name: str) -> bool:
-    """Whether ``name`` is a group of RocketMQ's own."""
+    """Whether ``name`` is a system group of RocketMQ."""
     return name in SYSTEM_GROUPS or name.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """The topic that carries a consumer group's messages to be consumed again."""
+    """The retry topic of a consumer group."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """The topic that keeps what a consumer group could not consume."""
+    """The dead-letter topic of a consumer group."""
     return DLQ_PREFIX + group
 
 
 def reply_topic(cluster: str) -> str:
-    """The topic that the replies to requests are sent to, one in each cluster."""
+    """The topic for the replies to requests, one in each cluster."""
     return f"{cluster}_REPLY_TOPIC"
 
 

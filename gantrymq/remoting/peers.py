@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
 IPV6_SITE_BITS: Final = 64
-"""One site has so many bits of an IPv6 address to itself, and so as many addresses as it likes (RFC 4291)."""
+"""The prefix length of an IPv6 address that identifies a site, which can choose the remaining bits (RFC 4291)."""
 
 
 class PeerRule:
@@ -28,19 +28,19 @@ class PeerRule:
                 ) from None
 
     def admits(self, host: str) -> bool:
-        """Whether ``host``, a numeric address, belongs to them."""
+        """Whether the rule contains ``host``, a numeric address."""
         address = _parse(host)
         return address is not None and any(address in network for network in self._networks)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``, a numeric address; a name is none."""
+    """Whether ``host`` is a numeric loopback address; False for a name."""
     address = _parse(host)
     return address is not None and address.is_loopback
 
 
 def site_of(host: str) -> str:
-    """Whom connections from ``host`` count for: an IPv4 address, or the first 64 bits of an IPv6 address."""
+    """The owner of connections from ``host``: an IPv4 address, or the first 64 bits of an IPv6 address."""
     address = _parse(host)
     if isinstance(address, IPv6Address):
         return str(ip_network((int(address) >> IPV6_SITE_BITS << IPV6_SITE_BITS, IPV6_SITE_BITS)))
@@ -57,21 +57,21 @@ def _parse(host: str) -> IPv4Address | IPv6Address | None:
 
 
 class FairShares(Generic[T]):
-    """Who holds how many of a limited number of places, so that no owner keeps the others out."""
+    """Counts the places of each owner, of a limited number, so that no owner can take all of them."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[T, None]] = {}
         self._most: str | None = None
 
     def add(self, owner: str, item: T) -> None:
-        """``owner`` holds one place more."""
+        """``owner`` takes one more place."""
         held = self._held.setdefault(owner, {})
         held[item] = None
         if self._most is not None and len(held) > len(self._held.get(self._most, ())):
             self._most = owner
 
     def remove(self, owner: str, item: T) -> None:
-        """``owner`` gives a place back."""
+        """``owner`` releases a place."""
         held = self._held.get(owner)
         if held is not None and item in held:
             del held[item]
@@ -81,14 +81,15 @@ class FairShares(Generic[T]):
                 self._most = None
 
     def count(self, owner: str) -> int:
-        """How many places ``owner`` holds."""
+        """The number of places of ``owner``."""
         return len(self._held.get(owner, ()))
 
     def to_displace(self, owner: str) -> T | None:
-        """When all places are taken: whose place ``owner`` gets, or None when its share is not below the largest.
+        """If all places are taken: the place that ``owner`` takes over, or None if its share is not below the largest
+        one.
 
-        It is the newest place of the owner that holds most; after the exchange both hold at least as many as
-        ``owner`` did with the new one.
+        It is the newest place of the owner with the most places; after the exchange that owner has at least as many
+        places as ``owner``.
         """
         if self._most is None:
             self._most = max(self._held, key=lambda each: len(self._held[each]), default=None)

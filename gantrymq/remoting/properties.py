@@ -1,4 +1,4 @@
-"""Message properties: the text form that travels and is stored, and the names that RocketMQ reserves.
+"""Message properties: their encoded form, and the names that RocketMQ reserves.
 
 ``name \\x01 value`` pairs joined by ``\\x02``; 4.9 writes no separator at the end, 5.x does. Source:
 ``MessageDecoder.string2messageProperties``, ``MessageConst``.
@@ -57,7 +57,7 @@ TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
 
 TIMER_PREFIX = "TIMER_DEL"
-"""What the names begin with by which a sender asks for a time, or for the recall of a timed message."""
+"""The common prefix of the properties that set a delivery time or recall a timed message."""
 
 RESERVED = frozenset(
     {
@@ -68,10 +68,10 @@ RESERVED = frozenset(
         "INNER_BASE", "DUP_INFO",
     }
 )  # fmt: skip
-"""Names that users may not give to properties of their own (``MessageConst.STRING_HASH_SET``)."""
+"""Names that properties of users must not have (``MessageConst.STRING_HASH_SET``)."""
 
 PROPERTIES_MAX_BYTES = 32767
-"""The stored form's length is a signed 16-bit number."""
+"""The most bytes of the stored form, whose length is a signed 16-bit number."""
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
@@ -80,7 +80,7 @@ def encode_properties(properties: Mapping[str, str]) -> str:
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """The pairs in ``text``. Pieces that are no pair with a name and a value are dropped, as Java does."""
+    """The pairs in ``text``. Drops parts that are not a pair of a name and a value, as Java does."""
     result: dict[str, str] = {}
     for piece in text.split(PAIR_SEPARATOR):
         name, separator, value = piece.partition(NAME_SEPARATOR)
@@ -93,7 +93,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     """The value of one property in the encoded form, without decoding the others."""
     needle = name + b"\x01"
     at = raw.find(needle)
-    if at > 0 and raw[at - 1] != _PAIR_END:  # the end of another name, or a piece of a value
+    if at > 0 and raw[at - 1] != _PAIR_END:  # the end of another name, or a part of a value
         at = raw.find(b"\x02" + needle, at)
         at += at >= 0
     if at < 0:
@@ -105,7 +105,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
 
 
 def replace_properties(raw: bytes, changes: Mapping[bytes, bytes | None]) -> bytes:
-    """The encoded form ``raw`` with other values for some names, which come last; None takes a property out."""
+    """The encoded form ``raw`` with ``changes``, which come last; None removes a property."""
     pieces = [piece for piece in raw.split(b"\x02") if piece and piece.partition(b"\x01")[0] not in changes]
     pieces += [name + b"\x01" + value for name, value in changes.items() if value is not None]
     return b"\x02".join(pieces)

@@ -1,4 +1,4 @@
-"""The names of :mod:`gantrymq.remoting.properties` as bytes, as they stand in the encoded properties of a message."""
+"""The names of :mod:`gantrymq.remoting.properties` as bytes, as in the encoded properties of a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recall handles: what a sender needs to take back a message that waits. RocketMQ 5.3.3 ``RecallMessageHandle``."""
+"""Recall handles, with which a sender recalls a timed message. RocketMQ 5.3.3 ``RecallMessageHandle``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def encode_handle(topic: str, broker: str, time: int, unique_key: str) -> str:
 
 
 def decode_handle(text: str) -> RecallHandle:
-    """The parts of a handle. :class:`ValueError` for what is none; a time that is no number is -1, as in RocketMQ."""
+    """The parts of a handle. :class:`ValueError` for an invalid one; a time that is not a number is -1, as in
+    RocketMQ."""
     try:
         raw = urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)).decode()
     except (binascii.Error, UnicodeDecodeError):

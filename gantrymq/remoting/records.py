@@ -1,4 +1,4 @@
-"""Read stored records, as a pull answers them: records one behind the other, no I/O.
+"""Reads stored records, which a response to a pull has one after the other. No I/O.
 
 ::
 
@@ -43,7 +43,7 @@ COMPRESSION_MASK: Final = 0x700
 """0 (older clients) and 0x300 zlib, 0x100 LZ4, 0x200 Zstandard."""
 
 BODY_MAX_BYTES: Final = 32 * 1024 * 1024
-"""What a compressed body may grow to: eight times the largest body a broker takes by default."""
+"""The most bytes of a decompressed body: eight times the largest body that a broker accepts by default."""
 
 _ZSTANDARD_PIECE_BYTES: Final = 256
 _CRC_MASK: Final = 0x7FFFFFFF
@@ -69,13 +69,13 @@ BATCH_ROW: Final = struct.Struct(">iiiii")
 
 
 class BodyError(GantryError):
-    """A message's body cannot be unpacked: damaged, larger than allowed, or its compressor is not installed."""
+    """A message's body cannot be decompressed: damaged, larger than allowed, or its compressor is not installed."""
 
 
 class Record:
-    """One stored message, all of it.
+    """One stored message.
 
-    ``stored_body`` is the body as it lies in the log; :attr:`body` is unpacked. ``born_host`` and ``store_host`` are
+    ``stored_body`` is the body as stored in the log; :attr:`body` is decompressed. ``born_host`` and ``store_host`` are
     ``address:port``. Timestamps are milliseconds since 1970, the producer's clock (born) and the broker's (stored).
     ``broker_name`` is not part of the record: the reader sets it.
 
@@ -152,14 +152,14 @@ class Record:
 
     @cached_property
     def body(self) -> bytes:
-        """The body as it was sent; :class:`BodyError` when it cannot be unpacked."""
+        """The decompressed body; :class:`BodyError` if it cannot be decompressed."""
         if not self.sys_flag & COMPRESSED:
             return self.stored_body
         return decompress(self.stored_body, self.sys_flag)
 
     @cached_property
     def properties(self) -> dict[str, str]:
-        """All properties, the reserved ones (TAGS, KEYS, UNIQ_KEY, ...) among them."""
+        """All properties, including the reserved ones (TAGS, KEYS, UNIQ_KEY, ...)."""
         return decode_properties(self.raw_properties.decode("utf-8", "replace"))
 
     @property
@@ -174,7 +174,7 @@ class Record:
 
     @property
     def message_id(self) -> str:
-        """The id that the producer gave (UNIQ_KEY); without one, the id of the place it is stored at."""
+        """The producer's id (UNIQ_KEY); without one, the broker's id."""
         return self.properties.get(UNIQ_KEY) or self.offset_message_id
 
     @property
@@ -184,12 +184,12 @@ class Record:
 
     @property
     def born_host(self) -> str:
-        """Who sent it, ``address:port``."""
+        """The address of the sender, ``address:port``."""
         return _host(self.raw_born_host)
 
     @property
     def store_host(self) -> str:
-        """Which broker stored it, ``address:port``."""
+        """The address of the broker that stored it, ``address:port``."""
         return _host(self.raw_store_host)
 
 
@@ -203,8 +203,8 @@ def decode_records(data: bytes, make: type[R], *, check_crc: bool = True) -> lis
 def decode_records(data: bytes, make: type[Record] = Record, *, check_crc: bool = True) -> list[Any]:
     """All records in ``data``, in their order.
 
-    ``make`` is the class of the results. Raises :class:`FatalRemoteFault` when the bytes are no whole number of
-    records, or a body does not match its CRC.
+    ``make`` is the class of the results. Raises :class:`FatalRemoteFault` if the bytes are not a whole number of
+    records, or if a body does not match its CRC.
     """
     if cut_compiled is None or type(data) is not bytes:
         return cut_records(data, make, check_crc)
@@ -263,7 +263,7 @@ def cut_records(data: bytes, make: type[R], check_crc: bool, start: int = 0) -> 
 
 
 def decompress(body: bytes, sys_flag: int, limit: int = BODY_MAX_BYTES) -> bytes:
-    """``body`` unpacked by the compressor that ``sys_flag`` names; :class:`BodyError` past ``limit`` bytes."""
+    """``body`` decompressed by the method in ``sys_flag``; :class:`BodyError` beyond ``limit`` bytes."""
     kind = sys_flag & COMPRESSION_MASK
     if kind in (0, 0x300):
         return _inflate(body, limit)
@@ -305,7 +305,7 @@ def _unpack_zstandard(body: bytes, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        # Its output cannot be bounded, but a piece of input can: four bytes are one block of 128 KiB at most.
+        # Its output cannot be limited, but its input can: four bytes are at most one block of 128 KiB.
         for start in range(0, len(body), _ZSTANDARD_PIECE_BYTES):
             parts.append(unpacker.decompress(body[start : start + _ZSTANDARD_PIECE_BYTES]))
             size += len(parts[-1])

@@ -21,12 +21,12 @@ SIGNATURE: Final = "Signature"
 
 _COPIED_BODY_BYTES: Final = 64 * 1024
 _V4_9_3: Final = 399
-"""4.9.3, the last version for which 5.x brokers leave the field of unique key queries out of what they verify."""
+"""4.9.3, the last version of requests for which 5.x brokers do not verify the field of unique key queries."""
 
 
 @attrs.frozen
 class Credentials:
-    """Who a client is: the name of its key, the key's secret, and the token that some cloud services add."""
+    """A client's credentials: access key, secret key, and the token of some cloud services."""
 
     access_key: str
     secret_key: str = attrs.field(repr=False)
@@ -34,7 +34,7 @@ class Credentials:
 
     @classmethod
     def checked(cls, access_key: str | None, secret_key: str | None, security_token: str | None) -> Credentials | None:
-        """The credentials that a user gave, None for none at all; ValueError when one half is missing."""
+        """The credentials from a user's values, None without any; ValueError if only one of the keys is given."""
         if access_key is None and secret_key is None and security_token is None:
             return None
         for name, value in (("access_key", access_key), ("secret_key", secret_key), ("security_token", security_token)):
@@ -46,7 +46,7 @@ class Credentials:
         return cls(access_key, secret_key, security_token or None)
 
     def sign(self, command: Command) -> Command:
-        """``command`` with the three fields by which a broker knows its sender; the one given stays as it is."""
+        """A copy of ``command`` with the three fields that identify its sender to a broker."""
         ext = dict(command.ext or {})
         ext[ACCESS_KEY] = self.access_key
         if self.security_token is not None:
@@ -55,7 +55,7 @@ class Credentials:
         unsigned = ext.pop(UNIQUE_KEY_QUERY, None)
         ext[SIGNATURE] = make_signature(ext, command.body, self.secret_key)
         if unsigned is not None:
-            # 4.9.7 never verifies this field; 5.x does not where the request is of a version as old as this
+            # 4.9.7 never verifies this field; 5.x does not verify it in requests of this version or older ones
             ext[UNIQUE_KEY_QUERY] = unsigned
             version = min(version, _V4_9_3)
         return Command(

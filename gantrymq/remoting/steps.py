@@ -1,4 +1,4 @@
-"""Work in steps: a generator that yields where it may rest, and returns what comes of it."""
+"""Work in steps: a generator that yields between its steps, and returns the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run_steps(steps: Generator[None, None, T]) -> T:
-    """What the generator returns: all of its steps in one go."""
+    """Run all steps of the generator; returns its result."""
     while True:
         try:
             next(steps)
@@ -20,7 +20,7 @@ def run_steps(steps: Generator[None, None, T]) -> T:
 
 
 def in_one_go(function: Callable[P, Generator[None, None, T]]) -> Callable[P, T]:
-    """The same function without rests: it returns what its generator returns."""
+    """The function of a generator function that runs all steps at once and returns the result."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Background work and its task group, whose block keeps its own errors; timeouts that a blocked event loop extends."""
+"""Task groups for background work, whose block raises its own errors; timeouts that a blocked event loop extends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import anyio
 from anyio.abc import TaskGroup
 
 LATE_SECONDS: Final = 0.1
-"""A timeout that is noticed so much later extends by as much: something has blocked the event loop, and what was
-waited for may have come unseen."""
+"""A timeout that is detected later than this is extended by the delay: the event loop was blocked, and the result may
+have arrived unseen."""
 
 T = TypeVar("T")
 
 
 async def within(seconds: float, work: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``work()``; TimeoutError after ``seconds``. It is called again where the event loop was blocked."""
+    """The result of ``work()``; TimeoutError after ``seconds``. Calls it again if the event loop was blocked."""
     while True:
         with anyio.move_on_after(seconds) as scope:
             return await work()
@@ -31,16 +31,16 @@ async def within(seconds: float, work: Callable[[], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def background_tasks() -> AsyncIterator[TaskGroup]:
-    """Tasks that end with the block: at its end they are cancelled and waited for.
+    """Tasks that end with the block: its end cancels and awaits them.
 
-    An error of the block comes out as it is, not wrapped in an ExceptionGroup, so that callers can catch it by its
-    type. An error of a background task is a bug: it cancels the block and comes out in a group.
+    An error of the block is raised unchanged, not wrapped in an ExceptionGroup, so that callers can catch it by its
+    type. An error of a background task is a bug: it cancels the block and is raised in a group.
     """
     failure: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         try:
             yield tasks
-        except (Exception, KeyboardInterrupt, SystemExit) as error:  # all but cancellation, which is the group's
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # all but cancellation, which the group handles
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -49,9 +49,9 @@ async def background_tasks() -> AsyncIterator[TaskGroup]:
 
 @asynccontextmanager
 async def hosted_tasks(failed: Callable[[Exception], None]) -> AsyncIterator[TaskGroup]:
-    """As :func:`background_tasks`, in a task of their own: the block may end in another task than it began in.
+    """:func:`background_tasks` in a separate task, so that the block may end in another task than it began in.
 
-    An error of a background task ends the others and is given to ``failed``; it does not cancel the block.
+    An error of a background task ends the others and is passed to ``failed``; it does not cancel the block.
     """
     began, ended = anyio.Event(), anyio.Event()
     groups: list[TaskGroup] = []
@@ -80,7 +80,7 @@ async def hosted_tasks(failed: Callable[[Exception], None]) -> AsyncIterator[Tas
 
 
 def _spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> object:
-    """Run ``work`` in the event loop, in no task group; keep what is returned as long as it runs."""
+    """Run ``work`` in the event loop without a task group; the caller must keep the result while it runs."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
         return trio.lowlevel.spawn_system_task(work, context=contextvars.copy_context())

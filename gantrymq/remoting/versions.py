@@ -10,13 +10,13 @@ from typing import Final
 FIRST_WITH_TIMES: Final = 413
 """V5_0_0: the first version with timed messages."""
 _FIRST: Final = 212
-"""V4_0_0_SNAPSHOT; the names before it follow no rule."""
+"""V4_0_0_SNAPSHOT; the names of older versions follow no rule."""
 _HIGHER: Final = 612
 _OF_A_MAJOR: Final = 200
 
 
 def version_name(ordinal: int) -> str:
-    """``V4_9_7`` for 407. ``V3`` for all that is older than 4.0.0, ``HIGHER_VERSION`` for what has no name yet."""
+    """``V4_9_7`` for 407. ``V3`` for versions before 4.0.0, ``HIGHER_VERSION`` for unknown newer ones."""
     if ordinal >= _HIGHER:
         return "HIGHER_VERSION"
     if ordinal < _FIRST:

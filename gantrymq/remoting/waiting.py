@@ -1,4 +1,4 @@
-"""Wait for one thing, set once: as an event, for a fraction of its cost, which counts where each request waits."""
+"""A one-shot event for a single waiter, cheaper than an event, because every request waits for one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Waiter(Protocol):
     """One task may wait, and it may be cancelled."""
 
     async def wait(self) -> None:
-        """Return once :meth:`set` was called."""
+        """Return when :meth:`set` has been called."""
 
     def set(self) -> None:
-        """Let the task go on. More than once is as good as once."""
+        """Wake the task. Further calls have no effect."""
 
 
 class _AsyncioWaiter:
@@ -58,6 +58,6 @@ class _TrioWaiter:
 
 
 def waiter_kind() -> Callable[[], Waiter]:
-    """What makes waiters in the event loop that runs."""
+    """The class of waiters for the running event loop."""
     trio = sys.modules.get("trio")
     return _TrioWaiter if trio is not None and trio.lowlevel.in_trio_run() else _AsyncioWaiter

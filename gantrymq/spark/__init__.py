@@ -1,11 +1,11 @@
 """RocketMQ topics in Spark: a Python data source, a local session that is set up for it, and an export to Parquet.
 
-``spark = gantrymq.spark.session()`` gives a local Spark that knows the format; in a session of one's own,
-``gantrymq.spark.register(spark)`` adds it. Then ``spark.read.format("gantrymq").option("nameserver",
-"127.0.0.1:9876").option("topic", "orders").load()`` is a DataFrame. :func:`export` writes what is new of a topic into
+``spark = gantrymq.spark.session()`` starts a local Spark session with the format; ``gantrymq.spark.register(spark)``
+adds the format to an existing session. Then ``spark.read.format("gantrymq").option("nameserver",
+"127.0.0.1:9876").option("topic", "orders").load()`` is a DataFrame. :func:`export` writes new messages of a topic into
 Parquet files, and :func:`read_export` reads them.
 
-Importing this package imports neither pyspark nor pyarrow; :func:`spark_status` tells whether Spark can run here.
+Importing this package imports neither pyspark nor pyarrow; :func:`spark_status` returns whether Spark can run here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stored records, as a pull brings them, straight into Arrow columns."""
+"""Converts stored records from a pull into Arrow columns."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ COLUMNS = {
     "flag": "int",
     "sysFlag": "int",
 }
-"""The columns in their order, with Spark's names of their types."""
+"""The columns in order, with the names of their types in Spark."""
 
 INNER_BATCH = 0x80
-"""Several messages kept as one record (topics of type BatchCQ, RocketMQ 5)."""
+"""Several messages stored as one record (topics of type BatchCQ, RocketMQ 5)."""
 _MILLIS_MAX = (2**63 - 1) // 1000
-"""A producer may claim any born timestamp; what Spark's microseconds cannot hold becomes null."""
+"""A producer may set any born timestamp; one that exceeds the range of Spark's microseconds becomes null."""
 
 
 class ColumnBuilder:
-    """Gathers the messages of one queue and turns them into record batches of the columns ``names``.
+    """Collects messages of one queue and converts them into record batches with the columns ``names``.
 
-    ``body_max_bytes`` is what one compressed body may grow to. ``rows`` and ``size`` (bytes of bodies) tell the caller
-    when a batch is full.
+    ``body_max_bytes`` is the most bytes of a decompressed body. With ``rows`` and ``size`` (bytes of bodies) the caller
+    decides when a batch is full.
     """
 
     def __init__(self, queue: Queue, names: Sequence[str], body_max_bytes: int) -> None:
@@ -57,14 +57,14 @@ class ColumnBuilder:
 
     @property
     def rows(self) -> int:
-        """How many messages wait to become a batch."""
+        """The number of collected messages."""
         return len(self._records)
 
     def add(self, raw: bytes, start: int, end: int) -> int:
-        """Take the messages with ``start <= queue offset < end`` out of ``raw`` and tell how many.
+        """Add the messages of ``raw`` with ``start <= queue offset < end``; returns their number.
 
-        Others are passed over: a broker answers whole pulls, and what lies behind ``end`` is the next range's. Raises
-        :class:`BrokenRecord`.
+        Ignores others, because the response to a pull may have messages behind ``end``, which belong to the next range.
+        Raises :class:`BrokenRecord`.
         """
         try:
             records = decode_records(raw)
@@ -73,7 +73,7 @@ class ColumnBuilder:
         before = self.rows
         for record in records:
             if start <= record.queue_offset < end:
-                start = record.queue_offset + 1  # the same message twice, or an order gone wrong, adds no row
+                start = record.queue_offset + 1  # a repeated message, or one out of order, adds no row
                 body = self._inflate(record)
                 self.size += len(body)
                 self._records.append(record)
@@ -81,7 +81,7 @@ class ColumnBuilder:
         return self.rows - before
 
     def build(self) -> pa.RecordBatch:
-        """What was gathered, as one batch; the builder is empty afterwards."""
+        """The collected messages as one batch; the builder is empty afterwards."""
         import pyarrow as pa
 
         schema = arrow_schema(self._names)
@@ -119,7 +119,7 @@ class ColumnBuilder:
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
-    """The Arrow schema of the columns ``names``, exactly as Spark derives it from theirs."""
+    """The Arrow schema of the columns ``names``, exactly as Spark derives it from its own schema."""
     import pyarrow as pa
 
     types = {

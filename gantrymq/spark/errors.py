@@ -1,4 +1,4 @@
-"""What can go wrong between a RocketMQ cluster, Spark and a folder: every message says what to do next."""
+"""The errors of :mod:`gantrymq.spark`; each text says what to do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class SparkError(GantryError):
 
 
 class WrongOption(SparkError):
-    """An option is unknown, missing, or has a value that makes no sense."""
+    """An option is unknown, missing, or has an invalid value."""
 
 
 class Unreachable(SparkError):
-    """No nameserver, or no broker that holds a queue, answered."""
+    """No nameserver, or no broker of a queue, answered."""
 
 
 class UnknownTopic(SparkError):
@@ -32,7 +32,7 @@ class Refused(SparkError):
 
 
 class DataLoss(SparkError):
-    """Messages inside the wanted range are no longer there."""
+    """Messages in the requested range no longer exist."""
 
 
 class BrokenRecord(SparkError):
@@ -40,7 +40,7 @@ class BrokenRecord(SparkError):
 
 
 class FolderInUse(SparkError):
-    """The target folder holds something that must not be overwritten."""
+    """The target folder has files that must not be overwritten."""
 
 
 class ExportDamaged(SparkError):
@@ -52,7 +52,7 @@ class ExportFenced(SparkError):
 
 
 class SparkMissing(SparkError):
-    """Spark cannot run here: the text names what to install."""
+    """Spark cannot run here; the text says what to install."""
 
 
 _OWN = re.compile(r"gantrymq\.spark\.errors\.\w+: (.+)")

@@ -1,7 +1,7 @@
-"""One Spark job in a thread of its own, so that the caller can watch it and a Ctrl-C can end it.
+"""Runs one Spark job in a separate thread, so that the caller can report progress and Ctrl-C can cancel it.
 
-pyspark cannot be interrupted while it starts a JVM or waits for one: the JVM would stay behind, or a traceback would be
-all that is left. Here the thread that is interrupted only waits, and takes the job back in good order.
+pyspark cannot be interrupted while it starts a JVM or waits for one: the JVM would keep running, or the user would get
+a traceback. Here the interrupted thread only waits, and cancels the job cleanly.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 0.2
-"""How often progress is asked for."""
+"""The interval of progress checks, in seconds."""
 
 Progress = Callable[[int, int], None]
-"""Called with the tasks that are done, and all of them."""
+"""Called with the number of completed tasks and of all tasks."""
 
 
 def run_job(work: Callable[[SparkSession], None], spark: SparkSession | None, progress: Progress | None) -> None:
     """Call ``work`` with ``spark``, or with a local session that is stopped afterwards.
 
-    Raises :class:`SparkError` with the one line that matters when Spark fails. On KeyboardInterrupt (or whatever
-    ``progress`` raises) the job is cancelled first; while Spark is still starting, that waits until it has started.
+    Raises :class:`SparkError` with the relevant line if Spark fails. On KeyboardInterrupt, or an error of ``progress``,
+    it cancels the job first; if Spark is still starting, it waits for the start.
     """
     job = _Job(work, spark)
     job.thread.start()
@@ -57,7 +57,7 @@ class _Job:
         self._cancelled = False
 
     def report(self, progress: Progress) -> None:
-        """Pass on how far the job is, once Spark knows."""
+        """Report the progress of the job, once Spark has it."""
         if self._spark is None:
             return
         tracker = self._spark.sparkContext.statusTracker()
@@ -68,10 +68,10 @@ class _Job:
             progress(sum(stage.numCompletedTasks for stage in stages if stage is not None), total)
 
     def cancel(self) -> None:
-        """End the job and wait until its thread has ended."""
+        """Cancel the job and wait until its thread has ended."""
         self._cancelled = True
         while not self.done.wait(POLL_SECONDS):
-            # Again and again: Spark forgets a cancellation that comes before the job's first stage.
+            # Repeat it, because Spark forgets a cancellation before the first stage of the job.
             if self._spark is not None:
                 self._spark.sparkContext.cancelJobGroup(self._group)
         self.thread.join()
@@ -102,7 +102,7 @@ class _Job:
             register(self._given)
             yield self._given
             return
-        # The error has the reason; the JVM's own words about it are stack traces.
+        # The error has the reason; the JVM's output about it is stack traces.
         ours = session(log_level="off")
         try:
             yield ours

@@ -1,4 +1,4 @@
-"""A local Spark that is set up for the data source, and whether one can run here at all."""
+"""Starts a local Spark session for the data source, and checks whether Spark can run here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
-"""Spark 4 runs on nothing older."""
+"""The oldest Java version for Spark 4."""
 PYSPARK_MIN = (4, 2)
 _ADVICE = "pip install 'gantrymq[spark]'"
 
@@ -43,7 +43,7 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} spark %p %c{{1}}: %m%n
 
 @attrs.frozen
 class SparkStatus:
-    """Whether Spark can run here: true in a condition when it can; ``reason`` says what was found, or what to do."""
+    """Whether Spark can run here, as a truth value; ``reason`` has the found version, or what to do."""
 
     available: bool
     reason: str
@@ -53,7 +53,7 @@ class SparkStatus:
 
 
 def java_available() -> SparkStatus:
-    """Whether there is a Java that Spark can use: ``$JAVA_HOME/bin/java``, else ``java`` on the path, as Spark looks.
+    """Whether Spark can use Java: ``$JAVA_HOME/bin/java``, else ``java`` on the path, as Spark searches it.
 
     Starts ``java -version``, which takes a tenth of a second.
     """
@@ -83,7 +83,7 @@ def arrow_status() -> SparkStatus:
 
 
 def spark_status() -> SparkStatus:
-    """Whether :func:`session` can start: pyspark, pyarrow and Java are there."""
+    """Whether :func:`session` can start: pyspark, pyarrow and Java are installed."""
     if importlib.util.find_spec("pyspark") is None:
         return SparkStatus(False, f"pyspark is not installed: {_ADVICE}")
     if not (arrow := arrow_status()):
@@ -103,15 +103,15 @@ def session(
     log_level: str = "error",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A local Spark session in which the format ``gantrymq`` is registered; the one that runs already, if any does.
+    """A local Spark session with the format ``gantrymq``: a running one if there is any, else a new one.
 
-    It stays on this machine: loopback only, no web page, nothing downloaded. ``cores`` are the tasks at one time (all
-    cores by default), ``memory`` is the JVM's heap, ``log_level`` what Spark says on stderr (error, warn, info, off),
-    ``config`` adds settings of Spark or overrides ours. Spark's Python workers run in this interpreter, whatever
-    ``python3`` on the path is; for that the variables ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON`` of this process
-    are set. Starting takes about five seconds. The caller stops it.
+    It uses only this machine: loopback, no web page, no downloads. ``cores`` is the number of concurrent tasks (all
+    cores by default), ``memory`` the JVM's heap, ``log_level`` the level of Spark's log on stderr (error, warn, info,
+    off). ``config`` adds or overrides settings of Spark. Spark's Python workers use this interpreter, not ``python3``
+    on the path; therefore the function sets ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON`` of this process. A start
+    takes about five seconds. The caller stops the session.
 
-    Raises :class:`SparkMissing` where Spark cannot run.
+    Raises :class:`SparkMissing` if Spark cannot run.
     """
     status = spark_status()
     if not status:
@@ -122,7 +122,7 @@ def session(
 
 
 def find_running() -> SparkSession | None:
-    """The session that runs in this process, if any, whichever thread started it."""
+    """The session of this process, if any, from any thread."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -149,7 +149,7 @@ def _start(app_name: str, cores: int | None, memory: str, log_level: str, config
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Made for the life of this process: the JVM outlives the session, and its files with it.
+    # They exist as long as this process, because the JVM outlives the session and uses them.
     folder = Path(tempfile.mkdtemp(prefix="gantrymq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "log4j2.properties").write_text(_LOG4J.format(level=log_level), encoding="ascii")
@@ -165,7 +165,7 @@ def _start(app_name: str, cores: int | None, memory: str, log_level: str, config
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
         "spark.sql.session.timeZone": "UTC",
-        # Spark's default, INT96, is understood by few other readers of Parquet.
+        # Few other readers of Parquet support Spark's default, INT96.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         **config,
     }

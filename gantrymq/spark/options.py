@@ -1,7 +1,7 @@
-"""The options of ``spark.read.format("gantrymq")``, checked before anything is read.
+"""The options of ``spark.read.format("gantrymq")``, checked before the read.
 
-Names and meaning follow Spark's Kafka source; offsets are nested by broker, ``{"topic": {"broker-a": {"0": 23}}}``,
-as rocketmq-spark has them, because a RocketMQ queue is numbered within its broker.
+Names and meaning follow Spark's Kafka source. Offsets are nested by broker, ``{"topic": {"broker-a": {"0": 23}}}``, as
+in rocketmq-spark, because a queue id of RocketMQ identifies a queue of one broker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gantrymq.spark.errors import WrongOption
 EARLIEST = -2
 LATEST = -1
 BODY_MAX_BYTES = 32 * 1024 * 1024
-"""Default of ``maxMessageBytes``: what one compressed body may grow to."""
+"""Default of ``maxMessageBytes``, the most bytes of a decompressed body."""
 
 Address = tuple[str, int]
 Offsets = dict[str, dict[str, dict[int, int]]]
@@ -43,7 +43,7 @@ class SourceOptions:
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options as Spark hands them over (names in any case). Raises :class:`WrongOption`."""
+    """The options as Spark passes them (names in any case). Raises :class:`WrongOption`."""
     known = {name.lower(): name for name in OPTION_NAMES}
     values: dict[str, str] = {}
     for name, value in given.items():
@@ -75,7 +75,7 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
 
 
 def read_addresses(text: str) -> tuple[Address, ...]:
-    """The addresses in ``host:port;host:port``; an IPv6 host stands in brackets. Raises :class:`WrongOption`."""
+    """The addresses in ``host:port;host:port``; an IPv6 host is in brackets. Raises :class:`WrongOption`."""
     try:
         addresses = tuple(parse_address(part) for part in text.split(";") if part.strip())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""From options to queue ranges: which messages a batch read covers, settled once, before anything is read."""
+"""Determines the queue ranges of a batch read from its options, once, before the read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 @attrs.frozen
 class QueueRange:
-    """The messages ``start <= offset < end`` of one queue: what one Spark task reads."""
+    """The messages ``start <= offset < end`` of one queue, for one Spark task."""
 
     queue: Queue
     start: int
@@ -25,7 +25,7 @@ class QueueRange:
 
     @property
     def rows(self) -> int:
-        """How many messages the range spans."""
+        """The number of messages in the range."""
         return self.end - self.start
 
 
@@ -38,11 +38,11 @@ def plan_ranges(
 
 
 def settle_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
-    """One range, possibly empty, for every queue of the topics, with what ``options`` ask for in numbers.
+    """One range, possibly empty, for every queue of the topics, with the offsets of ``options`` as numbers.
 
-    A queue that the offsets do not name is read from its first message, and to its last one. Raises
-    :class:`WrongOption` for a broker, queue or offset that does not exist, :class:`DataLoss` for a start below the
-    first message that is still there, and what :class:`Wire` raises.
+    For a queue without offsets in the options, the range has all messages. Raises :class:`WrongOption` for a broker,
+    queue or offset that does not exist, :class:`DataLoss` for a start below the first existing message, and the errors
+    of :class:`Wire`.
     """
     return [settle_range(options, queue, *wire.find_bounds(queue)) for queue in find_queues(options, wire)]
 
@@ -72,9 +72,10 @@ def settle_range(options: SourceOptions, queue: Queue, lowest: int, highest: int
 
 
 def split_ranges(ranges: list[QueueRange], at_least: int) -> list[QueueRange]:
-    """The same messages in about ``at_least`` ranges, or as they are where there are as many already.
+    """Split the ranges into about ``at_least`` ones; returns them unchanged if there are as many already.
 
-    A range gets pieces in proportion to its share of all messages, of even size, and never an empty one.
+    The number of parts of a range is proportional to its share of all messages. Parts have equal size and are never
+    empty.
     """
     total = sum(item.rows for item in ranges)
     if len(ranges) >= at_least or total == 0:
@@ -88,7 +89,8 @@ def split_ranges(ranges: list[QueueRange], at_least: int) -> list[QueueRange]:
 
 
 def report_loss(queue: Queue, wanted: int, lowest: int, count: int, fail: bool) -> None:
-    """Messages from ``wanted`` on are gone: raise :class:`DataLoss`, or log how many when ``fail`` is off."""
+    """Messages from ``wanted`` on no longer exist: raise :class:`DataLoss`, or log their number if ``fail`` is
+    False."""
     if fail:
         raise DataLoss(
             f"{queue}: offset {wanted} is wanted, but messages from there on are gone ({count} of them; the queue's "

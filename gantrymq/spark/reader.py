@@ -1,4 +1,4 @@
-"""Reading one queue range: pulls until its end is reached, batches as they fill. Runs inside a Spark task."""
+"""Reads one queue range in a Spark task: pulls up to its end, and yields full batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 8192
 BATCH_BYTES = 8 * 1024 * 1024
-"""A batch is handed over when it has this many rows, or this many bytes of bodies."""
+"""A batch is yielded when it has this many rows, or this many bytes of bodies."""
 EMPTY_ANSWERS_MAX = 16
-"""Answers without a message and without a new offset that are taken before a queue counts as stuck."""
+"""The most responses without a message and without a new offset; after them, a queue counts as stuck."""
 
 
 def read_range(
@@ -27,8 +27,8 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """The messages of one range in batches of the columns ``names``, in queue order, each exactly once.
 
-    Raises :class:`~gantrymq.spark.errors.DataLoss` when the broker no longer has some of them (or logs how many, when
-    ``fail_on_data_loss`` is off), :class:`~gantrymq.spark.errors.BrokenRecord`, and what :class:`Wire` raises.
+    Raises :class:`~gantrymq.spark.errors.DataLoss` if the broker no longer has some of them (or logs their number if
+    ``fail_on_data_loss`` is False), :class:`~gantrymq.spark.errors.BrokenRecord`, and the errors of :class:`Wire`.
     """
     builder = ColumnBuilder(wanted.queue, names, options.body_max_bytes)
     offset = wanted.start

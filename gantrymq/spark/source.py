@@ -96,13 +96,13 @@ class GantryReader(DataSourceReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition a queue range, settled now: what arrives later is not read."""
+        """One partition for each queue range, determined now: messages that arrive later are not read."""
         with Wire() as wire:
             return [InputPartition(item) for item in plan_ranges(self._options, wire, self._selection.cut)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one partition as Arrow batches."""
-        if partition.value is None:  # Spark's own, when there is no range at all
+        if partition.value is None:  # Spark's own partition, if there is no range
             return
         with Wire() as wire:
             yield from read_range(wire, partition.value, self._options, self._names)

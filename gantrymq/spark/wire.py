@@ -1,7 +1,8 @@
-"""A small blocking client of the protocol: what a Spark task needs, and nothing that outlives it.
+"""A small blocking client of the protocol for a Spark task.
 
-Spark tasks are plain blocking functions in processes of their own, so the client is too: one socket an address, one
-request at a time, closed when the task ends. It opens no group and commits no offset: lag tools do not see it.
+Spark tasks are blocking functions in separate processes, so the client is blocking too: one socket for each address,
+one request at a time, closed when the task ends. It joins no group and commits no offsets, so tools for lag do not show
+it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
 from gantrymq.spark.options import Address
 
 GROUP = "CID_GANTRYMQ_SPARK"
-"""The group name that pulls carry; the protocol wants one, no offset is ever kept under it."""
+"""The group name of pulls, which the protocol requires; no offset is committed for it."""
 SUBSCRIPTION_INLINE = 4
 PULL_ROWS = 1024
 PULL_BYTES = 1_048_576
-"""Messages and bytes asked for in one pull. A RocketMQ broker ignores the bytes and gives at most 32 messages
+"""The messages and bytes requested by one pull. A RocketMQ broker ignores the bytes and returns at most 32 messages
 (``maxTransferCountOnMessageInMemory``)."""
 TIMEOUT_SECONDS = 10.0
-"""How long a server may stay silent, while connecting and between two pieces of an answer."""
+"""The longest silence of a server, while connecting and between two parts of a response."""
 BUSY_PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
 """Pauses before a request is repeated to a broker that answers SYSTEM_BUSY."""
 _RECEIVE_BYTES = 256 * 1024
@@ -42,7 +43,7 @@ _RECEIVE_BYTES = 256 * 1024
 
 @attrs.frozen
 class Queue:
-    """One queue of a topic and where it is read."""
+    """One queue of a topic, and the address of its broker."""
 
     topic: str
     broker: str
@@ -55,7 +56,7 @@ class Queue:
 
 @attrs.frozen
 class Pulled:
-    """An answer to a pull: the response code (0, 19, 20 or 21), where to go on, the queue's bounds, raw records."""
+    """The response to a pull: the code (0, 19, 20 or 21), the next offset, the queue's bounds, raw records."""
 
     code: int
     next_offset: int
@@ -65,7 +66,7 @@ class Pulled:
 
 
 class Wire:
-    """Requests to any number of servers; use it in a ``with`` block, which closes every socket."""
+    """Sends requests to any number of servers; use it in a ``with`` block, which closes every socket."""
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self._timeout = timeout
@@ -80,7 +81,7 @@ class Wire:
         self.close()
 
     def close(self) -> None:
-        """Close every socket; twice does no harm."""
+        """Close every socket; may be called again."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -88,7 +89,7 @@ class Wire:
     def find_queues(self, nameservers: tuple[Address, ...], topic: str) -> list[Queue]:
         """Every readable queue of ``topic``, by broker name and queue id, from the first nameserver that answers.
 
-        Raises :class:`UnknownTopic`, :class:`Unreachable` with what each nameserver did, :class:`Refused`.
+        Raises :class:`UnknownTopic`, :class:`Unreachable` with the error of each nameserver, :class:`Refused`.
         """
         failures: list[str] = []
         for address in nameservers:
@@ -107,15 +108,15 @@ class Wire:
         raise Unreachable("no nameserver answers: " + "; ".join(failures))
 
     def find_bounds(self, queue: Queue) -> tuple[int, int]:
-        """The first offset that can be read and the one after the last; (0, 0) of a queue never written."""
+        """The first readable offset and the one after the last; (0, 0) for a queue without any message ever."""
         ext = QueueHeader(topic=queue.topic, queue_id=queue.queue_id).to_ext()
-        # The minimum first: it only grows, so a bound taken later never lies below one taken earlier.
+        # The minimum first: it only grows, so the maximum, which is read later, is never below it.
         lowest = self._ask_offset(queue, RequestCode.GET_MIN_OFFSET, ext)
         highest = self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, ext)
         return max(lowest, 0), max(highest, 0)
 
     def pull(self, queue: Queue, offset: int) -> Pulled:
-        """What the broker has from ``offset`` on, at once: it is never asked to wait for a message to come."""
+        """Pull the messages from ``offset`` on; the broker does not hold the pull."""
         header = PullMessageHeader(
             consumer_group=GROUP,
             topic=queue.topic,
@@ -146,9 +147,9 @@ class Wire:
         return Pulled(answer.code, bounds.next_begin_offset, bounds.min_offset, bounds.max_offset, records)
 
     def call(self, address: Address, request: Command) -> Command:
-        """The answer to one request, whatever its code. Raises :class:`Unreachable`.
+        """The response to one request, whatever its code. Raises :class:`Unreachable`.
 
-        A socket that broke since its last use is opened anew once: every request here only reads.
+        If a socket broke since its last use, it reconnects once; that is safe, because all requests only read.
         """
         known = self._connections.get(address)
         if known is not None:
@@ -192,7 +193,7 @@ class Wire:
 
 
 class _Connection:
-    """One socket and the bytes that have come but are no whole frame yet."""
+    """One socket and the received bytes of an incomplete frame."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         self._socket = socket.create_connection(address, timeout)
@@ -211,7 +212,7 @@ class _Connection:
             del self._buffer[:taken]
             for frame in frames:
                 answer = decode(frame)
-                # A server may send requests of its own (a group's members changed); none concerns a reader.
+                # A server may send requests (the members of a group have changed); none concerns a reader.
                 if answer.is_response and answer.opaque == request.opaque:
                     return answer
             piece = self._socket.recv(_RECEIVE_BYTES)

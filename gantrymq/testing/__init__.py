@@ -1,1 +1,2 @@
-"""What tests of GantryMQ, and of plugins for it, share: environments that fail, real processes, a message ledger."""
+"""The test library for programs that use GantryMQ and for plugins: fixtures, environments with faults, simulated
+clusters, conformance rules, and a ledger of messages."""

@@ -11,13 +11,13 @@ from gantrymq.kernel.fast.plain_flusher import Flusher
 
 
 class FaultEnv:
-    """Lets calls of another environment fail.
+    """Makes calls of another environment fail.
 
-    ``fail_at``: the how many-th call fails, counted from 1 over all that change something on the disk (``kinds``, when
-    given, are the only ones that count). ``forever``: so do all that follow. ``number`` is the errno. ``tear``: a write
-    that fails has written its first half (``"short"``) or its second (``"tear"``) before. ``lie``: a write or sync that
-    is due does nothing and says that it did. ``no_memory``: what is due raises ``MemoryError``. ``calls`` counts all
-    calls by kind, ``failed`` those that were made to fail.
+    ``fail_at``: the number of the call that fails, counted from 1 over all calls that change the disk, or over those of
+    ``kinds`` if given. ``forever``: all following calls fail too. ``number`` is the errno. ``tear``: a failing write
+    writes its first half (``"short"``) or its second half (``"tear"``). ``lie``: instead of failing, a write or sync
+    does nothing and reports success. ``no_memory``: the call raises ``MemoryError``. ``calls`` counts all calls by
+    kind, ``failed`` the failed ones.
     """
 
     KINDS = (
@@ -50,11 +50,11 @@ class FaultEnv:
         self.calls: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
-        """What does not fail is the other environment's."""
+        """Other attributes are those of the other environment."""
         return getattr(self.env, name)
 
     def is_due(self, kind: str) -> bool:
-        """Count a call; True when it is to fail."""
+        """Count a call; True if it must fail."""
         self.calls[kind] += 1
         if kind not in self.kinds:
             return False
@@ -64,12 +64,12 @@ class FaultEnv:
         return due
 
     def enter(self, kind: str) -> None:
-        """Count a call and fail if it is due."""
+        """Count a call, and raise its error if it must fail."""
         if self.is_due(kind):
             raise self.error(kind)
 
     def error(self, kind: str) -> Exception:
-        """What the call that was just counted raises."""
+        """The error of the call that was counted last."""
         if self.no_memory:
             return MemoryError(f"injected, {kind}, call {self.count}")
         return OSError(self.number, f"injected failure of {kind}, call {self.count}")
@@ -80,7 +80,7 @@ class FaultEnv:
         return FaultFile(self, self.env.open(path, create))
 
     def flusher(self) -> Flusher:
-        """One that comes by this environment's files."""
+        """A flusher that uses files of this environment."""
         return Flusher()
 
     def mkdirs(self, path: str) -> None:

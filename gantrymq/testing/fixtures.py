@@ -1,12 +1,12 @@
-"""Fixtures for pytest, there as soon as GantryMQ is installed: a real broker inside the process of the tests.
+"""Fixtures for pytest, available when GantryMQ is installed: a real broker in the process of the tests.
 
-``gantry_broker`` runs from the first test that asks for it to the end of the run, ``gantry_topic`` is a topic on it
-that nobody else has, ``gantry_client`` a connected client without async. ``--gantry-nameserver HOST:PORT`` lets the
-same tests run on a cluster that is there already, RocketMQ's own as well; the ini options ``gantry_settings`` and
-``gantry_enable`` configure the broker. How-to: ``docs/howto/test-your-code.md``. ``plugin_broker`` starts a broker with
-a plugin that is under test: ``docs/tutorial/write-a-plugin.md``.
+``gantry_broker`` runs from the first test that uses it to the end of the run, ``gantry_topic`` is a new topic on it for
+each test, ``gantry_client`` a connected blocking client. With ``--gantry-nameserver HOST:PORT`` the same tests run on
+an existing cluster, also one of RocketMQ; the ini options ``gantry_settings`` and ``gantry_enable`` configure the
+broker. How-to: ``docs/howto/test-your-code.md``. ``plugin_broker`` starts a broker with a plugin that is under test:
+``docs/tutorial/write-a-plugin.md``.
 
-pytest loads this module in every run of everybody who has GantryMQ installed, so it imports next to nothing.
+pytest loads this module in each run if GantryMQ is installed, so it imports little.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from gantrymq.testing.plugin_broker import PluginBroker
 
 QUEUES: Final = 4
-"""Queues of a test's topic."""
+"""The number of queues of a test's topic."""
 _NAME_CHARS: Final = 60
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 @attrs.frozen
 class GantryBroker:
-    """Where clients of any language find it: ``host:port`` of the nameserver, and of the broker itself."""
+    """The addresses for clients of any language: ``host:port`` of the nameserver and of the broker."""
 
     nameserver: str
     address: str
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("gantrymq").addoption(
         "--gantry-nameserver",
         metavar="HOST:PORT",
-        help="run on the cluster of this nameserver (GantryMQ's or RocketMQ's) instead of a broker of the tests' own",
+        help="run on the cluster of this nameserver (GantryMQ's or RocketMQ's) instead of starting a broker",
     )
     parser.addini(
         "gantry_settings", "settings of the tests' broker: section.key=value, one a line", type="linelist", default=[]
@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def gantry_broker(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GantryBroker]:
-    """A nameserver and a broker, registered there, in a thread of this process; one pair for all tests of a worker.
+    """A nameserver and a registered broker in a thread of this process; one pair for all tests of a worker.
 
     Its store is a temporary folder. With ``--gantry-nameserver`` it is the first master of that cluster.
     """
@@ -67,7 +67,7 @@ def gantry_broker(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPath
     settings = dict(_setting(line) for line in pytestconfig.getini("gantry_settings"))
     enable = pytestconfig.getini("gantry_enable")
     with ExitStack() as stack:
-        with _refusal_told():
+        with _configuration_errors():
             running = cluster_in_thread(tmp_path_factory.mktemp("gantrymq"), settings=settings, enable=enable)
             cluster = stack.enter_context(running)
         yield GantryBroker(cluster.nameserver, cluster.address)
@@ -84,7 +84,7 @@ def gantry_client(gantry_broker: GantryBroker) -> Iterator[Client]:
 
 @pytest.fixture
 def gantry_topic(gantry_broker: GantryBroker, request: pytest.FixtureRequest) -> str:
-    """The name of a new topic with four queues, which has the name of the test in it."""
+    """The name of a new topic with four queues; it contains the name of the test."""
     from gantrymq.sync import connect
 
     name = _NOT_IN_NAMES.sub("-", request.node.name)[:_NAME_CHARS].strip("-")
@@ -137,8 +137,8 @@ def _setting(line: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _refusal_told() -> Iterator[None]:
-    """What is wrong with the broker's configuration is all there is to say, not where the broker found it out."""
+def _configuration_errors() -> Iterator[None]:
+    """Report an error of the broker's configuration without the traceback."""
     from gantrymq.cli.failures import leaves
     from gantrymq.kernel.errors import StartError
 

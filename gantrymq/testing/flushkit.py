@@ -1,8 +1,8 @@
-"""What every flush strategy must keep: the contract of the slot ``flush``, as functions that a test can call.
+"""The contract of flush strategies (slot ``flush``), as rules that a test can call.
 
-Each of :data:`RULES` is an async function of a :class:`Strategy`; it returns when the rule is kept and raises
-``AssertionError`` when not. The disk is in memory and the strategy's threads are real, so a rule takes as long as the
-strategy's interval: make it a short one.
+Each of :data:`RULES` is an async function of a :class:`Strategy`. It raises ``AssertionError`` if the strategy violates
+the rule. The disk is in memory and the strategy's threads are real, so a rule takes as long as the strategy's interval:
+use a short one.
 
     @pytest.mark.trio
     @pytest.mark.parametrize("rule", flushkit.RULES, ids=lambda rule: rule.__name__)
@@ -30,9 +30,9 @@ from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import batch_of, open_store, read_queue
 
 TIMEOUT_S: Final = 10.0
-"""Seconds after which a rule gives up waiting for the strategy."""
+"""The longest wait of a rule for the strategy, in seconds."""
 _CHANCES: Final = (None, 1, 2, 3, 4)
-"""Seeds of what a power cut leaves of the bytes that were not synced."""
+"""Seeds that choose the unsynced bytes that survive a power cut."""
 
 
 def _durable(log: CommitLog) -> int:
@@ -44,14 +44,14 @@ class Strategy:
     """A strategy under test."""
 
     make: Callable[[CommitLog, Waker], FlushStrategy]
-    """Makes it for a log that is open; the waker is the sweep's. It should flush within milliseconds, any few bytes."""
+    """Creates the strategy for an open log, with the sweep's waker. It should flush any data within milliseconds."""
     promised: Callable[[CommitLog], int] = _durable
-    """Up to which log offset senders have their answer: what its acknowledgement gate says, the log's end without
-    one. That much must survive the end of the process; what is durable survives a power cut as well."""
+    """The log offset up to which messages are acknowledged: the watermark of its acknowledgment gate, or the log's end
+    without a gate. Messages before it must survive the end of the process; durable ones also survive a power cut."""
 
 
 class SlowDisk(MemoryEnv):
-    """A machine in memory whose syncs wait while ``go_on`` is not set, and fail with ``error`` when there is one."""
+    """A machine in memory whose syncs wait until ``go_on`` is set, and fail with ``error`` if it is set."""
 
     def __init__(self, seed: int = 0, start_ms: int = 1_700_000_000_000) -> None:
         super().__init__(seed, start_ms)
@@ -83,7 +83,7 @@ class _SlowFile(MemoryFile):
 
 
 class Bench:
-    """A store on a :class:`SlowDisk` with one message, which is durable, and the strategy at work on it."""
+    """A store on a :class:`SlowDisk` with one durable message, and the strategy for its log."""
 
     def __init__(self, case: Strategy) -> None:
         self.disk = SlowDisk()
@@ -98,7 +98,7 @@ class Bench:
         self.disk.begun = threading.Semaphore(0)
 
     def append(self, count: int = 1) -> None:
-        """Append messages, a batch each, and tell the strategy as the sweep does."""
+        """Append messages, one batch for each, and notify the strategy as the sweep does."""
         for _ in range(count):
             self._add()
             self.strategy.appended(self.log.end)
@@ -109,7 +109,7 @@ class Bench:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The strategy runs within, and is cancelled behind it."""
+        """Run the strategy during the block, and cancel it at its end."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.strategy.run)
@@ -124,18 +124,19 @@ class Bench:
             self.waker.close()
 
     async def until_durable(self) -> None:
-        """Wait until all that was appended is durable."""
-        # The strategy's thread is a real one: there is no event of trio's to wait for.
+        """Wait until all appended messages are durable."""
+        # The strategy has a real thread, so there is no trio event to wait for.
         while self.log.durable < self.log.end:
             await trio.lowlevel.checkpoint()
 
     async def until_syncing(self) -> None:
-        """Wait until the strategy began to sync."""
+        """Wait until the strategy has begun to sync."""
         while not self.disk.begun.acquire(blocking=False):
             await trio.lowlevel.checkpoint()
 
     def check_survivors(self, machine: MemoryEnv, promised: int, after: str) -> None:
-        """The store there has what ends at or below ``promised``, and nothing but the messages in their order."""
+        """Check that the store has all messages that end at or below ``promised``, and only sent messages in their
+        order."""
         wanted = sum(end <= promised for end in self.ends)
         store = open_store(machine)[0]
         bodies = list(read_queue(store).values())
@@ -151,7 +152,7 @@ def expect(holds: bool, otherwise: str) -> None:
 
 
 async def what_is_appended_becomes_durable(case: Strategy) -> None:
-    """Each time, without anything else happening."""
+    """Each appended message becomes durable without a further event."""
     bench = Bench(case)
     async with bench.running():
         for _ in range(3):
@@ -160,7 +161,7 @@ async def what_is_appended_becomes_durable(case: Strategy) -> None:
 
 
 async def the_rest_is_flushed_at_the_end(case: Strategy) -> None:
-    """A strategy that is cancelled returns when all is durable."""
+    """A cancelled strategy returns when all appended messages are durable."""
     bench = Bench(case)
     async with bench.running():
         await trio.testing.wait_all_tasks_blocked()
@@ -169,7 +170,7 @@ async def the_rest_is_flushed_at_the_end(case: Strategy) -> None:
 
 
 async def a_failed_flush_ends_it_and_is_never_retried(case: Strategy) -> None:
-    """Linux reports a lost page once: a second sync that succeeds would mean nothing."""
+    """Linux reports a lost page only once, so the success of a second sync would prove nothing."""
     bench = Bench(case)
     before = bench.log.durable
     bench.disk.error = OSError(errno.EIO, "the disk")
@@ -190,8 +191,8 @@ async def a_failed_flush_ends_it_and_is_never_retried(case: Strategy) -> None:
     expect(bench.disk.syncs == 1, "a flush behind the failed one reached the disk")
 
 
-async def all_that_arrives_during_a_flush_shares_the_next(case: Strategy) -> None:
-    """However many batches: the disk works as often as it can, not as often as somebody sends."""
+async def appends_during_a_flush_share_the_next(case: Strategy) -> None:
+    """The number of syncs depends on the speed of the disk, not on the number of batches."""
     bench = Bench(case)
     bench.disk.go_on.clear()
     async with bench.running():
@@ -204,12 +205,12 @@ async def all_that_arrives_during_a_flush_shares_the_next(case: Strategy) -> Non
 
 
 async def what_is_durable_survives_a_power_cut(case: Strategy) -> None:
-    """Nothing may be called durable while the sync that makes it so is still under way."""
+    """A message must not count as durable before its sync has ended."""
     await _restart(case, lambda bench: [(bench.log.durable, bench.disk.power_cut(seed)) for seed in _CHANCES])
 
 
-async def what_was_promised_survives_the_process(case: Strategy) -> None:
-    """What is acknowledged is with the operating system at least, also while a sync is under way."""
+async def acknowledged_messages_survive_the_process(case: Strategy) -> None:
+    """Acknowledged messages have been passed to the operating system, also during a sync."""
     await _restart(case, lambda bench: [(case.promised(bench.log), bench.disk.kill())])
 
 
@@ -229,21 +230,21 @@ async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[int, Memo
             bench.disk.go_on.set()
             await trio.sleep_forever()
     except* LogPoisoned:
-        pass  # the machine that is switched off syncs nothing
+        pass  # a machine that is switched off does not sync
     for promised, machine in machines:
         expect(promised >= bench.ends[3], "what was durable before is not promised")
         bench.check_survivors(machine, promised, "after the crash")
 
 
 Rule = Callable[[Strategy], Awaitable[None]]
-"""A rule of the contract: it raises ``AssertionError`` when the strategy breaks it."""
+"""A rule of the contract; it raises ``AssertionError`` if the strategy violates it."""
 
 RULES: Final[tuple[Rule, ...]] = (
     what_is_appended_becomes_durable,
     the_rest_is_flushed_at_the_end,
     a_failed_flush_ends_it_and_is_never_retried,
-    all_that_arrives_during_a_flush_shares_the_next,
+    appends_during_a_flush_share_the_next,
     what_is_durable_survives_a_power_cut,
-    what_was_promised_survives_the_process,
+    acknowledged_messages_survive_the_process,
 )
 """All rules."""

@@ -1,7 +1,7 @@
 """A real nameserver and a real broker inside the test's process, on free loopback ports.
 
-``async with run_cluster(tmp_path) as cluster`` for trio; ``with cluster_in_thread(tmp_path) as cluster`` for everything
-else: the pair then runs in a thread of its own and speaks over real sockets.
+Use ``async with run_cluster(tmp_path) as cluster`` with trio, and ``with cluster_in_thread(tmp_path) as cluster``
+without it: the servers then run in a separate thread, with real sockets.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def make_broker(
     file: bytes = b"",
     overrides: bytes = b"",
 ) -> Broker:
-    """A broker that is not running yet: any free port, the default plugins, ``settings`` as ``section.key: value``.
+    """Create a broker without running it, with any free port, the default plugins, and ``settings`` as ``section.key:
+    value``.
 
-    ``enable``: plugins by name, as ``--enable`` has them, or plugins themselves: a class, or an object. ``file`` and
-    ``overrides``: the bytes of the configuration file, and of the one that changes while it ran are in. Raises
-    ``StartError`` and ``ConfigError``.
+    ``enable``: further plugins, as names for ``--enable``, classes or objects. ``file`` and ``overrides``: the contents
+    of the configuration file, and of the file with changes at run time. Raises ``StartError`` and ``ConfigError``.
     """
     given = {
         "broker.data": fspath(data),
@@ -76,7 +76,7 @@ def make_broker(
 
 @asynccontextmanager
 async def run_broker(broker: Broker) -> AsyncIterator[Broker]:
-    """``broker`` from its first to its last breath; it drains and closes its store at the end of the block."""
+    """Run ``broker`` during the block; at its end the broker drains and closes its store."""
     async with trio.open_nursery() as nursery:
         with trio.fail_after(_START_S):
             await nursery.start(_run, broker)
@@ -88,7 +88,7 @@ async def run_broker(broker: Broker) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def broker_and_channel(data: str | PathLike[str], **settings: str) -> AsyncIterator[tuple[Broker, Channel]]:
-    """A broker without a nameserver and a connection to it; ``plugin__flush__mode="async"`` is a setting."""
+    """A broker without a nameserver, and a connection to it. Keywords are settings: ``plugin__flush__mode="async"``."""
     given = {key.replace("__", "."): value for key, value in settings.items()}
     async with run_broker(make_broker(data, settings=given)) as broker, open_channel(broker.address) as channel:
         yield broker, channel
@@ -102,7 +102,7 @@ async def run_cluster(
     enable: Sequence[Any] = (),
     disable: Sequence[str] = (),
 ) -> AsyncIterator[Cluster]:
-    """A nameserver and one broker that is registered there."""
+    """A nameserver and a broker that is registered there."""
     async with trio.open_nursery() as nursery:
         nameserver = NameServer(NameServerConfig(port=0))
         await nursery.start(nameserver.serve)
@@ -121,7 +121,7 @@ def cluster_in_thread(
     enable: Sequence[Any] = (),
     disable: Sequence[str] = (),
 ) -> Iterator[Cluster]:
-    """As :func:`run_cluster`, in a thread of its own, for tests on asyncio and for plain ones."""
+    """:func:`run_cluster` in a separate thread, for tests with asyncio and for blocking ones."""
     ready = threading.Event()
     found: list[tuple[Cluster, trio.lowlevel.TrioToken, trio.Event]] = []
     failed: list[BaseException] = []
@@ -150,7 +150,7 @@ def cluster_in_thread(
     finally:
         if found:
             _, token, stop = found[0]
-            with suppress(trio.RunFinishedError):  # it has ended by itself, of what is raised below
+            with suppress(trio.RunFinishedError):  # the broker has ended with the error that is raised below
                 token.run_sync_soon(stop.set)
         thread.join()
     if failed:

@@ -1,16 +1,16 @@
-"""A history of what clients asked replicated brokers and what they were answered, and a check of it for each queue.
+"""A history of requests to replicated brokers and their responses, and a linearizability check for each queue.
 
-What was acknowledged with SEND_OK must be linearizable: each offset is acknowledged for one message; that message stays
-at its place; a send that began after another one was acknowledged has the higher offset. What a reader was given stays
-at its place if the broker promised that, which it did when it
+Sends with SEND_OK must be linearizable: each offset is acknowledged for one message; that message keeps its offset; a
+send that began after the acknowledgment of another one has the higher offset. A message that a reader got keeps its
+offset if the broker guaranteed that. It did so when it
 
 - acknowledged this message or a later one of the queue, in the same term, or
-- served it as a slave that had compared its log with the master's (:meth:`History.excuse` names those that had not).
+- served it as a slave that had compared its log with the master's (:meth:`History.excuse` names slaves that had not).
 
-A message without SEND_OK may be there or not, at any place, and a reader may have seen it before it was lost: a master
-serves what it gave up waiting for (FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE). The check counts such reads.
+A message without SEND_OK may be stored or not, at any offset. A reader may get it before it is lost, because a master
+serves records whose wait timed out (FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE). The check counts such reads.
 
-A *term* is one life of a broker in one role: its address, when it started, its epoch. A connection belongs to one term.
+A *term* is one run of a broker in one role: its address, start time and epoch. A connection belongs to one term.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ import attrs
 _FILLER: Final = bytes(range(256)) * 2
 _FILLER_MAX: Final = 400
 _SHOWN_MAX: Final = 10
-"""How many violations an error shows."""
+"""The most violations in an error."""
 
 Log = Mapping[int, Sequence[bytes]]
-"""By queue: the bodies in the order of their offsets, from offset 0."""
+"""The bodies of each queue by queue id, in the order of their offsets from 0."""
 
 
 class Outcome(Enum):
-    """What a sender knows of its message."""
+    """The outcome of a send, as its sender knows it."""
 
     OK = "ok"
     STORED = "stored"
-    """The master has it; no slave, or no disk, has confirmed it."""
+    """The master has stored it, without an acknowledgment by a slave or the disk in time."""
     REFUSED = "refused"
     UNKNOWN = "unknown"
-    """No answer came."""
+    """No response arrived."""
 
 
 class Kind(Enum):
-    """What is wrong."""
+    """The kind of a violation."""
 
     TWICE = "one place was acknowledged for two messages"
     LOST = "an acknowledged message is missing"
@@ -60,7 +60,7 @@ class Kind(Enum):
 
 @attrs.frozen
 class Violation:
-    """One broken promise."""
+    """One violation of the guarantees."""
 
     kind: Kind
     text: str
@@ -71,7 +71,7 @@ class Violation:
 
 @attrs.frozen
 class Term:
-    """One life of a broker in one role."""
+    """One run of a broker in one role."""
 
     address: str
     started: str = ""
@@ -81,7 +81,7 @@ class Term:
 
 @attrs.define
 class Send:
-    """One message. Times are seconds of the recorder's clock; ``ended`` is None until the answer came, or never."""
+    """One sent message. Times are seconds of the recorder's clock; ``ended`` is None without a response."""
 
     body: bytes
     sender: int
@@ -101,7 +101,7 @@ class Send:
 
 @attrs.frozen
 class Read:
-    """A reader was given ``body``; ``group`` is empty for a reader that is in none."""
+    """A reader got ``body``; ``group`` is empty for a reader without a group."""
 
     queue_id: int
     offset: int
@@ -113,7 +113,7 @@ class Read:
 
 @attrs.frozen
 class GroupOffset:
-    """What a broker said about a group in a queue, and where that queue ended there."""
+    """A group's offset of a queue, and the end of the queue, as a broker reported them."""
 
     group: str
     queue_id: int
@@ -124,11 +124,11 @@ class GroupOffset:
 
 @attrs.define
 class History:
-    """Of one topic of one broker name. ``run`` tells its messages from those of others."""
+    """The history of one topic of one broker name. ``run`` distinguishes its messages from those of other runs."""
 
     run: str
     sends: dict[bytes, Send] = attrs.field(factory=dict)
-    """By body."""
+    """The sends by body."""
     reads: list[Read] = attrs.field(factory=list)
     group_offsets: list[GroupOffset] = attrs.field(factory=list)
     excused: set[Term] = attrs.field(factory=set)
@@ -136,11 +136,11 @@ class History:
 
     @property
     def acknowledged(self) -> list[Send]:
-        """The sends with SEND_OK, in the order in which they were begun."""
+        """The sends with SEND_OK, in the order of their begin."""
         return [send for send in self.sends.values() if send.outcome is Outcome.OK]
 
     def begin_send(self, sender: int, now: float, term: Term | None = None) -> Send:
-        """The next message of ``sender``, with a body of its own. From now on it may appear in the log."""
+        """The next message of ``sender``, with a unique body. From now on it may be in the log."""
         number = self._numbers[sender]
         self._numbers[sender] += 1
         name = f"{self.run} {sender} {number} ".encode()
@@ -150,16 +150,16 @@ class History:
         return send
 
     def end_send(self, send: Send, now: float, outcome: Outcome, queue_id: int = -1, offset: int = -1) -> None:
-        """The answer came."""
+        """Record the response to a send."""
         send.ended, send.outcome, send.queue_id, send.offset = now, outcome, queue_id, offset
 
     def excuse(self, term: Term) -> None:
-        """What this slave served may vanish: it could not compare its log with a master's."""
+        """Messages that this slave served may vanish, because it could not compare its log with a master's."""
         self.excused.add(term)
 
     def check(self, log: Log) -> Counter[Outcome]:
-        """AssertionError that shows the first violations, given what the master has now; how many reads of messages
-        that are gone were promised to nobody, by what their senders knew."""
+        """Check the history against the master's current log; AssertionError shows the first violations. Returns the
+        number of reads of lost messages without a guarantee, by the outcome for their senders."""
         found = list(self.violations(log))
         if found:
             shown = "\n".join(str(each) for each in found[:_SHOWN_MAX])
@@ -168,7 +168,7 @@ class History:
         return self.unpromised(log)
 
     def violations(self, log: Log) -> Iterator[Violation]:
-        """All of them, given what the master has now."""
+        """All violations, given the master's current log."""
         places: dict[bytes, tuple[int, int]] = {}
         for queue_id, bodies in log.items():
             for offset, body in enumerate(bodies):
@@ -189,14 +189,15 @@ class History:
                 )
 
     def undelivered(self, group: str) -> Iterator[Violation]:
-        """Acknowledged messages that ``group`` was never given; ask when it has consumed to the end of each queue."""
+        """Acknowledged messages that ``group`` never got. Call it when the group has consumed all queues to their
+        end."""
         given = {read.body for read in self.reads if read.group == group}
         for send in self.acknowledged:
             if send.body not in given:
                 yield Violation(Kind.UNDELIVERED, f"{group}: {send}")
 
     def unpromised(self, log: Log) -> Counter[Outcome]:
-        """How many distinct places that readers were given have another message now, or none."""
+        """The number of distinct offsets at which readers got a message, and that have another or none now."""
         gone = {(read.queue_id, read.offset, read.body) for read in self.reads if not _holds(log, read)}
         return Counter(self.sends[body].outcome for _, _, body in gone if body in self.sends)
 
@@ -225,7 +226,7 @@ class History:
             by_queue.setdefault(send.queue_id, []).append(send)
         for sends in by_queue.values():
             sends.sort(key=lambda send: send.offset, reverse=True)
-            first: Send | None = None  # of those with higher offsets, the one that was acknowledged first
+            first: Send | None = None  # the first acknowledged send of those with higher offsets
             for send in sends:
                 if first is not None and first.ended is not None and first.ended < send.began:
                     yield Violation(Kind.ORDER, f"{first} was acknowledged before {send} was begun")
@@ -234,7 +235,7 @@ class History:
 
     def _check_reads(self, log: Log) -> Iterator[Violation]:
         settled: dict[tuple[Term, int], int] = {}
-        """By term and queue: the highest offset that was acknowledged."""
+        """The highest acknowledged offset by term and queue."""
         for send in self.acknowledged:
             if send.term is not None:
                 key = send.term, send.queue_id

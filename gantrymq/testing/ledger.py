@@ -1,10 +1,10 @@
-"""A ledger of what was sent, acknowledged and read, that finds every broken promise of a broker.
+"""A ledger of sent, acknowledged and read messages, which finds violations of a broker's guarantees.
 
-What it holds a broker to: what was acknowledged is readable and byte-equal; nothing is readable that nobody sent, and
-nothing damaged; a place in a queue never changes once it was read, and offsets rise by one; one producer's messages
-keep their order in a queue.
+The guarantees: acknowledged messages are readable and unchanged; every readable message was sent and is intact; the
+message at a queue offset never changes after it was read; offsets are consecutive; the messages of a producer keep
+their order in a queue.
 
-Producers must not retry on their own: a second copy of a message counts as strange.
+Producers must not retry automatically, because a second copy of a message counts as a violation.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _FILLER = bytes(range(256)) * 4
 
 
 class LedgerViolation(AssertionError):
-    """The broker broke a promise; the text says which and where."""
+    """The broker violated a guarantee; the text says which one and where."""
 
 
 @attrs.frozen
 class Place:
-    """A queue, by its id in the ledger's topic, and an offset in it."""
+    """A queue id of the ledger's topic, and a queue offset."""
 
     queue_id: int
     offset: int
 
 
 class Book(Protocol):
-    """Who notes what a reader gets: a :class:`Ledger`, or less."""
+    """Records what a reader gets: a :class:`Ledger`, or an object with this method."""
 
     def observe(self, body: bytes, queue_id: int, offset: int) -> None:
-        """A reader got ``body`` from this place."""
+        """Record that a reader got ``body`` from this place."""
 
 
 @attrs.define
 class Ledger:
-    """The book of one topic on one broker. ``run`` tells this run's messages from all others."""
+    """The ledger of one topic on one broker. ``run`` distinguishes its messages from those of other runs."""
 
     run: str
     _sent: dict[int, int] = attrs.field(factory=dict, init=False)
@@ -49,21 +49,21 @@ class Ledger:
 
     @property
     def acknowledged(self) -> int:
-        """How many messages were acknowledged."""
+        """The number of acknowledged messages."""
         return len(self._acknowledged)
 
     @property
     def sent(self) -> int:
-        """How many messages were handed out to be sent."""
+        """The number of messages that :meth:`next_body` returned."""
         return sum(self._sent.values())
 
     @property
     def read(self) -> int:
-        """How many places were read."""
+        """The number of places that were read."""
         return len(self._read)
 
     def next_body(self, producer: int) -> bytes:
-        """The next message of ``producer``: unique, and able to prove that it is whole. From now on it may appear."""
+        """The next body of ``producer``: unique, with a checksum. From now on it may be readable."""
         sequence = self._sent.get(producer, 0)
         self._sent[producer] = sequence + 1
         name = f"{self.run} {producer} {sequence} ".encode()
@@ -71,7 +71,7 @@ class Ledger:
         return name + f"{zlib.crc32(name + rest):08x} ".encode() + rest
 
     def acknowledge(self, body: bytes, queue_id: int, offset: int) -> None:
-        """The broker has promised to keep ``body`` at this place."""
+        """Record that the broker acknowledged ``body`` at this place."""
         place = Place(queue_id, offset)
         name = self._name(body)
         other = self._acknowledged.get(place)
@@ -83,13 +83,13 @@ class Ledger:
             raise LedgerViolation(f"{place} was acknowledged for {name!r}, but {seen!r} was read there before")
 
     def forget_promises(self) -> None:
-        """What was acknowledged or read until now may be gone; what was sent may still appear."""
+        """Allow the loss of everything acknowledged or read until now; sent messages may still appear."""
         self._acknowledged.clear()
         self._read.clear()
         self._places.clear()
 
     def observe(self, body: bytes, queue_id: int, offset: int) -> None:
-        """A reader got ``body`` from this place."""
+        """Record that a reader got ``body`` from this place."""
         place = Place(queue_id, offset)
         name = self._name(body)
         before = self._read.setdefault(place, name)
@@ -103,7 +103,7 @@ class Ledger:
             raise LedgerViolation(f"{name!r} is at {place} and at {first}")
 
     def check(self, ends: Mapping[int, int]) -> None:
-        """The final word, after every queue was read from 0 up to its end (``ends``, by queue id)."""
+        """Check all guarantees after every queue was read from 0 up to its end (``ends``, by queue id)."""
         for place, name in self._acknowledged.items():
             if place not in self._read:
                 raise LedgerViolation(f"{name!r} was acknowledged at {place} and is lost")

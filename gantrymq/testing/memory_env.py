@@ -1,6 +1,6 @@
-"""An environment in memory, whose disk can lose what was not synced and whose clock a test moves.
+"""An environment in memory: its disk can lose unsynced data, and a test controls its clock.
 
-It stands in for :class:`gantrymq.kernel.env.system.SystemEnv`, under a store or a whole broker.
+It replaces :class:`gantrymq.kernel.env.system.SystemEnv` for a store or a whole broker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gantrymq.kernel.errors import StoreInUse
 from gantrymq.kernel.fast.plain_flusher import Flusher
 
 BLOCK_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""The size of a block, which a disk writes whole or not at all."""
 
 
 class _Inode:
@@ -43,12 +43,12 @@ class _Inode:
             del self.data[size:]
         else:
             self.data += bytes(size - old)
-        # Blocks that were cut off and came back are zero now, whatever the disk has there.
+        # Blocks that were truncated and added again are zero now, whatever the disk has.
         self.dirty.update(range(min(old, size) // BLOCK_BYTES, (max(old, size, 1) - 1) // BLOCK_BYTES + 1))
 
     def sync(self) -> None:
         _resize(self.synced, len(self.data))
-        with self.guard:  # a write by another thread belongs to this sync as a whole, or to the next
+        with self.guard:  # a write by another thread belongs entirely to this sync, or to the next
             dirty, self.dirty = self.dirty, set()
         for block in dirty:
             start = block * BLOCK_BYTES
@@ -135,7 +135,7 @@ class MemoryFile:
             self._inode.resize(size)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
 class MemoryLock:
@@ -152,9 +152,9 @@ class MemoryLock:
 class MemoryEnv:
     """A machine in memory, whose clock stands still until :meth:`advance`.
 
-    It knows what was synced, contents and names apart: :meth:`power_cut` and :meth:`kill` end its life and return the
-    machine after the restart, a copy: one moment can be continued in several ways. ``free_bytes``, when it is no
-    longer None, is the room that is left.
+    It tracks synced contents and names separately. :meth:`power_cut` and :meth:`kill` switch it off and return the
+    machine after the restart as a copy, so that a test can continue one moment in several ways. ``free_bytes`` is the
+    free disk space, None for no limit.
     """
 
     def __init__(self, seed: int = 0, start_ms: int = 1_700_000_000_000) -> None:
@@ -168,14 +168,14 @@ class MemoryEnv:
         self._random = random.Random(seed)  # noqa: S311 - chance that can be repeated is the point
         self._alive = True
 
-    # ---------------------------------------------------------------------------------------------- what tests do
+    # --------------------------------------------------------------------------------------------------- for tests
 
     def advance(self, milliseconds: int) -> None:
         """Let time pass."""
         self.wall += milliseconds
 
     def kill(self) -> Self:
-        """The process ends at once: what it wrote is there, synced or not."""
+        """End the process at once: written data remains, synced or not."""
         copies: dict[int, _Inode] = {}
 
         def copy(inode: _Inode) -> _Inode:
@@ -188,7 +188,7 @@ class MemoryEnv:
         )
 
     def power_cut(self, seed: int | None = None) -> Self:
-        """The power goes: what was not synced is gone. With a ``seed``, some blocks and names of it made it."""
+        """Cut the power: unsynced data is lost. With a ``seed``, some unsynced blocks and names survive."""
         chance = None if seed is None else random.Random(seed)  # noqa: S311
         names = dict(self._synced_names)
         for change in self._unsynced[: chance.randint(0, len(self._unsynced)) if chance else 0]:
@@ -206,31 +206,31 @@ class MemoryEnv:
         return env
 
     def _successor(self, seed: int) -> Self:
-        """The same machine after its next start."""
+        """The machine after its next start."""
         return type(self)(seed, self.wall)
 
     @property
     def alive(self) -> bool:
-        """Whether this machine has not been switched off."""
+        """Whether this machine is switched on."""
         return self._alive
 
     def switch_off(self) -> None:
-        """End its life without another to come."""
+        """Switch this machine off, without a successor."""
         self._alive = False
 
     def check(self) -> None:
-        """Raise when this machine has been switched off."""
+        """Raise an error if this machine is switched off."""
         if not self._alive:
             raise OSError(errno.EIO, "this machine is switched off")
 
     def take_room(self, size: int) -> None:
-        """Raise ENOSPC when there is no room for ``size`` bytes more."""
+        """Raise ENOSPC if ``size`` more bytes do not fit."""
         if self.free_bytes is not None:
             if size > self.free_bytes:
                 raise OSError(errno.ENOSPC, "No space left on device")
             self.free_bytes -= size
 
-    # ------------------------------------------------------------------------------------------------- what Env has
+    # -------------------------------------------------------------------------------------------------- Env's methods
 
     def open(self, path: str, create: bool = False) -> File:
         self.check()

@@ -17,9 +17,9 @@ from gantrymq.testing.harness import Cluster, cluster_in_thread
 class PluginBroker:
     """A running broker, a nameserver, and a connected client.
 
-    ``plugins``: each by its name, as ``--enable`` has it, as a class or as an object; of a class, each start makes a
-    new object. The store is in ``folder``, an empty one. ``settings``: as of
-    :func:`gantrymq.testing.harness.make_broker`. ``StartError`` and ``ConfigError`` when the broker refuses to start.
+    ``plugins``: names for ``--enable``, classes or objects; each start creates a new object of a class. The store is in
+    ``folder``, which must be empty. ``settings``: see :func:`gantrymq.testing.harness.make_broker`. ``StartError`` and
+    ``ConfigError`` if the broker refuses to start.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Requests as tests send them by hand, with the defaults of RocketMQ's clients."""
+"""Requests for tests without a client, with the defaults of RocketMQ's clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUBSCRIPTION = 4
 
 
 def send(topic: str, body: bytes, *, queue_id: int = 0, queues: int = 1, properties: str = "") -> Command:
-    """SEND_MESSAGE_V2 of one message to a topic that it creates with ``queues`` queues if need be."""
+    """SEND_MESSAGE_V2 with one message; a missing topic is created with ``queues`` queues."""
     header = SendMessageHeader(
         producer_group="producers", topic=topic, default_topic="TBW102", default_topic_queue_nums=queues,
         queue_id=queue_id, sys_flag=0, born_timestamp=1, flag=0, properties=properties,
@@ -30,7 +30,7 @@ def pull(
     suspend_ms: int = 0,
     expression: str = "*",
 ) -> Command:
-    """PULL_MESSAGE with the subscription in it; held for up to ``suspend_ms`` milliseconds."""
+    """PULL_MESSAGE with its subscription; the broker may hold it for up to ``suspend_ms`` milliseconds."""
     header = PullMessageHeader(
         consumer_group=group, topic=topic, queue_id=queue_id, queue_offset=offset, max_msg_nums=limit,
         sys_flag=_SUBSCRIPTION | (_SUSPEND if suspend_ms else 0), commit_offset=0, suspend_timeout_millis=suspend_ms,

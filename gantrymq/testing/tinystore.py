@@ -1,4 +1,4 @@
-"""Small stores for tests: tiny files, easy batches, and reading everything back with every cross-check."""
+"""Small stores for tests: tiny files, simple batches, and complete reads with consistency checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantrymq.kernel.store.recovery.recovery import RecoveryReport
 from gantrymq.kernel.store.store import Store, StoreConfig
 
 TINY = StoreConfig(commit_log_file_bytes=4096, queue_file_units=20, max_message_bytes=2048, queue_tail_bytes=100)
-"""Files so small that a few dozen messages roll them over."""
+"""File sizes with which a few dozen messages need several files."""
 
 
 def batch_of(bodies: Iterable[bytes], topic: str = "T", queue_id: int = 0, properties: bytes = b"") -> AppendBatch:
@@ -26,7 +26,7 @@ def batch_of(bodies: Iterable[bytes], topic: str = "T", queue_id: int = 0, prope
 def open_store(
     env: Env, root: str = "store", config: StoreConfig = TINY, replay_from: int | None = None
 ) -> tuple[Store, RecoveryReport, list[DispatchBatch]]:
-    """Open and recover a store. Returns it, the report, and what was dispatched again."""
+    """Open and recover a store. Returns it, the report, and the batches that the recovery dispatched."""
     store = Store(env, root, config)
     store.open()
     replayed: list[DispatchBatch] = []
@@ -40,7 +40,7 @@ def commit(store: Store) -> list[DispatchBatch]:
 
 
 def read_queue(store: Store, topic: str = "T", queue_id: int = 0) -> dict[int, bytes]:
-    """Body by queue offset; each record must say itself that it belongs there. Fillers are left out."""
+    """The bodies by queue offset, without fillers. Checks that each record belongs to its entry."""
     queue = store.queues.get(topic, queue_id)
     bodies: dict[int, bytes] = {}
     if queue is None:
@@ -60,6 +60,6 @@ def read_queue(store: Store, topic: str = "T", queue_id: int = 0) -> dict[int, b
 
 
 def read_all(store: Store) -> dict[tuple[str, int], dict[int, bytes]]:
-    """:func:`read_queue` of every queue that holds something."""
+    """:func:`read_queue` of every queue that is not empty."""
     queues = {(queue.topic, queue.queue_id): read_queue(store, queue.topic, queue.queue_id) for queue in store.queues}
     return {key: bodies for key, bodies in queues.items() if bodies}

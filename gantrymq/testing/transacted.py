@@ -1,4 +1,4 @@
-"""A store with transactions on a machine in memory, and producers beside it; nothing moves but by its methods."""
+"""A store with transactions on a machine in memory, and its producers; nothing happens except by calls of methods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from gantrymq.testing.tinystore import TINY
 _FRAME_BYTES = 1024 * 1024
 _OFFSETS_FILE = "store/config/consumerOffset.json"
 GROUP = "orders"
-"""The producer group of a half message, unless the test names another one."""
+"""The default producer group of half messages."""
 COMMIT = TransactionState.COMMIT
 """The state that commits, for :meth:`TransactedStore.end`."""
 ROLLBACK = TransactionState.ROLLBACK
@@ -48,7 +48,7 @@ ROLLBACK = TransactionState.ROLLBACK
 
 @attrs.frozen
 class Half:
-    """A half message as its producer knows it. ``status``: what the producer was told of it."""
+    """A half message as its producer knows it. ``status``: the status in the response to its send."""
 
     body: bytes
     offset: int
@@ -58,19 +58,19 @@ class Half:
 
 @attrs.frozen
 class Question:
-    """A broker's question, and the half message that came with it."""
+    """A check-back, and the half message in it."""
 
     header: CheckTransactionHeader
     record: Record
 
     @property
     def half(self) -> Half:
-        """The half message by the names that an answer must use."""
+        """The half message with the offsets for the answer."""
         return Half(self.record.body, self.header.commit_log_offset, self.header.tran_state_table_offset)
 
 
 class Producer:
-    """A producer's connection; keeps what the broker sent. With ``error`` each send raises it."""
+    """A producer's connection; records what the broker sends. With ``error`` set, each send raises it."""
 
     def __init__(self) -> None:
         self.id = id(self)
@@ -83,26 +83,26 @@ class Producer:
 
     @property
     def connection(self) -> Producer:
-        """A member of a group and its connection are one here."""
+        """The connection of the member, which is this object."""
         return self
 
     def is_congested(self) -> bool:
-        """It takes whatever it is sent."""
+        """Never congested."""
         return False
 
     def send(self, command: Command) -> None:
-        """What the broker says to it."""
+        """Record a command from the broker."""
         if self.error is not None:
             raise self.error
         self.sent.append(command)
 
     def send_bytes(self, data: bytes) -> None:
-        """The same, as frames."""
+        """Record commands from the broker, as frames."""
         for frame in cut_frames(data)[0]:
             self.send(decode_command(frame))
 
     def take_questions(self) -> list[Question]:
-        """The questions since the last call, in their order."""
+        """The check-backs since the last call, in their order."""
         asked = [command for command in self.sent if command.code == RequestCode.CHECK_TRANSACTION_STATE]
         self.sent = [command for command in self.sent if command not in asked]
         return [
@@ -111,7 +111,7 @@ class Producer:
 
 
 def received(peer: Producer, code: int, ext: dict[str, str], flag: int = 0) -> list[Request]:
-    """A request of ``peer``, as it comes out of a socket."""
+    """A request of ``peer``, as read from a socket."""
     connection: Any = peer
     requests, _ = fast.read_requests(connection, encode(Command(code, ext, flag=flag)), _FRAME_BYTES)
     return requests
@@ -122,13 +122,13 @@ def _nobody_waits(_batch: AppendBatch) -> None:
 
 
 class Topics:
-    """As much of the table of topics as the plugin asks for."""
+    """The part of the table of topics that the plugin uses."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
     def ensure(self, config: TopicConfig) -> TopicConfig:
-        """The topic is there from now on."""
+        """Create the topic unless it exists."""
         self.names.append(config.topic_name)
         return config
 
@@ -144,7 +144,7 @@ class Producers:
         return self.groups.get(group, [])
 
     def join(self, group: str = GROUP) -> Producer:
-        """A new producer of the group."""
+        """Add a producer to the group."""
         producer = Producer()
         self.groups.setdefault(group, []).append(producer)
         return producer
@@ -152,7 +152,7 @@ class Producers:
 
 @attrs.frozen
 class _Config:
-    """The configuration, of which the plugin asks one section."""
+    """A configuration with the plugin's section."""
 
     transaction: TransactionConfig
 
@@ -162,10 +162,10 @@ class _Config:
 
 
 class TransactedStore:
-    """The plugin ``transaction`` around a store on ``env``, as a broker has it; ``settings`` are the plugin's.
+    """The plugin ``transaction`` with a store on ``env``, as in a broker; ``settings`` are those of the plugin.
 
-    Acknowledgements wait for the disk, as with group commit. ``refuse`` may take rows out of what is appended, as
-    another plugin might.
+    Acknowledgments wait for the disk, as with group commit. ``refuse`` may refuse appended rows, as another plugin
+    might.
     """
 
     def __init__(
@@ -221,10 +221,10 @@ class TransactedStore:
             batch.done(batch)
 
     def wake(self) -> None:
-        """Nobody sleeps here."""
+        """Nothing to wake."""
 
     def commit(self) -> None:
-        """Everything that is written goes to the disk and into its queue; who waits gets the answer."""
+        """Flush and dispatch everything that is written, and answer the waiting requests."""
         for batch in self.store.dispatch(self.store.flush()):
             self.plugin.dispatch(batch)
         waiting, self.log_waits = self.log_waits, []
@@ -233,7 +233,7 @@ class TransactedStore:
                 waited.done(waited)
 
     def walk(self) -> None:
-        """One walk of the check-back; between its slices the sockets get their turn."""
+        """Run one scan of check-backs, with a commit after each slice."""
         for _ in self.plugin.strategy.walk():
             self.commit()
         self.commit()
@@ -244,7 +244,7 @@ class TransactedStore:
         machine.advance(int(seconds * 1000))
 
     def persist(self) -> None:
-        """Write the tables, as the broker does now and then; a strategy's own files first, as its task does."""
+        """Write the tables as the broker does periodically; first the strategy's own files, as its task does."""
         if isinstance(self.plugin.strategy, StateTableStrategy):
             self.plugin.strategy.flush()
         self._write_tables()
@@ -256,7 +256,7 @@ class TransactedStore:
                 self.env.replace(path, data)
 
     def close(self) -> None:
-        """Stop in order."""
+        """Stop cleanly."""
         self.commit()
         if isinstance(self.plugin.strategy, StateTableStrategy):
             self.plugin.strategy.settle()
@@ -266,7 +266,7 @@ class TransactedStore:
     # ------------------------------------------------------------------------------------------------- as a producer
 
     def half(self, body: bytes, *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b"") -> Half:
-        """A half message, written but not committed. ``AssertionError`` when it is refused."""
+        """Send a half message, which is appended and not committed. ``AssertionError`` if it is refused."""
         batch = self.halves([body], group=group, topic=topic, queue_id=queue_id, more=more)
         if batch.refused:
             raise AssertionError(f"{body[:20]!r} was refused: {batch.remarks}")
@@ -275,7 +275,7 @@ class TransactedStore:
     def halves(
         self, bodies: list[bytes], *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b""
     ) -> AppendBatch:
-        """Half messages in one batch, as one sweep may bring them."""
+        """Send half messages in one batch, as in one sweep."""
         batch = fast.new_batch(_nobody_waits, Source.CLIENT)
         batch.traits = Trait.PREPARED
         for body in bodies:
@@ -307,7 +307,7 @@ class TransactedStore:
         offset: int | None = None,
         queue_offset: int | None = None,
     ) -> Producer:
-        """END_TRANSACTION; what the broker answers comes to the connection that is returned."""
+        """Send END_TRANSACTION; the returned connection gets the response."""
         header = EndTransactionHeader(
             producer_group=half.group if group is None else group,
             tran_state_table_offset=half.queue_offset if queue_offset is None else queue_offset,
@@ -321,13 +321,13 @@ class TransactedStore:
         return peer
 
     def end_now(self, half: Half, state: int, **others: Any) -> int | None:
-        """As :meth:`end`, and committed: the code of the answer, None without one."""
+        """:meth:`end`, then commit: the code of the response, None without one."""
         peer = self.end(half, state, **others)
         self.commit()
         return peer.sent[0].code if peer.sent else None
 
     def resume(self, message_id: str | None) -> Producer:
-        """RESUME_CHECK_HALF_MESSAGE, as an operator sends it; what the broker answers comes to what is returned."""
+        """Send RESUME_CHECK_HALF_MESSAGE as an operator; the returned connection gets the response."""
         peer = Producer()
         header = ResumeCheckHeader(msg_id=message_id)
         self.resumes.handle(received(peer, RequestCode.RESUME_CHECK_HALF_MESSAGE, header.to_ext()))
@@ -336,7 +336,7 @@ class TransactedStore:
     # ------------------------------------------------------------------------------------------------- as a consumer
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
-        """What consumers of a queue get, in its order."""
+        """The messages that consumers of a queue get, in order."""
         queue = self.store.queues.get(topic, queue_id)
         if queue is None:
             return []
@@ -344,7 +344,7 @@ class TransactedStore:
         return [self.store.log.read_record(offset) for offset, _, _ in ENTRY.iter_unpack(entries)]
 
     def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        """The bodies of a queue's messages."""
+        """The bodies of the messages of a queue."""
         return [record.body for record in self.messages(topic, queue_id)]
 
 
@@ -352,25 +352,25 @@ class TransactedStore:
 
 
 def in_order(world: TransactedStore, strategy: str) -> TransactedStore:
-    """The broker is stopped and started."""
+    """Stop and start the broker."""
     world.close()
     return TransactedStore(world.env, strategy)
 
 
 def killed(world: TransactedStore, strategy: str) -> TransactedStore:
-    """The process ends at once and is started again."""
+    """Kill the process and start it again."""
     assert isinstance(world.env, MemoryEnv)
     return TransactedStore(world.env.kill(), strategy)
 
 
 def cut_off(world: TransactedStore, strategy: str) -> TransactedStore:
-    """The power goes: what was not synced is gone."""
+    """Cut the power, which loses unsynced data, and start again."""
     assert isinstance(world.env, MemoryEnv)
     return TransactedStore(world.env.power_cut(), strategy)
 
 
 def written_first(world: TransactedStore, strategy: str) -> TransactedStore:
-    """The tables are written, twice so that all of them are new, and the process ends."""
+    """Write the tables, twice so that all of them are new, then kill the process and start it again."""
     world.persist()
     world.persist()
     return killed(world, strategy)

@@ -1,7 +1,7 @@
-"""What every transaction strategy must keep: the contract of ``[plugin.transaction] strategy``, as functions.
+"""The contract of transaction strategies (``[plugin.transaction] strategy``), as rules that a test can call.
 
-Each of :data:`RULES` takes the name of a strategy; it returns when the rule is kept and raises ``AssertionError`` when
-not. Machine and clock are in memory: minutes pass at once.
+Each of :data:`RULES` takes the name of a strategy, and raises ``AssertionError`` if the strategy violates the rule.
+Machine and clock are simulated, so minutes pass at once.
 
     @pytest.mark.parametrize("rule", transactionkit.RULES, ids=lambda rule: rule.__name__)
     def test_my_strategy_keeps_the_contract(rule):
@@ -30,13 +30,13 @@ from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, RESTARTS, ROLLBACK, Half, TransactedStore, in_order
 
 OPEN_HALVES: Final = int(os.environ.get("GANTRYMQ_OPEN_HALVES", "1500"))
-"""How many transactions are open at once in the rule about many."""
+"""The number of open transactions in the rule about many."""
 _ROOMY: Final = StoreConfig(commit_log_file_bytes=16 * 1024 * 1024, queue_file_units=30_000)
 _WAIT_S: Final = 90
-"""After so long a producer is asked; less than two intervals."""
+"""The time until a check-back, in seconds; less than two intervals."""
 
 Rule = Callable[[str], None]
-"""A rule of the contract: it raises ``AssertionError`` when the strategy of this name breaks it."""
+"""A rule of the contract; it raises ``AssertionError`` if the strategy with this name violates it."""
 
 
 def _fresh(strategy: str, **settings: Any) -> TransactedStore:
@@ -48,7 +48,7 @@ def _fresh(strategy: str, **settings: Any) -> TransactedStore:
 
 
 def a_half_message_is_seen_only_when_it_is_committed(strategy: str) -> None:
-    """And then once, as it was sent, by what consumers filter by."""
+    """After the commit, consumers get it once, as it was sent, with the tag for their filters."""
     world = _fresh(strategy)
     half = world.half(b"paid", queue_id=3)
     world.commit()
@@ -67,7 +67,7 @@ def a_half_message_is_seen_only_when_it_is_committed(strategy: str) -> None:
 
 
 def what_is_rolled_back_is_never_seen(strategy: str) -> None:
-    """Not after a walk, not after a restart, and nobody is asked about it."""
+    """It is not visible after a scan or a restart either, and there is no check-back for it."""
     world = _fresh(strategy)
     expect(world.end_now(world.half(b"no"), ROLLBACK) == ResponseCode.SUCCESS, "a rollback is answered")
     for restart in RESTARTS:
@@ -79,8 +79,8 @@ def what_is_rolled_back_is_never_seen(strategy: str) -> None:
         world = restart(world, strategy)
 
 
-def the_first_word_counts(strategy: str) -> None:
-    """Commit twice, commit then rollback, rollback then commit; in one sweep, later, behind any restart."""
+def the_first_outcome_wins(strategy: str) -> None:
+    """Commit twice, commit then rollback, rollback then commit; in one sweep, later, and after any restart."""
     for first, second in ((COMMIT, COMMIT), (COMMIT, ROLLBACK), (ROLLBACK, COMMIT), (ROLLBACK, ROLLBACK)):
         wanted = [b"x"] if first == COMMIT else []
         for restart in (None, *RESTARTS):
@@ -100,8 +100,8 @@ def the_first_word_counts(strategy: str) -> None:
                 expect(world.plugin.strategy.open_count == 0, "it is still open")
 
 
-def nothing_known_is_nothing_done(strategy: str) -> None:
-    """A producer that does not know yet gets no answer, and the transaction stays open."""
+def an_unknown_outcome_changes_nothing(strategy: str) -> None:
+    """An unknown outcome gets no response, and the transaction stays open."""
     world = _fresh(strategy)
     half = world.half(b"x")
     world.commit()
@@ -111,7 +111,7 @@ def nothing_known_is_nothing_done(strategy: str) -> None:
 
 
 def forged_ends_are_refused(strategy: str) -> None:
-    """Another group, another queue offset, another place in the log, a place of something else: code 1, no effect."""
+    """Another group, queue offset or log offset, or the log offset of another message: code 1, and no effect."""
     world = _fresh(strategy)
     batch = AppendBatch()
     batch.add("T", 0, b"ordinary", b"PGROUP\x01orders")
@@ -140,9 +140,10 @@ def forged_ends_are_refused(strategy: str) -> None:
 
 
 def forged_records_in_bodies_end_nothing(strategy: str) -> None:
-    """The bytes of a half message in the body of another message: whoever names that place is refused (code 1).
+    """A request with the log offset of a half message that is forged in the body of another message is refused (code
+    1).
 
-    With the queue offset of an open transaction, of one that is not dispatched yet, and of the next.
+    Tested with the queue offset of an open transaction, of one that is not dispatched yet, and of the next one.
     """
     for is_dispatched in (True, False):
         for ahead in (0, 1):
@@ -164,7 +165,8 @@ def forged_records_in_bodies_end_nothing(strategy: str) -> None:
 
 
 def _forge(world: TransactedStore, queue_offset: int) -> int:
-    """Send an ordinary message whose body is a half message of either strategy; returns where that one lies."""
+    """Send an ordinary message whose body is a half message of either strategy; returns the log offset of the
+    forgery."""
     offset = world.log.end + HEADS[0].size
     is_half = isinstance(world.plugin.strategy, HalfStrategy)
     properties = b"TRAN_MSG\x01true\x02PGROUP\x01thieves" + b"\x02REAL_TOPIC\x01T\x02REAL_QID\x010" * is_half
@@ -177,8 +179,8 @@ def _forge(world: TransactedStore, queue_offset: int) -> int:
     return offset
 
 
-def what_only_the_broker_says_cannot_be_sent(strategy: str) -> None:
-    """Properties of checked messages, sent by a producer, make its message no other's."""
+def properties_of_the_broker_from_a_producer_have_no_effect(strategy: str) -> None:
+    """Properties of checked messages, if a producer sends them, do not connect its message with another transaction."""
     world = _fresh(strategy)
     victim = world.half(b"victim")
     more = b"\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d\x02TRANSACTION_CHECK_TIMES\x0199" % victim.queue_offset
@@ -190,7 +192,7 @@ def what_only_the_broker_says_cannot_be_sent(strategy: str) -> None:
 
 
 def a_commit_that_is_refused_may_be_repeated(strategy: str) -> None:
-    """Whatever keeps the message from being stored, the transaction stays open, whatever happens next."""
+    """If the message cannot be stored, for any reason, the transaction stays open, also after a restart."""
     for restart in (None, *RESTARTS):
         world = _fresh(strategy)
         half = world.half(b"x")
@@ -212,18 +214,19 @@ def a_commit_that_is_refused_may_be_repeated(strategy: str) -> None:
         expect(world.bodies() == [b"x"], f"{world.bodies()}")
 
 
-# ------------------------------------------------------------------------------------------------------- to be asked
+# ------------------------------------------------------------------------------------------------------- check-backs
 
 
 def _asked(world: TransactedStore) -> list[Half]:
-    """Who a walk asks about, in order, answered or not."""
+    """The half messages for which a scan sends check-backs, in order."""
     world.walk()
     groups = world.producers.groups.values()
     return [question.half for group in groups for producer in group for question in producer.take_questions()]
 
 
 def a_producer_is_asked_and_its_answer_counts(strategy: str) -> None:
-    """Not before its time; by the names in the question; of messages that other groups sent nobody else is asked."""
+    """No check-back before its time; its offsets are valid in the answer; producers get only those of their own
+    group."""
     world = _fresh(strategy)
     world.producers.join("orders")
     stranger = world.producers.join("others")
@@ -243,8 +246,9 @@ def a_producer_is_asked_and_its_answer_counts(strategy: str) -> None:
     expect(_asked(world) == [], "it is asked again")
 
 
-def who_was_asked_may_answer_by_the_first_names(strategy: str) -> None:
-    """A local transaction takes long, and the producer ends it by what it was told when it sent it (issue 8158)."""
+def an_answer_may_have_the_offsets_of_the_send(strategy: str) -> None:
+    """A local branch takes long, and the producer ends it with the offsets from the response to its send (issue
+    8158)."""
     for state in (COMMIT, ROLLBACK):
         for restart in (None, *RESTARTS):
             world = _fresh(strategy)
@@ -265,7 +269,7 @@ def who_was_asked_may_answer_by_the_first_names(strategy: str) -> None:
 
 
 def nobody_is_asked_about_what_has_ended(strategy: str) -> None:
-    """Many ends before the walk, one while it writes (issue 1517)."""
+    """Many transactions end before the scan, and one while it writes (issue 1517)."""
     world = TransactedStore(MemoryEnv(), strategy, config=_ROOMY)
     world.producers.join()
     halves = [world.half(b"%d" % number) for number in range(200)]
@@ -289,7 +293,8 @@ def nobody_is_asked_about_what_has_ended(strategy: str) -> None:
 
 
 def a_group_without_producers_waits_for_one(strategy: str) -> None:
-    """Its producer went before it answered: another one of the group, who comes hours later, is asked."""
+    """The producer disconnects before it answers; another one of the group, which connects hours later, gets the
+    check-back."""
     world = _fresh(strategy)
     gone = world.producers.join()
     gone.closed = True
@@ -308,7 +313,7 @@ def a_group_without_producers_waits_for_one(strategy: str) -> None:
 
 
 def many_open_transactions_are_all_asked_about(strategy: str) -> None:
-    """However many: each once in a walk, a part of them at a time, and each is committed once (row 65)."""
+    """Each of many open transactions gets one check-back in a scan, in slices, and is committed once (row 65)."""
     world = TransactedStore(MemoryEnv(), strategy, config=_ROOMY, max_open=OPEN_HALVES)
     producer = world.producers.join()
     for first in range(0, OPEN_HALVES, 500):
@@ -334,8 +339,8 @@ def many_open_transactions_are_all_asked_about(strategy: str) -> None:
     expect(world.plugin.strategy.open_count == 0, "some are still open")
 
 
-def what_fails_in_the_middle_keeps_no_other_from_being_asked(strategy: str) -> None:
-    """A producer whose connection raises, a message that belongs nowhere (issue 9500)."""
+def an_error_with_one_does_not_stop_other_check_backs(strategy: str) -> None:
+    """A producer's connection raises an error, and a message has no valid destination (issue 9500)."""
     world = _fresh(strategy)
     world.producers.join()
     world.producers.join("broken").error = RuntimeError("on purpose")
@@ -355,7 +360,8 @@ def what_fails_in_the_middle_keeps_no_other_from_being_asked(strategy: str) -> N
 
 
 def a_restart_in_any_state_forgets_nothing(strategy: str) -> None:
-    """Open, committed, rolled back, asked, asked and ended; in order or not, with written tables or not."""
+    """Open, committed, rolled back, checked, checked and ended; after a clean stop or not, with written tables or
+    not."""
     for restart in RESTARTS:
         world = TransactedStore(MemoryEnv(), strategy)
         world.producers.join()
@@ -383,7 +389,7 @@ def a_restart_in_any_state_forgets_nothing(strategy: str) -> None:
 
 
 def open_transactions_keep_their_files(strategy: str) -> None:
-    """The floor below which the log may be deleted is no higher than an open half message."""
+    """The offset below which log files may be deleted is not above an open half message."""
     world = _fresh(strategy)
     expect(world.plugin.strategy.floor() == world.log.end, "an empty store needs something")
     first, second = world.half(b"x"), world.half(b"y")
@@ -398,7 +404,7 @@ def open_transactions_keep_their_files(strategy: str) -> None:
 
 
 def another_strategy_refuses_to_start(strategy: str) -> None:
-    """With open transactions of this one; without any it starts."""
+    """If there are open transactions of this strategy; otherwise the other one starts."""
     for other in STRATEGIES:
         if other == strategy:
             continue
@@ -422,18 +428,18 @@ def another_strategy_refuses_to_start(strategy: str) -> None:
 RULES: Final[tuple[Rule, ...]] = (
     a_half_message_is_seen_only_when_it_is_committed,
     what_is_rolled_back_is_never_seen,
-    the_first_word_counts,
-    nothing_known_is_nothing_done,
+    the_first_outcome_wins,
+    an_unknown_outcome_changes_nothing,
     forged_ends_are_refused,
     forged_records_in_bodies_end_nothing,
-    what_only_the_broker_says_cannot_be_sent,
+    properties_of_the_broker_from_a_producer_have_no_effect,
     a_commit_that_is_refused_may_be_repeated,
     a_producer_is_asked_and_its_answer_counts,
-    who_was_asked_may_answer_by_the_first_names,
+    an_answer_may_have_the_offsets_of_the_send,
     nobody_is_asked_about_what_has_ended,
     a_group_without_producers_waits_for_one,
     many_open_transactions_are_all_asked_about,
-    what_fails_in_the_middle_keeps_no_other_from_being_asked,
+    an_error_with_one_does_not_stop_other_check_backs,
     a_restart_in_any_state_forgets_nothing,
     open_transactions_keep_their_files,
     another_strategy_refuses_to_start,

@@ -150,7 +150,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, distance: int) -> None:
     (base,) = free_ports(around=(0, 8, 10, 11))
     with socket.create_server(("127.0.0.1", base + 10 + distance)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CommandFailed, match=f"port {port}, which broker-a-0 needs, is taken: .* --base-port"):
+        with pytest.raises(CommandFailed, match=f"port {port}, which broker-a-0 needs, is in use: .* --base-port"):
             make_plan(ClusterSpec(base_port=base), tmp_path)
 
 

@@ -246,7 +246,7 @@ def test_a_reader_that_has_gone_ends_the_consumer_quietly(
         (
             ["produce", "--topic", "t", "--deliver-at", "2026-11-21T20:00:00"],
             2,
-            "of which time zone? Add it, such as Z",
+            "has no time zone; add one, such as Z",
         ),
         (["produce", "--topic", "t", "--deliver-at", "1969-12-31T23:00:00Z"], 2, "that is before 1970"),
         (["produce", "--topic", "t", "--file", "FILE", "--delay", "4d"], 1, "at most 259200000 ms are allowed"),
@@ -274,7 +274,7 @@ def test_a_line_that_is_too_long_is_no_message(shell: Cli, lines: Callable[[byte
     outcome = shell("produce", "--topic", "long", "--file", lines(b"x" * (LINE_BYTES + 1)))
     assert outcome.code == 1
     assert outcome.err == (
-        f"gantrymq: a line is longer than {LINE_BYTES} bytes: that is no message; is it a text file?\n"
+        f"gantrymq: a line is longer than {LINE_BYTES} bytes, the limit of a message; check that this is a text file\n"
     )
 
 

@@ -389,7 +389,7 @@ def test_an_unforeseen_fault_is_one_line_too(cli: Cli, tmp_path: Path, monkeypat
     (line,) = user_lines(outcome.err)
     assert outcome.code == 1
     assert line == (
-        "gantrymq: a fault in GantryMQ, please report it (RuntimeError: never thought of); "
+        "gantrymq: a bug in GantryMQ, please report it (RuntimeError: never thought of); "
         "GANTRYMQ_TRACEBACK=1 shows where"
     )
 

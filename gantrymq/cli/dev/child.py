@@ -1,6 +1,6 @@
 """A server of ``gantrymq dev up`` in its own process: ``python -m gantrymq.cli.dev.child PARENT COMMAND...``.
 
-It gets SIGTERM when its parent ends in any way, so no process remains that holds ports and stores.
+It gets SIGTERM when its parent ends for any reason, so that no process remains with ports and stores in use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Get SIGTERM when the thread that started this process ends; at once when that has happened already."""
+    """Get SIGTERM when the thread that started this process ends, or at once if it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

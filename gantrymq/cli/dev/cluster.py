@@ -84,7 +84,8 @@ async def _ask(client: Client) -> list[dict[str, Any]]:
 
 
 def _rows(servers: Sequence[ServerProcess], statuses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a server by :data:`gantrymq.cli.dev.view.COLUMNS`; a broker may have another id now than at its start."""
+    """A row for each server by :data:`gantrymq.cli.dev.view.COLUMNS`; a broker's id may have changed since its
+    start."""
     by_address = {row["address"]: row for row in statuses}
     rows = []
     for server in servers:

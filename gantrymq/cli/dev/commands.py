@@ -1,4 +1,4 @@
-"""``gantrymq dev``: a cluster on this machine, to develop and try things against."""
+"""``gantrymq dev``: a cluster on this machine, for development and experiments."""
 
 from __future__ import annotations
 

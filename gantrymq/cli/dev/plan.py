@@ -23,18 +23,18 @@ HOST: Final = "127.0.0.1"
 BROKER_STRIDE: Final = 10
 METRICS_DISTANCE: Final = 2
 BROKER_PORTS: Final = (-2, 0, 1, METRICS_DISTANCE)
-"""What a broker listens on, relative to its port: RocketMQ's slaves ask two below for topics, slaves copy one above,
-and metrics are two above."""
+"""The ports of a broker, relative to its port: RocketMQ's slaves fetch topics at -2, slaves copy the log at +1, metrics
+are at +2."""
 FIRST_PORT, LAST_PORT = 20_000, 32_000
-"""Chosen ports lie below those that the system takes for outgoing connections."""
+"""The range of chosen ports, below the ports that the system uses for outgoing connections."""
 TRIES: Final = 2000
 SEGMENT: Final = "64 MiB"
-"""A file of the commit log: RocketMQ's gigabyte is much for a cluster to play with."""
+"""The size of a commit log file; RocketMQ's gigabyte is too large for a development cluster."""
 
 
 @attrs.frozen
 class ClusterSpec:
-    """What the user asked for. ``sync``: masters wait for their slaves. ``base_port``: 0 for any free ports."""
+    """The requested cluster. ``sync``: masters wait for their slaves. ``base_port``: 0 for any free ports."""
 
     cluster: str = "DevCluster"
     brokers: int = 1
@@ -50,7 +50,7 @@ class ClusterSpec:
 class Member:
     """One server: ``number`` is a broker's id at its start, None for a nameserver.
 
-    ``label``: its name among all members, also of its folder and its log file; it stays when the number changes.
+    ``label`` is its unique name, also of its folder and its log file; it stays when the number changes.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Member:
 
     @property
     def address(self) -> str:
-        """Where clients find it."""
+        """The address for clients."""
         return f"{HOST}:{self.port}"
 
 
@@ -75,12 +75,12 @@ class Plan:
 
     @property
     def nameservers(self) -> str:
-        """The form that clients and brokers take."""
+        """The nameservers' addresses in the form for clients and brokers."""
         return ";".join(member.address for member in self.members if member.number is None)
 
 
 class _Kept(msgspec.Struct):
-    """The file: the cluster's name, and of each member by its label the port, and the number if it is a broker."""
+    """The saved file: the cluster's name, and by label each member's port and, for a broker, its number."""
 
     cluster: str
     ports: dict[str, int]
@@ -89,7 +89,7 @@ class _Kept(msgspec.Struct):
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, for one cluster at a time; :class:`CommandFailed` when another runs there."""
+    """Create and lock the folder for the block; :class:`CommandFailed` if another cluster runs there."""
     folder.mkdir(parents=True, exist_ok=True)
     strange = (
         [] if (folder / PLAN_FILE).exists() else [path.name for path in folder.iterdir() if path.name != LOCK_FILE]
@@ -109,7 +109,7 @@ def held(folder: Path) -> Iterator[None]:
 def make_plan(spec: ClusterSpec, folder: Path) -> Plan:
     """The members with their ports: those of the last start, else from ``spec.base_port`` on, else free ones.
 
-    :class:`CommandFailed` names a port that is taken, or the other cluster whose folder this is.
+    :class:`CommandFailed` names a port in use, or the other cluster to which the folder belongs.
     """
     kept = _read(folder)
     if kept.cluster not in ("", spec.cluster):
@@ -138,9 +138,9 @@ def make_plan(spec: ClusterSpec, folder: Path) -> Plan:
 
 
 def _numbers(spec: ClusterSpec, name: str, kept: _Kept, folder: Path) -> dict[str, int]:
-    """The numbers of all brokers of that name that there are or shall be, by their labels.
+    """The numbers of all existing and planned brokers of that name, by their labels.
 
-    :class:`CommandFailed` when the master is one that shall not be started.
+    :class:`CommandFailed` if the master is not among the brokers to start.
     """
     pattern = re.compile(rf"{name}-(\d+)")
     known = {label for label in kept.ports if pattern.fullmatch(label)}
@@ -188,13 +188,13 @@ def _broker(
     enable = list(spec.enable)
     if spec.slaves:
         enable.insert(0, "ha")
-        if spec.sync:  # of slaves as well: they may be promoted
+        if spec.sync:  # also on slaves, which may be promoted
             settings.append("plugin.ha.role=sync_master")
     if "metrics" in enable:
         settings.append(f"plugin.metrics.listen={HOST}:{port + METRICS_DISTANCE}")
     data = str(folder / label)
     arguments = ["broker", "--nameserver", nameservers, "--listen", f"{HOST}:{port}", "--data", data]
-    arguments += ["--config", str(folder / f"{label}.toml")]  # what stands there can be changed while it runs
+    arguments += ["--config", str(folder / f"{label}.toml")]  # settings in this file can be changed at run time
     for plugin in dict.fromkeys(enable):
         arguments += ["--enable", plugin]
     for setting in (*settings, *spec.settings):
@@ -203,7 +203,7 @@ def _broker(
 
 
 def _ports(labels: Sequence[str], base: int, kept: dict[str, int]) -> dict[str, int]:
-    """A port for each label; ``kept`` are those of the last start."""
+    """A port for each label; ``kept`` has those of the last start."""
     ports: dict[str, int] = {}
     brokers = 0
     for index, label in enumerate(labels):
@@ -222,8 +222,8 @@ def _ports(labels: Sequence[str], base: int, kept: dict[str, int]) -> dict[str, 
                 raise CommandFailed(f"{label} would need the port {port + distance}; choose another --base-port")
             if not _free(port + distance):
                 raise CommandFailed(
-                    f"port {port + distance}, which {label} needs, is taken: stop who listens there, or choose other "
-                    "ports with --base-port"
+                    f"port {port + distance}, which {label} needs, is in use: stop the process that listens there, or "
+                    "choose other ports with --base-port"
                 )
         ports[label] = port
     return ports
@@ -240,7 +240,9 @@ def _find(needs: Sequence[int], taken: dict[str, int]) -> int:
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection does not count
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do: ports of closed connections count as free
         try:
             probe.bind((HOST, port))
         except OSError:

@@ -1,4 +1,4 @@
-"""One server of a local cluster as a process: started, awaited, looked after and stopped by its own id."""
+"""One server of a local cluster as a process: starts, awaits, watches and stops it by its process id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gantrymq.cli.failures import CommandFailed
 
 READY_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 12.0
-"""A broker drains for 8 seconds at most; then it is killed."""
+"""The time for a clean stop, in seconds, before the process is killed; a broker drains for at most 8 seconds."""
 POLL_SECONDS: Final = 0.05
 LAST_LINES: Final = 5
 
@@ -44,10 +44,10 @@ class ServerProcess:
         return code
 
     async def start(self) -> None:
-        """Run it until it prints ``ready``; :class:`CommandFailed` with its last lines when it does not."""
+        """Start it and wait until it prints ``ready``; :class:`CommandFailed` with its last lines if it does not."""
         with self.log.open("ab") as errors:
-            # Started by this thread, whose end the child will notice; in a session of its own, so that a Ctrl-C in the
-            # terminal reaches it through its parent alone.
+            # This thread starts it, because the child notices the end of the thread. It gets its own session, so that
+            # a Ctrl-C in the terminal reaches only the parent.
             self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - our own command line; spawning takes milliseconds
                 [sys.executable, "-m", "gantrymq.cli.dev.child", str(os.getpid()), *self.member.arguments],
                 stdin=subprocess.DEVNULL,
@@ -63,13 +63,13 @@ class ServerProcess:
         raise CommandFailed(f"{self.member.label} did not start; its log: {self.log}\n{self._last_lines()}")
 
     async def wait(self) -> int:
-        """The exit code, when it has ended."""
+        """Wait for its end; returns the exit code."""
         while (code := self.code) is None:  # noqa: ASYNC110 - nobody tells
             await trio.sleep(POLL_SECONDS)
         return code
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL when that is not enough; returns when it is gone."""
+        """Send SIGTERM, and SIGKILL if it has not ended in time; returns when it has ended."""
         if self._process is None:
             return
         if self.code is None:

@@ -18,7 +18,7 @@ SECTION, KEY = "broker", "id"
 
 
 def changed_numbers(folder: Path, labels: Sequence[str]) -> dict[str, int]:
-    """By the folder's name, the number that a broker was given while it ran; the last one that was changed comes first.
+    """The numbers that brokers were given at run time, by the names of their folders; the latest change comes first.
 
     :class:`CommandFailed` for a file that cannot be read.
     """
@@ -38,7 +38,8 @@ def forget_changes(folder: Path, labels: Sequence[str]) -> None:
 
 
 def numbers_of(labels: Sequence[str], before: Mapping[str, int], changed: Mapping[str, int]) -> dict[str, int]:
-    """A number for each of one name's brokers, no two alike: as changed, else as before, else the lowest free one."""
+    """A distinct number for each broker of one name: the changed one, else the previous one, else the lowest free
+    one."""
     numbers: dict[str, int] = {}
     for wanted in (changed, before):
         for label, number in wanted.items():

@@ -1,4 +1,4 @@
-"""What ``gantrymq dev up`` shows: a table that lives in a terminal, lines elsewhere, JSON objects when asked for."""
+"""The output of ``gantrymq dev up``: a live table in a terminal, lines otherwise, JSON objects with ``--json``."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 COLUMNS: Final = ("server", "id", "role", "address", "pid", "state", "offset", "lag_bytes", "lag_seconds")
-"""Of a row; ``id``, ``role``, ``offset`` and the lags are None where they are not known, or there are none."""
+"""The columns of a row; ``id``, ``role``, ``offset`` and the lags are None if they are unknown or do not apply."""
 LASTING: Final = ("server", "id", "role", "address", "pid", "state")
-"""A change of one of these prints a line; the others change all the time."""
+"""The columns whose changes print a line; the others change continuously."""
 
 STYLES: Final = {"starting": "dim", "ready": "", "ended": "dim"}
-"""Of a row by its state; what ended otherwise than in order is red."""
+"""The style of a row by its state; a server that did not end cleanly is red."""
 
 
 class View(Protocol):
     """Receives the cluster's events."""
 
     def ready(self, plan: Plan, rows: Sequence[Row]) -> None:
-        """All members serve."""
+        """All members are ready."""
 
     def show(self, rows: Sequence[Row]) -> None:
-        """How they are now, about once a second."""
+        """Show the current state; called about once a second."""
 
     def close(self) -> None:
-        """All have ended."""
+        """All members have ended."""
 
 
 class Lines:
-    """A line for each member at first and whenever one changes, as text or as a JSON object."""
+    """Prints a line for each member at first, and for each change, as text or as a JSON object."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._printed: dict[str, tuple[Any, ...]] = {}
 
     def ready(self, plan: Plan, rows: Sequence[Row]) -> None:
-        """The members, then ``ready`` with what clients need."""
+        """Print the members, then ``ready`` with the addresses for clients."""
         self.show(rows)
         if self._as_json:
             say(json.dumps({"event": "ready", "nameserver": plan.nameservers, "data": str(plan.folder)}))
@@ -53,7 +53,7 @@ class Lines:
             say(f"ready nameserver={plan.nameservers} data={plan.folder}")
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Those that are others than before."""
+        """Print the members that have changed."""
         for row in rows:
             lasting = tuple(row[name] for name in LASTING)
             if self._printed.get(row["address"]) != lasting:
@@ -64,12 +64,12 @@ class Lines:
                     say(" ".join(f"{name}={row[name]}" for name in LASTING if row[name] is not None))
 
     def close(self) -> None:
-        """A last word."""
+        """Print that all members have ended."""
         say(json.dumps({"event": "stopped"}) if self._as_json else "stopped")
 
 
 class LiveTable:
-    """One table that is drawn anew in its place."""
+    """A table that is redrawn in place."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.live import Live
@@ -78,23 +78,23 @@ class LiveTable:
         self._caption = ""
 
     def ready(self, plan: Plan, rows: Sequence[Row]) -> None:
-        """The first table, with what clients need below it."""
+        """Draw the first table, with the addresses for clients below it."""
         self._caption = f"--nameserver '{plan.nameservers}'   data {plan.folder}   Ctrl-C stops all"
         self._live.start()
         self.show(rows)
 
     def show(self, rows: Sequence[Row]) -> None:
-        """The table as of now."""
+        """Redraw the table."""
         self._live.update(table_of(rows, self._caption), refresh=True)
 
     def close(self) -> None:
-        """The last table stays."""
+        """Leave the last table on the screen."""
         self._live.stop()
         say("stopped")
 
 
 def table_of(rows: Sequence[Row], caption: str) -> Table:
-    """The rows for human eyes."""
+    """The rows as a table for a terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

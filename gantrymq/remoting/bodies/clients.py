@@ -16,7 +16,7 @@ from gantrymq.remoting.headers.header import Int32, Int64
 from gantrymq.remoting.properties import java_hash
 
 SQL92: Final = "SQL92"
-"""The expression type of subscriptions that are no tags."""
+"""The expression type of subscriptions by SQL92 expressions."""
 
 
 class SubscriptionData(Body):
@@ -34,7 +34,7 @@ class SubscriptionData(Body):
     def for_tags(cls, topic: str, expression: str = "*", version: int = 0) -> SubscriptionData:
         """A subscription by tag: ``*`` or nothing for all, else tags between ``||``.
 
-        :class:`ValueError` when nothing but separators is left, as ``FilterAPI`` has it.
+        :class:`ValueError` for a text of separators alone, as in ``FilterAPI``.
         """
         if not expression or expression == "*":
             return cls(topic=topic, sub_string="*", sub_version=version)
@@ -77,7 +77,7 @@ class ConsumerData(Body):
     unit_mode: bool = False
 
     def __post_init__(self) -> None:
-        # Java reads the names without regard to case, and none from an unknown one
+        # Java ignores the case of names, and reads an unknown name as null
         self.consume_type = enum_name(self.consume_type, CONSUME_TYPES) or "CONSUME_PASSIVELY"
         self.message_model = enum_name(self.message_model, MESSAGE_MODELS) or "CLUSTERING"
         self.consume_from_where = enum_name(self.consume_from_where, CONSUME_FROM_WHERE) or "CONSUME_FROM_LAST_OFFSET"
@@ -92,7 +92,7 @@ class ProducerData(Body):
 class HeartbeatData(Body, rename={"client_id": "clientID", "producer_data_set": "producerDataSet",
                                   "consumer_data_set": "consumerDataSet", "without_sub": "withoutSub",
                                   "heartbeat_fingerprint": "heartbeatFingerprint"}):  # fmt: skip
-    """What a client is part of: body of 34. 5.x may send a fingerprint in place of the subscriptions."""
+    """The groups of a client: body of 34. 5.x may send a fingerprint in place of the subscriptions."""
 
     any_spelling: ClassVar[bool] = True
 
@@ -114,7 +114,7 @@ class CheckClientConfig(Body):
 
 
 class ConsumerList(Body):
-    """The client ids of a consumer group: answer to 38 (``GetConsumerListByGroupResponseBody``)."""
+    """The client ids of a consumer group: response to 38 (``GetConsumerListByGroupResponseBody``)."""
 
     consumer_id_list: list[str] = []
 
@@ -129,7 +129,7 @@ class ClientConnection(Body):
 
 
 class ConsumerConnections(Body):
-    """Answer to 203 (``ConsumerConnection``)."""
+    """Response to 203 (``ConsumerConnection``)."""
 
     connection_set: list[ClientConnection] = []
     subscription_table: dict[str, SubscriptionData] = {}
@@ -139,14 +139,14 @@ class ConsumerConnections(Body):
 
 
 class ProducerConnections(Body):
-    """Answer to 204 (``ProducerConnection``)."""
+    """Response to 204 (``ProducerConnection``)."""
 
     connection_set: list[ClientConnection] = []
 
 
 class ProducerInfo(Body, rename={"remote_ip": "remoteIP", "client_id": "clientId",
                                  "last_update_timestamp": "lastUpdateTimestamp"}):  # fmt: skip
-    """One producer, in the answer to 328."""
+    """One producer, in the response to 328."""
 
     client_id: str = ""
     remote_ip: str = ""
@@ -156,19 +156,19 @@ class ProducerInfo(Body, rename={"remote_ip": "remoteIP", "client_id": "clientId
 
 
 class ProducerTable(Body):
-    """Answer to 328 (``ProducerTableInfo``): producers by group."""
+    """Response to 328 (``ProducerTableInfo``): producers by group."""
 
     data: dict[str, list[ProducerInfo]] = {}
 
 
 class GroupList(Body):
-    """Answer to 300."""
+    """Response to 300."""
 
     group_list: list[str] = []
 
 
 class GroupSubscription(Body):
-    """Answer to 345 (``QuerySubscriptionResponseBody`` of 5.x)."""
+    """Response to 345 (``QuerySubscriptionResponseBody`` of 5.x)."""
 
     group: str = ""
     topic: str = ""

@@ -1,6 +1,6 @@
 """The settings of consumer groups, and RocketMQ's file of them.
 
-What 5.3.3 added is optional and stays out of the text unless set, so that both versions read it. Source: RocketMQ
+The fields that 5.3.3 added are optional and omitted unless set, so that both versions read the text. Source: RocketMQ
 4.9.7 ``SubscriptionGroupConfig``, ``SubscriptionGroupWrapper``.
 """
 
@@ -42,12 +42,12 @@ class GroupRetryPolicy(Body):
     customized_retry_policy: CustomizedRetryPolicy | None = None
 
     def __post_init__(self) -> None:
-        # Java reads none from an unknown name, and goes by this one then
+        # Java reads an unknown name as null, and then uses this policy
         self.type = enum_name(self.type, RETRY_POLICIES) or "CUSTOMIZED"
 
 
 class SimpleSubscriptionData(Body):
-    """What a group is configured to want of a topic (5.x)."""
+    """A configured subscription of a group (5.x)."""
 
     topic: str | None = None
     expression_type: str | None = None

@@ -1,7 +1,7 @@
-"""The bodies about how far consumers are, and RocketMQ's files of it.
+"""The bodies about the progress of consumers, and RocketMQ's files with it.
 
-Source: RocketMQ 4.9.7 ``common/protocol/body``, ``common/admin``. Maps with queues for keys are written with raw
-objects as keys, which is fastjson's way.
+Source: RocketMQ 4.9.7 ``common/protocol/body``, ``common/admin``. Maps with queues as keys are written as fastjson
+writes them, with raw objects as keys.
 """
 
 # ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
@@ -16,21 +16,21 @@ from gantrymq.remoting.headers.header import Int32, Int64
 
 
 class ConsumerOffsetSerializeWrapper(Body):
-    """How far groups have consumed, ``topic@group`` to queue id to offset: body of 43, ``consumerOffset.json``."""
+    """Consumer offsets, ``topic@group`` to queue id to offset: body of 43, ``consumerOffset.json``."""
 
     offset_table: dict[str, dict[Int32, Int64]] = {}
     data_version: DataVersion | None = None
 
 
 class DelayOffsetSerializeWrapper(Body):
-    """How far the delay levels are delivered, level to queue offset: file ``delayOffset.json``."""
+    """The delivered offsets of the delay levels, level to queue offset: file ``delayOffset.json``."""
 
     offset_table: dict[Int32, Int64] = {}
     data_version: DataVersion | None = None
 
 
 class OffsetWrapper(Body):
-    """How far a group is in a queue; ``last_timestamp`` (ms): when the last message that it consumed was stored."""
+    """The progress of a group in a queue; ``last_timestamp`` is the store time of its last consumed message (ms)."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
@@ -38,19 +38,19 @@ class OffsetWrapper(Body):
 
 
 class ConsumeStats(Body):
-    """Answer to 208."""
+    """Response to 208."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
     consume_tps: float = 0.0
 
     @property
     def behind(self) -> int:
-        """Messages that wait."""
+        """The lag in messages."""
         return sum(offset.broker_offset - offset.consumer_offset for offset in self.offset_table.values())
 
 
 class ConsumeStatsList(Body):
-    """Answer to 317: for each group its topics' statistics."""
+    """Response to 317: for each group its topics' statistics."""
 
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = []
     broker_addr: str | None = None
@@ -58,7 +58,8 @@ class ConsumeStatsList(Body):
 
 
 class QueueTimeSpan(Body):
-    """When a queue's first and last message were stored, where its group is, and how long the next one has waited."""
+    """The store times of a queue's first and last message, the progress of the group, and the age of its next
+    message."""
 
     message_queue: MessageQueue = MessageQueue()
     min_time_stamp: Int64 = 0
@@ -68,19 +69,19 @@ class QueueTimeSpan(Body):
 
 
 class ConsumeTimeSpans(Body):
-    """Answer to 303 (``QueryConsumeTimeSpanBody``)."""
+    """Response to 303 (``QueryConsumeTimeSpanBody``)."""
 
     consume_time_span_set: list[QueueTimeSpan] = []
 
 
 class CorrectionOffsets(Body):
-    """Answer to 308: by queue the lowest offset of other groups."""
+    """Response to 308: by queue the lowest offset of other groups."""
 
     correction_offsets: dict[Int32, Int64] = {}
 
 
 class ResetOffsets(Body):
-    """Body of 220 and answer to 222 (``ResetOffsetBody``)."""
+    """Body of 220 and response to 222 (``ResetOffsetBody``)."""
 
     offset_table: dict[MessageQueue, Int64] = {}
 
@@ -92,12 +93,12 @@ class OrderedOffsets(Body):
 
     @property
     def offsets(self) -> dict[MessageQueue, int]:
-        """The table; what has texts for keys is none."""
+        """The table; empty if the keys are texts."""
         return dict(self.offset_table) if isinstance(self.offset_table, list) else {}
 
 
 class QueueOffset(Body):
-    """A queue and where to go on, for clients in C++ (``MessageQueueForC``)."""
+    """A queue and its next offset, for clients in C++ (``MessageQueueForC``)."""
 
     topic: str = ""
     broker_name: str = ""
@@ -112,23 +113,23 @@ class ResetOffsetList(Body):
 
 
 class ClientStatus(Body):
-    """A client's answer to 221: where it goes on, by queue. An empty map comes as a dict."""
+    """A client's response to 221: its next offset by queue. An empty map comes as a dict."""
 
     message_queue_table: list[tuple[MessageQueue, Int64]] | dict[str, Any] = []
 
     @property
     def queues(self) -> list[tuple[MessageQueue, int]]:
-        """The table; what has texts for keys is none."""
+        """The table; empty if the keys are texts."""
         return self.message_queue_table if isinstance(self.message_queue_table, list) else []
 
 
 class ClientOffsets(Body):
-    """What a client answers to 221 (``GetConsumerStatusBody``)."""
+    """A client's response to 221 (``GetConsumerStatusBody``)."""
 
     message_queue_table: dict[MessageQueue, Int64] = {}
 
 
 class ConsumerStatus(Body):
-    """Answer to 223 (``GetConsumerStatusBody``): by client, by queue."""
+    """Response to 223 (``GetConsumerStatusBody``): by client, by queue."""
 
     consumer_table: dict[str, dict[MessageQueue, Int64]] = {}

@@ -1,7 +1,7 @@
-"""The bodies about queues: their bounds, their entries, and who holds their locks.
+"""The bodies about queues: their bounds, entries and locks.
 
-Source: RocketMQ 4.9.7 ``MessageQueue``, ``common/protocol/body``, ``common/admin``. Maps with queues for keys are
-written with raw objects as keys, which is fastjson's way.
+Source: RocketMQ 4.9.7 ``MessageQueue``, ``common/protocol/body``, ``common/admin``. Maps with queues as keys are
+written as fastjson writes them, with raw objects as keys.
 """
 
 # ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
@@ -23,7 +23,7 @@ class MessageQueue(Body, frozen=True, order=True):  # type: ignore[misc]  # a st
 
 
 class TopicOffset(Body):
-    """The bounds of a queue, and when its last message was stored (ms, 0 for an empty one)."""
+    """The bounds of a queue, and the store time of its last message (ms, 0 for an empty queue)."""
 
     min_offset: Int64 = 0
     max_offset: Int64 = 0
@@ -31,7 +31,7 @@ class TopicOffset(Body):
 
 
 class TopicStatsTable(Body):
-    """Answer to 202."""
+    """Response to 202."""
 
     offset_table: dict[MessageQueue, TopicOffset] = {}
 
@@ -49,7 +49,7 @@ class ConsumeQueueEntry(Body):
 
 
 class ConsumeQueueBody(Body):
-    """Answer to 321 (``QueryConsumeQueueResponseBody``)."""
+    """Response to 321 (``QueryConsumeQueueResponseBody``)."""
 
     queue_data: list[ConsumeQueueEntry] = []
     max_queue_index: Int64 = 0
@@ -59,7 +59,7 @@ class ConsumeQueueBody(Body):
 
 
 class LockBatchRequestBody(Body):
-    """Queues that a member of a group wants to have, or gives back: bodies of 41 and 42. The last field is 5.x's."""
+    """Queues that a member of a group locks or unlocks: bodies of 41 and 42. The last field is from 5.x."""
 
     any_spelling: ClassVar[bool] = True
 
@@ -70,6 +70,6 @@ class LockBatchRequestBody(Body):
 
 
 class LockBatchResponseBody(Body, rename={"lock_ok_mq_set": "lockOKMQSet"}):
-    """Those of the queues asked for that the client has now: answer to 41."""
+    """The requested queues whose locks the client holds now: response to 41."""
 
     lock_ok_mq_set: set[MessageQueue] = set()

@@ -1,4 +1,4 @@
-"""The body of REGISTER_BROKER (103): plain JSON, or the compressed binary form that costs less with many topics.
+"""The body of REGISTER_BROKER (103): plain JSON, or a compressed binary form that is smaller with many topics.
 
 ::
 
@@ -30,14 +30,14 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
 INFLATED_MAX_BYTES: Final = 32 * 1024 * 1024
-"""The longest a compressed body may grow: 200,000 topics with the longest names."""
+"""The most bytes of a decompressed body: 200,000 topics with the longest names."""
 REGISTERED_TOPICS_MAX: Final = 200_000
-"""Topics of one registration; more are refused before they are read."""
+"""The most topics of one registration; more are refused before they are decoded."""
 STEPS_FROM: Final = 65_536
-"""Bytes of plain JSON; a longer body is decoded topic by topic."""
+"""The size in bytes from which a plain JSON body is decoded topic by topic."""
 STEP_TOPICS: Final = 256
 STEP_BYTES: Final = 262_144
-"""Topics and inflated bytes of one step: about a millisecond."""
+"""The topics and decompressed bytes of one step: about a millisecond."""
 _I32 = struct.Struct(">i")
 
 
@@ -65,7 +65,7 @@ class RegisterBrokerBody(Body):
     filter_server_list: list[str] = []
 
     def encode(self, compressed: bool = False) -> bytes:
-        """The body as it travels; :func:`body_crc32` of it goes into the header."""
+        """The encoded body; the header has its :func:`body_crc32`."""
         if not compressed:
             return self.to_bytes()
         wrapper = self.topic_config_serialize_wrapper
@@ -79,9 +79,9 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def decode(cls, data: bytes, compressed: bool = False) -> RegisterBrokerBody:
-        """The inverse of :meth:`encode`; :class:`RemoteFault` (code 1) for what cannot be read.
+        """The inverse of :meth:`encode`; :class:`RemoteFault` (code 1) for invalid data.
 
-        Of JSON that is not plain it reads as much as any request may have, see :meth:`Body.from_request`.
+        The limits of :meth:`Body.from_request` apply to JSON that is not plain.
         """
         steps = cls.decode_in_steps(data, compressed)
         while True:
@@ -92,7 +92,7 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def decode_in_steps(cls, data: bytes, compressed: bool = False) -> Generator[None, None, RegisterBrokerBody]:
-        """As :meth:`decode`; it yields where it may rest, about each millisecond."""
+        """:meth:`decode` as a generator, which yields about once a millisecond."""
         if not compressed:
             return (yield from cls._decode_json(data))
         inflated = yield from _inflate(data)
@@ -111,7 +111,7 @@ class RegisterBrokerBody(Body):
         if not reader.ended:
             pieces = [reader.take() for _ in range(_check_count(reader.number()))]
             yield
-            # The limit of a body that Python reads holds for all of them together.
+            # The limit for bodies that Python reads applies to all topics together.
             values = 0
             for number, piece in enumerate(pieces):
                 values += count_values(piece)
@@ -141,7 +141,7 @@ class RegisterBrokerBody(Body):
                     if number % STEP_TOPICS == 0:
                         yield
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                pass  # not as Java's broker writes it: what reads that decides
+                pass  # not in the form of RocketMQ's broker: the tolerant decoder decides
             else:
                 taken = TopicConfigSerializeWrapper(topics, wrapper.data_version, wrapper.topic_queue_mapping_info_map)
                 return cls(taken, frame.filter_server_list)
@@ -155,7 +155,7 @@ def _check_count(count: int, most: int = REGISTERED_TOPICS_MAX) -> int:
 
 
 def body_crc32(data: bytes) -> int:
-    """The checksum of a body as RocketMQ has it: CRC-32 without its highest bit."""
+    """RocketMQ's checksum of a body: CRC-32 without the highest bit."""
     return zlib.crc32(data) & 0x7FFFFFFF
 
 
@@ -181,7 +181,7 @@ def _sized(data: bytes) -> bytes:
 
 
 class _Sized:
-    """Takes length-prefixed pieces from the front."""
+    """Reads length-prefixed parts one after the other."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -189,11 +189,11 @@ class _Sized:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left."""
+        """Whether all data has been read."""
         return self.at == len(self.data)
 
     def number(self) -> int:
-        """A count; every counted thing takes at least its own length, so more than fit are refused at once."""
+        """A count; each item has at least a length field, so a count that cannot fit is refused at once."""
         if self.at + 4 > len(self.data):
             raise _fault("it ends early")
         (value,) = _I32.unpack_from(self.data, self.at)

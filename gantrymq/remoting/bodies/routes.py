@@ -9,7 +9,7 @@ from gantrymq.remoting.headers.header import Int32, Int64
 
 
 class QueueData(Body):
-    """A topic's queues on one broker. The system flag goes out under both names it ever had.
+    """A topic's queues on one broker. The system flag is written under both of its names.
 
     ``topic_syn_flag`` is the name up to 4.8.0 and in the Go client; set ``topic_sys_flag`` alone.
     """
@@ -38,7 +38,7 @@ class BrokerData(Body):
 
 
 class TopicRouteData(Body):
-    """Where a topic's queues are: answer to 105."""
+    """The route of a topic: response to 105."""
 
     queue_datas: list[QueueData] = []
     broker_datas: list[BrokerData] = []
@@ -48,14 +48,14 @@ class TopicRouteData(Body):
 
 
 class ClusterInfo(Body):
-    """All brokers and clusters: answer to 106."""
+    """All brokers and clusters: response to 106."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 class BrokerMemberGroup(Body):
-    """The live members of a broker name, by broker id: part of the answer to 901 (5.x)."""
+    """The live members of a broker name, by broker id: part of the response to 901 (5.x)."""
 
     cluster: str = ""
     broker_name: str = ""
@@ -63,6 +63,6 @@ class BrokerMemberGroup(Body):
 
 
 class BrokerMemberGroupBody(Body):
-    """Answer to 901 (``GetBrokerMemberGroupResponseBody``, 5.x)."""
+    """Response to 901 (``GetBrokerMemberGroupResponseBody``, 5.x)."""
 
     broker_member_group: BrokerMemberGroup | None = None

@@ -1,4 +1,4 @@
-"""What a consumer reports of itself when an administrator asks, and how it fared with a message it was given directly.
+"""A consumer's report for an administrator, and the result of the direct consumption of a message.
 
 Source: RocketMQ 4.9.7 ``ConsumerRunningInfo`` and the classes of its fields, ``ConsumeMessageDirectlyResult``.
 """
@@ -13,7 +13,7 @@ from gantrymq.remoting.headers.header import Int32, Int64
 
 
 class ProcessQueueInfo(Body):
-    """One queue of a consumer: what it has in hand, and the offset it goes on from. Times in ms."""
+    """One queue of a consumer: its outstanding messages and its next offset. Times in ms."""
 
     commit_offset: Int64 = 0
     cached_msg_min_offset: Int64 = 0
@@ -42,7 +42,7 @@ class ConsumeStatus(Body, rename={
 
 
 class ConsumerRunningInfo(Body):
-    """Answer to 307; ``jstack`` is the text of the stacks of all threads, where it was asked for."""
+    """Response to 307; ``jstack`` is the text of the stacks of all threads, where it was asked for."""
 
     properties: dict[str, str] = {}
     subscription_set: list[SubscriptionData] = []
@@ -52,7 +52,7 @@ class ConsumerRunningInfo(Body):
 
 
 class DirectlyConsumed(Body):
-    """Answer to 309 (``ConsumeMessageDirectlyResult``). ``consume_result``: CR_SUCCESS, CR_LATER, ..."""
+    """Response to 309 (``ConsumeMessageDirectlyResult``). ``consume_result``: CR_SUCCESS, CR_LATER, ..."""
 
     order: bool = False
     auto_commit: bool = True

@@ -7,7 +7,7 @@ from gantrymq.remoting.headers.header import Int64
 
 
 class StatsItem(Body, frozen=True):  # type: ignore[misc]  # a struct is no dataclass here
-    """A sum over some time, the sum a second, and the average of an event (``BrokerStatsItem``)."""
+    """A sum over a period, the rate per second, and the average per event (``BrokerStatsItem``)."""
 
     sum: Int64 = 0
     tps: float = 0.0
@@ -15,7 +15,7 @@ class StatsItem(Body, frozen=True):  # type: ignore[misc]  # a struct is no data
 
 
 class StatsData(Body):
-    """Answer to 315 (``BrokerStatsData``)."""
+    """Response to 315 (``BrokerStatsData``)."""
 
     stats_minute: StatsItem = StatsItem()
     stats_hour: StatsItem = StatsItem()

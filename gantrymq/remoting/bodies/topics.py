@@ -1,6 +1,6 @@
 """The bodies about topics, and RocketMQ's file of them.
 
-What 5.3.3 added is optional and stays out of the text unless set, so that both versions read it. Source: RocketMQ
+The fields that 5.3.3 added are optional and omitted unless set, so that both versions read the text. Source: RocketMQ
 4.9.7 ``TopicConfig``, ``TopicConfigSerializeWrapper``, ``TopicList``.
 """
 
@@ -32,7 +32,7 @@ class TopicConfig(Body):
 
     @classmethod
     def from_text(cls, text: str) -> TopicConfig:
-        """The inverse of :meth:`to_text`; takes 5.3.3's form with attributes at the end, and leaves them out.
+        """The inverse of :meth:`to_text`; accepts the form of 5.3.3, and ignores the attributes at its end.
 
         :class:`RemoteFault` (code 1) for anything else.
         """
@@ -48,7 +48,7 @@ class TopicConfig(Body):
 
 
 class TopicQueueMapping(Body):
-    """Which logical queues of a static topic a broker has, logical id to its own (``TopicQueueMappingInfo``, 5.x)."""
+    """The logical queues of a static topic on a broker, logical id to queue id (``TopicQueueMappingInfo``, 5.x)."""
 
     topic: str = ""
     scope: str = "__global__"
@@ -68,7 +68,7 @@ class TopicConfigSerializeWrapper(Body):
 
 
 class TopicList(Body):
-    """Names of topics; ``broker_addr`` only in the answer to 304."""
+    """Names of topics; ``broker_addr`` only in the response to 304."""
 
     topic_list: list[str] = []
     broker_addr: str | None = None

@@ -1,1 +1,1 @@
-"""The typed headers of requests and responses by subject; ``table`` ties them to the request codes."""
+"""The typed headers of requests and responses by subject; ``table`` lists them by request code."""

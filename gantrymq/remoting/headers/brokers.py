@@ -9,7 +9,7 @@ from gantrymq.remoting.headers.header import Header, Int32
 
 
 class ConfigVersionResponse(Header, kw_only=True):
-    """Answer to 26: the configuration's data version as JSON."""
+    """Response to 26: the configuration's data version as JSON."""
 
     version: str
 

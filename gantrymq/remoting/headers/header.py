@@ -1,7 +1,7 @@
-"""The base of all typed headers: how one is written and read.
+"""The base class of all typed headers: encodes and decodes them.
 
-A header travels as text fields (``Command.ext``). A missing field without a default, or one that is no number of its
-width, is the sender's fault and answered with code 1.
+An encoded header has text fields (``Command.ext``). A missing field without a default, or a value that is not a number
+of the field's width, is refused with code 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Header(msgspec.Struct, rename="camel"):
     """Base of all typed headers."""
 
     def to_ext(self) -> dict[str, str]:
-        """The fields as they travel; those that are None stay out."""
+        """The fields as text; omits those that are None."""
         ext: dict[str, str] = {}
         for name, wire_name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
             value = getattr(self, name)

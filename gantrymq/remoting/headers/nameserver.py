@@ -20,7 +20,7 @@ class RegisterBrokerHeader(Header, kw_only=True):
 
 
 class RegisterBrokerResponse(Header, kw_only=True):
-    """Answer to 103: the master's addresses, for a slave."""
+    """Response to 103: the master's addresses, for a slave."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -36,7 +36,7 @@ class BrokerHeader(Header, kw_only=True):
 
 
 class DataVersionResponse(Header, kw_only=True):
-    """Answer to 322."""
+    """Response to 322."""
 
     changed: bool
 
@@ -70,13 +70,13 @@ class BrokerNameHeader(Header, kw_only=True):
 
 
 class WipeWritePermResponse(Header, kw_only=True):
-    """Answer to 205."""
+    """Response to 205."""
 
     wipe_topic_count: Int32
 
 
 class AddWritePermResponse(Header, kw_only=True):
-    """Answer to 327."""
+    """Response to 327."""
 
     add_topic_count: Int32
 
@@ -101,7 +101,7 @@ class KVConfigHeader(Header, kw_only=True):
 
 
 class KVConfigResponse(Header, kw_only=True):
-    """Answer to 101."""
+    """Response to 101."""
 
     value: str | None = None
 

@@ -13,7 +13,7 @@ class QueueHeader(Header, kw_only=True):
 
 
 class OffsetResponse(Header, kw_only=True):
-    """Answer to 14, 29, 30 and 31."""
+    """Response to 14, 29, 30 and 31."""
 
     offset: Int64
 
@@ -27,7 +27,7 @@ class SearchOffsetHeader(Header, kw_only=True):
 
 
 class TimestampResponse(Header, kw_only=True):
-    """Answer to 32: milliseconds, -1 for a queue without messages."""
+    """Response to 32: milliseconds, -1 for a queue without messages."""
 
     timestamp: Int64
 
@@ -43,7 +43,7 @@ class ConsumeQueueHeader(Header, kw_only=True):
 
 
 class QueryConsumerOffsetHeader(Header, kw_only=True):
-    """QUERY_CONSUMER_OFFSET (14); the last field is 5.x's: False wants to be told of a missing offset."""
+    """QUERY_CONSUMER_OFFSET (14). The last field is from 5.x: with False, a missing offset is an error."""
 
     consumer_group: str
     topic: str

@@ -9,8 +9,8 @@ class PullMessageHeader(Header, kw_only=True):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). ``sys_flag``: 1 commit offset valid, 2 may suspend,
     4 subscription inline, 8 class filter, 16 lite.
 
-    ``gantrymq_max_bytes`` is an extension of GantryMQ (``docs/format/frame.md``): the client accepts so many bytes of
-    messages in one answer, instead of RocketMQ's limits. Other brokers ignore it.
+    ``gantrymq_max_bytes`` is an extension of GantryMQ (``docs/format/frame.md``): the most bytes of messages that the
+    client accepts in one response, instead of RocketMQ's limits. Other brokers ignore it.
     """
 
     consumer_group: str
@@ -28,7 +28,7 @@ class PullMessageHeader(Header, kw_only=True):
 
 
 class PullMessageResponse(Header, kw_only=True):
-    """Where to go on, and the queue's bounds."""
+    """The next offset to pull from, and the queue's bounds."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64

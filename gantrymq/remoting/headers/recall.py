@@ -1,4 +1,4 @@
-"""The headers by which a delayed message is recalled.
+"""The headers of requests that recall a timed message.
 
 Source: RocketMQ 5.3.3 ``RecallMessageRequestHeader``, ``RecallMessageResponseHeader``; 4.9 has no such request.
 """
@@ -9,7 +9,7 @@ from gantrymq.remoting.headers.header import Header
 
 
 class RecallMessageHeader(Header, kw_only=True):
-    """RECALL_MESSAGE (370): the message of ``recall_handle``, which the answer to its send carried."""
+    """RECALL_MESSAGE (370): the message of ``recall_handle``, which the response to its send had."""
 
     producer_group: str | None = None
     topic: str

@@ -18,16 +18,16 @@ class MinimumChangedHeader(Header, kw_only=True):
 
 
 class RoleChangedHeader(Header, kw_only=True):
-    """NOTIFY_BROKER_ROLE_CHANGED (1008); RocketMQ 5's controller tells brokers so who is the master.
+    """NOTIFY_BROKER_ROLE_CHANGED (1008), with which RocketMQ 5's controller notifies brokers of the master.
 
-    Between brokers of ours the field ``gantryEpoch`` has the epoch: see :mod:`gantrymq.remoting.epoch`.
+    Between GantryMQ's brokers the field ``gantryEpoch`` has the epoch: see :mod:`gantrymq.remoting.epoch`.
     """
 
     master_address: str | None = None
 
 
 class CompareLogHeader(Header, kw_only=True):
-    """COMPARE_LOG (47001): the bytes that a slave's log has at this offset, by their number and their SHA-256 (hex)."""
+    """COMPARE_LOG (47001): the number and the SHA-256 (hex) of the bytes of a slave's log at this offset."""
 
     offset: Int64
     size: Int32
@@ -35,7 +35,7 @@ class CompareLogHeader(Header, kw_only=True):
 
 
 class CompareLogResponse(Header, kw_only=True):
-    """Answer to 47001: what the master's log has there (``LogMatch``), and where it ends."""
+    """Response to 47001: the result of the comparison (``LogMatch``), and the end of the master's log."""
 
     match: str
     log_end: Int64

@@ -49,14 +49,14 @@ class SendMessageHeader(
 
 
 def read_send_header(code: int, ext: dict[str, str] | None) -> SendMessageHeader:
-    """The header of a request that sends a message or a reply, whichever names its fields have."""
+    """The header of a request that sends a message or a reply, with long or one-letter names of fields."""
     if code in _LONG_NAMES and ext:
         ext = {SEND_LETTERS.get(name, name): value for name, value in ext.items()}
     return read_header(SendMessageHeader, ext)
 
 
 def topic_in(code: int, ext: Mapping[str, str]) -> str | None:
-    """The topic that the header of a request names, read as its processor reads it; None where it names none."""
+    """The topic in the header of a request, as its processor reads it; None if there is none."""
     if code in _LONG_NAMES:
         names = [name for name in ext if SEND_LETTERS.get(name, name) == SEND_LETTERS["topic"]]
         return ext[names[-1]] if names else None
@@ -64,7 +64,8 @@ def topic_in(code: int, ext: Mapping[str, str]) -> str | None:
 
 
 class SendMessageResponse(Header, kw_only=True):
-    """Where the message lies; a batch's ids are joined by commas and its offset is the first one's."""
+    """The place of the stored message. For a batch, commas separate the ids, and the offset is that of the first
+    message."""
 
     msg_id: str
     queue_id: Int32
@@ -75,7 +76,7 @@ class SendMessageResponse(Header, kw_only=True):
 
 
 class ReplyMessageHeader(Header, kw_only=True):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): the fields of the reply as it was sent, and where it comes from.
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): the fields of the reply as it was sent, and its origin.
 
     ``born_host`` and ``store_host`` are ``address:port`` of the replying client and of the broker, the address in
     digits.
@@ -98,7 +99,8 @@ class ReplyMessageHeader(Header, kw_only=True):
 
 
 class SendBackHeader(Header, kw_only=True):
-    """CONSUMER_SEND_MSG_BACK (36): the message at ``offset`` of the log; delay level -1 gives up, 0 leaves it to us."""
+    """CONSUMER_SEND_MSG_BACK (36): the message at ``offset`` of the log; delay level -1 makes it a dead letter, with 0
+    the broker chooses."""
 
     offset: Int64
     group: str

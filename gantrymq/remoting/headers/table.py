@@ -1,4 +1,4 @@
-"""The table that ties each request code to its server and its typed headers.
+"""The table of request codes with their servers and typed headers.
 
 Source: the ``*RequestHeader`` and ``*ResponseHeader`` classes of RocketMQ 4.9.7 (``common/protocol/header``).
 """
@@ -79,7 +79,7 @@ from gantrymq.remoting.headers.transactions import CheckTransactionHeader, EndTr
 
 @attrs.frozen
 class RequestSpec:
-    """One row of the table: who answers ("broker", "nameserver", "client"), and the typed headers both ways."""
+    """One row of the table: the server ("broker", "nameserver", "client"), and the headers of request and response."""
 
     server: str
     header: type[Header] | None

@@ -1,4 +1,4 @@
-"""The headers by which a transaction ends and is checked back.
+"""The headers of requests that end a transaction or check it back.
 
 Source: RocketMQ 4.9.7 ``EndTransactionRequestHeader``, ``CheckTransactionStateRequestHeader``, ``MessageSysFlag``.
 """
@@ -11,7 +11,7 @@ from gantrymq.remoting.headers.header import Header, Int32, Int64
 
 
 class TransactionState(IntEnum):
-    """How a transaction stands, in ``EndTransactionHeader.commit_or_rollback`` and in bits 2 and 3 of a sys flag."""
+    """The state of a transaction, in ``EndTransactionHeader.commit_or_rollback`` and in bits 2 and 3 of a sys flag."""
 
     UNKNOWN = 0
     PREPARED = 4
@@ -20,9 +20,8 @@ class TransactionState(IntEnum):
 
 
 class EndTransactionHeader(Header, kw_only=True):
-    """END_TRANSACTION (37): what became of a half message. The first offset is its place in the queue of half messages,
-    the second one its place in the log; ``commit_or_rollback`` is a :class:`TransactionState`. 5.x asks for the right
-    to write to ``topic``."""
+    """END_TRANSACTION (37): the outcome of a half message. The first offset is its queue offset, the second one its log
+    offset; ``commit_or_rollback`` is a :class:`TransactionState`. 5.x checks the write permission for ``topic``."""
 
     producer_group: str
     tran_state_table_offset: Int64
@@ -35,7 +34,7 @@ class EndTransactionHeader(Header, kw_only=True):
 
 
 class CheckTransactionHeader(Header, kw_only=True):
-    """CHECK_TRANSACTION_STATE (39), a broker's question to a producer; the half message is the body, as a record."""
+    """CHECK_TRANSACTION_STATE (39), a check-back to a producer; the body is the record of the half message."""
 
     tran_state_table_offset: Int64
     commit_log_offset: Int64
@@ -45,7 +44,7 @@ class CheckTransactionHeader(Header, kw_only=True):
 
 
 class ResumeCheckHeader(Header, kw_only=True):
-    """RESUME_CHECK_HALF_MESSAGE (323): ``msg_id`` is the broker's id of a message that was put aside
+    """RESUME_CHECK_HALF_MESSAGE (323): ``msg_id`` is the broker's id of a discarded half message
     (``ResumeCheckHalfMessageRequestHeader``)."""
 
     msg_id: str | None = None

@@ -1,10 +1,10 @@
-"""A cluster in one process, on simulated time and a network in memory that can be made as bad as one likes.
+"""A cluster in one process, with simulated time and a network in memory with configurable faults.
 
-:func:`gantrymq.testing.simulated.run.simulate` runs a scenario: nameservers, brokers and clients on machines of their
-own, each with a disk in memory. Nothing waits for real: when nobody can go on, the clock jumps to the next deadline, so
-an hour takes seconds. Everything that is left to chance follows from one number, the seed: who runs first, how long a
-piece of data takes, which unsynced blocks survive a power cut. The same seed gives the same run.
+:func:`gantrymq.testing.simulated.run.simulate` runs a scenario: nameservers, brokers and clients on separate machines,
+each with a disk in memory. Nothing waits in real time: when no task can run, the clock jumps to the next deadline, so
+an hour takes seconds. One number, the seed, determines all random choices: the order of tasks, the delays of data, the
+unsynced blocks that survive a power cut. The same seed gives the same run.
 
-What is simulated is what surrounds the programs: their sockets, disks, clocks and threads. Work for a worker thread is
-done on the spot, so two threads never disturb each other here; real processes are for that.
+The simulation replaces the sockets, disks, clocks and threads of the programs. It runs the work of worker threads
+immediately, so it finds no races between threads; test those with real processes.
 """

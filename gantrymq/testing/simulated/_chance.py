@@ -1,6 +1,6 @@
-"""What a run takes from the machine that it really runs on, replaced for its length by what follows from the seed.
+"""Replaces clocks, random numbers and other sources of nondeterminism during a run by values that follow from the seed.
 
-These are switched in place, in the modules of Python and trio: programs ask there, and no setting of theirs changes it.
+It patches modules of Python and trio, because programs use them directly and have no setting for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROCESS_ID = 4242
 
 @contextmanager
 def all_from(seed: int) -> Iterator[None]:
-    """Clocks, secrets, the process id, the order of tasks, and threads, of which there are none."""
+    """Replace clocks, secrets, the process id, the order of tasks, and threads."""
     chance = random.Random(f"{seed} secrets")  # noqa: S311 - chance that can be repeated is the point
     with ExitStack() as stack:
         replaced: list[tuple[Any, str, Any]] = [
@@ -55,14 +55,14 @@ def _seconds() -> float:
 
 
 async def _at_once(function: Callable[..., T], *arguments: Any, **_options: Any) -> T:
-    """In place of a thread: the clock would jump while it works, and no two runs would be the same."""
+    """Run the work without a thread: otherwise the clock would jump meanwhile, and runs would differ."""
     await trio.lowlevel.checkpoint()
     return function(*arguments)
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Tasks of a process that is stopped do not run; trio has no switch for that."""
+    """Do not run tasks of a stopped process; trio has no setting for that."""
     runner: Any = trio._core._run.Runner
     reschedule = runner.reschedule
 
@@ -81,7 +81,7 @@ def _stoppable() -> Iterator[None]:
 
 @contextmanager
 def _same_order(seed: int) -> Iterator[None]:
-    """Of the tasks that can run, trio picks by chance. It has this switch for tests that find their seed themselves."""
+    """Make the order deterministic in which trio runs tasks; trio has this setting for tests with their own seed."""
     run: Any = trio._core._run
     before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
     run._ALLOW_DETERMINISTIC_SCHEDULING = True

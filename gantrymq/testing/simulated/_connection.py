@@ -1,8 +1,8 @@
-"""A connection through the simulated network: two pairs of real sockets, and what lies between them.
+"""A connection through the simulated network: two pairs of real sockets, and the transfer between them.
 
-Each machine holds one end of a pair of its own. What it writes is taken at once, is on its way for as long as the link
-says, and is then written to the other machine's pair. Descriptors are real, so epoll and trio treat them as any other,
-and what was written is readable at once: a clock that jumps cannot overtake it.
+Each machine has one end of its own pair. The connection reads written data at once, delays it as the link determines,
+and writes it to the pair of the other machine. The descriptors are real, so epoll and trio handle them as usual, and
+written data is readable at once, before the clock can jump.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gantrymq.testing.simulated.link import Link
 
 PIECE_BYTES: Final = 16 * 1024
 WINDOW_BYTES: Final = 256 * 1024
-"""How much may be on its way in one direction; who sends more waits, as with TCP."""
+"""The most bytes in transit in one direction; a sender of more waits, as with TCP."""
 BUFFER_BYTES: Final = 64 * 1024
-"""What the system keeps for either end."""
+"""The size of the system's buffer for each end."""
 
 
 class Sign(Enum):
-    """What travels behind the data."""
+    """A signal in transit behind the data."""
 
     END = "end"
     RESET = "reset"
 
 
 class Reset(Exception):
-    """Both ends are to be closed at once."""
+    """Both ends must be closed at once."""
 
 
 class Pipe:
@@ -43,7 +43,7 @@ class Pipe:
         self.twin = self
         """The other direction."""
         self.told: Callable[[Link, int], None] = lambda link, size: None
-        """Called with each piece that arrives."""
+        """Called with the size of each piece of data that arrives."""
         self._source = source
         self._sink = sink
         self._port = port
@@ -55,7 +55,7 @@ class Pipe:
         self._deaf: trio.Event | None = None
 
     def put(self, item: bytes | Sign) -> None:
-        """Send ``item`` off; it arrives behind what was sent before."""
+        """Send ``item``; it arrives after everything sent before."""
         size = len(item) if isinstance(item, bytes) else 0
         self._last = max(self._last, trio.current_time() + self.link.takes(size))
         self._flight.append((self._last, item))
@@ -63,15 +63,15 @@ class Pipe:
         self._moved.unpark_all()
 
     def silence(self) -> None:
-        """Take nothing more from the source; what is on its way goes on."""
+        """Read nothing more from the source; data in transit still arrives."""
         self._taking.cancel()
 
     def deafen(self, heard_again: trio.Event) -> None:
-        """Nobody is at the sink any more. Once somebody is, what arrives is answered by a reset."""
+        """The process at the sink has ended. Data that arrives after its restart is answered by a reset."""
         self._deaf = heard_again
 
     async def take(self) -> None:
-        """Send off what the source has, until its end or :meth:`silence`."""
+        """Send data of the source until its end or :meth:`silence`."""
         with self._taking:
             while True:
                 while self._bytes >= WINDOW_BYTES:
@@ -86,7 +86,7 @@ class Pipe:
                     return
 
     async def give(self) -> None:
-        """Hand over what arrives, until its end. :class:`Reset` when the connection ends otherwise."""
+        """Write arriving data to the sink until its end. :class:`Reset` if the connection ends otherwise."""
         while True:
             while not self._flight:
                 await self._moved.park()
@@ -124,7 +124,7 @@ class Pipe:
 
 
 class Connection:
-    """Who connected, to whom (host and port), and the two directions."""
+    """The connecting host, the host and port of the other side, and the two directions."""
 
     def __init__(self, client: tuple[str, int], server: tuple[str, int], there: Link, back: Link) -> None:
         self.client = client
@@ -138,7 +138,7 @@ class Connection:
         self._ending = trio.CancelScope()
 
     def leave(self, host: str, up: trio.Event, *, silently: bool) -> None:
-        """The process at ``host`` has ended; its system says so to the other side, unless it has ended as well."""
+        """The process at ``host`` has ended; its system notifies the other side, unless that has ended too."""
         for own, other in ((self.there, self.back), (self.back, self.there)):
             if own.link.source == host:
                 own.silence()
@@ -147,11 +147,11 @@ class Connection:
                     own.put(Sign.RESET)
 
     def reset(self) -> None:
-        """End it for both sides, now."""
+        """Close both sides at once."""
         self._ending.cancel()
 
     async def carry(self) -> None:
-        """Until both sides have closed it, or it is reset."""
+        """Transfer data until both sides have closed the connection, or it is reset."""
         try:
             with self._ending:
                 async with trio.open_nursery() as nursery:

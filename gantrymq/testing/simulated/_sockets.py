@@ -1,4 +1,4 @@
-"""What trio gives out as a socket while a simulated network stands for the real one."""
+"""The sockets that trio creates during a simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gantrymq.testing.simulated.network import MemoryListener, Network, running
 
 
 class MemorySocket(trio.socket.SocketType):
-    """A TCP socket of the current task's process, as far as streams and listeners need one."""
+    """A TCP socket of the current task's process, with the methods that streams and listeners use."""
 
     def __init__(self, network: Network, family: int, kind: int, proto: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class MemorySocket(trio.socket.SocketType):
 
     @property
     def _sock(self) -> MemorySocket:
-        """What anyio takes for the socket of the standard library, to ask for its addresses."""
+        """The object that anyio uses as the standard library's socket, for its addresses."""
         return self
 
     @property
@@ -46,10 +46,10 @@ class MemorySocket(trio.socket.SocketType):
     def did_shutdown_SHUT_WR(self) -> bool:  # noqa: N802 - trio's name
         return self._stream is not None and self._stream.did_shutdown_SHUT_WR
 
-    # --------------------------------------------------------------------------------------------------- before
+    # ------------------------------------------------------------------------------------------ before the connection
 
     def setsockopt(self, *_arguments: Any) -> None:
-        """Nothing: there are no options here."""
+        """Do nothing: simulated sockets have no options."""
 
     def getsockopt(self, level: int, option: int, *_size: int) -> Any:
         return int(option == socket.SO_ACCEPTCONN and self._listener is not None and self._listener.listening)
@@ -86,7 +86,7 @@ class MemorySocket(trio.socket.SocketType):
     def _join(self, end: socket.socket, name: tuple[str, int], peer: tuple[str, int]) -> None:
         self._stream, self._name, self._peer = trio.socket.from_stdlib_socket(end), name, peer
 
-    # ---------------------------------------------------------------------------------------------------- after
+    # ------------------------------------------------------------------------------------------- after the connection
 
     def getsockname(self) -> tuple[str, int]:
         return self._name
@@ -134,7 +134,7 @@ class MemorySocket(trio.socket.SocketType):
 
 
 class MemorySockets(trio.abc.SocketFactory):
-    """For ``trio.socket.set_custom_socket_factory``: every socket of this run is one of the network."""
+    """For ``trio.socket.set_custom_socket_factory``: creates all sockets of the run in the simulated network."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -142,5 +142,5 @@ class MemorySockets(trio.abc.SocketFactory):
     def socket(
         self, family: int = socket.AF_INET, type: int = socket.SOCK_STREAM, proto: int = 0
     ) -> trio.socket.SocketType:
-        """A socket that is neither bound nor connected."""
+        """A new socket, neither bound nor connected."""
         return MemorySocket(self._network, family, type, proto)

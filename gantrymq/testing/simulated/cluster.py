@@ -1,4 +1,4 @@
-"""Nameservers, a master and its slaves, and clients on machines of their own, in one process."""
+"""Nameservers, a master and its slaves, and clients on separate simulated machines in one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HA = "gantrymq.plugins.ha:HaPlugin"
 HA_PORT = 10912
 """The port at which a simulated master serves its slaves."""
 SAFE = {"plugin.flush.mode": "sync", "plugin.ha.role": "sync_master"}
-"""What makes an acknowledgment survive the loss of either machine (SYNC_FLUSH and SYNC_MASTER)."""
+"""Settings with which acknowledged messages survive the loss of either machine (SYNC_FLUSH and SYNC_MASTER)."""
 _STEP_S = 0.05
 
 
@@ -37,7 +37,7 @@ class Cluster:
         self.chance = random.Random(f"{network.seed} scenario")  # noqa: S311 - for the scenario's own choices
         self.nameservers: list[str] = []
         self.log: list[Any] = []
-        """What was logged: each line's fields, and ``at``, the simulated time in seconds."""
+        """The log events: their fields, and ``at``, the simulated time in seconds."""
         self._nursery = nursery
         self._machines: dict[str, Machine] = {}
 
@@ -48,12 +48,12 @@ class Cluster:
         return self._machines[host]
 
     def is_master(self, host: str) -> bool:
-        """Whether a broker runs at this machine, as a master."""
+        """Whether a master runs at this machine."""
         broker = self.machine(host).broker
         return broker is not None and broker.broker_id == 0
 
     def slaves_of(self, host: str) -> int:
-        """How many slaves follow the broker at this machine; 0 when it is no master."""
+        """The number of slaves that follow the broker at this machine; 0 if it is not a master."""
         broker = self.machine(host).broker
         if broker is None or broker.broker_id:
             return 0
@@ -61,7 +61,7 @@ class Cluster:
         return sum(copy.start >= 0 for copy in ha.copies)
 
     async def start_nameserver(self, host: str, peers: Sequence[str] = ()) -> Machine:
-        """A nameserver at this machine; brokers and clients that start later know it. See ``Machine``."""
+        """Start a nameserver at this machine; brokers and clients that start later use it. See ``Machine``."""
         machine = self.machine(host)
         address = await machine.start_nameserver(peers)
         if address not in self.nameservers:
@@ -69,30 +69,31 @@ class Cluster:
         return machine
 
     async def start_broker(self, host: str, broker_id: int = 0, settings: Mapping[str, str] | None = None) -> Broker:
-        """A broker with the plugin ``ha`` at this machine, a master or (``broker_id`` not 0) a slave."""
+        """Start a broker with the plugin ``ha`` at this machine, a master or (``broker_id`` above 0) a slave."""
         given = {"broker.id": str(broker_id), "plugin.ha.peers": "10.0.0.0/8", **(settings or {})}
         return await self.machine(host).start_broker(self.nameservers, given, [_HA])
 
     def end(self) -> None:
-        """Switch all machines off, for good."""
+        """Switch all machines off permanently."""
         self.resume()
         for machine in self._machines.values():
             machine.vanish()
 
     def resume(self) -> None:
-        """Let every process go on that is paused."""
+        """Resume all paused processes."""
         for machine in self._machines.values():
             machine.resume()
 
     @asynccontextmanager
     async def client(self, host: str = OBSERVER) -> AsyncIterator[Any]:
-        """A client of the library at this machine, which knows all nameservers; the block belongs to it."""
+        """A client at this machine with the addresses of all nameservers; the code of the block runs at the machine
+        too."""
         with on(Process(host)):
             async with gantrymq.connect(self.nameservers) as client:
                 yield client
 
     async def until(self, true: Callable[[], bool], seconds: float = 60.0, what: str = "") -> None:
-        """Returns when it is so; AssertionError when it is not after so many simulated seconds."""
+        """Return when the condition holds; AssertionError if it does not within the given simulated seconds."""
         with trio.move_on_after(seconds):
             while not true():  # noqa: ASYNC110 - what is waited for has no event
                 await trio.sleep(_STEP_S)
@@ -101,9 +102,9 @@ class Cluster:
 
 
 async def read_all(address: str, topic: str, queues: int, book: Book, patience: int = 200) -> dict[int, int]:
-    """Show the book everything that the broker gives to readers of the topic; how far each queue goes.
+    """Pass all readable messages of the topic to the book; returns the end of each queue.
 
-    For the test itself: over good links, and again while the broker is not ready to answer (``patience`` times).
+    It reads over faultless links, and retries while the broker is not ready (``patience`` times).
     """
     ends: dict[int, int] = {}
     with on(Process(OBSERVER)):

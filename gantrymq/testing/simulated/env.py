@@ -1,4 +1,4 @@
-"""A machine's environment: its disk in memory, its clock the simulated one, its addresses on the simulated network."""
+"""A machine's environment: a disk in memory, a simulated clock, and addresses on the simulated network."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.simulated.network import Network
 
 START_MS = 1_700_000_000_000
-"""What wall clocks that are right show when a simulation begins."""
+"""The correct wall clock time at the begin of a simulation."""
 BOOTED_S = 5_000.0
-"""For how long the machines have been on then: no time is 0, and none is trio's."""
+"""The monotonic time at the begin: not 0, and different from trio's clock, so that tests notice a confusion."""
 
 
 class SimulatedEnv(MemoryEnv):
-    """One life of the machine at ``host``. ``clock_ms`` is what its wall clock is wrong by, for all of that life.
+    """One run of the machine at ``host``. ``clock_ms`` is the error of its wall clock during the run.
 
-    ``sync_s``: how long bringing the commit log onto the disk takes, from and to.
+    ``sync_s``: the shortest and the longest time of a flush of the commit log.
     """
 
     def __init__(self, network: Network, host: str, seed: int, clock_ms: int = 0) -> None:
@@ -30,7 +30,7 @@ class SimulatedEnv(MemoryEnv):
         self.clock_ms = clock_ms
         self.sync_s = (0.0005, 0.002)
         self.spawn: Callable[[Callable[[], Awaitable[Any]]], None] = _nobody
-        """Starts a task of the process that runs here."""
+        """Starts a task of the process at this machine."""
         self._network = network
         self._host = host
         self._chance = random.Random(seed)  # noqa: S311 - chance that can be repeated is the point
@@ -54,12 +54,12 @@ class SimulatedEnv(MemoryEnv):
         return SimulatedFlusher(self)
 
     async def sync(self) -> None:
-        """Wait for as long as the disk takes."""
+        """Wait for the duration of a flush."""
         await trio.sleep(self._chance.uniform(*self.sync_s))
 
 
 class SimulatedFlusher(Flusher):
-    """Flushes when asked, in a task that sleeps for as long as the disk takes; no thread."""
+    """Flushes on request, in a task that sleeps for the duration of a flush, without a thread."""
 
     def __init__(self, env: SimulatedEnv) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class SimulatedFlusher(Flusher):
             self._env.spawn(self._work)
 
     def run(self, waker: Waker) -> None:
-        """Nothing but to remember whom to wake: the work is done where it is asked for."""
+        """Only record the waker; requests do the work."""
         self._waker = waker
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""One direction between two machines, and how bad it is."""
+"""One direction of a link between two machines, with its faults."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 import trio
 
 ALL_PORTS: Final = frozenset[int]()
-"""A link that is bad for every port."""
+"""Flips bytes on connections to all ports."""
 
 
 class Link:
-    """Data from one machine to another. What is set here holds for all connections, from now on.
+    """The link from one machine to another. Changes apply to all connections at once.
 
-    ``delay_s``: a piece takes so long, from and to, another time for each; the order within a connection stays.
-    ``bytes_per_s``: how much one connection carries. ``cut``: the chance that a piece is the last one of its
-    connection; some of it still comes through, then both ends are reset. ``flip``: the chance that one byte of a piece
-    is another when it arrives, on connections to ``flip_ports`` (empty: to all).
+    ``delay_s``: the shortest and longest delay of a piece of data; pieces of a connection keep their order.
+    ``bytes_per_s``: the bandwidth of one connection. ``cut``: the probability that the connection breaks within a
+    piece; a part of it still arrives, then both ends are reset. ``flip``: the probability that one byte of a piece
+    changes, on connections to ``flip_ports`` (empty: to all).
     """
 
     def __init__(self, source: str, target: str, seed: str) -> None:
@@ -30,7 +30,7 @@ class Link:
         self.mend()
 
     def mend(self) -> None:
-        """As good as new, but for a clog."""
+        """Remove all faults except a clog."""
         self.delay_s = (0.0, 0.0)
         self.bytes_per_s = math.inf
         self.cut = 0.0
@@ -39,29 +39,29 @@ class Link:
 
     @property
     def clogged(self) -> bool:
-        """Whether nothing comes through."""
+        """Whether the link is clogged: no data arrives."""
         return not self._clear.is_set()
 
     def clog(self) -> None:
-        """Let nothing through until :meth:`clear`. Connections stay open, and what was sent waits, as with TCP."""
+        """Stop all data until :meth:`clear`. Connections stay open, and sent data waits, as with TCP."""
         if not self.clogged:
             self._clear = trio.Event()
 
     def clear(self) -> None:
-        """Let everything through, also what has waited."""
+        """Remove a clog; waiting data arrives."""
         self._clear.set()
 
     async def passable(self) -> None:
-        """Returns when something comes through."""
+        """Return when the link is not clogged."""
         while self.clogged:
             await self._clear.wait()
 
     def takes(self, size: int) -> float:
-        """How long ``size`` bytes are on their way, in seconds."""
+        """The transit time of ``size`` bytes, in seconds."""
         return self._chance.uniform(*self.delay_s) + size / self.bytes_per_s
 
     def spoil(self, data: bytes, port: int) -> tuple[bytes, bool]:
-        """What arrives of a piece on a connection to ``port``, and whether that was the connection's last."""
+        """The part of a piece that arrives on a connection to ``port``, and whether the connection breaks after it."""
         if self.flip and (not self.flip_ports or port in self.flip_ports) and self._chance.random() < self.flip:
             place = self._chance.randrange(len(data))
             data = data[:place] + bytes([data[place] ^ self._chance.randrange(1, 256)]) + data[place + 1 :]

@@ -1,4 +1,4 @@
-"""Producers on machines of their own that go on whatever happens to them, and note what they were promised."""
+"""Producers on separate machines that continue after any error, and record what was acknowledged."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from gantrymq.testing.simulated.cluster import Cluster, read_all
 TOPIC = "T"
 """The topic that the producers send to."""
 QUEUES = 2
-"""Queues of that topic."""
+"""The number of queues of that topic."""
 _SEND_S = 2.0
 PAUSE_S = 0.4
 """The longest pause of a producer between two messages, in simulated seconds."""
 
 
 class Load:
-    """One producer at each of ``hosts``, for the topic :data:`TOPIC` of one broker name; ``ledger`` is their book.
+    """One producer at each of ``hosts``, for the topic :data:`TOPIC` of one broker name; ``ledger`` records their
+    messages.
 
-    None of them sends again what was not acknowledged, and each waits for an answer before it goes on.
+    A producer does not send unacknowledged messages again, and waits for each response before the next message.
     """
 
     def __init__(self, cluster: Cluster, hosts: list[str]) -> None:
         self.ledger = Ledger(f"seed{cluster.seed}")
         self.acknowledged = dict.fromkeys(hosts, 0)
         self.promised: set[bytes] = set()
-        """The bodies of what was acknowledged."""
+        """The bodies of acknowledged messages."""
         self.statuses: dict[str, int] = {}
-        """How often each answer came; ``failed`` for none, or an error."""
+        """The number of responses by status; ``failed`` for an error or no response."""
         self.pause_s = PAUSE_S
-        """How long each waits at most before it sends its next message."""
+        """The longest pause before the next message, in seconds."""
         self._cluster = cluster
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send until cancelled."""
         async with trio.open_nursery() as nursery:
             for number, host in enumerate(self.acknowledged):
                 nursery.start_soon(self._send, number, host)
@@ -65,7 +66,8 @@ class Load:
         self.statuses[status] = self.statuses.get(status, 0) + 1
 
     async def more(self, count: int, seconds: float = 120.0) -> None:
-        """Returns when everybody has been promised so many more; AssertionError after so many simulated seconds."""
+        """Return when each producer has this many more acknowledged messages; AssertionError after the given simulated
+        seconds."""
         wanted = {host: before + count for host, before in self.acknowledged.items()}
         await self._cluster.until(
             lambda: all(self.acknowledged[host] >= number for host, number in wanted.items()),
@@ -74,9 +76,9 @@ class Load:
         )
 
     async def check(self, address: str) -> dict[int, int]:
-        """Read everything from the broker there. ``LedgerViolation`` for the first promise that it breaks.
+        """Read all messages of the broker there and check them; ``LedgerViolation`` for the first violation.
 
-        How far its queues go. Each call is a look of its own: what another broker has shown does not count.
+        Returns the ends of its queues. Each call is independent of messages that other brokers returned.
         """
         ledger = copy.deepcopy(self.ledger)
         ends = await read_all(address, TOPIC, QUEUES, ledger)

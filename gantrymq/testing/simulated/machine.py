@@ -1,4 +1,4 @@
-"""A machine of the simulated cluster: a disk, and one process on it, that may end in any way."""
+"""A machine of the simulated cluster: a disk and one process, which a test can end in any way."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _Body = Callable[[trio.TaskStatus[None]], Awaitable[None]]
 
 
 class Machine:
-    """Runs a broker or a nameserver at ``host``. Both are the ones of the product, from the first line to the last."""
+    """Runs a broker or a nameserver at ``host``, with the complete code of the product."""
 
     def __init__(self, network: Network, nursery: trio.Nursery, host: str) -> None:
         self.host = host
         self.network = network
         self.env = SimulatedEnv(network, host, random.Random(f"{network.seed} {host}").randrange(1 << 30))  # noqa: S311
         self.broker: Broker | None = None
-        """The broker, as long as one runs here."""
+        """The broker that runs here, or None."""
         self._nursery = nursery
         self._process: Process | None = None
         self._scope = trio.CancelScope()
@@ -39,12 +39,12 @@ class Machine:
 
     @property
     def address(self) -> str:
-        """Where the broker serves clients."""
+        """The broker's address for clients."""
         return f"{self.host}:{_BROKER_PORT}"
 
     @property
     def running_broker(self) -> Broker:
-        """The broker; RuntimeError when none runs."""
+        """The broker; RuntimeError if none runs."""
         if self.broker is None:
             raise RuntimeError(f"no broker runs at {self.host}")
         return self.broker
@@ -52,7 +52,8 @@ class Machine:
     # ------------------------------------------------------------------------------------------------- beginning
 
     async def start_nameserver(self, peers: Sequence[str] = ()) -> str:
-        """Returns its address once it listens. Only ``peers`` may change its routes, or without any, everybody."""
+        """Start a nameserver; returns its address when it listens. Only ``peers`` may change its routes; without any,
+        all may."""
 
         async def body(status: trio.TaskStatus[None]) -> None:
             async with trio.open_nursery() as nursery:
@@ -66,11 +67,11 @@ class Machine:
     async def start_broker(
         self, nameservers: Sequence[str], settings: Mapping[str, str], enable: Sequence[str] = ()
     ) -> Broker:
-        """Returns it once it listens. It is started again for as long as it asks for that."""
+        """Start a broker; returns it when it listens. It is started again whenever it requests a restart."""
         given = {
             "broker.listen": self.address,
             "broker.insecure": "true",
-            "broker.watchdog": "0s",  # a thread, and the clock it looks at is not ours
+            "broker.watchdog": "0s",  # it is a thread with a clock outside the simulation
             "store.commit_log_file_bytes": "256 KiB",
             "store.queue_file_units": "1000",
             "plugin.index.slots": "1000",
@@ -80,7 +81,7 @@ class Machine:
 
         file = f"[broker]\nid = {given.pop('broker.id', 0)}\n".encode()
         if self.env.exists(_OVERRIDES):
-            self.env.unlink(_OVERRIDES)  # who says now what it is takes out what was changed before
+            self.env.unlink(_OVERRIDES)  # a start with an id removes an id that was changed at run time
 
         async def body(status: trio.TaskStatus[None]) -> None:
             again = False
@@ -123,7 +124,7 @@ class Machine:
                     env.spawn = nursery.start_soon
                     await body(task_status)
         except BaseExceptionGroup as group:
-            # Whatever a process says whose machine was taken away is not heard by anybody.
+            # Errors of a process whose machine was removed are ignored.
             _, rest = group.split(Exception)
             if process.alive:
                 raise
@@ -136,7 +137,7 @@ class Machine:
     # ---------------------------------------------------------------------------------------------------- ending
 
     async def stop(self) -> None:
-        """As on SIGTERM: returns when it has ended in order."""
+        """Stop it as by SIGTERM; returns when it has ended cleanly."""
         if self.broker is not None:
             self.broker.stop()
         else:
@@ -144,30 +145,30 @@ class Machine:
         await self._gone.wait()
 
     def pause(self) -> None:
-        """As SIGSTOP: nothing of it runs, its connections stay open, and what arrives waits."""
+        """Pause it as by SIGSTOP: its tasks do not run, its connections stay open, and arriving data waits."""
         if self._process is not None:
             self._process.stop()
 
     def resume(self) -> None:
-        """As SIGCONT, after :meth:`pause`."""
+        """Resume it as by SIGCONT, after :meth:`pause`."""
         if self._process is not None:
             self._process.resume()
 
     def kill(self) -> None:
-        """As kill -9: what it wrote is there, synced or not; its connections are closed by the system."""
+        """End it as by kill -9: written data remains, synced or not; the system closes its connections."""
         self._end(self.env.kill())
         self.network.kill(self.host)
 
     def power_cut(self, seed: int | None = None) -> None:
         """The machine loses power: no peer gets a signal, and unsynced data is lost, except for what ``seed`` picks.
 
-        Who never starts it again has lost it for good.
+        Without another start the machine is lost.
         """
         self._end(self.env.power_cut(seed))
         self.network.switch_off(self.host)
 
     def vanish(self) -> None:
-        """Off, and nobody will look at what it had."""
+        """Switch it off permanently, without a copy of its disk."""
         self.env.switch_off()
         self._end(self.env)
         self.network.switch_off(self.host)
@@ -176,7 +177,7 @@ class Machine:
         if self._process is not None:
             self._process.alive = False
             if self._process.stopped:
-                self._process.resume()  # to be taken away
+                self._process.resume()  # to be removed
         self.env = successor
         self._scope.cancel()
 

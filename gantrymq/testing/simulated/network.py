@@ -1,4 +1,4 @@
-"""Machines that reach each other over links which can be made bad, one by one."""
+"""Machines, and the links between them, each with its own faults."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from gantrymq.testing.simulated._connection import Connection
 from gantrymq.testing.simulated.link import Link
 
 OBSERVER: Final = "10.255.255.254"
-"""Where the test itself sits. Nothing that holds for all links holds for those of this machine."""
+"""The machine of the test itself, whose links have no faults."""
 _FIRST_PORT: Final = 30_000
 
 
 @attrs.define(eq=False)
 class Process:
-    """A program that runs at ``host``, until it is no longer ``alive``. ``stopped``: as by SIGSTOP."""
+    """A program that runs at ``host`` while it is ``alive``. ``stopped``: paused as by SIGSTOP."""
 
     host: str
     alive: bool = True
     stopped: bool = False
     held: list[Any] = attrs.field(factory=list)
-    """Its tasks that could run since it was stopped."""
+    """Its tasks that have become runnable since it was paused."""
 
     def stop(self) -> None:
-        """Run nothing of it until :meth:`resume`; what its tasks wait for goes on, and their deadlines pass."""
+        """Run none of its tasks until :meth:`resume`; meanwhile events happen, and deadlines pass."""
         self.stopped = True
 
     def resume(self) -> None:
-        """Go on, as after SIGCONT."""
+        """Continue, as after SIGCONT."""
         self.stopped = False
         held, self.held = self.held, []
         trio.lowlevel.current_task()._runner.runq.extend(held)
@@ -48,18 +48,18 @@ _running: ContextVar[Process | None] = ContextVar("gantrymq_simulated_process", 
 
 
 def running() -> Process:
-    """The process that the current task belongs to; the observer's if that was not said."""
+    """The process of the current task; by default the observer's."""
     return _running.get() or Process(OBSERVER)
 
 
 def process_of(task: trio.lowlevel.Task) -> Process | None:
-    """The process that ``task`` belongs to, if that was said."""
+    """The process of ``task``, or None."""
     return task.context.get(_running)
 
 
 @contextmanager
 def on(process: Process | str) -> Iterator[None]:
-    """The block, and the tasks that are started in it, belong to this process, or to one at this machine."""
+    """Assign the block, and tasks that are started in it, to this process, or to one at this machine."""
     token = _running.set(Process(process) if isinstance(process, str) else process)
     try:
         yield
@@ -75,7 +75,7 @@ class MemoryListener:
         self.listening = False
         self._network = network
         self._waiting: deque[Connection] = deque()
-        # Counts down with each read: readable for as long as somebody waits.
+        # Each read decreases it by 1, so that it is readable while connections wait.
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
 
     def fileno(self) -> int:
@@ -85,7 +85,7 @@ class MemoryListener:
         self.listening = True
 
     def knock(self, connection: Connection) -> None:
-        """Somebody wants to be accepted."""
+        """A connection waits to be accepted."""
         self._waiting.append(connection)
         os.eventfd_write(self._descriptor, 1)
 
@@ -106,13 +106,13 @@ class MemoryListener:
 class Network:
     """All machines, named by their addresses (10.0.0.1), and one link for each direction between two of them.
 
-    Connections are carried in ``nursery``. What chance decides follows from ``seed``.
+    Connections run in ``nursery``. ``seed`` determines all random choices.
     """
 
     def __init__(self, seed: int, nursery: trio.Nursery) -> None:
         self.seed = seed
         self.fingerprint = 0
-        """Of what arrived where and when: equal for two runs in which the same has happened."""
+        """A hash of all arrivals with place and time; equal for identical runs."""
         self._nursery = nursery
         self._links: dict[tuple[str, str], Link] = {}
         self._listeners: dict[tuple[str, int], MemoryListener] = {}
@@ -120,30 +120,30 @@ class Network:
         self._up: dict[str, trio.Event] = {}
         self._ports = _FIRST_PORT
 
-    # ------------------------------------------------------------------------------------------------- the weather
+    # ------------------------------------------------------------------------------------------------------- faults
 
     def link(self, source: str, target: str) -> Link:
-        """The direction from one machine to the other."""
+        """The link from one machine to the other."""
         found = self._links.get((source, target))
         if found is None:
             found = self._links[source, target] = Link(source, target, f"{self.seed} {source} {target}")
         return found
 
     def between(self, some: str | Iterable[str], others: str | Iterable[str] | None = None) -> list[Link]:
-        """The links from each of ``some`` to each of ``others`` and back; without others: among each other."""
+        """The links from each of ``some`` to each of ``others`` and back; without ``others``, among ``some``."""
         first = [some] if isinstance(some, str) else list(some)
         second = first if others is None else [others] if isinstance(others, str) else list(others)
         pairs = {(a, b): None for a in first for b in second if a != b}
         return [self.link(*pair) for pair in {**pairs, **{(b, a): None for a, b in pairs}}]
 
     def heal(self) -> None:
-        """Every link as good as new, and clear."""
+        """Remove all faults and clogs of all links."""
         for link in self._links.values():
             link.mend()
             link.clear()
 
     def cut(self, some: str, other: str) -> int:
-        """Reset every connection between the two machines; how many there were."""
+        """Reset every connection between the two machines; returns their number."""
         found = [each for each in self._connections if {each.client[0], each.server[0]} == {some, other}]
         for connection in found:
             connection.reset()
@@ -152,16 +152,16 @@ class Network:
     # ------------------------------------------------------------------------------------------------ the machines
 
     def switch_on(self, host: str) -> None:
-        """The machine answers, if only that nobody listens there."""
+        """Switch the machine on: it answers connection attempts, if only with a refusal."""
         self._up_event(host).set()
 
     def switch_off(self, host: str) -> None:
-        """The machine is gone without a word: who talks to it waits, and learns of it when it is there again."""
+        """Switch the machine off without notice to its peers: they wait, and learn of it when it is on again."""
         self._up[host] = trio.Event()
         self._leave(host, silently=True)
 
     def kill(self, host: str) -> None:
-        """What runs at the machine has ended; the machine itself tells everybody who was connected."""
+        """The process at the machine has ended; the machine's system notifies all connected peers."""
         self._leave(host, silently=False)
 
     def _leave(self, host: str, *, silently: bool) -> None:
@@ -180,7 +180,7 @@ class Network:
     # --------------------------------------------------------------------------------------------------- sockets
 
     def bind(self, host: str, port: int) -> MemoryListener:
-        """Take an address of a machine; OSError when it is taken."""
+        """Bind an address of a machine; OSError if it is in use."""
         address = (host, port or self._next_port())
         if address in self._listeners:
             raise OSError(errno.EADDRINUSE, "Address already in use")
@@ -188,12 +188,13 @@ class Network:
         return listener
 
     def forget(self, listener: MemoryListener) -> None:
-        """Its address is free."""
+        """Release the address of a listener."""
         if self._listeners.get(listener.address) is listener:
             del self._listeners[listener.address]
 
     async def connect(self, address: tuple[str, int]) -> Connection:
-        """Connect the current task's process; what comes out has its end as ``client_end``. OSError as of a system."""
+        """Connect the current task's process; ``client_end`` of the result is its end. Raises OSError as a system
+        does."""
         process = running()
         there, back = self.link(process.host, address[0]), self.link(address[0], process.host)
         await self._pass(there)
@@ -206,7 +207,7 @@ class Network:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         connection = Connection((process.host, self._next_port()), address, there, back)
         connection.there.told = connection.back.told = self._told
-        with on(Process(OBSERVER)):  # what is on its way arrives, whether or not this process is stopped meanwhile
+        with on(Process(OBSERVER)):  # data in transit arrives, also if this process is paused meanwhile
             self._nursery.start_soon(self._carry, connection)
         listener.knock(connection)
         try:

@@ -1,4 +1,4 @@
-"""Run a scenario on simulated time; everything that chance decides in it follows from one number."""
+"""Runs a scenario on simulated time; a seed determines all random choices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from gantrymq.testing.simulated.network import Network
 _R = TypeVar("_R")
 
 LIMIT_S: Final = 24 * 3600.0
-"""A scenario that takes longer, in simulated time, waits for what never comes."""
+"""The longest scenario in simulated seconds; a longer one waits for something that never happens."""
 _LINES_TOLD: Final = 40
 
 
 def simulate(scenario: Callable[[Cluster], Awaitable[_R]], seed: int) -> _R:
-    """What ``scenario`` returns, which is given an empty cluster. What it raises has the seed and the last log lines.
+    """Run ``scenario`` with an empty cluster and return its result. Its errors get notes with the seed and the last log
+    lines.
 
-    Whatever still runs at its end is taken away. Not to be called within another event loop.
+    Everything that still runs at its end is stopped. Do not call it within another event loop.
     """
 
     async def main() -> _R:
@@ -38,7 +39,7 @@ def simulate(scenario: Callable[[Cluster], Awaitable[_R]], seed: int) -> _R:
                 with trio.fail_after(LIMIT_S):
                     result = await scenario(cluster)
             except BaseException:
-                cluster.resume()  # nothing ends that is paused
+                cluster.resume()  # a paused process cannot end
                 raise
             cluster.end()
             nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Bad weather: links that grow slow, lose connections and clog, and machines that are cut off, as chance has it."""
+"""Random network faults: links become slow, lose connections or clog, and machines are cut off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantrymq.testing.simulated.link import Link
 from gantrymq.testing.simulated.network import Network
 
 CALM_S: Final = (0.02, 0.8)
-"""Between one change and the next."""
+"""The shortest and longest time between two changes, in seconds."""
 _CLOGGED_S: Final = (0.05, 8.0)
 _DELAY_MAX_S: Final = 0.2
 _CUT_MAX: Final = 0.05
@@ -20,7 +20,7 @@ _SLOW_BYTES_PER_S: Final = (20_000, 2_000_000)
 
 
 class Weather:
-    """What happens on the links among ``hosts`` while :meth:`run` runs. ``count``: how much has happened."""
+    """Causes faults on the links among ``hosts`` while :meth:`run` runs. ``count``: the number of faults so far."""
 
     def __init__(self, network: Network, hosts: Sequence[str]) -> None:
         self._network = network
@@ -30,7 +30,7 @@ class Weather:
         self.count = 0
 
     async def run(self) -> None:
-        """Until cancelled; then every link of the network is as good as new."""
+        """Cause faults until cancelled; then remove all faults of all links."""
         events = (self._delay, self._cut, self._slow, self._mend, self._clog, self._clog, self._reset, self._isolate)
         try:
             async with trio.open_nursery() as nursery:

@@ -162,7 +162,7 @@ class Hasty(IntervalFlush):
         (Deaf, flushkit.what_is_appended_becomes_durable, trio.TooSlowError),
         (Deaf, flushkit.the_rest_is_flushed_at_the_end, AssertionError),
         (Stubborn, flushkit.a_failed_flush_ends_it_and_is_never_retried, trio.TooSlowError),
-        (Busy, flushkit.all_that_arrives_during_a_flush_shares_the_next, AssertionError),
+        (Busy, flushkit.appends_during_a_flush_share_the_next, AssertionError),
         (Hasty, flushkit.what_is_durable_survives_a_power_cut, AssertionError),
     ],
 )

@@ -89,7 +89,7 @@ class Gullible(HalfStrategy):
     [
         (Open, transactionkit.a_half_message_is_seen_only_when_it_is_committed),
         (Open, transactionkit.what_is_rolled_back_is_never_seen),
-        (Repeating, transactionkit.the_first_word_counts),
+        (Repeating, transactionkit.the_first_outcome_wins),
         (Deaf, transactionkit.a_producer_is_asked_and_its_answer_counts),
         (Deaf, transactionkit.many_open_transactions_are_all_asked_about),
         (Forgetful, transactionkit.a_restart_in_any_state_forgets_nothing),
@@ -110,4 +110,4 @@ def test_the_kit_finds_a_strategy_that_breaks_the_contract(
 def test_the_kit_finds_a_walk_that_loses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_scan, "first_offset", lambda record: record.queue_offset)
     with pytest.raises(AssertionError):
-        transactionkit.who_was_asked_may_answer_by_the_first_names("half")
+        transactionkit.an_answer_may_have_the_offsets_of_the_send("half")
