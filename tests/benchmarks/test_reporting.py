@@ -40,7 +40,7 @@ def test_a_part_says_that_it_is_one(load: Any, report: Any, tmp_path: Path) -> N
     assert "**This is a part: it ended early. java, growth: it died**" in (tmp_path / "RESULTS-partial.md").read_text()
 
 
-def test_a_ceiling_below_twice_the_rate_is_told(load: Any, report: Any) -> None:
+def test_a_ceiling_below_twice_the_rate_is_reported(load: Any, report: Any) -> None:
     report.ceilings = {"send 8x16 async": 619.0, "send 1x1 async": 20.0}
     assert report.limited(report.scenarios) == ["send 8x16 async"]
     page = load("page").page(report, "how.md")

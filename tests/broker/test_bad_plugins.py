@@ -416,7 +416,7 @@ async def test_a_processor_that_answers_nonsense_costs_its_request_an_error(
 
 
 @pytest.mark.trio
-async def test_a_processor_that_hangs_keeps_nobody_else_waiting_and_does_not_hold_up_the_stop(
+async def test_a_processor_that_hangs_delays_no_other_and_does_not_hold_up_the_stop(
     bad: Callable[..., str], tmp_path: Path
 ) -> None:
     async def hang(request: Any) -> None:

@@ -132,7 +132,7 @@ async def test_a_plugin_may_begin_with_the_first_message_of_the_log(tmp_path: Pa
         assert plugin.offsets == sent
 
 
-async def test_what_was_deleted_meanwhile_is_told(tmp_path: Path) -> None:
+async def test_what_was_deleted_meanwhile_is_reported(tmp_path: Path) -> None:
     sent, _ = await live(tmp_path, 20)
     async with run_broker(broker_in(tmp_path, counts=False)) as broker:
         sent += await put(broker, 200)

@@ -263,7 +263,7 @@ def test_a_broker_that_falls_silent_ends_the_run(answering: Callable[..., Answer
 
 
 @pytest.mark.parametrize("kind", ["pull", "follow"])
-def test_a_pull_that_is_refused_lost_or_left_without_an_answer_is_told(
+def test_a_pull_that_is_refused_lost_or_left_without_an_answer_is_reported(
     answering: Callable[..., Answering], kind: str
 ) -> None:
     def load(broker: Answering) -> Load:
@@ -342,7 +342,7 @@ def test_a_broker_that_is_not_there_is_one_line() -> None:
         (["produce", "--nameserver", "nonsense"], 2, "host:port"),
     ],
 )
-def test_what_cannot_be_is_told(cli: Cli, cluster: Cluster, arguments: list[str], code: int, told: str) -> None:
+def test_what_cannot_be_is_reported(cli: Cli, cluster: Cluster, arguments: list[str], code: int, told: str) -> None:
     given = arguments if "--nameserver" in arguments else [*arguments, "--nameserver", cluster.nameserver]
     outcome = cli("bench", *given)
     assert outcome.code == code

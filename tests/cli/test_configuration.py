@@ -63,7 +63,7 @@ def test_check_config_tells_every_fault_on_a_line_of_its_own(cli: Cli, file: Pat
     ]
 
 
-def test_rocketmqs_file_is_read_and_its_other_keys_are_told(cli: Cli, tmp_path: Path) -> None:
+def test_rocketmqs_file_is_read_and_its_other_keys_are_reported(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text(
         "brokerName=b\nautoCreateTopicEnable=false\ndefaultTopicQueueNums=6\ntransientStorePoolSize=5\n"

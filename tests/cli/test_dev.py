@@ -159,7 +159,7 @@ def test_a_base_without_room_above_is_refused(tmp_path: Path) -> None:
         make_plan(ClusterSpec(nameservers=1, base_port=65525), tmp_path)
 
 
-def test_no_free_port_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_free_port_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devplan, "_free", lambda port: False)
     with pytest.raises(CommandFailed, match="no free port found"):
         make_plan(ClusterSpec(), tmp_path)
@@ -341,7 +341,7 @@ def test_after_a_promotion_the_next_start_has_one_master_with_everything(
     assert sorted(ledger.bodies) == [b"after", b"before"]
 
 
-def test_what_does_not_start_is_told_with_its_last_words(tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_what_does_not_start_is_reported_with_its_last_words(tmp_path: Path, cli: Callable[..., Any]) -> None:
     outcome = cli("dev", "up", "--data", str(tmp_path / "d"), "--set", "plugin.flush.mode=sometimes")
     assert outcome.code == 1
     assert "broker-a-0 did not start; its log: " in outcome.err

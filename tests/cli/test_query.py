@@ -76,7 +76,7 @@ def test_a_place_in_a_queue_finds_its_message(query: Cli, sent: list[SendResult]
         ("--queue", "0", "--offset", "0", "--broker", "other"),
     ],
 )
-def test_what_is_not_there_is_told_with_code_1(query: Cli, arguments: tuple[str, ...]) -> None:
+def test_what_is_not_there_is_reported_with_code_1(query: Cli, arguments: tuple[str, ...]) -> None:
     outcome = query(*arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert "no such message in topic Orders" in outcome.err

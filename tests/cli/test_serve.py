@@ -289,7 +289,7 @@ def test_a_nameserver_alone_and_a_broker_alone_find_each_other(serve: Serve, cli
     assert nameserver.terminate() == 0
 
 
-def test_a_port_that_is_taken_is_told_by_its_address(serve: Serve, cli: Cli, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported_by_its_address(serve: Serve, cli: Cli, tmp_path: Path) -> None:
     taken = ready(serve(*ANY_PORT))
     other = ["--data", str(tmp_path / "other")]
     broker = cli("serve", *other, "--listen", taken["broker"], "--nameserver-listen", "127.0.0.1:0")
@@ -330,7 +330,7 @@ def test_a_place_where_no_store_can_be_is_named(cli: Cli, tmp_path: Path, place:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_the_system_refuses_is_told(
+def test_a_folder_that_the_system_refuses_is_reported(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(path: str, *_rest: object, **_more: object) -> int:
@@ -343,7 +343,7 @@ def test_a_folder_that_the_system_refuses_is_told(
     assert os.strerror(number) in line
 
 
-def test_a_full_disk_is_told_at_the_start(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_at_the_start(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -363,7 +363,7 @@ def test_a_full_disk_is_told_at_the_start(cli: Cli, tmp_path: Path, monkeypatch:
         (["--nameserver-listen", "127.0.0.1:0", "--listen", "192.0.2.1:0"], "cannot listen on 192.0.2.1:0"),
     ],
 )
-def test_an_address_that_is_none_is_told(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_an_address_that_is_none_is_reported(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
     outcome = cli("serve", "--data", str(tmp_path / "store"), "--listen", "127.0.0.1:0", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     (line,) = user_lines(outcome.err)

@@ -513,7 +513,7 @@ async def test_a_timed_message_comes_at_its_time_or_is_refused(
         assert second.store_timestamp >= now.timestamp() * 1000 + 3900
 
 
-async def test_requests_get_their_replies_and_a_requester_that_is_gone_is_told(cluster: str, topic: str) -> None:
+async def test_requests_get_their_replies_and_a_requester_that_is_gone_is_reported(cluster: str, topic: str) -> None:
     gone = anyio.Event()
     async with gantrymq.connect(cluster) as client, gantrymq.connect(cluster) as other:
         await client.admin.create_topic(topic, queues=2)

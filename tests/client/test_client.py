@@ -74,7 +74,7 @@ async def test_a_broker_given_as_nameserver_is_told_as_such(fake_cluster: Cluste
 
 
 @pytest.mark.anyio
-async def test_a_name_that_is_no_text_is_told(fake_cluster: Cluster) -> None:
+async def test_a_name_that_is_no_text_is_reported(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.producer() as producer:
             with pytest.raises(gantrymq.InvalidMessage, match="a topic and a body, or a Message, not list"):
@@ -88,7 +88,7 @@ async def test_a_name_that_is_no_text_is_told(fake_cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"brokerDatas":7}', b"\xff"])
 @pytest.mark.anyio
-async def test_a_route_that_cannot_be_read_is_told(fake_cluster: Cluster, body: bytes) -> None:
+async def test_a_route_that_cannot_be_read_is_reported(fake_cluster: Cluster, body: bytes) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.nameserver.answers[105] = lambda request: request.answer(0, body=body)
         with pytest.raises(gantrymq.BadAnswer, match=cluster.address):
@@ -142,7 +142,7 @@ async def test_a_topic_is_created_on_every_master_and_waited_for(fake_cluster: C
 
 
 @pytest.mark.anyio
-async def test_a_topic_that_cannot_be_created_is_told(fake_cluster: Cluster) -> None:
+async def test_a_topic_that_cannot_be_created_is_reported(fake_cluster: Cluster) -> None:
     async with fake_cluster(U=1) as cluster, gantrymq.connect(cluster.address) as client:
         with pytest.raises(gantrymq.InvalidName):
             await client.admin.create_topic("../x")
@@ -198,7 +198,7 @@ async def test_a_refresh_that_fails_leaves_the_route_as_it_was(
 
 
 @pytest.mark.anyio
-async def test_a_broker_that_does_not_answer_heartbeats_harms_nobody(
+async def test_a_broker_that_does_not_answer_heartbeats_affects_no_other(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.cluster.HEARTBEAT_INTERVAL_SECONDS", 0.01)
@@ -284,7 +284,7 @@ async def test_blocks_may_end_in_another_task_than_they_began_in(fake_cluster: C
 
 
 @pytest.mark.anyio
-async def test_a_bug_in_the_background_is_told_to_whoever_waits(
+async def test_a_bug_in_the_background_is_raised_to_all_that_wait(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Any) -> None:

@@ -702,7 +702,7 @@ async def test_a_consumer_that_stops_acknowledging_is_told_once_a_queue(
             assert now.lag == 0
 
 
-async def test_a_broker_that_is_down_is_told_of_twice_a_minute(
+async def test_a_broker_that_is_down_is_reported_twice_a_minute(
     fake_cluster: Cluster, no_pause: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with fake_cluster(T=8) as cluster, gantrymq.connect(cluster.address) as client:

@@ -52,7 +52,7 @@ async def test_an_sql_expression_goes_to_the_broker_as_it_is(fake_cluster: Clust
 @pytest.mark.parametrize(
     ("code", "error"), [(23, gantrymq.InvalidName), (1, gantrymq.BrokerError), (3, None), (0, None)]
 )
-async def test_an_expression_that_the_broker_refuses_is_told_at_once(
+async def test_an_expression_that_the_broker_refuses_is_reported_at_once(
     fake_cluster: Cluster, code: int, error: type[Exception] | None
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:

@@ -127,14 +127,14 @@ async def test_new_addresses_are_used_and_old_connections_end(
         (200, "x" * (ANSWER_MAX_BYTES + 1), "more than 65536 bytes"),
     ],
 )
-async def test_a_useless_answer_is_told(directory: Directory, status: int, text: str, reason: str) -> None:
+async def test_a_useless_answer_is_reported(directory: Directory, status: int, text: str, reason: str) -> None:
     directory.status, directory.text = status, text
     with pytest.raises(gantrymq.ConnectFailed, match=reason):
         async with gantrymq.connect(directory.url):
             pass
 
 
-async def test_a_url_that_nobody_serves_is_told() -> None:
+async def test_a_url_that_nobody_serves_is_reported() -> None:
     with pytest.raises(gantrymq.ConnectFailed, match=r"http://127\.0\.0\.1:1/rocketmq/nsaddr.*refused"):
         async with gantrymq.connect("http://127.0.0.1:1/rocketmq/nsaddr"):
             pass

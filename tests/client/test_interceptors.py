@@ -117,7 +117,7 @@ async def test_each_way_of_sending_is_intercepted(fake_cluster: Cluster) -> None
         assert marks == {b"%d" % (number + 1): kind for number, kind in enumerate(kinds)}
 
 
-async def test_an_enqueued_message_that_fails_is_told_of(fake_cluster: Cluster) -> None:
+async def test_an_enqueued_message_that_fails_is_reported(fake_cluster: Cluster) -> None:
     recorder = Recorder()
     async with (
         fake_cluster(T=1) as cluster,
@@ -157,7 +157,7 @@ async def test_consumed_messages_are_told_of_until_they_are_settled(fake_cluster
         assert cluster.broker.offsets["g", "T", 0] == 4
 
 
-async def test_an_ordered_message_that_comes_again_is_told_of_again(
+async def test_an_ordered_message_that_comes_again_is_reported_again(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0.01)

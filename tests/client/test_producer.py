@@ -289,7 +289,7 @@ async def test_a_guarantee_that_was_not_met_is_a_status_not_an_error(
         assert (result.status.name, result.queue_offset) == (status, 5)
 
 
-async def test_an_answer_that_cannot_be_read_is_told_with_its_address(fake_cluster: Cluster) -> None:
+async def test_an_answer_that_cannot_be_read_is_reported_with_its_address(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -395,7 +395,7 @@ async def test_a_topic_that_no_broker_has_goes_to_those_that_create_topics(fake_
         assert cluster.nameserver.seen(105)[0].ext == {"topic": "New", "acceptStandardJsonOnly": "true"}
 
 
-async def test_no_route_at_all_is_told_with_what_to_do(fake_cluster: Cluster) -> None:
+async def test_no_route_at_all_is_reported_with_what_to_do(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(Other=1) as cluster,
         gantrymq.connect(cluster.address) as client,

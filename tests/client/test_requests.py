@@ -128,7 +128,7 @@ async def test_a_reply_goes_to_the_broker_that_has_the_request(fake_cluster: Clu
             await request.reply(b"answer")
 
 
-async def test_a_push_that_is_no_reply_is_refused_and_harms_nobody(fake_cluster: Cluster) -> None:
+async def test_a_push_that_is_no_reply_is_refused_and_affects_no_other(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=2) as cluster,
         gantrymq.connect(cluster.address) as client,

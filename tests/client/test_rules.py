@@ -275,7 +275,7 @@ def test_every_error_of_the_client_is_a_gantry_error_with_one_catch() -> None:
     assert all(issubclass(error, gantrymq.GantryError) for error in errors)
 
 
-def test_an_error_code_that_nobody_knows_is_told_as_its_number() -> None:
+def test_an_error_code_that_nobody_knows_is_reported_by_its_number() -> None:
     assert str(gantrymq.BrokerError(12345, None, "h:1")) == "h:1 answered 12345: no remark"
     assert "create the topic first" in str(gantrymq.BrokerError(17, "r", "h:1"))
 

@@ -255,7 +255,7 @@ def test_an_expression_that_takes_long_to_compile_is_compiled_in_many_turns_one_
     assert max(turns) < sum(turns) / 8, "about 1 ms of 100"
 
 
-def test_a_client_that_leaves_while_its_expression_is_compiled_holds_up_nobody(
+def test_a_client_that_leaves_while_its_expression_is_compiled_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = threading.Event()

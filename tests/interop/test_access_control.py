@@ -156,7 +156,7 @@ async def test_a_message_that_is_given_back_comes_again(guarded: str) -> None:
     [Credentials("rocketmq-worker", "not-the-secret"), Credentials("rocketmq-nobody", "worker-secret"), None],
     ids=["secret", "user", "none"],
 )
-async def test_wrong_keys_are_told_at_once(guarded: str, wrong: Credentials | None) -> None:
+async def test_wrong_keys_are_reported_at_once(guarded: str, wrong: Credentials | None) -> None:
     given = {} if wrong is None else keys(wrong)
     async with gantrymq.connect(guarded, **given) as client:
         async with client.producer(timeout=60, retries=50) as producer:
@@ -170,7 +170,7 @@ async def test_wrong_keys_are_told_at_once(guarded: str, wrong: Credentials | No
                 pass
 
 
-async def test_what_a_user_may_not_do_is_told_at_once(guarded: str) -> None:
+async def test_what_a_user_may_not_do_is_reported_at_once(guarded: str) -> None:
     async with gantrymq.connect(guarded, **keys(WORKER)) as client:
         async with client.producer(timeout=60, retries=50) as producer:
             with anyio.fail_after(30), pytest.raises(gantrymq.AccessDenied) as caught:

@@ -131,7 +131,7 @@ def test_what_is_taken_back_never_arrives_and_the_rest_does(told: Told) -> None:
     assert min(told.late_ms) >= 0
 
 
-def test_a_bad_handle_is_told_with_the_code_and_the_text_of_rocketmq(told: Told) -> None:
+def test_a_bad_handle_is_reported_with_the_code_and_the_text_of_rocketmq(told: Told) -> None:
     codes = {name: code for name, (_, code, _) in BAD_HANDLES.items()}
     assert {name: answer[0] for name, answer in told.bad.items()} == codes
     for name, (_, _, remark) in BAD_HANDLES.items():

@@ -143,7 +143,7 @@ class Copies(Gate):
         self.watermark = max(self.watermark, end)
 
 
-def test_what_a_forgiving_gate_kept_too_long_is_answered_late_and_readable() -> None:
+def test_what_a_degradable_gate_kept_too_long_is_answered_late_and_readable() -> None:
     gate, done = Copies(), []
     acks = Acks([gate])
     late = batch(100, done)
@@ -156,7 +156,7 @@ def test_what_a_forgiving_gate_kept_too_long_is_answered_late_and_readable() -> 
     assert acks.committed(100) == 100
 
 
-def test_a_forgiving_gate_lets_go_of_what_nobody_waits_for_too() -> None:
+def test_a_degradable_gate_lets_go_of_what_nobody_waits_for_too() -> None:
     gate, done = Copies(), []
     acks = Acks([gate])
     acks.add(batch(100, done, waits=(False,)), 0.0)

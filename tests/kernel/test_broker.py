@@ -152,7 +152,7 @@ async def test_a_disk_that_hangs_is_told_in_time_and_nothing_undurable_can_be_re
 
 
 @pytest.mark.trio
-async def test_a_table_that_cannot_be_written_holds_up_nobody_and_is_written_later(tmp_path: Path) -> None:
+async def test_a_table_that_cannot_be_written_delays_no_other_and_is_written_later(tmp_path: Path) -> None:
     hanging, hang = threading.Event(), threading.Event()
 
     class TableEnv(SystemEnv):

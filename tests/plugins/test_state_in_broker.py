@@ -33,7 +33,7 @@ async def beat(channel: Channel, client_id: str, wish: SubscriptionData | None =
 
 
 @pytest.mark.trio
-async def test_a_member_whose_connection_breaks_is_gone_at_once_and_the_others_are_told(tmp_path: Path) -> None:
+async def test_a_member_whose_connection_breaks_is_gone_at_once_and_the_others_are_notified(tmp_path: Path) -> None:
     told: list[str] = []
     news = trio.Event()
 

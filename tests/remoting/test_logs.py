@@ -39,7 +39,7 @@ def test_an_application_that_configured_structlog_gets_the_fields() -> None:
     assert lines == [{"event": "queues_rebalanced", "queues": 8, "log_level": "info"}]
 
 
-def test_an_exception_is_told_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_is_reported_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "gantrymq"):
         try:
             raise KeyError("missing")

@@ -112,7 +112,7 @@ def test_a_body_that_cannot_be_unpacked_is_named(make_record: Maker, body: bytes
         build(make_record("orders", 3, 9, body, sys_flag=sys_flag))
 
 
-def test_every_damage_to_a_record_is_told(make_record: Maker) -> None:
+def test_every_damage_to_a_record_is_reported(make_record: Maker) -> None:
     raw = make_record("orders", 3, 9, b"hello")
     for broken in (raw[:-1], raw[:40], raw + b"\0", raw.replace(b"hello", b"hellO"), b"\0" * len(raw)):
         with pytest.raises(BrokenRecord, match="a pull at offset 0 answers with"):

@@ -293,7 +293,7 @@ def test_a_writer_that_comes_second_is_fenced_and_leaves_no_file(
     assert rows(visible(folder)) == everything(orders)
 
 
-def test_a_damaged_export_is_told(orders: FakeCluster, folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_export_is_reported(orders: FakeCluster, folder: Path, tmp_path: Path) -> None:
     go(orders, folder)
     put(orders, 2)
     go(orders, folder)

@@ -147,7 +147,7 @@ def test_what_is_wrong_is_told_before_spark_starts_and_no_folder_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told(orders: FakeCluster, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(orders: FakeCluster, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SparkError, match=r"cannot (read|write to) .*file/out"):
         export("orders", tmp_path / "file" / "out", orders.address)

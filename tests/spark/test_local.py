@@ -50,7 +50,7 @@ def test_a_machine_without_java_is_told_what_to_install(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
-def test_a_missing_package_is_told_with_the_command_to_install_it(
+def test_a_missing_package_is_reported_with_the_command_to_install_it(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None if name == missing else object())

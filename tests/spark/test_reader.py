@@ -107,7 +107,7 @@ def test_a_broker_that_leads_nowhere_is_not_followed_for_ever(
         read(orders, wire, 0, 10)
 
 
-def test_a_refused_pull_carries_the_brokers_words(orders: FakeCluster, wire: Wire) -> None:
+def test_a_refused_pull_has_the_text_of_the_broker(orders: FakeCluster, wire: Wire) -> None:
     orders.script = lambda request: request.answer(ResponseCode.NO_PERMISSION, "the topic is not for reading")
     with pytest.raises(Refused, match=r"a pull of orders broker-a queue 0 at 0: \[16\] the topic is not for reading"):
         read(orders, wire, 0, 10)

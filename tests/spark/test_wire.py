@@ -71,7 +71,7 @@ def test_a_slave_is_read_where_no_master_is(cluster: FakeCluster, wire: Wire) ->
     ]
 
 
-def test_a_refused_route_carries_the_servers_words(cluster: FakeCluster, wire: Wire) -> None:
+def test_a_refused_route_has_the_text_of_the_server(cluster: FakeCluster, wire: Wire) -> None:
     cluster.script = lambda request: request.answer(ResponseCode.SYSTEM_ERROR, "out of order")
     with pytest.raises(Refused, match=r"refused the route of 'orders': \[1\] out of order"):
         wire.find_queues((parse_address(cluster.address),), "orders")
@@ -145,7 +145,7 @@ def test_a_broken_connection_is_opened_anew(cluster: FakeCluster, wire: Wire) ->
 
 
 @pytest.mark.parametrize("ext", [None, {"offset": "many"}, {"offset": str(2**63)}])
-def test_an_answer_without_its_fields_is_told(cluster: FakeCluster, wire: Wire, ext: dict[str, str] | None) -> None:
+def test_an_answer_without_its_fields_is_reported(cluster: FakeCluster, wire: Wire, ext: dict[str, str] | None) -> None:
     cluster.script = lambda request: request.answer(0, ext=ext)
     queue = Queue("orders", "broker-a", 0, cluster.address)
     with pytest.raises(Unreachable, match="does not speak the protocol"):

@@ -44,7 +44,7 @@ def test_each_missing_tool_is_named(tools: Path, tmp_path: Path, present: tuple[
         find_java("4.9.7", source(tmp_path), tmp_path / "cache")
 
 
-def test_without_go_its_name_is_told(tools: Path, tmp_path: Path):
+def test_without_go_its_name_is_reported(tools: Path, tmp_path: Path):
     with pytest.raises(ToolMissing, match=r"^go is not installed"):
         find_go(source(tmp_path), tmp_path / "cache")
 

@@ -96,7 +96,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert {origin for _, origin, _ in origins(config).values()} == {"default"}
 
 
-def test_flag_beats_environment_beats_file_beats_default_and_each_is_told() -> None:
+def test_flag_beats_environment_beats_file_beats_default_and_each_is_reported() -> None:
     text = '[broker]\nname = "file"\ncluster = "file"\nid = 1\n[plugin.flush]\nmode = "async"\ninterval = "2s"\n'
     environ = {
         "GANTRYMQ_BROKER__NAME": "env",
@@ -207,11 +207,11 @@ def test_other_variables_of_the_environment_are_not_settings() -> None:
         ),
     ],
 )
-def test_a_bad_file_is_told_by_section_key_value_and_what_is_allowed(text: str, told: str) -> None:
+def test_a_bad_file_is_reported_by_section_key_value_and_what_is_allowed(text: str, told: str) -> None:
     assert problems(text) == [told]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = problems("[broker]\nid = -1\nnane = 1\n[limits]\nsweep_rows = 0\n", sets=["store.queue_file_units=x"])
     assert len(found) == 4
     assert found[2:] == [
@@ -220,7 +220,7 @@ def test_all_problems_are_told_at_once() -> None:
     ]
 
 
-def test_what_is_no_toml_is_told_with_its_line() -> None:
+def test_what_is_no_toml_is_reported_with_its_line() -> None:
     (text,) = problems("[broker]\nname = \n")
     assert text.startswith("gantrymq.toml: this is not TOML: ")
     assert "line 2" in text
@@ -336,7 +336,7 @@ def test_brokerip1_is_advertised_and_opens_the_bind() -> None:
         (r"brokerName=\u12", "broker.conf: a \\u needs four hexadecimal digits"),
     ],
 )
-def test_a_bad_value_of_the_properties_is_told(line: str, told: str) -> None:
+def test_a_bad_value_of_the_properties_is_reported(line: str, told: str) -> None:
     (text,) = problems(line, "broker.conf")
     assert text.startswith(told)
 

@@ -91,7 +91,7 @@ def test_a_code_taken_twice_names_both_plugins() -> None:
         table(Processors("a", {10: Batch()}), Processors("b", {10: Batch()}))
 
 
-def test_an_unknown_code_is_answered_in_rocketmqs_words() -> None:
+def test_an_unknown_code_is_answered_with_the_text_of_rocketmq() -> None:
     asked, connection = request(77, 5)
     table().handle([asked])
     (answer,) = connection.sent

@@ -358,7 +358,7 @@ def test_a_missing_field_is_named(broker: Any, code: int, field: str) -> None:
     assert field in answer.remark
 
 
-def test_who_is_silent_for_two_minutes_is_dropped_and_the_others_are_told(broker: Any, connect: Any) -> None:
+def test_who_is_silent_for_two_minutes_is_dropped_and_the_others_are_notified(broker: Any, connect: Any) -> None:
     silent, lively, producer = connect(), connect(), connect()
     beat(broker, silent, "a@1")
     beat(broker, lively, "b@1")

@@ -97,7 +97,7 @@ async def until(holds: Callable[[], Any]) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("tags", ["*", "A", "none"])
-async def test_who_reads_old_messages_holds_up_nobody(
+async def test_who_reads_old_messages_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str
 ) -> None:
     disk = ColdDisk()

@@ -284,7 +284,7 @@ def test_damage_found_between_two_pulls_is_not_read_through_a_block_kept_from_th
         store.log.quarantine = []
 
 
-def test_a_usual_pull_never_leaves_the_compiled_road(store: Store) -> None:
+def test_a_usual_pull_never_leaves_the_compiled_path(store: Store) -> None:
     run = Run(store, compiled, compiled.PullAnswers, 1 << 20)
     peers: list[Any] = [Peer(False), Peer(False)]
     others: list[Any] = []

@@ -175,7 +175,7 @@ def test_what_can_never_be_stored_does_not_stop_the_level() -> None:
     assert world.delivery.safe()[1] == 7
 
 
-def test_a_message_that_cannot_be_read_is_told_of_and_stepped_over() -> None:
+def test_a_message_that_cannot_be_read_is_reported_and_skipped() -> None:
     world = DelayedStore(MemoryEnv())
     for body in (b"a", b"b", b"c"):
         world.send(body, 1)

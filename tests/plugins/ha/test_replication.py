@@ -138,7 +138,7 @@ async def test_an_idle_master_sends_heartbeats_of_where_it_is(pair: Any) -> None
             assert data[: 2 * HEADER.size] == HEADER.pack(master.log.end, 0) * 2
 
 
-async def test_a_slow_slave_holds_up_nobody(pair: Any) -> None:
+async def test_a_slow_slave_delays_no_other(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master) as slave:
         async with stranger(master) as slow:
             await slow.send_all(REPORT.pack(0))

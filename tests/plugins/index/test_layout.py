@@ -39,7 +39,7 @@ def test_rocketmq_s_shape_has_rocketmq_s_size() -> None:
         Header(end_timestamp=-1, count=2),
     ],
 )
-def test_a_header_that_contradicts_its_file_is_told(header: Header) -> None:
+def test_a_header_that_contradicts_its_file_is_reported(header: Header) -> None:
     shape = Shape(7, 10)
     assert shape.is_sane(Header(1, 2, 3, 4, 2, 10))
     assert not shape.is_sane(header)

@@ -93,7 +93,7 @@ async def test_head_has_the_length_and_no_body() -> None:
         (b"DELETE /metrics HTTP/1.1", 405, b"GET or HEAD"),
     ],
 )
-async def test_anything_else_is_refused_in_words(request_line: bytes, status: int, words: bytes) -> None:
+async def test_anything_else_is_refused_with_a_text(request_line: bytes, status: int, words: bytes) -> None:
     async with running() as address:
         answer = await exchange(address, request_line + b"\r\nHost: here\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 %d" % status)

@@ -17,7 +17,7 @@ def broker(make_broker: Any) -> Any:
     return broker
 
 
-def test_a_committed_offset_is_told(broker: Any) -> None:
+def test_a_committed_offset_is_reported(broker: Any) -> None:
     answer = broker.ask(15, {**GROUP, "commitOffset": 4})
     assert (answer.code, answer.remark) == (0, None)
     assert broker.ask(14, GROUP).ext == {"offset": "4"}
@@ -79,7 +79,7 @@ def test_a_commit_that_makes_no_sense_is_refused(
     assert remark in answer.remark
 
 
-def test_the_limit_of_pairs_is_told(make_broker: Any) -> None:
+def test_the_limit_of_pairs_is_reported(make_broker: Any) -> None:
     broker = make_broker("topics", "offsets", **{"plugin.offsets.max_entries": "1"})
     broker.queues.add("TBW102", 0, 10)
     assert broker.ask(15, {**GROUP, "commitOffset": 4}).code == 0
@@ -102,7 +102,7 @@ def test_a_queue_that_its_topic_lost_can_still_be_consumed_to_its_end(broker: An
     assert broker.ask(15, {**commit, "queueId": 2, "commitOffset": 2}).code == 1
 
 
-def test_the_bounds_of_a_queue_are_told(broker: Any) -> None:
+def test_the_bounds_of_a_queue_are_reported(broker: Any) -> None:
     broker.queues.add("TBW102", 1, 20, min_offset=5)
     queue = {"topic": "TBW102", "queueId": 1}
     assert broker.ask(30, queue).ext == {"offset": "20"}

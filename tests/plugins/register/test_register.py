@@ -213,7 +213,7 @@ async def test_it_registers_each_half_minute_and_soon_after_a_change(
 
 
 @pytest.mark.trio
-async def test_one_that_is_away_holds_up_nobody_is_logged_once_and_tried_again(
+async def test_one_that_is_away_delays_no_other_is_logged_once_and_tried_again(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker, FIRST, SECOND)

@@ -236,7 +236,7 @@ def client_hello() -> bytes:
     return outgoing.read()
 
 
-async def test_broken_handshakes_cost_nobody_else(tmp_path: Path) -> None:
+async def test_broken_handshakes_affect_no_other(tmp_path: Path) -> None:
     hello = client_hello()
     attacks = [hello[:size] for size in (1, 2, 5, 6, 40, len(hello) - 1)]
     attacks += [hello[:at] + bytes([hello[at] ^ 0xFF]) + hello[at + 1 :] for at in (1, 3, 5, 6, 9, 43)]

@@ -98,7 +98,7 @@ def test_a_missing_field_is_named(make_broker: Any, missing: str) -> None:
     assert missing in answer.remark
 
 
-def test_a_full_disk_is_told_to_the_administrator(make_broker: Any) -> None:
+def test_a_full_disk_is_reported_to_the_administrator(make_broker: Any) -> None:
     broker = make_broker("topics")
     broker.env.write_error = OSError(errno.ENOSPC, "No space left on device")
     answer = broker.ask(17, TOPIC)

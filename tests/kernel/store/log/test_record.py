@@ -174,7 +174,7 @@ def test_rubbish_is_refused_or_is_a_record(data: bytes) -> None:
         (94, b"\xff", "no UTF-8"),
     ],
 )
-def test_every_contradiction_is_told(at: int, value: bytes, reason: str) -> None:
+def test_every_contradiction_is_reported(at: int, value: bytes, reason: str) -> None:
     data = GOLDEN[:at] + value + GOLDEN[at + len(value) :]
     with pytest.raises(BadRecord, match=reason):
         decode(data)
