@@ -97,8 +97,9 @@ async def test_each_way_of_sending_is_intercepted(fake_cluster: Cluster) -> None
         batch = await producer.send_batch([Message("T", b"3"), Message("T", b"4")])
         await producer.send_oneway("T", b"5")
         half = await transactional.send("T", b"6")
-        with pytest.raises(gantrymq.ReplyTimeout):
-            await producer.request("T", b"7", timeout=0.2)
+        cluster.broker.answers[SEND] = lambda request: request.answer(13, "no")
+        with pytest.raises(gantrymq.BrokerError):
+            await producer.request("T", b"7", timeout=PATIENCE_SECONDS)
         with pytest.raises(gantrymq.InvalidMessage):
             await producer.send("T", b"")
         assert recorder.told == [
@@ -108,12 +109,12 @@ async def test_each_way_of_sending_is_intercepted(fake_cluster: Cluster) -> None
             ("sent", "batch", b"4", batch[1], None),
             ("sent", "oneway", b"5", None, None),
             ("sent", "half", b"6", half.sent, None),
-            ("sent", "request", b"7", None, "ReplyTimeout"),
+            ("sent", "request", b"7", None, "BrokerError"),
             ("sent", "send", b"", None, "InvalidMessage"),
         ]
         async with client.reader("T", until="end") as reader:
             marks = {message.body: message.properties["mark"] async for message in reader}
-        kinds = ["send", "enqueue", "batch", "batch", "oneway", "half", "request"]
+        kinds = ["send", "enqueue", "batch", "batch", "oneway", "half"]
         assert marks == {b"%d" % (number + 1): kind for number, kind in enumerate(kinds)}
 
 
@@ -301,36 +302,26 @@ async def test_objects_go_through_a_real_cluster_and_bad_bodies_become_dead_lett
         assert "the body cannot be read as Order: ValidationError" in values[3]
 
 
-async def test_a_worker_gets_values_and_bad_bodies_may_come_again(cluster: str, topic: str) -> None:
-    group = f"{topic}-g"
+async def test_a_worker_gets_values_and_bad_bodies_may_come_again(fake_cluster: Cluster) -> None:
     handled: list[int] = []
-    tries: list[bytes] = []
-
-    def read(body: bytes) -> Order:
-        tries.append(body)
-        if len(tries) == 1:
-            raise ValueError("the schema registry is away")
-        return msgspec.json.decode(body, type=Order)
-
-    async with gantrymq.connect(cluster) as client, client.producer(serializer="json") as producer:
-        await client.admin.create_topic(topic, queues=1)
-        await producer.send(topic, Order(7))
-
-        async def work() -> None:
-            await client.run(
-                handle, topic, group, start="first", deserializer=read, bad_bodies="retry", max_retries=3,
-                signals=False,
-            )  # fmt: skip
-
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.answers[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda request: request.answer(0)
+        for body in (b"{", b'{"id":7}'):
+            broker.store("T", 0, body)
         async with anyio.create_task_group() as tasks:
 
             async def handle(message: gantrymq.ReceivedMessage) -> None:
                 handled.append(message.value.id)
-                assert message.reconsume_times == 1
+                (request,) = await broker.wait_for(RequestCode.CONSUMER_SEND_MSG_BACK)
+                assert (request.ext["delayLevel"], request.ext["maxReconsumeTimes"]) == ("0", "3")
                 tasks.cancel_scope.cancel()
 
             with anyio.fail_after(PATIENCE_SECONDS):
-                await work()
+                await client.run(
+                    handle, "T", "g", start="first", deserializer=Order, bad_bodies="retry", max_retries=3,
+                    signals=False,
+                )  # fmt: skip
         assert handled == [7]
 
 

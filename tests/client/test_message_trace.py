@@ -24,6 +24,7 @@ TRACES = "RMQ_SYS_TRACE_TOPIC"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.client.message_trace.GATHER_SECONDS", 0.01)
+    monkeypatch.setattr("gantrymq.client.message_trace.FLUSH_SECONDS", 60)
 
 
 def stored_traces(cluster: Any, topic: str = TRACES) -> tuple[list[list[str]], set[str]]:
