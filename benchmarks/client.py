@@ -38,6 +38,8 @@ STORED_BATCH = 32
 STORED_MESSAGES = 10_000 * STORED_BATCH
 """What there is to consume; each group of a consumer reads all of it."""
 CONSUME_SECONDS_MAX = 120.0
+PULL_BATCH, PREFETCH = 1024, 4096
+"""Of the consumers: a consumer of many small messages asks for more of them at once than it does by default."""
 BATCH_MESSAGES = 1000
 """Messages at most that a consumer takes at once where it takes batches."""
 STEP = 100
@@ -150,7 +152,10 @@ async def consume_for(client: Client, way: Way, seconds: float) -> Pace:
     pace, number = Pace(), 0
     while pace.seconds < seconds:
         number += 1
-        async with client.consumer(STORED_TOPIC, group=f"bench-{way.__name__}-{number}", start="first") as consumer:
+        group = f"bench-{way.__name__}-{number}"
+        async with client.consumer(
+            STORED_TOPIC, group=group, start="first", pull_batch=PULL_BATCH, prefetch=PREFETCH
+        ) as consumer:
             with anyio.fail_after(CONSUME_SECONDS_MAX):
                 message = await anext(consumer)
                 await message.ack()

@@ -111,6 +111,21 @@ class Progress:
 
     def done(self, offset: int) -> bool:
         """Count a message as done; False when it was not outstanding."""
+        if self._outstanding:
+            pull = self._pulls[self._oldest]
+            place = pull.begin
+            if pull.offsets[place] == offset and not pull.done:  # in order, as most are
+                ends = pull.ends
+                place += 1
+                self._outstanding -= 1
+                self._bytes -= ends[place] - ends[place - 1]
+                pull.begin = place
+                if place == len(pull.offsets):
+                    self._begin_at(pull, place)
+                return True
+        return self._done(offset)
+
+    def _done(self, offset: int) -> bool:
         pull = self._pull_of(offset)
         place = -1 if pull is None else pull.place_of(offset)
         if pull is None or place < pull.begin or place in pull.done:

@@ -41,6 +41,7 @@ from gantrymq.remoting.headers.recall import RecallMessageHeader, RecallMessageR
 from gantrymq.remoting.properties import java_hash
 from gantrymq.remoting.tasks import within
 from gantrymq.remoting.versions import FIRST_WITH_TIMES, version_name
+from gantrymq.remoting.waiting import clock_of_loop
 
 RETRIED_CODES: Final = frozenset({1, 14, 16, 17, 204, 205})
 """Answers after which another broker is asked: SYSTEM_ERROR, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST,
@@ -77,6 +78,7 @@ class Sender:
         self._retry_when_not_stored = retry_when_not_stored
         self._window = Window(IN_FLIGHT_MAX_MESSAGES, IN_FLIGHT_MAX_BYTES)
         self._faults = Faults()
+        self._now: Callable[[], float] | None = None
         self._turns: dict[str, itertools.count[int]] = {}
         self._renewed: dict[str, float] = {}
         self._unanswered: set[str] = set()
@@ -162,7 +164,9 @@ class Sender:
         fixed: bool = False,
     ) -> Stored:  # fmt: skip
         """Send ``outgoing`` until an attempt succeeds; ``fixed``: ``choose`` gives the same queue each time."""
-        deadline = anyio.current_time() + limit
+        if self._now is None:
+            self._now = clock_of_loop()
+        deadline = self._now() + limit
         if outgoing.topic in self._unanswered:
             queues = await self._renew(outgoing.topic, queues, deadline)
         tried: set[str] = set()
@@ -276,7 +280,8 @@ class Sender:
             channel = await self._channel(address, deadline)
             if outgoing.timed:
                 await self._check_timed(channel)
-            return await channel.call(outgoing.command(self.group, queue), deadline - anyio.current_time())
+            now = anyio.current_time() if self._now is None else self._now()
+            return await channel.call(outgoing.command(self.group, queue), deadline - now)
         finally:
             self._cluster.silent_masters.end(wait)
 

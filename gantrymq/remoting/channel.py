@@ -28,7 +28,7 @@ from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, 
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
-from gantrymq.remoting.waiting import Waiter, waiter_kind
+from gantrymq.remoting.waiting import Waiter, clock_of_loop, waiter_kind
 
 Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer: returns a response (see ``Command.answer``), None for none, or an awaitable of
@@ -91,6 +91,7 @@ class Channel:
         self._sign = sign
         self._calls: dict[int, _Call] = {}
         self._make_waiter: Callable[[], Waiter] | None = None
+        self._now: Callable[[], float] = anyio.current_time
         self._next_deadline = math.inf
         """The time of the next check for calls whose time is over."""
         self._earlier = anyio.Event()
@@ -147,7 +148,8 @@ class Channel:
         command.opaque = opaque
         if self._make_waiter is None:
             self._make_waiter = waiter_kind()
-        deadline = anyio.current_time() + max(0.0, timeout)
+            self._now = clock_of_loop()
+        deadline = self._now() + max(0.0, timeout)
         call = _Call(self._make_waiter(), deadline)
         self._calls[opaque] = call
         if deadline < self._next_deadline:

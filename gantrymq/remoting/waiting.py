@@ -61,3 +61,12 @@ def waiter_kind() -> Callable[[], Waiter]:
     """The class of waiters for the running event loop."""
     trio = sys.modules.get("trio")
     return _TrioWaiter if trio is not None and trio.lowlevel.in_trio_run() else _AsyncioWaiter
+
+
+def clock_of_loop() -> Callable[[], float]:
+    """The clock of the event loop that runs, which ``anyio.current_time`` looks up each time anew."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        clock: Callable[[], float] = trio.current_time
+        return clock
+    return asyncio.get_running_loop().time

@@ -11,6 +11,7 @@ from gantrymq.remoting.channel import PEER_REQUESTS_MAX, UNWRITTEN_MAX_BYTES, Ch
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
+from gantrymq.remoting.waiting import clock_of_loop
 from support.peer import PeerConnection, run_peer
 
 pytestmark = pytest.mark.anyio
@@ -422,3 +423,9 @@ async def test_who_is_cancelled_leaves_and_the_others_get_their_answers() -> Non
                 tasks.start_soon(ask, b"two")
             assert sorted(answers) == [b"one", b"two"]
         assert channel.waiting == 0
+
+
+async def test_the_clock_of_a_loop_is_that_of_anyio() -> None:
+    clock = clock_of_loop()
+    before = anyio.current_time()
+    assert before <= clock() <= anyio.current_time()
