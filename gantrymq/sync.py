@@ -61,6 +61,7 @@ from gantrymq.message import (
 )
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.logs import LibraryLog
 
 _of_parent: list[object] = []
@@ -593,6 +594,15 @@ class Admin:
     def cluster(self) -> ClusterInfo:
         """All clusters and brokers with their addresses."""
         return self._loop.call(self._inner.cluster)
+
+    @property
+    def nameservers(self) -> tuple[str, ...]:
+        """The addresses of the nameservers."""
+        return self._inner.nameservers
+
+    def request(self, address: str, command: Command) -> Command:
+        """The answer of the broker or nameserver at ``address`` to a request of RocketMQ's protocol."""
+        return self._loop.call(self._inner.request, address, command)
 
     def route(self, topic: str) -> TopicRouteData:
         """Where ``topic`` lies now."""

@@ -71,6 +71,7 @@ BY_SYSTEM = {"interop/test_java_retry.py": ("java",), "client/test_against_a_bro
 takes all tests of such a one."""
 TOGETHER = {
     "interop/test_fixtures.py": "java system",
+    "interop/test_operator_commands.py": "java5 system",
     "interop/test_same_answers.py": "java5 system",
     "interop/test_spark_source.py": "java system",
     "interop/test_topic_attributes.py": "java5 system",

@@ -101,7 +101,7 @@ async def print_messages(client: Client, wanted: Wanted) -> int:
                 if silence.cancelled_caught:
                     break
                 try:
-                    await trio.to_thread.run_sync(_write, render(message, wanted.as_json))
+                    await trio.to_thread.run_sync(write_line, render(message, wanted.as_json))
                 except BrokenPipeError:
                     break
                 await message.ack()
@@ -150,6 +150,7 @@ def render(message: DeliveredRecord, as_json: bool) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _write(line: bytes) -> None:
+def write_line(line: bytes) -> None:
+    """One line on stdout, at once."""
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()

@@ -37,7 +37,7 @@ def read_delay(after: str | None, level: int | None, at: str | None) -> Delay:
     if after is not None:
         return Delay(properties={TIMER_DELAY_MS: str(_milliseconds(after))})
     if at is not None:
-        return Delay(properties={TIMER_DELIVER_MS: str(_moment(at))})
+        return Delay(properties={TIMER_DELIVER_MS: str(read_moment(at, "--deliver-at"))})
     return Delay(level or 0)
 
 
@@ -51,16 +51,16 @@ def _milliseconds(text: str) -> int:
     return value
 
 
-def _moment(text: str) -> int:
+def read_moment(text: str, option: str) -> int:
     """The time in ms since 1970, rounded up: not before it."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise click.UsageError(f"--deliver-at {text!r}: a time as 2026-11-21T20:00:00Z is expected") from None
+        raise click.UsageError(f"{option} {text!r}: a time as 2026-11-21T20:00:00Z is expected") from None
     if moment.tzinfo is None:
-        raise click.UsageError(f"--deliver-at {text!r}: has no time zone; add one, {_ZONES}")
+        raise click.UsageError(f"{option} {text!r}: has no time zone; add one, {_ZONES}")
     since = moment - datetime.fromisoformat("1970-01-01T00:00:00Z")
     microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     if microseconds < 0:
-        raise click.UsageError(f"--deliver-at {text!r}: that is before 1970")
+        raise click.UsageError(f"{option} {text!r}: that is before 1970")
     return -(-microseconds // 1000)

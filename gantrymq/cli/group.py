@@ -21,6 +21,8 @@ COMMANDS = {
     "consume": "gantrymq.cli.consume:consume",
     "worker": "gantrymq.cli.worker:worker",
     "query": "gantrymq.cli.query:query",
+    "group": "gantrymq.cli.consumer_groups:group_commands",
+    "dlq": "gantrymq.cli.dead_letters:dlq",
     "delayed": "gantrymq.cli.delayed:delayed",
     "cluster": "gantrymq.cli.cluster:cluster",
     "dev": "gantrymq.cli.dev.commands:dev",

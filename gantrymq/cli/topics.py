@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich_click as click
 
@@ -12,6 +12,7 @@ from gantrymq.cli.failures import CommandFailed
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
+    from gantrymq.client.options import Start
 
 PERMISSIONS = {4: "read", 2: "write"}
 
@@ -42,6 +43,59 @@ def create(name: str, queues: int, cluster: str | None, update: bool, force: boo
 
     brokers = with_client(nameserver, work)
     click.echo(f"topic {name} has {queues} queues on each of: {', '.join(brokers)}")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@nameserver_option
+def delete(name: str, yes: bool, nameserver: str) -> None:
+    """Delete a topic with its messages on every master, and from the nameservers."""
+    from gantrymq.operations.topics import delete_topic
+
+    async def count(client: Client) -> int:
+        queues = await client.admin.queues(name)
+        return sum([await client.admin.max_offset(queue) - await client.admin.min_offset(queue) for queue in queues])
+
+    messages = with_client(nameserver, count)
+    if not yes:
+        click.confirm(f"delete topic {name} with {messages} messages?", abort=True, err=True)
+    with_client(nameserver, lambda client: delete_topic(client, name))
+    click.echo(f"topic {name} is deleted, with {messages} messages")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--from", "start", default="first", show_default=True, metavar="first|last|TIME")
+@click.option("--queue", type=click.IntRange(min=0), metavar="N", help="Only the queues with this id.")
+@click.option("--max", "limit", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("--follow", is_flag=True, help="Wait for further messages at the end; Ctrl-C ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with properties and offsets.")
+@nameserver_option
+def peek(
+    name: str, start: str, queue: int | None, limit: int | None, follow: bool, as_json: bool, nameserver: str
+) -> None:
+    """Print the messages of a topic, one per line, without a consumer group: nothing is committed.
+
+    The order is kept within each queue.
+    """
+    from gantrymq.cli.delays import read_moment
+    from gantrymq.cli.messages import print_all
+
+    begin: Start = "first" if start == "first" else "last" if start == "last" else read_moment(start, "--from")
+
+    async def work(client: Client) -> int:
+        await client.admin.route(name)
+        until: Literal["end"] | None = None if follow else "end"
+        async with client.reader(name, start=begin, until=until) as reader:
+            if queue is not None:
+                chosen = [each for each in await client.admin.queues(name) if each.queue_id == queue]
+                if not chosen:
+                    raise CommandFailed(f"topic {name} has no queue {queue}")
+                await reader.assign(chosen)
+            return await print_all(reader, limit, as_json)
+
+    with_client(nameserver, work)
 
 
 async def _check_existing(

@@ -58,6 +58,19 @@ class Admin:
         self._cluster.ensure_open()
         return await self._cluster.nameservers.cluster()
 
+    @property
+    def nameservers(self) -> tuple[str, ...]:
+        """The addresses of the nameservers."""
+        return self._cluster.nameservers.addresses
+
+    async def request(self, address: str, command: Command) -> Command:
+        """The answer of the broker or nameserver at ``address`` to a request of RocketMQ's protocol.
+
+        The request is signed and sent by TLS as the client's own. :class:`BrokerError` for a code other than SUCCESS.
+        """
+        self._cluster.ensure_open()
+        return await call(await self._cluster.broker(address), command)
+
     async def route(self, topic: str) -> TopicRouteData:
         """Where ``topic`` lies now."""
         self._cluster.ensure_open()

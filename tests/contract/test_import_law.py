@@ -55,6 +55,8 @@ def allowed(importer: str) -> tuple[str, ...] | None:
         return ("gantrymq.message", "gantrymq.client", "gantrymq.remoting")
     if area == "failover":
         return ("gantrymq.failover", "gantrymq.client", "gantrymq.remoting")
+    if area == "operations":
+        return ("gantrymq.operations", "gantrymq.client", "gantrymq.message", "gantrymq.remoting")
     if area == "spark":
         return ("gantrymq.spark", "gantrymq.client", "gantrymq.remoting", "gantrymq.message")
     return None

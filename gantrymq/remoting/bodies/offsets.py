@@ -49,6 +49,17 @@ class ConsumeStats(Body):
         return sum(offset.broker_offset - offset.consumer_offset for offset in self.offset_table.values())
 
 
+class ToldConsumeStats(Body):
+    """The answer to 208 as a client reads it. An empty map comes as a dict."""
+
+    offset_table: list[tuple[MessageQueue, OffsetWrapper]] | dict[str, Any] = []
+
+    @property
+    def offsets(self) -> list[tuple[MessageQueue, OffsetWrapper]]:
+        """The table; what has texts for keys is none."""
+        return self.offset_table if isinstance(self.offset_table, list) else []
+
+
 class ConsumeStatsList(Body):
     """Response to 317: for each group its topics' statistics."""
 

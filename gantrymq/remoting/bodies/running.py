@@ -51,6 +51,12 @@ class ConsumerRunningInfo(Body):
     jstack: str | None = None
 
 
+class ToldSubscriptions(Body):
+    """What an administrator reads of the answer to 307."""
+
+    subscription_set: list[SubscriptionData] = []
+
+
 class DirectlyConsumed(Body):
     """Response to 309 (``ConsumeMessageDirectlyResult``). ``consume_result``: CR_SUCCESS, CR_LATER, ..."""
 

@@ -1,0 +1,150 @@
+"""``gantrymq group``: list, describe, reset offsets, delete."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import rich_click as click
+
+from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.delays import read_moment
+from gantrymq.cli.failures import CommandFailed, warn
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+    from gantrymq.operations.groups import Member, Overview, QueueLag, Reset
+
+
+@click.group("group")
+def group_commands() -> None:
+    """List and describe consumer groups, reset their offsets, delete them."""
+
+
+@group_commands.command("list")
+@click.option("--system", is_flag=True, help="Include RocketMQ's own groups.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per group.")
+@nameserver_option
+def list_groups(system: bool, as_json: bool, nameserver: str) -> None:
+    """List the consumer groups with their connected members, their topics, and the messages that wait for them."""
+    from gantrymq.operations.groups import group_names, overview
+
+    async def work(client: Client) -> list[Overview]:
+        return await overview(client, await group_names(client, system=system))
+
+    _show([attrs.asdict(row) for row in with_client(nameserver, work)], ("group", "members", "topics", "lag"), as_json)
+
+
+@group_commands.command()
+@click.argument("group")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@nameserver_option
+def describe(group: str, as_json: bool, nameserver: str) -> None:
+    """Show the members of a group, and its offset and lag in each queue.
+
+    `behind` is how long the next message of the queue has waited, in seconds. Members whose subscriptions differ get
+    only a part of each other's messages; the command warns about them.
+    """
+    from gantrymq.operations.groups import differing, group_lags, group_members
+
+    async def work(client: Client) -> tuple[list[Member], list[QueueLag]]:
+        return await group_members(client, group, ask=True), await group_lags(client, group, times=True)
+
+    members, lags = with_client(nameserver, work)
+    if not members and not lags:
+        raise CommandFailed(f"no broker has members or offsets of a group {group}; gantrymq group list has the names")
+    queues: list[dict[str, Any]] = [
+        {
+            "topic": lag.topic,
+            "broker": lag.broker,
+            "queue": lag.queue,
+            "committed": lag.committed,
+            "end": lag.end,
+            "lag": lag.lag,
+            "behind": None if lag.behind_ms is None else round(lag.behind_ms / 1000, 1),
+        }
+        for lag in lags
+    ]
+    if differing(members):
+        warn(f"members of group {group} subscribe to different topics or expressions, so each misses messages")
+    if as_json:
+        rows = [attrs.asdict(member) for member in members]
+        click.echo(json.dumps({"group": group, "members": rows, "queues": queues}, indent=2))
+        return
+    from gantrymq.cli.tables import print_table
+
+    print_table(
+        ("client_id", "address", "language", "subscriptions"),
+        [(each.client_id, each.address, each.language, _expressions(each)) for each in members],
+        title=f"{len(members)} members",
+    )
+    columns = ("topic", "broker", "queue", "committed", "end", "lag", "behind")
+    print_table(
+        columns,
+        [tuple("-" if row[name] is None else row[name] for name in columns) for row in queues],
+        title=f"{sum(lag.lag for lag in lags)} messages wait",
+    )
+
+
+@group_commands.command("reset-offsets")
+@click.argument("group")
+@click.option("--to", "to", required=True, metavar="first|last|TIME", help="Where to continue: 2026-11-21T20:00:00Z.")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic. Repeatable.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per queue.")
+@nameserver_option
+def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, as_json: bool, nameserver: str) -> None:
+    """Let a group continue at the first message, at the last, or at the first one stored at or after a time.
+
+    Running members continue there at once. The group consumes messages again, or skips some.
+    """
+    from gantrymq.operations import groups
+
+    target = to if to in ("first", "last") else read_moment(to, "--to")
+
+    async def work(client: Client) -> tuple[list[Reset], bool]:
+        resets = await groups.plan_reset(client, group, topics, target)
+        return resets, not dry_run and await groups.reset_offsets(client, group, resets, target)
+
+    resets, told = with_client(nameserver, work)
+    _show([attrs.asdict(each) for each in resets], ("topic", "broker", "queue", "before", "after"), as_json)
+    done = "would be set" if dry_run else "set, and running members were told" if told else "set"
+    click.echo(f"offsets of {len(resets)} queues {done}", err=True)
+
+
+@group_commands.command()
+@click.argument("group")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Delete a group that has members.")
+@nameserver_option
+def delete(group: str, yes: bool, force: bool, nameserver: str) -> None:
+    """Delete a group with its offsets, its retry topic and its dead letters on every master."""
+    from gantrymq.operations.groups import delete_group, group_members
+
+    if not yes:
+        click.confirm(f"delete group {group}, its offsets and its dead letters?", abort=True, err=True)
+
+    async def work(client: Client) -> None:
+        members = await group_members(client, group)
+        if members and not force:
+            raise CommandFailed(f"group {group} has {len(members)} members; stop them first, or use --force")
+        await delete_group(client, group)
+
+    with_client(nameserver, work)
+    click.echo(f"group {group} is deleted")
+
+
+def _expressions(member: Member) -> str:
+    if member.subscriptions is None:
+        return "-"
+    return ", ".join(f"{topic}: {expression}" for topic, expression in sorted(member.subscriptions.items()))
+
+
+def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    from gantrymq.cli.tables import print_table
+
+    print_table(columns, [tuple("-" if row[name] is None else row[name] for name in columns) for row in rows])

@@ -1,0 +1,88 @@
+"""``gantrymq dlq``: list, print and replay dead letters."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import attrs
+import rich_click as click
+
+from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.consume import render
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+    from gantrymq.message import DeliveredRecord
+    from gantrymq.operations.dead_letters import DeadLetters
+
+
+@click.group()
+def dlq() -> None:
+    """List, print and replay dead letters: messages that a group could not consume."""
+
+
+@dlq.command("list")
+@click.argument("group", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per group.")
+@nameserver_option
+def list_letters(group: str | None, as_json: bool, nameserver: str) -> None:
+    """Count the dead letters of all groups, or of one, and those that were not replayed yet."""
+    from gantrymq.operations.dead_letters import dead_letters
+
+    async def work(client: Client) -> list[DeadLetters]:
+        return await dead_letters(client, group)
+
+    rows = [attrs.asdict(row) for row in with_client(nameserver, work)]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    from gantrymq.cli.tables import print_table
+
+    print_table(("group", "messages", "unreplayed"), [tuple(row.values()) for row in rows])
+
+
+@dlq.command()
+@click.argument("group")
+@click.option("--max", "limit", type=click.IntRange(min=1), default=10, show_default=True, metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with properties and offsets.")
+@nameserver_option
+def peek(group: str, limit: int, as_json: bool, nameserver: str) -> None:
+    """Print the oldest dead letters of a group, one per line. Nothing is committed."""
+    from gantrymq.remoting.names import dlq_topic
+
+    async def work(client: Client) -> list[DeliveredRecord]:
+        async with client.reader(dlq_topic(group), until="end") as reader:
+            found: list[DeliveredRecord] = []
+            while len(found) < limit and (messages := await reader.poll(max=limit - len(found))):
+                found += messages
+            return found
+
+    for message in with_client(nameserver, work):
+        sys.stdout.buffer.write(render(message, as_json) + b"\n")
+
+
+@dlq.command()
+@click.argument("group")
+@click.option("--to", metavar="TOPIC", help="Send them to this topic; default to the retry topic of the group.")
+@click.option("--max", "limit", type=click.IntRange(min=1), metavar="N", help="Replay at most N messages.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N messages per second.")
+@click.option("--again", is_flag=True, help="Begin with the oldest dead letter, also if it was replayed before.")
+@nameserver_option
+def replay(group: str, to: str | None, limit: int | None, rate: float | None, again: bool, nameserver: str) -> None:
+    """Send the dead letters of a group again.
+
+    By default they go to the group's retry topic: only this group gets them, with all of its attempts. The command
+    remembers how far it came, so that a later one continues there; a dead letter stays until its retention ends.
+    """
+    from gantrymq.cli.progress import Meter
+    from gantrymq.operations import dead_letters
+
+    async def work(client: Client) -> int:
+        with Meter(f"replay {group}") as meter:
+            return await dead_letters.replay(
+                client, group, to=to, limit=limit, rate=rate, again=again, sent=lambda _: meter.advance(1)
+            )
+
+    click.echo(f"replayed {with_client(nameserver, work)} messages")

@@ -1,0 +1,148 @@
+"""Dead letters: counted, and sent again to their group or to a topic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import attrs
+
+from gantrymq.client.routes import DEFAULT_TOPIC
+from gantrymq.message import Message
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.send import SendMessageHeader
+from gantrymq.remoting.names import DLQ_PREFIX, dlq_topic, retry_topic
+from gantrymq.remoting.properties import (
+    KEYS,
+    ORIGIN_MESSAGE_ID,
+    RESERVED,
+    RETRY_TOPIC,
+    TAGS,
+    UNIQ_KEY,
+    encode_properties,
+)
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+    from gantrymq.client.producer import Producer
+    from gantrymq.message import DeliveredRecord
+
+POSITION_GROUP: Final = "GANTRYMQ_REPLAY-"
+"""The group that remembers how far the dead letters of a group were sent again: this, and the group's name."""
+KEPT: Final = frozenset({KEYS, TAGS, UNIQ_KEY, ORIGIN_MESSAGE_ID})
+"""Of the properties that the system sets, those that a dead letter keeps; :data:`RESERVED` has all of them."""
+
+
+@attrs.frozen
+class DeadLetters:
+    """The dead letters of a group: those that exist, and those that were not sent again yet."""
+
+    group: str
+    messages: int
+    unreplayed: int
+
+
+async def dead_letters(client: Client, group: str | None = None) -> list[DeadLetters]:
+    """One row for each group that has a topic of dead letters, or for ``group``."""
+    topics = (
+        [dlq_topic(group)] if group else [name for name in await client.admin.topics() if name.startswith(DLQ_PREFIX)]
+    )
+    rows = []
+    for topic in topics:
+        name = topic.removeprefix(DLQ_PREFIX)
+        messages = unreplayed = 0
+        for queue in await client.admin.queues(topic):
+            first, end = await client.admin.min_offset(queue), await client.admin.max_offset(queue)
+            position = await client.admin.consumer_offset(POSITION_GROUP + name, queue)
+            messages += end - first
+            unreplayed += end - max(first, position or 0)
+        rows.append(DeadLetters(name, messages, unreplayed))
+    return rows
+
+
+async def replay(
+    client: Client,
+    group: str,
+    *,
+    to: str | None = None,
+    limit: int | None = None,
+    rate: float | None = None,
+    again: bool = False,
+    sent: Callable[[int], object] = lambda count: None,
+) -> int:
+    """Send the dead letters of ``group`` again; returns how many were sent.
+
+    They go to the group's retry topic, so that only this group gets them, with its full number of attempts; with ``to``
+    they go to that topic as new messages. ``rate``: messages per second. Each dead letter is sent once over all calls,
+    unless ``again`` begins with the oldest one; after an error or a kill the last one may be sent twice. ``sent`` is
+    called with the count after each message.
+    """
+    count = 0
+    started = anyio.current_time()
+    async with AsyncExitStack() as stack:
+        if to is None:
+            send = await _sender_to_group(client, group)
+        else:
+            send = _sender_to_topic(await stack.enter_async_context(client.producer()), to)
+        reader = client.reader(dlq_topic(group), group=POSITION_GROUP + group, until="end")
+        await stack.enter_async_context(reader)
+        if again:
+            await reader.seek_to_beginning()
+        while limit is None or count < limit:
+            messages = await reader.poll(max=1)
+            if not messages:
+                break
+            await send(messages[0])
+            await reader.commit()
+            count += 1
+            sent(count)
+            if rate is not None:
+                await anyio.sleep(max(0.0, started + count / rate - anyio.current_time()))
+    return count
+
+
+def _properties(letter: DeliveredRecord) -> dict[str, str]:
+    return {name: value for name, value in letter.properties.items() if name not in RESERVED or name in KEPT}
+
+
+async def _sender_to_group(client: Client, group: str) -> Callable[[DeliveredRecord], Awaitable[object]]:
+    topic = retry_topic(group)
+    queues = await client.admin.queues(topic)  # NoRoute if the group never retried anything
+    masters = {data.broker_name: data.broker_addrs[0] for data in (await client.admin.route(topic)).broker_datas}
+    turn = 0
+
+    async def send(letter: DeliveredRecord) -> None:
+        nonlocal turn
+        queue = queues[turn % len(queues)]
+        turn += 1
+        properties = _properties(letter)
+        if origin := letter.properties.get(RETRY_TOPIC):
+            properties[RETRY_TOPIC] = origin
+        header = SendMessageHeader(
+            producer_group=POSITION_GROUP + group,
+            topic=topic,
+            default_topic=DEFAULT_TOPIC,
+            default_topic_queue_nums=1,
+            queue_id=queue.queue_id,
+            sys_flag=0,
+            born_timestamp=int(time.time() * 1000),
+            flag=letter.flag,
+            properties=encode_properties(properties),
+            reconsume_times=0,
+        )
+        command = Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body=letter.body)
+        await client.admin.request(masters[queue.broker_name], command)
+
+    return send
+
+
+def _sender_to_topic(producer: Producer, topic: str) -> Callable[[DeliveredRecord], Awaitable[object]]:
+    async def send(letter: DeliveredRecord) -> None:
+        own = {name: value for name, value in letter.properties.items() if name not in RESERVED}
+        await producer.send(Message(topic, letter.body, letter.tags, letter.keys, own))
+
+    return send

@@ -1,0 +1,244 @@
+"""Consumer groups: members, lag, offsets and deletion.
+
+Source: RocketMQ 4.9.7 ``DefaultMQAdminExtImpl``, ``Broker2Client.resetOffset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import attrs
+
+from gantrymq.client.errors import BrokerError, NoRoute
+from gantrymq.operations.brokers import master_addresses
+from gantrymq.operations.dead_letters import POSITION_GROUP
+from gantrymq.operations.topics import delete_topic
+from gantrymq.remoting.bodies.clients import ConsumerConnections
+from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.offsets import ConsumeTimeSpans, ToldConsumeStats
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.running import ToldSubscriptions
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.groups import (
+    ConsumerGroupHeader,
+    ConsumeStatsHeader,
+    DeleteGroupHeader,
+    RunningInfoHeader,
+    TopicOfGroupHeader,
+)
+from gantrymq.remoting.headers.offsets import ResetOffsetHeader
+from gantrymq.remoting.names import dlq_topic, is_retry_topic, is_system_group, retry_topic
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+
+AT_ONCE: Final = 16
+"""Groups that are asked about at the same time."""
+FROM_END: Final = -1
+"""RocketMQ's time for the end of a queue, in a reset of offsets."""
+
+
+@attrs.frozen
+class QueueLag:
+    """One queue of a group. ``behind_ms``: how long the next message has waited; None if the broker does not tell."""
+
+    topic: str
+    broker: str
+    queue: int
+    committed: int
+    end: int
+    behind_ms: int | None
+
+    @property
+    def lag(self) -> int:
+        """Messages that wait."""
+        return max(self.end - self.committed, 0)
+
+
+@attrs.frozen
+class Member:
+    """One consumer. ``subscriptions``: topic to expression, as the member tells; None if it did not answer."""
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+    subscriptions: dict[str, str] | None
+
+
+@attrs.frozen
+class Reset:
+    """The offset of one queue before (None: never committed) and after a reset."""
+
+    topic: str
+    broker: str
+    queue: int
+    before: int | None
+    after: int
+
+
+async def group_names(client: Client, *, system: bool = False) -> list[str]:
+    """The consumer groups that the masters know, sorted; RocketMQ's own and those that remember what was replayed
+    only with ``system``."""
+    names: set[str] = set()
+    for address in (await master_addresses(client)).values():
+        answer = await client.admin.request(address, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+        names |= SubscriptionGroupWrapper.from_bytes(answer.body).subscription_group_table.keys()
+    return sorted(name for name in names if system or not (is_system_group(name) or name.startswith(POSITION_GROUP)))
+
+
+async def group_lags(client: Client, group: str, *, times: bool = False) -> list[QueueLag]:
+    """Each queue in which the group has a committed offset, sorted; ``times`` also asks how long messages have waited.
+
+    :class:`BrokerError` (code 1) from a broker that has no group of this name is ignored.
+    """
+    lags: list[QueueLag] = []
+    for address in (await master_addresses(client)).values():
+        header = ConsumeStatsHeader(consumer_group=group)
+        answer = await _ask(client, address, RequestCode.GET_CONSUME_STATS, header.to_ext())
+        table = [] if answer is None else ToldConsumeStats.from_bytes(answer.body).offsets
+        waits: dict[MessageQueue, int] = {}
+        for topic in sorted({queue.topic for queue, _ in table}) if times else ():
+            asked = TopicOfGroupHeader(topic=topic, group=group)
+            told = await _ask(client, address, RequestCode.QUERY_CONSUME_TIME_SPAN, asked.to_ext())
+            if told is not None:
+                spans = ConsumeTimeSpans.from_bytes(told.body).consume_time_span_set
+                waits |= {span.message_queue: span.delay_time for span in spans}
+        for queue, offsets in table:
+            waited = waits.get(queue) if offsets.broker_offset > offsets.consumer_offset else 0
+            lags.append(
+                QueueLag(
+                    queue.topic,
+                    queue.broker_name,
+                    queue.queue_id,
+                    offsets.consumer_offset,
+                    offsets.broker_offset,
+                    waited if times else None,
+                )
+            )
+    return sorted(lags, key=lambda lag: (lag.topic, lag.broker, lag.queue))
+
+
+async def group_members(client: Client, group: str, *, ask: bool = False) -> list[Member]:
+    """The members that are connected, sorted by client id; with ``ask`` each is asked for its subscriptions."""
+    found: dict[str, Member] = {}
+    for address in (await master_addresses(client)).values():
+        header = ConsumerGroupHeader(consumer_group=group)
+        answer = await _ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header.to_ext())
+        for each in [] if answer is None else ConsumerConnections.from_bytes(answer.body).connection_set:
+            if each.client_id not in found:
+                told = await _subscriptions(client, address, group, each.client_id) if ask else None
+                found[each.client_id] = Member(each.client_id, each.client_addr, each.language, each.version, told)
+    return [found[name] for name in sorted(found)]
+
+
+def differing(members: Sequence[Member]) -> bool:
+    """Whether two members subscribe to different topics or expressions, so that messages of the group get lost."""
+    known = [member.subscriptions for member in members if member.subscriptions is not None]
+    return any(subscriptions != known[0] for subscriptions in known)
+
+
+@attrs.define
+class Overview:
+    """A group in a list."""
+
+    group: str
+    members: int = 0
+    topics: int = 0
+    lag: int = 0
+
+
+async def overview(client: Client, names: Sequence[str]) -> list[Overview]:
+    """The number of members and topics and the lag of each group."""
+    rows = [Overview(name) for name in names]
+    limit = anyio.CapacityLimiter(AT_ONCE)
+
+    async def fill(row: Overview) -> None:
+        async with limit:
+            lags = await group_lags(client, row.group)
+            row.members = len(await group_members(client, row.group))
+            row.topics = len({lag.topic for lag in lags if not is_retry_topic(lag.topic)})
+            row.lag = sum(lag.lag for lag in lags)
+
+    async with anyio.create_task_group() as tasks:
+        for row in rows:
+            tasks.start_soon(fill, row)
+    return rows
+
+
+async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str | int) -> list[Reset]:
+    """What a reset changes. ``topics``: all of the group's topics if empty. ``to``: first, last, or ms since 1970.
+
+    :class:`NoRoute` if the group has no committed offsets and no topic is given.
+    """
+    names = list(topics) or sorted({lag.topic for lag in await group_lags(client, group)})
+    names = [name for name in names if not is_retry_topic(name)]
+    if not names:
+        raise NoRoute(f"group {group} has committed no offsets; name a topic")
+    resets = []
+    for name in names:
+        for queue in await client.admin.queues(name):
+            if to == "first":
+                after = await client.admin.min_offset(queue)
+            elif to == "last":
+                after = await client.admin.max_offset(queue)
+            else:
+                after = await client.admin.search_offset(queue, int(to))
+            before = await client.admin.consumer_offset(group, queue)
+            resets.append(Reset(name, queue.broker_name, queue.queue_id, before, after))
+    return resets
+
+
+async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to: str | int) -> bool:
+    """Carry out what :func:`plan_reset` returned; returns whether running members were told.
+
+    Running members take the offset from their broker; without members the offsets are stored as they are.
+    """
+    masters = await master_addresses(client)
+    time_ms = {"first": 0, "last": FROM_END}.get(str(to), to)
+    told = False
+    for topic, broker in sorted({(reset.topic, reset.broker) for reset in resets}):
+        header = ResetOffsetHeader(topic=topic, group=group, timestamp=int(time_ms), is_force=True)
+        command = Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header.to_ext())
+        try:
+            await client.admin.request(masters[broker], command)
+            told = True
+        except BrokerError as error:
+            # not online; or, in 4.x, a queue of the topic without a committed offset
+            if error.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
+                raise
+            for reset in resets:
+                if (reset.topic, reset.broker) == (topic, broker):
+                    queue = MessageQueue(topic=topic, broker_name=broker, queue_id=reset.queue)
+                    await client.admin.set_consumer_offset(group, queue, reset.after)
+    return told
+
+
+async def delete_group(client: Client, group: str) -> None:
+    """Delete the group with its offsets, its retry topic and its dead letters on every master."""
+    for address in (await master_addresses(client)).values():
+        for name in (group, POSITION_GROUP + group):
+            header = DeleteGroupHeader(group_name=name, remove_offset=True, clean_offset=True)
+            await client.admin.request(address, Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, header.to_ext()))
+    for topic in (retry_topic(group), dlq_topic(group)):
+        await delete_topic(client, topic)
+
+
+async def _subscriptions(client: Client, address: str, group: str, client_id: str) -> dict[str, str] | None:
+    header = RunningInfoHeader(consumer_group=group, client_id=client_id)
+    answer = await _ask(client, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header.to_ext())
+    if answer is None:
+        return None
+    subscribed = ToldSubscriptions.from_bytes(answer.body).subscription_set
+    return {each.topic: each.sub_string for each in subscribed if not is_retry_topic(each.topic)}
+
+
+async def _ask(client: Client, address: str, code: RequestCode, ext: dict[str, str]) -> Command | None:
+    """None where the broker has no such group, or no member of it."""
+    try:
+        return await client.admin.request(address, Command(code, ext))
+    except BrokerError:
+        return None

@@ -1,0 +1,221 @@
+"""``group``, ``dlq``, ``topic delete`` and ``topic peek`` against a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gantrymq.sync
+from gantrymq import Message
+from support.processes import Child, gantrymq_child, wait_for
+
+pytestmark = pytest.mark.timeout(90)
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The nameserver's address of a cluster in a process of its own."""
+    folder = tmp_path_factory.mktemp("cluster")
+    arguments = [
+        "serve", "--data", str(folder / "store"), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0",
+        "--set", "store.commit_log_file_bytes=16 MiB",
+    ]  # fmt: skip
+    with gantrymq_child(arguments, folder / "log") as child:
+        yield child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
+
+
+@pytest.fixture
+def shell(cli: Cli, nameserver: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line, whose nameserver is the cluster's."""
+    monkeypatch.setenv("GANTRYMQ_NAMESERVER", nameserver)
+    return cli
+
+
+def fill(nameserver: str, topic: str, count: int, *, queues: int = 2) -> None:
+    with gantrymq.sync.connect(nameserver) as client, client.producer() as producer:
+        client.admin.create_topic(topic, queues)
+        for number in range(count):
+            producer.send(Message(topic, b"%d" % number))
+
+
+def read(nameserver: str, topic: str, group: str, count: int) -> list[bytes]:
+    """What a member of the group gets and acknowledges."""
+    with gantrymq.sync.connect(nameserver) as client, client.consumer(topic, group, start="first") as consumer:
+        bodies = []
+        for _, message in zip(range(count), consumer, strict=False):
+            bodies.append(bytes(message.body))
+            message.ack()
+        return bodies
+
+
+def make_dead_letters(nameserver: str, topic: str, group: str, count: int) -> None:
+    """A member refuses each message for the last time."""
+    fill(nameserver, topic, count)
+    with (
+        gantrymq.sync.connect(nameserver) as client,
+        client.consumer(topic, group, start="first", max_retries=0) as consumer,
+    ):
+        for _, message in zip(range(count), consumer, strict=False):
+            message.retry()
+
+
+def test_a_group_is_listed_and_described_with_its_members_and_its_lag(shell: Cli, nameserver: str) -> None:
+    fill(nameserver, "described", 10)
+    assert len(read(nameserver, "described", "describer", 4)) == 4
+    with gantrymq.sync.connect(nameserver) as client, client.consumer("described", "describer", tags="a || b"):
+        wait_for(lambda: json.loads(shell("group", "describe", "describer", "--json").out)["members"])
+        told = json.loads(shell("group", "describe", "describer", "--json").out)
+        (member,) = told["members"]
+        assert member["subscriptions"] == {"described": "a || b"}
+        rows = [row for row in told["queues"] if row["topic"] == "described"]
+        assert [(row["broker"], row["queue"], row["end"]) for row in rows] == [("broker-a", 0, 5), ("broker-a", 1, 5)]
+        listed = {row["group"]: row for row in json.loads(shell("group", "list", "--json").out)}
+        assert (listed["describer"]["members"], listed["describer"]["topics"]) == (1, 1)
+        table = shell("group", "describe", "describer").out
+        assert "described: a || b" in table
+        assert "1 members" in table
+    assert "TOOLS_CONSUMER" not in listed
+    unknown = shell("group", "describe", "nobody")
+    assert (unknown.code, "no broker has members or offsets of a group nobody" in unknown.err) == (1, True)
+
+
+def test_the_lag_says_how_many_messages_wait_and_for_how_long(shell: Cli, nameserver: str) -> None:
+    fill(nameserver, "lagging", 1, queues=1)
+    read(nameserver, "lagging", "lagger", 1)
+    fill(nameserver, "lagging", 3, queues=1)
+    time.sleep(1.1)  # the time that is measured
+    (row,) = [
+        row
+        for row in json.loads(shell("group", "describe", "lagger", "--json").out)["queues"]
+        if row["topic"] == "lagging"
+    ]
+    assert (row["committed"], row["end"], row["lag"]) == (1, 4, 3)
+    assert 1.0 <= row["behind"] < 60
+
+
+def test_members_with_different_subscriptions_are_warned_about(shell: Cli, nameserver: str) -> None:
+    fill(nameserver, "mixed", 1)
+    with (
+        gantrymq.sync.connect(nameserver) as one,
+        gantrymq.sync.connect(nameserver) as other,
+        one.consumer("mixed", "mixers", tags="a"),
+        other.consumer("mixed", "mixers", tags="b"),
+    ):
+        wait_for(lambda: len(json.loads(shell("group", "describe", "mixers", "--json").out)["members"]) == 2)
+        assert "subscribe to different topics or expressions" in shell("group", "describe", "mixers").err
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_offsets_are_reset_with_and_without_members(shell: Cli, nameserver: str, online: bool) -> None:
+    topic, group = f"reset-{online}", f"resetter-{online}"
+    fill(nameserver, topic, 6)
+    assert len(read(nameserver, topic, group, 6)) == 6
+    dry = json.loads(shell("group", "reset-offsets", group, "--to", "first", "--dry-run", "--json").out)
+    assert [(row["topic"], row["queue"], row["before"], row["after"]) for row in dry] == [
+        (topic, 0, 3, 0), (topic, 1, 3, 0),
+    ]  # fmt: skip
+    assert (
+        json.loads(shell("group", "reset-offsets", group, "--to", "last", "--dry-run", "--json").out)[0]["after"] == 3
+    )
+    if not online:
+        assert "offsets of 2 queues set\n" in shell("group", "reset-offsets", group, "--to", "first").err
+        assert len(read(nameserver, topic, group, 6)) == 6
+        return
+    with gantrymq.sync.connect(nameserver) as client, client.consumer(topic, group) as consumer:
+        outcome = shell("group", "reset-offsets", group, "--to", "first")
+        assert "running members were told" in outcome.err
+        got = {bytes(message.body) for _, message in zip(range(6), consumer, strict=False)}
+    assert got == {b"%d" % number for number in range(6)}
+
+
+def test_offsets_are_reset_to_a_time(shell: Cli, nameserver: str) -> None:
+    fill(nameserver, "timed", 2, queues=1)
+    time.sleep(0.05)
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() * 1000) % 1000:03}Z"
+    time.sleep(0.05)
+    fill(nameserver, "timed", 2, queues=1)
+    read(nameserver, "timed", "timer", 4)
+    assert shell("group", "reset-offsets", "timer", "--to", moment).code == 0
+    rows = json.loads(shell("group", "reset-offsets", "timer", "--to", "last", "--dry-run", "--json").out)
+    assert [row["before"] for row in rows] == [2]
+    assert shell("group", "reset-offsets", "timer", "--to", "yesterday").code == 2
+    nobody = shell("group", "reset-offsets", "nobody", "--to", "first")
+    assert (nobody.code, "has committed no offsets; name a topic" in nobody.err) == (1, True)
+
+
+def test_a_group_is_deleted_only_without_members(shell: Cli, nameserver: str) -> None:
+    fill(nameserver, "left", 2)
+    read(nameserver, "left", "leaver", 2)
+    with gantrymq.sync.connect(nameserver) as client, client.consumer("left", "leaver"):
+        wait_for(lambda: json.loads(shell("group", "describe", "leaver", "--json").out)["members"])
+        refused = shell("group", "delete", "leaver", "--yes")
+        assert (refused.code, "has 1 members; stop them first" in refused.err) == (1, True)
+    wait_for(lambda: shell("group", "delete", "leaver", "--yes").code == 0)
+    assert "leaver" not in shell("group", "list").out
+    assert shell("group", "describe", "leaver").code == 1
+
+
+def test_dead_letters_are_counted_printed_and_replayed_once_to_their_group(shell: Cli, nameserver: str) -> None:
+    make_dead_letters(nameserver, "failing", "failer", 3)
+    wait_for(lambda: json.loads(shell("dlq", "list", "failer", "--json").out)[0]["messages"] == 3)
+    assert sorted(shell("dlq", "peek", "failer").out.splitlines()) == ["0", "1", "2"]
+    assert len(shell("dlq", "peek", "failer", "--max", "1").out.splitlines()) == 1
+    assert shell("dlq", "replay", "failer", "--max", "1").out == "replayed 1 messages\n"
+    (row,) = json.loads(shell("dlq", "list", "failer", "--json").out)
+    assert row == {"group": "failer", "messages": 3, "unreplayed": 2}
+    assert shell("dlq", "replay", "failer", "--rate", "100").out == "replayed 2 messages\n"
+    assert shell("dlq", "replay", "failer").out == "replayed 0 messages\n"
+    with gantrymq.sync.connect(nameserver) as client, client.consumer("failing", "failer") as consumer:
+        got = [(message.topic, bytes(message.body)) for _, message in zip(range(3), consumer, strict=False)]
+    assert sorted(got) == [("failing", b"0"), ("failing", b"1"), ("failing", b"2")]
+
+
+def test_dead_letters_are_replayed_to_a_topic_with_their_tags_keys_and_properties(shell: Cli, nameserver: str) -> None:
+    with gantrymq.sync.connect(nameserver) as client, client.producer() as producer:
+        client.admin.create_topic("tagged", 1)
+        producer.send(Message("tagged", b"x", tags="t", keys=("k",), properties={"own": "1"}))
+        with client.consumer("tagged", "tagger", start="first", max_retries=0) as consumer:
+            next(iter(consumer)).retry()
+    wait_for(lambda: json.loads(shell("dlq", "list", "tagger", "--json").out)[0]["messages"] == 1)
+    assert shell("dlq", "replay", "tagger", "--to", "again").out == "replayed 1 messages\n"
+    assert shell("dlq", "replay", "tagger", "--to", "again", "--again").out == "replayed 1 messages\n"
+    wait_for(lambda: shell("topic", "peek", "again").code == 0)
+    rows = [json.loads(line) for line in shell("topic", "peek", "again", "--json").out.splitlines()]
+    assert [(row["body"], row["tags"], row["keys"], row["properties"]["own"]) for row in rows] == [
+        ("x", "t", ["k"], "1")
+    ] * 2
+
+
+def test_a_topic_is_peeked_without_a_group_and_deleted(shell: Cli, nameserver: str, tmp_path: Path) -> None:
+    fill(nameserver, "peeked", 6)
+    groups = shell("group", "list").out
+    assert sorted(shell("topic", "peek", "peeked").out.splitlines()) == ["0", "1", "2", "3", "4", "5"]
+    assert len(shell("topic", "peek", "peeked", "--queue", "1", "--max", "2").out.splitlines()) == 2
+    assert shell("topic", "peek", "peeked", "--from", "last").out == ""
+    assert shell("topic", "peek", "peeked", "--queue", "7").code == 1
+    with gantrymq_child(["topic", "peek", "peeked", "--follow", "--from", "last", "--nameserver", nameserver],
+                        tmp_path / "log") as child:  # fmt: skip
+        line = _sent_until_seen(child, nameserver)
+        assert line == "6"
+    assert shell("group", "list").out == groups
+    deleted = shell("topic", "delete", "peeked", "--yes")
+    assert (deleted.code, deleted.out.startswith("topic peeked is deleted, with ")) == (0, True)
+    assert "peeked" not in shell("topic", "list").out.splitlines()
+    assert shell("topic", "delete", "peeked", "--yes").code == 1
+
+
+def _sent_until_seen(child: Child, nameserver: str) -> str | None:
+    """The reader begins some moment after its start: messages are sent until it prints one."""
+    with gantrymq.sync.connect(nameserver) as client, client.producer() as producer:
+        for _ in range(100):
+            producer.send(Message("peeked", b"6"))
+            if line := child.try_line(0.2):
+                return line
+    return None

@@ -1,0 +1,73 @@
+"""``group``, ``dlq`` and ``topic`` of our command line against RocketMQ's brokers and nameservers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import gantrymq.sync
+from gantrymq import Message
+from support.processes import wait_for
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
+
+
+@pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
+def test_groups_dead_letters_and_topics_of_rocketmq_are_operated(
+    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str]
+) -> None:
+    nameserver = request.getfixturevalue(fixture).nameserver
+    topic, group = names("operated"), names("operators")
+
+    def run(*arguments: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "gantrymq.cli", *arguments, "--nameserver", nameserver]
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert outcome.returncode == code, outcome.stderr
+        return outcome.stdout
+
+    def told(*arguments: str) -> Any:
+        return json.loads(run(*arguments, "--json"))
+
+    run("topic", "create", topic, "--queues", "2")
+    with gantrymq.sync.connect(nameserver) as client:
+        with client.producer() as producer:
+            for number in range(4):
+                producer.send(Message(topic, b"%d" % number))
+        with client.consumer(topic, group, start="first", max_retries=0) as consumer:
+            for _, message in zip(range(4), consumer, strict=False):
+                message.retry()  # for the last time: a dead letter
+            described = told("group", "describe", group)
+            assert [member["subscriptions"] for member in described["members"]] == [{topic: "*"}]
+            wait_for(lambda: told("dlq", "list", group)[0]["messages"] == 4, 60.0)
+        listed = {row["group"]: row["topics"] for row in told("group", "list")}
+        assert listed[group] == 1
+        assert sorted(run("dlq", "peek", group).splitlines()) == ["0", "1", "2", "3"]
+
+        run("group", "reset-offsets", group, "--to", "first", "--topic", topic)
+        wait_for(lambda: sum(row["lag"] for row in told("group", "describe", group)["queues"]) == 4, 30.0)
+        rows = told("group", "reset-offsets", group, "--to", "last", "--topic", topic)
+        assert sum(row["after"] for row in rows) == 4
+
+        assert run("dlq", "replay", group) == "replayed 4 messages\n"
+        assert run("dlq", "replay", group) == "replayed 0 messages\n"
+        with client.consumer(topic, group) as consumer:
+            got = []
+            for _, message in zip(range(4), consumer, strict=False):
+                got.append((message.topic, bytes(message.body)))
+                message.ack()
+        assert sorted(got) == [(topic, b"%d" % number) for number in range(4)]
+        assert sorted(run("topic", "peek", topic).splitlines()) == ["0", "1", "2", "3"]
+
+    deadline = time.monotonic() + 60
+    while subprocess.run([sys.executable, "-m", "gantrymq.cli", "group", "delete", group, "--yes", "--nameserver",
+                          nameserver], capture_output=True).returncode:  # fmt: skip
+        assert time.monotonic() < deadline
+    assert group not in run("group", "list")
+    run("topic", "delete", topic, "--yes")
+    assert topic not in run("topic", "list").splitlines()
