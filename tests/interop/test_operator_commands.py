@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,10 +63,11 @@ def test_groups_dead_letters_and_topics_of_rocketmq_are_operated(
         assert sorted(got) == [(topic, b"%d" % number) for number in range(4)]
         assert sorted(run("topic", "peek", topic).splitlines()) == ["0", "1", "2", "3"]
 
-    deadline = time.monotonic() + 60
-    while subprocess.run([sys.executable, "-m", "gantrymq.cli", "group", "delete", group, "--yes", "--nameserver",
-                          nameserver], capture_output=True).returncode:  # fmt: skip
-        assert time.monotonic() < deadline
+    wait_for(lambda: not told("group", "describe", group)["members"], 60.0)
+    # RocketMQ 5.3.3 fails after it deleted a topic where timerWheelEnable=false, as on this broker: null getTimerMetrics()
+    deleted = 0 if fixture == "java_system" else 1
+    run("group", "delete", group, "--yes", code=deleted)
     assert group not in run("group", "list")
-    run("topic", "delete", topic, "--yes")
-    assert topic not in run("topic", "list").splitlines()
+    run("topic", "delete", topic, "--yes", code=deleted)
+    if not deleted:
+        assert topic not in run("topic", "list").splitlines()
