@@ -64,7 +64,7 @@ def test_groups_dead_letters_and_topics_of_rocketmq_are_operated(
         assert sorted(run("topic", "peek", topic).splitlines()) == ["0", "1", "2", "3"]
 
     wait_for(lambda: not told("group", "describe", group)["members"], 60.0)
-    # RocketMQ 5.3.3 fails after it deleted a topic where timerWheelEnable=false, as on this broker: null getTimerMetrics()
+    # with timerWheelEnable=false, as on this broker, RocketMQ 5.3.3 deletes a topic and then fails (getTimerMetrics)
     deleted = 0 if fixture == "java_system" else 1
     run("group", "delete", group, "--yes", code=deleted)
     assert group not in run("group", "list")
