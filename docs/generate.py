@@ -121,7 +121,7 @@ with a leading underscore, may change without notice.
 """
 TESTING_MODULES = (
     "fixtures", "plugin_broker", "harness", "requests", "memory_env", "fault_env", "flushkit", "transactionkit",
-    "transacted",
+    "transformkit", "transacted",
     "tinystore", "ledger", "history", "simulated.run", "simulated.cluster", "simulated.machine", "simulated.env",
     "simulated.network", "simulated.link", "simulated.weather", "simulated.load", "simulated.seeds",
 )  # fmt: skip

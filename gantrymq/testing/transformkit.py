@@ -1,0 +1,184 @@
+"""What every plugin that changes bodies in ``before_append`` or ``before_deliver`` must keep, as functions for a test.
+
+Each of :data:`RULES` starts a broker with the plugin by the fixture ``plugin_broker``, and raises ``AssertionError``
+when the plugin breaks it. With ``GANTRYMQ_PURE=1`` in the environment the broker runs without its compiled loops; run
+the tests with both.
+
+    @pytest.mark.parametrize("rule", transformkit.RULES, ids=lambda rule: rule.__name__)
+    def test_my_plugin_changes_each_body_once(plugin_broker, rule):
+        rule(plugin_broker, transformkit.Transform(MyPlugin, {"plugin.mine.topics": "orders"}))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from gantrymq.message import DeliveredRecord, Message, Outcome
+from gantrymq.remoting.records import BodyError
+from gantrymq.sync import Consumer, ReceivedMessage
+from gantrymq.testing.fixtures import StartPluginBroker
+from gantrymq.testing.plugin_broker import PluginBroker
+
+BODIES: Final = (b"1", b"three apples", bytes(range(256)), b"long and easy to compress " * 400)
+"""What the rules send: short, binary, and so long that the client compresses it."""
+WAIT_S: Final = 20.0
+"""How long a rule waits for a message."""
+_DELAYS: Final = {"plugin.delay.levels": "1s 1s 1s 1s"}
+
+
+def _unchanged(body: bytes) -> bytes:
+    return body
+
+
+@attrs.frozen
+class Transform:
+    """A plugin under test. ``plugin`` and ``settings``: as for ``plugin_broker``.
+
+    ``delivered``: from the body that a producer sends to the one that consumers must get; the same one by default. The
+    broker has the body as the client compressed it: a plugin that unpacks it clears the bits in ``batch.sys_flags``.
+    ``topic``: one whose messages the plugin changes.
+    """
+
+    plugin: Any
+    settings: Mapping[str, str] = attrs.field(factory=dict)
+    delivered: Callable[[bytes], bytes] = _unchanged
+    topic: str = "orders"
+
+    def start(self, plugin_broker: StartPluginBroker) -> PluginBroker:
+        """A broker with the plugin and the topic, whose delay levels are of one second."""
+        running = plugin_broker(self.plugin, settings={**_DELAYS, **self.settings})
+        running.client.admin.create_topic(self.topic)
+        return running
+
+    def check(self, found: list[bytes], sent: tuple[bytes, ...], where: str) -> None:
+        """``AssertionError`` unless ``found`` is what must be delivered of ``sent``, in any order."""
+        wanted = sorted(self.delivered(body) for body in sent)
+        if sorted(found) != wanted:
+            different = [f"{body[:60]!r}" for body in found if body not in wanted]
+            raise AssertionError(
+                f"{where}: {len(found)} messages for {len(wanted)} that were sent; not expected: {', '.join(different)}"
+            )
+
+
+def _next(consumer: Consumer) -> ReceivedMessage:
+    batch = consumer.next_batch(1, timeout=WAIT_S)
+    if not batch:
+        raise AssertionError(f"a message has not come in {WAIT_S:g} seconds")
+    return batch[0]
+
+
+def _body(message: DeliveredRecord) -> bytes:
+    try:
+        return message.body
+    except BodyError as error:
+        raise AssertionError(f"a compressed body cannot be unpacked when it is delivered: {error}") from None
+
+
+def _receive(running: PluginBroker, topic: str, count: int, group: str = "readers") -> list[bytes]:
+    with running.client.consumer(topic, group, start="first") as consumer:
+        found = []
+        for _ in range(count):
+            message = _next(consumer)
+            message.ack()
+            found.append(_body(message))
+    return found
+
+
+def each_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """Single messages and a batch, pulled by two groups."""
+    running = case.start(plugin_broker)
+    with running.client.producer() as producer:
+        for body in BODIES:
+            producer.send(case.topic, body)
+        producer.send_batch([Message(case.topic, body) for body in BODIES])
+    for group in ("one", "two"):
+        case.check(_receive(running, case.topic, 2 * len(BODIES), group), BODIES * 2, f"group {group!r}")
+
+
+def a_delayed_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """The broker appends it twice: when it comes and when it is due."""
+    running = case.start(plugin_broker)
+    with running.client.producer() as producer:
+        for body in BODIES:
+            producer.send(Message(case.topic, body, delay_level=1))
+    case.check(_receive(running, case.topic, len(BODIES)), BODIES, "after a delay")
+
+
+def a_committed_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """The broker appends a half message, and the message when it is committed."""
+    running = case.start(plugin_broker)
+    opened = running.client.transactional_producer(
+        "transactions", check=lambda _message: Outcome.COMMIT, local=lambda _message, _id: Outcome.COMMIT
+    )
+    with opened as producer:
+        for body in BODIES:
+            producer.send(case.topic, body)
+    case.check(_receive(running, case.topic, len(BODIES)), BODIES, "after a transaction")
+
+
+def a_retried_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """A consumer gives each message back once: the broker appends it to the group's retry topic, after a delay."""
+    running = case.start(plugin_broker)
+    with running.client.producer() as producer:
+        for body in BODIES:
+            producer.send(case.topic, body)
+    again: list[bytes] = []
+    first: list[bytes] = []
+    with running.client.consumer(case.topic, "readers", start="first") as consumer:
+        while len(again) < len(BODIES):
+            message = _next(consumer)
+            if message.reconsume_times:
+                message.ack()
+                again.append(_body(message))
+            else:
+                first.append(_body(message))
+                message.retry(1)
+    case.check(first, BODIES, "before the retry")
+    case.check(again, BODIES, "after the retry")
+
+
+def stored_bodies_are_read_after_a_kill(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """Messages are replayed to the hooks ``dispatch``, and are not appended again."""
+    running = case.start(plugin_broker)
+    with running.client.producer() as producer:
+        for body in BODIES:
+            producer.send(case.topic, body)
+    running.restart(killed=True)
+    case.check(_receive(running, case.topic, len(BODIES)), BODIES, "after a kill")
+
+
+def a_query_finds_what_consumers_get(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """By the id of the message."""
+    running = case.start(plugin_broker)
+    with running.client.producer() as producer:
+        ids = [producer.send(case.topic, body).message_id for body in BODIES]
+    found = [_body(record) for each in ids for record in running.client.admin.find_by_id(case.topic, each)]
+    case.check(found, BODIES, "found by id")
+
+
+def other_topics_are_left_alone(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """Where the plugin is for some topics only, a body of another topic is delivered as it was sent."""
+    running = case.start(plugin_broker)
+    with running.client.producer() as producer:
+        for body in BODIES:
+            producer.send("a-topic-of-nobody", body)
+    found = _receive(running, "a-topic-of-nobody", len(BODIES))
+    attrs.evolve(case, delivered=_unchanged).check(found, BODIES, "another topic")
+
+
+Rule = Callable[[StartPluginBroker, Transform], None]
+"""A rule: it raises ``AssertionError`` when the plugin breaks it."""
+
+RULES: Final[tuple[Rule, ...]] = (
+    each_body_is_changed_once,
+    a_delayed_body_is_changed_once,
+    a_committed_body_is_changed_once,
+    a_retried_body_is_changed_once,
+    stored_bodies_are_read_after_a_kill,
+    a_query_finds_what_consumers_get,
+    other_topics_are_left_alone,
+)
+"""All rules. Leave :func:`other_topics_are_left_alone` out for a plugin that changes all topics."""

@@ -1,0 +1,107 @@
+"""The rules for plugins that change bodies: one that keeps them, and those that break one each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import Source
+from gantrymq.remoting.properties import find_property, replace_properties
+from gantrymq.remoting.records import COMPRESSED, COMPRESSION_MASK, decompress
+from gantrymq.testing import transformkit
+from gantrymq.testing.fixtures import StartPluginBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+KEY = 0x5A
+
+
+def turned(body: bytes) -> bytes:
+    return bytes(byte ^ KEY for byte in body)
+
+
+class Good:
+    """Stores the bodies of one topic turned, and turns them back."""
+
+    name = "turned"
+    sources: tuple[str, ...] = (Source.CLIENT, Source.RESEND)
+
+    @hookimpl(tryfirst=True)
+    def before_append(self, batch: Any) -> None:
+        for row in batch.live:
+            if batch.topics[row] == "orders":
+                batch.bodies[row] = turned(batch.bodies[row])
+                batch.properties[row] = replace_properties(batch.properties[row], {b"TURNED": b"1"})
+
+    @hookimpl
+    def before_deliver(self, batch: Any) -> None:
+        for row in batch.live:
+            if find_property(batch.properties[row], b"TURNED"):
+                batch.bodies[row] = turned(batch.bodies[row])
+
+
+class Twice(Good):
+    """Changes what the broker appends again, too."""
+
+    sources = Source.ALL
+
+
+class Everything(Good):
+    """Changes all topics, and undoes nothing."""
+
+    @hookimpl(tryfirst=True)
+    def before_append(self, batch: Any) -> None:
+        for row in batch.live:
+            batch.bodies[row] = b"x" + batch.bodies[row]
+
+
+class Upper:
+    """Consumers get upper case."""
+
+    name = "upper"
+
+    @hookimpl(tryfirst=True)
+    def before_append(self, batch: Any) -> None:
+        for row in batch.live:
+            if batch.topics[row] == "orders":
+                if batch.sys_flags[row] & COMPRESSED:
+                    batch.bodies[row] = decompress(batch.bodies[row], batch.sys_flags[row])
+                    batch.sys_flags[row] &= ~(COMPRESSED | COMPRESSION_MASK)
+                batch.bodies[row] = batch.bodies[row].upper()
+
+
+def broken_by(
+    plugin: type, plugin_broker: StartPluginBroker, rules: tuple[transformkit.Rule, ...] = transformkit.RULES
+) -> set[str]:
+    found = set()
+    for rule in rules:
+        try:
+            rule(plugin_broker, transformkit.Transform(plugin))
+        except AssertionError:
+            found.add(rule.__name__)
+    return found
+
+
+@pytest.mark.twins
+@pytest.mark.parametrize("rule", transformkit.RULES, ids=lambda rule: rule.__name__)
+def test_a_plugin_that_keeps_the_rules_passes(plugin_broker: StartPluginBroker, rule: transformkit.Rule) -> None:
+    rule(plugin_broker, transformkit.Transform(Good))
+
+
+def test_a_plugin_that_changes_stored_bodies_again_is_found(plugin_broker: StartPluginBroker) -> None:
+    assert broken_by(Twice, plugin_broker) == {"a_delayed_body_is_changed_once", "a_committed_body_is_changed_once"}
+
+
+def test_a_plugin_that_does_not_undo_its_change_or_changes_other_topics_is_found(
+    plugin_broker: StartPluginBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformkit, "WAIT_S", 5.0)
+    assert broken_by(Everything, plugin_broker) == {rule.__name__ for rule in transformkit.RULES}
+
+
+def test_the_body_that_consumers_get_may_be_another_one(plugin_broker: StartPluginBroker) -> None:
+    case = transformkit.Transform(Upper, delivered=bytes.upper)
+    transformkit.stored_bodies_are_read_after_a_kill(plugin_broker, case)
+    transformkit.a_delayed_body_is_changed_once(plugin_broker, case)
