@@ -39,7 +39,7 @@ from gantrymq.remoting.logs import LibraryLog
 F = TypeVar("F", bound=Callable[..., Any])
 Hook = Callable[[], Awaitable[Any] | Any]
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 class WorkerOptions(TypedDict, total=False):
