@@ -127,7 +127,7 @@ async def test_a_broker_with_a_bad_certificate_fails_the_send_with_its_reason(fa
         good.nameserver.brokers[:] = bad.brokers
         async with gantrymq.connect(good.address, tls=client_context()) as client, client.producer() as producer:
             with pytest.raises(gantrymq.TlsFailed, match="certificate has expired"):
-                await producer.send("T", b"x", timeout=0.5)
+                await producer.send("T", b"x", timeout=2.0)
 
 
 async def test_what_is_no_tls_setting_is_refused() -> None:
