@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "gantrymq.cli.doctor:doctor",
     "check-config": "gantrymq.cli.configuration:check_config",
     "print-config": "gantrymq.cli.configuration:print_config",
+    "completion": "gantrymq.cli.completion:completion",
 }
 
 
