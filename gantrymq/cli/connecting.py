@@ -76,6 +76,18 @@ def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, A
     return found
 
 
+def use_everywhere(settings: Mapping[str, Any]) -> None:
+    """Sign and encrypt all requests of this task and of those that it starts, also those without a client.
+
+    ``settings``: those of :func:`connect_settings`.
+    """
+    from gantrymq.remoting.channel import OUTGOING, Outgoing
+    from gantrymq.remoting.signing import Credentials
+
+    credentials = Credentials.checked(*(settings.get(name) for name in _CONNECT_VARIABLES.values()))
+    OUTGOING.set(Outgoing(tls=settings.get("tls"), sign=None if credentials is None else credentials.sign))
+
+
 def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run ``work`` with a connected client to its end. Raises its errors, and an invalid address as wrong usage."""
     import trio
@@ -86,6 +98,7 @@ def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
     settings = connect_settings()
 
     async def main() -> T:
+        use_everywhere(settings)
         async with connect(nameserver, **settings) as client:
             return await work(client)
 

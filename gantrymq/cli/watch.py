@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.connecting import check_nameserver, connect_settings, nameserver_option, seconds_option
+from gantrymq.cli.connecting import (
+    check_nameserver,
+    connect_settings,
+    nameserver_option,
+    seconds_option,
+    use_everywhere,
+)
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.logs import configure_logs, log_level_option
 
@@ -120,6 +126,7 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
     from gantrymq.remoting.errors import GantryError
 
     settings = connect_settings()
+    use_everywhere(settings)
     client: Client | None = None
     reason = ""
     tried = trio.Event()

@@ -61,7 +61,7 @@ class _Call:
 
 @attrs.frozen
 class Outgoing:
-    """How a server connects to others: ``tls`` encrypts, ``sign`` is called with each request."""
+    """How a server or a command connects to others: ``tls`` encrypts, ``sign`` is called with each request."""
 
     tls: ssl.SSLContext | None = None
     sign: Sign | None = None
