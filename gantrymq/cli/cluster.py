@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +9,7 @@ import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, seconds_option, with_client
 from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.tables import print_rows
 from gantrymq.cli.watch import watch
 from gantrymq.failover.brokers import ANSWER_S, COLUMNS, UNREACHABLE, ask_broker, broker_rows
 
@@ -42,12 +42,7 @@ def status(as_json: bool, nameserver: str) -> None:
     slaves of its name.
     """
     rows = with_missing_masters(with_client(nameserver, broker_rows))
-    if as_json:
-        click.echo(json.dumps([{column: row[column] for column in COLUMNS} for row in rows], indent=2))
-        return
-    from gantrymq.cli.tables import print_table
-
-    print_table(COLUMNS, [tuple("-" if row[name] is None else row[name] for name in COLUMNS) for row in rows])
+    print_rows(COLUMNS, [{column: row[column] for column in COLUMNS} for row in rows], as_json)
 
 
 def with_missing_masters(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import rich_click as click
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.delays import read_moment
 from gantrymq.cli.failures import CommandFailed, warn
+from gantrymq.cli.tables import print_rows, print_table
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -33,7 +34,9 @@ def list_groups(system: bool, as_json: bool, nameserver: str) -> None:
     async def work(client: Client) -> list[Overview]:
         return await overview(client, await group_names(client, system=system))
 
-    _show([attrs.asdict(row) for row in with_client(nameserver, work)], ("group", "members", "topics", "lag"), as_json)
+    print_rows(
+        ("group", "members", "topics", "lag"), [attrs.asdict(row) for row in with_client(nameserver, work)], as_json
+    )
 
 
 @group_commands.command()
@@ -72,19 +75,13 @@ def describe(group: str, as_json: bool, nameserver: str) -> None:
         rows = [attrs.asdict(member) for member in members]
         click.echo(json.dumps({"group": group, "members": rows, "queues": queues}, indent=2))
         return
-    from gantrymq.cli.tables import print_table
-
     print_table(
         ("client_id", "address", "language", "subscriptions"),
         [(each.client_id, each.address, each.language, _expressions(each)) for each in members],
         title=f"{len(members)} members",
     )
     columns = ("topic", "broker", "queue", "committed", "end", "lag", "behind")
-    print_table(
-        columns,
-        [tuple("-" if row[name] is None else row[name] for name in columns) for row in queues],
-        title=f"{sum(lag.lag for lag in lags)} messages wait",
-    )
+    print_rows(columns, queues, title=f"{sum(lag.lag for lag in lags)} messages wait")
 
 
 @group_commands.command("reset-offsets")
@@ -108,7 +105,7 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
         return resets, not dry_run and await groups.reset_offsets(client, group, resets, target)
 
     resets, told = with_client(nameserver, work)
-    _show([attrs.asdict(each) for each in resets], ("topic", "broker", "queue", "before", "after"), as_json)
+    print_rows(("topic", "broker", "queue", "before", "after"), [attrs.asdict(each) for each in resets], as_json)
     done = "would be set" if dry_run else "set, and running members were told" if told else "set"
     click.echo(f"offsets of {len(resets)} queues {done}", err=True)
 
@@ -139,12 +136,3 @@ def _expressions(member: Member) -> str:
     if member.subscriptions is None:
         return "-"
     return ", ".join(f"{topic}: {expression}" for topic, expression in sorted(member.subscriptions.items()))
-
-
-def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    from gantrymq.cli.tables import print_table
-
-    print_table(columns, [tuple("-" if row[name] is None else row[name] for name in columns) for row in rows])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
 import attrs
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
-from gantrymq.cli.consume import render
+from gantrymq.cli.tables import print_rows
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
-    from gantrymq.message import DeliveredRecord
     from gantrymq.operations.dead_letters import DeadLetters
 
 
@@ -34,13 +31,9 @@ def list_letters(group: str | None, as_json: bool, nameserver: str) -> None:
     async def work(client: Client) -> list[DeadLetters]:
         return await dead_letters(client, group)
 
-    rows = [attrs.asdict(row) for row in with_client(nameserver, work)]
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    from gantrymq.cli.tables import print_table
-
-    print_table(("group", "messages", "unreplayed"), [tuple(row.values()) for row in rows])
+    print_rows(
+        ("group", "messages", "unreplayed"), [attrs.asdict(row) for row in with_client(nameserver, work)], as_json
+    )
 
 
 @dlq.command()
@@ -50,17 +43,14 @@ def list_letters(group: str | None, as_json: bool, nameserver: str) -> None:
 @nameserver_option
 def peek(group: str, limit: int, as_json: bool, nameserver: str) -> None:
     """Print the oldest dead letters of a group, one per line. Nothing is committed."""
+    from gantrymq.cli.messages import print_all
     from gantrymq.remoting.names import dlq_topic
 
-    async def work(client: Client) -> list[DeliveredRecord]:
+    async def work(client: Client) -> int:
         async with client.reader(dlq_topic(group), until="end") as reader:
-            found: list[DeliveredRecord] = []
-            while len(found) < limit and (messages := await reader.poll(max=limit - len(found))):
-                found += messages
-            return found
+            return await print_all(reader, limit, as_json)
 
-    for message in with_client(nameserver, work):
-        sys.stdout.buffer.write(render(message, as_json) + b"\n")
+    with_client(nameserver, work)
 
 
 @dlq.command()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.connecting import connect_settings
+from gantrymq.cli.connecting import connect_settings, use_everywhere
 from gantrymq.cli.failures import CommandFailed
 
 ANSWER_S: Final = 5.0
@@ -34,14 +34,10 @@ async def ask_broker(address: str, plugin: str | None = None, measure_seconds: i
     from gantrymq.remoting.codes import RequestCode, ResponseCode
     from gantrymq.remoting.command import Command
     from gantrymq.remoting.headers.brokers import DescribePluginsHeader
-    from gantrymq.remoting.signing import Credentials
 
-    settings = connect_settings()
-    names = ("access_key", "secret_key", "security_token")
-    credentials = Credentials.checked(*(settings.get(name) for name in names))
+    use_everywhere(connect_settings())
     header = DescribePluginsHeader(plugin_name=plugin, measure_seconds=measure_seconds)
-    sign = None if credentials is None else credentials.sign
-    async with open_channel(address, sign=sign, tls=settings.get("tls")) as channel:
+    async with open_channel(address) as channel:
         answer = await channel.call(Command(RequestCode.DESCRIBE_PLUGINS, header.to_ext()), ANSWER_S)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise CommandFailed(

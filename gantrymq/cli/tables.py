@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
+
+
+def print_rows(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], as_json: bool = False, *, title: str = ""
+) -> None:
+    """A table of ``columns`` of ``rows``, with "-" for None; or all of ``rows`` as a JSON list."""
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        cells = [tuple("-" if row[name] is None else row[name] for name in columns) for row in rows]
+        print_table(columns, cells, title)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:

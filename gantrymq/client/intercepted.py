@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -57,6 +58,17 @@ class Outbound:
             context.result, context.error = result, error
             self._interceptors.after_send(context)
 
+    @contextmanager
+    def sending(self, kind: Kind, message: Message) -> Iterator[SendContext]:
+        """:meth:`begin`, and :meth:`end` after the block: with its error, or with the result that it left."""
+        context = self.begin(kind, message)
+        try:
+            yield context
+        except BaseException as error:
+            self.end(context, error=error)
+            raise
+        self.end(context, context.result)
+
 
 class InterceptedProducer(Producer):
     """A :class:`Producer` whose messages are serialized and intercepted."""
@@ -82,13 +94,8 @@ class InterceptedProducer(Producer):
     ) -> SendResult:
         self._ensure_open()
         given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
-        context = self._outbound.begin("send", given)
-        try:
-            result = await super().send(context.message, queue=queue, timeout=timeout)
-        except BaseException as error:
-            self._outbound.end(context, error=error)
-            raise
-        self._outbound.end(context, result)
+        with self._outbound.sending("send", given) as context:
+            result = context.result = await super().send(context.message, queue=queue, timeout=timeout)
         return result
 
     async def enqueue(
@@ -153,14 +160,8 @@ class InterceptedProducer(Producer):
     ) -> DeliveredRecord:
         self._ensure_open()
         given = as_message(message, body, tags, keys, properties, order_key)
-        context = self._outbound.begin("request", given)
-        try:
-            reply = await super().request(context.message, queue=queue, timeout=timeout)
-        except BaseException as error:
-            self._outbound.end(context, error=error)
-            raise
-        self._outbound.end(context)
-        return reply
+        with self._outbound.sending("request", given) as context:
+            return await super().request(context.message, queue=queue, timeout=timeout)
 
     async def send_oneway(
         self,
@@ -178,13 +179,8 @@ class InterceptedProducer(Producer):
     ) -> None:
         self._ensure_open()
         given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
-        context = self._outbound.begin("oneway", given)
-        try:
+        with self._outbound.sending("oneway", given) as context:
             await super().send_oneway(context.message, queue=queue)
-        except BaseException as error:
-            self._outbound.end(context, error=error)
-            raise
-        self._outbound.end(context)
 
 
 class InterceptedTransactionalProducer(TransactionalProducer):
@@ -197,13 +193,8 @@ class InterceptedTransactionalProducer(TransactionalProducer):
         self, message: Message, *, queue: QueueChoice | None = None, timeout: float | None = None
     ) -> SendResult:
         self._ensure_open()
-        context = self.outbound.begin("half", message)
-        try:
-            result = await super().send_half(context.message, queue=queue, timeout=timeout)
-        except BaseException as error:
-            self.outbound.end(context, error=error)
-            raise
-        self.outbound.end(context, result)
+        with self.outbound.sending("half", message) as context:
+            result = context.result = await super().send_half(context.message, queue=queue, timeout=timeout)
         return result
 
 

@@ -111,7 +111,7 @@ class Namespace:
                 record.topic = self.without(record.topic)
 
     def running_info(self, info: ConsumerRunningInfo) -> ConsumerRunningInfo:
-        """What a consumer tells of itself, with the real names, for administrators."""
+        """The state of a consumer that administrators request, with the real names."""
         return ConsumerRunningInfo(
             properties=info.properties,
             subscription_set=[self._subscription(each) for each in info.subscription_set],

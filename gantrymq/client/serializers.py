@@ -25,7 +25,7 @@ DeserializerChoice = Format | type | Deserializer
 """A format as above; a type, whose JSON the bodies are (``bytes`` and ``str`` are no JSON); or your own function."""
 
 REASON_MAX_CHARACTERS: Final = 500
-"""So much of a library's error goes into ours: some repeat the whole body."""
+"""The part of a library's error text that our error quotes: some libraries quote the whole body."""
 
 
 def serializer_of(choice: SerializerChoice) -> Serializer:

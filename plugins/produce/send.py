@@ -227,7 +227,7 @@ def _offset_of(batch: AppendBatch, row: int) -> int:
 
 
 def _settled_queue(batch: AppendBatch, earlier: Earlier) -> int:
-    """The queue that a settled row's sender is told: a row of the same batch may have been moved to another one."""
+    """The queue in the answer to a settled row: an earlier row of the same batch may be in another queue."""
     if earlier.row is not None:
         origin = batch.origins[earlier.row]
         if isinstance(origin, Origin) and origin.queue_id is not None:

@@ -28,7 +28,7 @@ class Order(msgspec.Struct):
 
 
 class Recorder(Interceptor):
-    """Writes down what it is told, and marks messages."""
+    """Records its calls, and adds a mark to messages."""
 
     def __init__(self, name: str = "", told: list[tuple[Any, ...]] | None = None) -> None:
         self.name = name
