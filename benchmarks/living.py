@@ -13,6 +13,7 @@ from client import use_client
 from figures import Figures
 from floods import beside_floods
 from holding import held
+from hooks import look_on
 from indexing import index
 from measuring import MIB, Timing, checked, load_of, warm_up
 from msgspec.structs import replace
@@ -185,7 +186,7 @@ def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
 SPECIAL = {
     "mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,), "indexing": (index,),
     "nameserver": (look_up,), "replication": (replicate, *(answer,) * ROUNDS), "floods": (beside_floods,),
-    "client": (use_client,),
+    "client": (use_client,), "hooks": (look_on,),
 }  # fmt: skip
 """What each group measures besides its scenarios."""
 

@@ -34,7 +34,7 @@ is left out: that is off by default since Java 15, and an unknown word to later 
 class Setup:
     """How a system is started, its defaults apart. ``log_file_bytes``: of a file of the commit log; 0: the default.
     ``pre_touch``: whether Java takes all of its heap at once, which its start then waits for. ``log_level``: ours.
-    ``java_settings``: more of the broker's configuration."""
+    ``java_settings``: more of the broker's configuration. ``plugins``: more of ours, as ``--enable`` has them."""
 
     flush: str = "async"
     log_file_bytes: int = 0
@@ -42,6 +42,7 @@ class Setup:
     log_level: str = "warning"
     java_version: str = JAVA_VERSION
     java_settings: dict[str, str] = attrs.field(factory=dict)
+    plugins: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -77,6 +78,7 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
     arguments += ["--nameserver-listen", "127.0.0.1:0", "--set", f"plugin.flush.mode={setup.flush}"]
     if setup.log_file_bytes:
         arguments += ["--set", f"store.commit_log_file_bytes={setup.log_file_bytes}"]
+    arguments += [word for plugin in setup.plugins for word in ("--enable", plugin)]
     log = home / "log"
     began = time.perf_counter()
     with gantrymq_child([*arguments, "--log-level", setup.log_level], log) as child:

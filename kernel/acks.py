@@ -8,7 +8,10 @@ this: the next flush releases everything that arrived during the previous one.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
+
+import attrs
 
 from gantrymq.kernel.batch import AppendBatch
 
@@ -42,13 +45,29 @@ class DegradableGate(AckGate, Protocol):
         """Everything up to ``end`` was answered with ``late_code``; the watermark must then be at least ``end``."""
 
 
+@attrs.define
+class AckedBatch:
+    """A batch of which each row has its final status."""
+
+    messages: AppendBatch
+    """Do not change it."""
+    seconds: float
+    """From the moment when the broker took the batch until now."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
 class Acks:
     """The batches that wait for the gates, in log order."""
 
-    def __init__(self, gates: list[AckGate]) -> None:
+    def __init__(self, gates: list[AckGate], observe: Callable[[AppendBatch, float], object] | None = None) -> None:
+        """``observe`` gets each batch once, after its ``done``, and when the broker took it."""
         self._gates = gates
+        self._observe = observe
         self._degradable = [gate for gate in gates if isinstance(gate, DegradableGate)]
-        self._waiting: deque[tuple[float, AppendBatch]] = deque()
+        self._waiting: deque[tuple[float, AppendBatch, float | None]] = deque()
+        """Since when each batch waits, and when the broker took it; None for one that is answered already."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -67,15 +86,15 @@ class Acks:
                 committed = watermark
         return committed
 
-    def add(self, batch: AppendBatch, now: float) -> None:
+    def add(self, batch: AppendBatch, now: float, taken_at: float = 0.0) -> None:
         """Let ``batch`` wait, unless it needs no wait: no gate, no live or settled row, no row that asks for the
         guarantees. Settled rows of a batch of which nothing is stored wait for the log's end at its append."""
         if not self._gates or (batch.refused == len(batch) and not batch.settled) or not batch.waited_for:
-            _finish(batch)
+            self._finish(batch, taken_at)
             if self._degradable and batch.refused < len(batch):
-                self._waiting.append((now, batch))  # no batch waits, but a gate may have to give way
+                self._waiting.append((now, batch, None))  # no batch waits, but a gate may have to give way
         else:
-            self._waiting.append((now, batch))
+            self._waiting.append((now, batch, taken_at))
 
     def oldest(self) -> float | None:
         """When the first waiting batch began to wait, on the clock of ``now``; None if no batch waits."""
@@ -85,12 +104,14 @@ class Acks:
         """Finish every batch that ends at or below ``committed``."""
         waiting = self._waiting
         while waiting and waiting[0][1].end <= committed:
-            _finish(waiting.popleft()[1])
+            _, batch, taken_at = waiting.popleft()
+            if taken_at is not None:
+                self._finish(batch, taken_at)
 
     def expire(self, now: float) -> None:
         """Finish the batches for which a gate is late, with that gate's code in the rows that wait."""
         while self._waiting:
-            since, batch = self._waiting[0]
+            since, batch, taken_at = self._waiting[0]
             missing = [gate for gate in self._gates if gate.watermark < batch.end]
             late = [gate for gate in missing if now - since >= gate.timeout_s]
             if not late or (len(late) < len(missing) and all(gate in self._degradable for gate in late)):
@@ -102,20 +123,25 @@ class Acks:
                     batch.remarks[row] = late[0].late_remark
             for gate in self._degradable:
                 gate.on_timeout(batch.end)
-            _finish(batch)
+            if taken_at is not None:
+                self._finish(batch, taken_at)
 
-
-def _finish(batch: AppendBatch) -> None:
-    done, batch.done = batch.done, None
-    if done is not None:
-        done(batch)
+    def _finish(self, batch: AppendBatch, taken_at: float) -> None:
+        done, batch.done = batch.done, None
+        if done is not None:
+            done(batch)
+        if self._observe is not None:
+            self._observe(batch, taken_at)
 
 
 class FlushStrategy(Protocol):
     """Decides when to flush. It never retries a flush: a failed flush poisons the log, and ``run`` raises."""
 
     def appended(self, end: int) -> None:
-        """The log now ends at ``end``. Called in the sweep once per batch; must not block."""
+        """The log now ends at ``end``. Called in the sweep once per batch.
+
+        It must not block, except for a moment while ``broker.serves_one_client``.
+        """
 
     async def run(self) -> None:
         """Flush until cancelled; after cancellation, flush everything that was appended before returning."""

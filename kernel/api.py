@@ -136,6 +136,13 @@ class Broker(Protocol):
     def give_way(self) -> None:
         """Let other tasks run before the broker receives requests again, because clients wait for their work."""
 
+    @property
+    def serves_one_client(self) -> bool:
+        """Whether a request is handled now, and this and the last turns had one each, all of one connection.
+
+        Then it costs others nothing if a hook of this turn blocks for a moment.
+        """
+
     def pace(self) -> Pace:
         """A pace for long work: ``await pace.rest()`` between its steps lets other tasks run."""
 

@@ -12,7 +12,7 @@ import structlog
 
 from gantrymq.kernel.errors import LogPoisoned, PluginError
 from gantrymq.kernel.manager import PluginInfo, PluginManager
-from gantrymq.kernel.processors import Request, RequestBatch
+from gantrymq.kernel.processors import Request, RequestBatch, attach_observers
 from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.remoting.codes import ResponseCode
 
@@ -58,9 +58,11 @@ class Authorization:
     def _ask(self, info: PluginInfo, function: Callable[[RequestBatch], Any], batch: RequestBatch) -> None:
         try:
             function(batch)
+            attach_observers(batch, keep=True)
         except (LogPoisoned, PluginError, MemoryError):
             raise
         except Exception as error:
+            attach_observers(batch, keep=False)
             if len(batch) > 1:
                 self._ask_singly(info, function, batch)
                 return
@@ -72,6 +74,7 @@ class Authorization:
         for row in batch.live:
             single = RequestBatch([batch.requests[row]])
             self._ask(info, function, single)
+            batch.requests[row] = single.requests[0]  # it may be observed now
             for code, remark in single.refusals.values():
                 batch.refuse(row, code, remark)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
-from gantrymq.kernel.acks import Acks, FlushStrategy
+from gantrymq.kernel.acks import AckedBatch, Acks, FlushStrategy
 from gantrymq.kernel.authorization import authorized
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, finish_settled
 from gantrymq.kernel.config.declarations import PluginsSection
@@ -25,11 +25,12 @@ from gantrymq.kernel.fast import Readers
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
 from gantrymq.kernel.kept_rows import KeptRows
-from gantrymq.kernel.manager import Observers, PluginInfo, PluginManager
+from gantrymq.kernel.manager import PluginInfo, PluginManager
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.sweep import Sweep
 from gantrymq.kernel.network.time_slices import SLICES, Pace
+from gantrymq.kernel.observers import Observers, observe
 from gantrymq.kernel.plugin_activity import PluginActivity
 from gantrymq.kernel.plugin_faults import PluginFaults
 from gantrymq.kernel.plugin_state import PluginStates
@@ -87,6 +88,8 @@ class Broker:
         self.kept_rows = KeptRows(env.monotonic)
         """Counts the refusals by plugins of messages that the broker keeps already."""
         self._before_append = self._faults.before_append(self.kept_rows)
+        self._appended = observe(manager, "appended")
+        self._acked = observe(manager, "acked")
         self._states = PluginStates(manager, env, self.root, self._faults)
         self._on_dispatch = self._states.follow(self._faults.on_batches("dispatch"))
         self._on_recovery = self._faults.on_batches("dispatch", self._states.names)
@@ -127,6 +130,7 @@ class Broker:
     def append(self, batch: AppendBatch) -> None:
         """Take ``batch`` through the write path; ``batch.done`` is called when every row has its final status."""
         before_append = self._before_append[batch.source]
+        taken_at = 0.0 if self._acked is None else self.env.monotonic()
         if before_append is not None:
             batch.start = batch.end = self.store.log.end
             before_append(batch)
@@ -136,9 +140,11 @@ class Broker:
                 self.kept_rows.appended(batch)
             if batch.refused < len(batch):
                 self._strategy.appended(batch.end)
+                if self._appended is not None:
+                    self._appended(batch)
         if batch.settled:
             finish_settled(batch)
-        self._acks.add(batch, self.env.monotonic())
+        self._acks.add(batch, self.env.monotonic(), taken_at)
         if not self.sweep.is_handling:  # otherwise this turn goes on with it
             self.wake()
 
@@ -190,6 +196,11 @@ class Broker:
     def give_way(self) -> None:
         """Let other tasks run before the next requests are received, because clients wait for their work."""
         self.sweep.give_way()
+
+    @property
+    def serves_one_client(self) -> bool:
+        """Whether a request is handled now, and this and the last turns had one each, all of one connection."""
+        return self.sweep.serves_one_client
 
     def pace(self) -> Pace:
         """A pace for long work, which rests several times in each ``limits.turn_budget``."""
@@ -296,7 +307,7 @@ class Broker:
         gates = self._registered(
             "register_ack_gates", lambda gate: hasattr(gate, "watermark"), "objects with a 'watermark'"
         )
-        self._acks = Acks([gate for _, gate in gates])
+        self._acks = Acks([gate for _, gate in gates], self._observe_acked if self._acked else None)
         for info, compilers in self.manager.call_each("register_filters", dict, broker=self):
             for kind, compiler in compilers.items():
                 if kind in self.filters:
@@ -385,6 +396,10 @@ class Broker:
 
     def _spawn(self, function: Any, request: Any) -> None:
         self._handlers.start_soon(function, request)
+
+    def _observe_acked(self, batch: AppendBatch, taken_at: float) -> None:
+        if self._acked is not None:
+            self._acked(AckedBatch(batch, self.env.monotonic() - taken_at))
 
     def _dispatch(self, batch: DispatchBatch) -> None:
         if self._on_dispatch is not None:

@@ -12,11 +12,12 @@ broker in ``before_append`` and ``dispatch``.
 
 The write path::
 
-    sockets -> frames -> authorize -> processor -> before_append -> commit log (offsets, one pwrite)
-            -> gates (durable? replicated?) -> done -> replies
+    sockets -> frames -> authorize -> processor -> before_append -> commit log (offsets, one pwrite) -> appended
+            -> gates (durable? replicated?) -> done -> acked -> replies
             -> committed prefix -> consume queues -> dispatch
 
-``docs/reference/hooks.md`` has a section with an example for each hook; a test checks that it agrees with this module.
+``docs/reference/hooks.md`` has an entry with an example for each hook; tests compare it with this module and run the
+examples.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from gantrymq.kernel.acks import AckGate, FlushStrategy
+    from gantrymq.kernel.acks import AckedBatch, AckGate, FlushStrategy
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch, PullBatch
     from gantrymq.kernel.config.sections import Config
@@ -242,6 +243,30 @@ def before_append(batch: AppendBatch) -> None:
     row that is stored already. Rows keep their numbers; ``batch.live`` omits refused and settled rows.
     Order: check with ``tryfirst``, change without it, finish with ``trylast``.
     Errors: stop the broker. First user: produce.
+    """
+
+
+@hookspec
+def appended(batch: AppendBatch) -> None:
+    """Messages are in the commit log; they are not committed yet.
+
+    When: sweep, once for each batch of which the log has stored at least one row. Batch: that of ``before_append``, of
+    all sources; ``place_of(row)`` is (-1, -1) for a row that was refused or settled. Records that a slave copies come
+    without a batch and do not call this hook.
+    May: only observe. A crash may remove what was appended: build state in ``dispatch``.
+    Errors: are logged; a plugin that failed ten times is not called again, unless it is essential. First user: ha.
+    """
+
+
+@hookspec
+def acked(batch: AckedBatch) -> None:
+    """Each row of a batch has its final status, and the responses leave in this turn.
+
+    When: sweep, once for each batch of ``before_append``, of all sources, also if all rows were refused. Batch:
+    ``messages`` (the batch of ``before_append`` with ``statuses``, ``remarks`` and ``place_of(row)``), and ``seconds``
+    since the broker took it.
+    May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
+    First user: stats.
     """
 
 

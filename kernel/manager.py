@@ -331,28 +331,3 @@ def _version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-FAILURES_MAX = 10
-
-
-class Observers:
-    """One observing hook. A plugin that failed ten times is not called again unless it is essential."""
-
-    def __init__(self, manager: PluginManager, hook_name: str) -> None:
-        self._activity = manager.activity
-        self._hook_name = hook_name
-        self._observers = manager.implementations(hook_name)
-        self._failures: dict[str, int] = {}
-
-    def __call__(self, batch: Any) -> None:
-        for info, implementation in list(self._observers):
-            try:
-                implementation.function(*[batch for _ in implementation.argnames])
-            except Exception as error:
-                self._activity.failed(info.name, self._hook_name, error)
-                count = self._failures[info.name] = self._failures.get(info.name, 0) + 1
-                disabled = count >= FAILURES_MAX and not info.essential
-                log.exception("plugin_failed", plugin=info.name, hook=self._hook_name, disabled=disabled)
-                if disabled:
-                    self._observers = [row for row in self._observers if row[0] is not info]

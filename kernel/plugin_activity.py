@@ -46,7 +46,7 @@ class HookTimes:
         """``clock``: monotonic seconds (``env.monotonic``)."""
         self._clock = clock
         self._until = float("-inf")
-        self._places: list[tuple[Callable[[Function], None], Function, Function]] = []
+        self._places: list[tuple[Callable[[Function], None], Function, Function, HookTime]] = []
         self.totals: dict[tuple[str, str], HookTime] = {}
         """By plugin and hook, since the broker's start."""
 
@@ -57,19 +57,25 @@ class HookTimes:
 
     def follow(self, plugin: str, hook: str, function: Function, put: Callable[[Function], None]) -> None:
         """``put(function)`` has set what is called for the plugin's hook; a timed function takes its place at times."""
-        timed = self._timed(function, self.totals.setdefault((plugin, hook), HookTime()))
-        self._places.append((put, function, timed))
+        total = self.totals.setdefault((plugin, hook), HookTime())
+        timed = self._timed(function, total)
+        self._places.append((put, function, timed, total))
         if self.is_on:
             put(timed)
+
+    def leave(self, plugin: str, hook: str) -> None:
+        """The plugin's hook is not called any more."""
+        total = self.totals[plugin, hook]
+        self._places = [place for place in self._places if place[3] is not total]
 
     def measure_for(self, seconds: float) -> None:
         """Time all calls in the next ``seconds``; infinity is for good."""
         self._until = max(self._until, self._clock() + seconds)
-        for put, _, timed in self._places:
+        for put, _, timed, _ in self._places:
             put(timed)
 
     def _stop(self) -> None:
-        for put, function, _ in self._places:
+        for put, function, _, _ in self._places:
             put(function)
 
     def _timed(self, function: Function, total: HookTime) -> Function:

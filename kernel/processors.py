@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
+import structlog
 
 from gantrymq.remoting.codes import ONEWAY_FLAG, ResponseCode
 from gantrymq.remoting.command import Command
@@ -15,6 +16,11 @@ from gantrymq.remoting.headers.send import topic_in
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
+
+log = structlog.get_logger("gantrymq.requests")
+
+Observer = Callable[[int, str | None], None]
+"""Takes code and remark of a response."""
 
 
 class Request:
@@ -79,6 +85,32 @@ class Request:
             self.connection.send(command.answer(code, remark, ext, body))
 
 
+class ObservedRequest(Request):
+    """A request whose response others want to know: :meth:`RequestBatch.observe`."""
+
+    __slots__ = ("observers",)
+
+    def __init__(self, connection: Connection, command: Command) -> None:
+        super().__init__(connection, command)
+        self.observers: list[Observer] = []
+
+    def answer(
+        self, code: int, remark: str | None = None, ext: dict[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """As of any request."""
+        self.responded(code, remark)
+        super().answer(code, remark, ext, body)
+
+    def responded(self, code: int, remark: str | None) -> None:
+        """Tell the observers, once. An observer that raises is logged."""
+        observers, self.observers = self.observers, []
+        for observer in observers:
+            try:
+                observer(code, remark)
+            except Exception:
+                log.exception("response_observer_failed", code=self.code)
+
+
 @attrs.define
 class RequestBatch:
     """The requests of one sweep, of all its connections, before a processor has seen one of them."""
@@ -86,6 +118,7 @@ class RequestBatch:
     requests: list[Request]
     refusals: dict[int, tuple[int, str]] = attrs.field(factory=dict, init=False)
     """By row: code and remark."""
+    _observers: list[tuple[int, Observer]] = attrs.field(factory=list, init=False)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -101,11 +134,29 @@ class RequestBatch:
             raise IndexError(f"there is no row {row}, the batch has {len(self.requests)}")
         self.refusals.setdefault(row, (int(code), str(remark)))
 
+    def observe(self, row: int, observer: Observer) -> None:
+        """Call ``observer`` with code and remark of the row's response, also of a oneway request, which gets none.
+
+        It is not called if nothing responds, because the connection or the broker ends first. An observed request is
+        processed more slowly: do not observe those of messages.
+        """
+        self._observers.append((row, observer))
+
     @property
     def live(self) -> range | list[int]:
         """The row numbers that nobody refused, in order."""
         rows = range(len(self.requests))
         return [row for row in rows if row not in self.refusals] if self.refusals else rows
+
+
+def attach_observers(batch: RequestBatch, *, keep: bool) -> None:
+    """Put what a plugin observes in force after its call, or drop it with ``keep=False``, because the plugin failed."""
+    for row, observer in batch._observers if keep else ():
+        request = batch.requests[row]
+        if not isinstance(request, ObservedRequest):
+            request = batch.requests[row] = ObservedRequest(request.connection, request.command)
+        request.observers.append(observer)
+    batch._observers.clear()
 
 
 class BatchProcessor(Protocol):

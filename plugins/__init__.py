@@ -33,6 +33,7 @@ DEFAULT_PLUGINS = (
     "gantrymq.plugins.admin:AdminPlugin",
     "gantrymq.plugins.stats:StatsPlugin",
     "gantrymq.plugins.spark:SparkPlugin",
+    "gantrymq.plugins.http:HttpPlugin",
 )
 
 OPTIONAL_PLUGINS = (
@@ -40,6 +41,9 @@ OPTIONAL_PLUGINS = (
     "gantrymq.plugins.metrics:MetricsPlugin",
     "gantrymq.plugins.acl:AclPlugin",
     "gantrymq.plugins.tls:TlsPlugin",
+    "gantrymq.plugins.quota:QuotaPlugin",
+    "gantrymq.plugins.audit:AuditPlugin",
+    "gantrymq.plugins.dashboard:DashboardPlugin",
 )
 
 

@@ -6,7 +6,7 @@ gets the object of the plugin that provides it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gantrymq.remoting.bodies.clients import SubscriptionData
@@ -47,7 +47,10 @@ class TopicTable(Protocol):
         """Create the topic unless it exists; returns its configuration. ``RemoteFault`` as ``for_send``."""
 
     def refuses_sends(self, topic: str) -> bool:
-        """Whether clients may not send to this (system) topic."""
+        """Whether clients may not send to this topic: a system topic, or one that a plugin has reserved."""
+
+    def reserve(self, topic: str) -> None:
+        """Refuse messages of clients for a topic to which only its plugin writes; call it while plugins register."""
 
     def names(self) -> list[str]:
         """The topics that there are."""
@@ -292,6 +295,27 @@ class LiveSettings(Protocol):
         A change is validated like a value in the file; ``change`` then applies the section's new values, or refuses
         them with a ``RemoteFault``.
         """
+
+
+class Health(Protocol):
+    """The state of the broker for load balancers, systemd and people (plugin ``http``)."""
+
+    def add(self, name: str, condition: Callable[[], str]) -> None:
+        """Add a condition under which clients cannot work with this broker: ``condition`` returns the reason, or an
+        empty text. It is called for each request, so it must be quick."""
+
+    def not_alive(self) -> dict[str, str]:
+        """The reasons, by name, that only a restart of the process removes; empty while it works."""
+
+    def not_ready(self) -> dict[str, str]:
+        """The reasons, by name, for which clients cannot work with this broker; those of :meth:`not_alive` too."""
+
+
+class HttpPages(Protocol):
+    """The pages at the address of the plugin ``http``."""
+
+    def add(self, path: str, page: Callable[[str], Awaitable[tuple[int, str, bytes]]]) -> None:
+        """Add a page. ``page`` takes the header ``Accept`` of a request; it returns status, media type and body."""
 
 
 class Retention(Protocol):

@@ -59,6 +59,7 @@ def make_broker(
         "broker.data": fspath(data),
         "broker.listen": "127.0.0.1:0",
         "store.commit_log_file_bytes": "8 MiB",
+        **({} if "http" in disable else {"plugin.http.listen": ""}),
         **(settings or {}),
     }
     without = [*disable, *([] if nameservers else ["register"])]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 
@@ -20,7 +20,7 @@ from gantrymq.plugins.interfaces import ConsumerOffsets, ProducerGroups, TopicTa
 from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.plugins.transaction import TransactionPlugin
 from gantrymq.plugins.transaction.config import TransactionConfig
-from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
+from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command, encode
@@ -40,6 +40,8 @@ _FRAME_BYTES = 1024 * 1024
 _OFFSETS_FILE = "store/config/consumerOffset.json"
 GROUP = "orders"
 """The default producer group of half messages."""
+OWN = "own"
+"""The name in the configuration of a strategy that a test gives as an object."""
 COMMIT = TransactionState.COMMIT
 """The state that commits, for :meth:`TransactedStore.end`."""
 ROLLBACK = TransactionState.ROLLBACK
@@ -117,6 +119,20 @@ def received(peer: Producer, code: int, ext: dict[str, str], flag: int = 0) -> l
     return requests
 
 
+def _plugin(own: StrategyKind | None) -> TransactionPlugin:
+    if own is None:
+        return TransactionPlugin()
+    # a strategy with the half messages of a shipped one takes its place
+    others = {name: kind for name, kind in STRATEGIES.items() if kind.count_open is not own.count_open}
+
+    own_kind = own
+
+    class Extended(TransactionPlugin):
+        strategies: ClassVar[Mapping[str, StrategyKind]] = {OWN: own_kind, **others}
+
+    return Extended()
+
+
 def _nobody_waits(_batch: AppendBatch) -> None:
     pass
 
@@ -164,12 +180,22 @@ class _Config:
 class TransactedStore:
     """The plugin ``transaction`` with a store on ``env``, as in a broker; ``settings`` are those of the plugin.
 
+    ``strategy``: the name of a shipped one, or how to make another one. If a strategy writes files in a task, its
+    methods ``flush`` (now) and ``settle`` (at a stop) must do so too. ``also``: one that the plugin knows beside the
+    shipped ones.
+
     Acknowledgments wait for the disk, as with group commit. ``refuse`` may refuse appended rows, as another plugin
     might.
     """
 
     def __init__(
-        self, env: MemoryEnv | Any, strategy: str = "half", *, config: StoreConfig = TINY, **settings: Any
+        self,
+        env: MemoryEnv | Any,
+        strategy: str | StrategyKind = "half",
+        *,
+        config: StoreConfig = TINY,
+        also: StrategyKind | None = None,
+        **settings: Any,
     ) -> None:
         self.env: Env = env
         self.log_waits: list[AppendBatch] = []
@@ -180,9 +206,9 @@ class TransactedStore:
         self.registry = Registry()
         self.store = Store(env, "store", config)
         self.log = self.store.log
-        self.plugin = TransactionPlugin()
+        self.plugin = _plugin(also if isinstance(strategy, str) else strategy)
         broker: Any = self
-        given: Any = {"strategy": strategy, "file_rows": 64, **settings}
+        given: Any = {"strategy": strategy if isinstance(strategy, str) else OWN, "file_rows": 64, **settings}
         section: Any = _Config(TransactionConfig(**given))
         self.store.open()
         try:
@@ -245,9 +271,13 @@ class TransactedStore:
 
     def persist(self) -> None:
         """Write the tables as the broker does periodically; first the strategy's own files, as its task does."""
-        if isinstance(self.plugin.strategy, StateTableStrategy):
-            self.plugin.strategy.flush()
+        self._finish_task("flush")
         self._write_tables()
+
+    def _finish_task(self, name: str) -> None:
+        function = getattr(self.plugin.strategy, name, None)
+        if function is not None:
+            function()
 
     def _write_tables(self) -> None:
         broker: Any = self
@@ -258,8 +288,7 @@ class TransactedStore:
     def close(self) -> None:
         """Stop cleanly."""
         self.commit()
-        if isinstance(self.plugin.strategy, StateTableStrategy):
-            self.plugin.strategy.settle()
+        self._finish_task("settle")
         self._write_tables()
         self.store.close()
 
@@ -351,32 +380,32 @@ class TransactedStore:
 # ------------------------------------------------------------------------------------------------- ways to start again
 
 
-def in_order(world: TransactedStore, strategy: str) -> TransactedStore:
+def in_order(world: TransactedStore, strategy: str | StrategyKind) -> TransactedStore:
     """Stop and start the broker."""
     world.close()
     return TransactedStore(world.env, strategy)
 
 
-def killed(world: TransactedStore, strategy: str) -> TransactedStore:
+def killed(world: TransactedStore, strategy: str | StrategyKind) -> TransactedStore:
     """Kill the process and start it again."""
     assert isinstance(world.env, MemoryEnv)
     return TransactedStore(world.env.kill(), strategy)
 
 
-def cut_off(world: TransactedStore, strategy: str) -> TransactedStore:
+def cut_off(world: TransactedStore, strategy: str | StrategyKind) -> TransactedStore:
     """Cut the power, which loses unsynced data, and start again."""
     assert isinstance(world.env, MemoryEnv)
     return TransactedStore(world.env.power_cut(), strategy)
 
 
-def written_first(world: TransactedStore, strategy: str) -> TransactedStore:
+def written_first(world: TransactedStore, strategy: str | StrategyKind) -> TransactedStore:
     """Write the tables, twice so that all of them are new, then kill the process and start it again."""
     world.persist()
     world.persist()
     return killed(world, strategy)
 
 
-Restart = Callable[[TransactedStore, str], TransactedStore]
-"""Ends a store and opens it again with the strategy of this name."""
+Restart = Callable[[TransactedStore, str | StrategyKind], TransactedStore]
+"""Ends a store and opens it again with this strategy."""
 RESTARTS: Final[tuple[Restart, ...]] = (in_order, killed, cut_off, written_first)
 """All ways to start again."""

@@ -1,11 +1,12 @@
 """The contract of transaction strategies (``[plugin.transaction] strategy``), as rules that a test can call.
 
-Each of :data:`RULES` takes the name of a strategy, and raises ``AssertionError`` if the strategy violates the rule.
+Each of :data:`RULES` takes a strategy, and raises ``AssertionError`` if the strategy violates the rule. It is your own,
+as a plugin makes it, or the name of a shipped one.
 Machine and clock are simulated, so minutes pass at once.
 
     @pytest.mark.parametrize("rule", transactionkit.RULES, ids=lambda rule: rule.__name__)
     def test_my_strategy_keeps_the_contract(rule):
-        rule("mine")
+        rule(StrategyKind(MyStrategy, count_open))
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.log.record import Record, encode
 from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.plugins.transaction.half.strategy import HalfStrategy
-from gantrymq.plugins.transaction.strategies import STRATEGIES
+from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.flushkit import expect
 from gantrymq.testing.memory_env import MemoryEnv
-from gantrymq.testing.transacted import COMMIT, RESTARTS, ROLLBACK, Half, TransactedStore, in_order
+from gantrymq.testing.transacted import COMMIT, OWN, RESTARTS, ROLLBACK, Half, TransactedStore, in_order
 
 OPEN_HALVES: Final = int(os.environ.get("GANTRYMQ_OPEN_HALVES", "1500"))
 """The number of open transactions in the rule about many."""
@@ -35,11 +36,14 @@ _ROOMY: Final = StoreConfig(commit_log_file_bytes=16 * 1024 * 1024, queue_file_u
 _WAIT_S: Final = 90
 """The time until a check-back, in seconds; less than two intervals."""
 
-Rule = Callable[[str], None]
-"""A rule of the contract; it raises ``AssertionError`` if the strategy with this name violates it."""
+Strategy = str | StrategyKind
+"""The name of a shipped strategy, or how to make one (``gantrymq.plugins.transaction.strategies.StrategyKind``)."""
+
+Rule = Callable[[Strategy], None]
+"""A rule of the contract; it raises ``AssertionError`` if the strategy violates it."""
 
 
-def _fresh(strategy: str, **settings: Any) -> TransactedStore:
+def _fresh(strategy: Strategy, **settings: Any) -> TransactedStore:
     """An empty store."""
     return TransactedStore(MemoryEnv(), strategy, **settings)
 
@@ -47,7 +51,7 @@ def _fresh(strategy: str, **settings: Any) -> TransactedStore:
 # ------------------------------------------------------------------------------------------------------------ to end it
 
 
-def a_half_message_is_seen_only_when_it_is_committed(strategy: str) -> None:
+def a_half_message_is_seen_only_when_it_is_committed(strategy: Strategy) -> None:
     """After the commit, consumers get it once, as it was sent, with the tag for their filters."""
     world = _fresh(strategy)
     half = world.half(b"paid", queue_id=3)
@@ -66,7 +70,7 @@ def a_half_message_is_seen_only_when_it_is_committed(strategy: str) -> None:
     expect(b"TAGS\x01a" in message.properties and b"UNIQ_KEY\x01paid" in message.properties, "properties are missing")
 
 
-def what_is_rolled_back_is_never_seen(strategy: str) -> None:
+def what_is_rolled_back_is_never_seen(strategy: Strategy) -> None:
     """It is not visible after a scan or a restart either, and there is no check-back for it."""
     world = _fresh(strategy)
     expect(world.end_now(world.half(b"no"), ROLLBACK) == ResponseCode.SUCCESS, "a rollback is answered")
@@ -79,7 +83,7 @@ def what_is_rolled_back_is_never_seen(strategy: str) -> None:
         world = restart(world, strategy)
 
 
-def the_first_outcome_wins(strategy: str) -> None:
+def the_first_outcome_wins(strategy: Strategy) -> None:
     """Commit twice, commit then rollback, rollback then commit; in one sweep, later, and after any restart."""
     for first, second in ((COMMIT, COMMIT), (COMMIT, ROLLBACK), (ROLLBACK, COMMIT), (ROLLBACK, ROLLBACK)):
         wanted = [b"x"] if first == COMMIT else []
@@ -100,7 +104,7 @@ def the_first_outcome_wins(strategy: str) -> None:
                 expect(world.plugin.strategy.open_count == 0, "it is still open")
 
 
-def an_unknown_outcome_changes_nothing(strategy: str) -> None:
+def an_unknown_outcome_changes_nothing(strategy: Strategy) -> None:
     """An unknown outcome gets no response, and the transaction stays open."""
     world = _fresh(strategy)
     half = world.half(b"x")
@@ -110,7 +114,7 @@ def an_unknown_outcome_changes_nothing(strategy: str) -> None:
     expect(world.plugin.strategy.open_count == 1, "it is not open any more")
 
 
-def forged_ends_are_refused(strategy: str) -> None:
+def forged_ends_are_refused(strategy: Strategy) -> None:
     """Another group, queue offset or log offset, or the log offset of another message: code 1, and no effect."""
     world = _fresh(strategy)
     batch = AppendBatch()
@@ -139,7 +143,7 @@ def forged_ends_are_refused(strategy: str) -> None:
     expect(world.bodies() == [b"ordinary", b"x"], "the right one has none")
 
 
-def forged_records_in_bodies_end_nothing(strategy: str) -> None:
+def forged_records_in_bodies_end_nothing(strategy: Strategy) -> None:
     """A request with the log offset of a half message that is forged in the body of another message is refused (code
     1).
 
@@ -179,7 +183,7 @@ def _forge(world: TransactedStore, queue_offset: int) -> int:
     return offset
 
 
-def properties_of_the_broker_from_a_producer_have_no_effect(strategy: str) -> None:
+def properties_of_the_broker_from_a_producer_have_no_effect(strategy: Strategy) -> None:
     """Properties of checked messages, if a producer sends them, do not connect its message with another transaction."""
     world = _fresh(strategy)
     victim = world.half(b"victim")
@@ -191,7 +195,7 @@ def properties_of_the_broker_from_a_producer_have_no_effect(strategy: str) -> No
     expect(world.bodies() == [b"victim"], f"{world.bodies()}")
 
 
-def a_commit_that_is_refused_may_be_repeated(strategy: str) -> None:
+def a_commit_that_is_refused_may_be_repeated(strategy: Strategy) -> None:
     """If the message cannot be stored, for any reason, the transaction stays open, also after a restart."""
     for restart in (None, *RESTARTS):
         world = _fresh(strategy)
@@ -224,7 +228,7 @@ def _asked(world: TransactedStore) -> list[Half]:
     return [question.half for group in groups for producer in group for question in producer.take_questions()]
 
 
-def a_producer_is_asked_and_its_answer_counts(strategy: str) -> None:
+def a_producer_is_asked_and_its_answer_counts(strategy: Strategy) -> None:
     """No check-back before its time; its offsets are valid in the answer; producers get only those of their own
     group."""
     world = _fresh(strategy)
@@ -246,7 +250,7 @@ def a_producer_is_asked_and_its_answer_counts(strategy: str) -> None:
     expect(_asked(world) == [], "it is asked again")
 
 
-def an_answer_may_have_the_offsets_of_the_send(strategy: str) -> None:
+def an_answer_may_have_the_offsets_of_the_send(strategy: Strategy) -> None:
     """A local branch takes long, and the producer ends it with the offsets from the response to its send (issue
     8158)."""
     for state in (COMMIT, ROLLBACK):
@@ -268,7 +272,7 @@ def an_answer_may_have_the_offsets_of_the_send(strategy: str) -> None:
             expect(world.bodies() == ([b"x"] if state == COMMIT else []), f"{world.bodies()}")
 
 
-def nobody_is_asked_about_what_has_ended(strategy: str) -> None:
+def nobody_is_asked_about_what_has_ended(strategy: Strategy) -> None:
     """Many transactions end before the scan, and one while it writes (issue 1517)."""
     world = TransactedStore(MemoryEnv(), strategy, config=_ROOMY)
     world.producers.join()
@@ -292,7 +296,7 @@ def nobody_is_asked_about_what_has_ended(strategy: str) -> None:
     expect(Counter(world.bodies()) == Counter(half.body for half in halves), "messages are missing or doubled")
 
 
-def a_group_without_producers_waits_for_one(strategy: str) -> None:
+def a_group_without_producers_waits_for_one(strategy: Strategy) -> None:
     """The producer disconnects before it answers; another one of the group, which connects hours later, gets the
     check-back."""
     world = _fresh(strategy)
@@ -312,7 +316,7 @@ def a_group_without_producers_waits_for_one(strategy: str) -> None:
     expect(world.bodies() == [b"x"], f"{world.bodies()}")
 
 
-def many_open_transactions_are_all_asked_about(strategy: str) -> None:
+def many_open_transactions_are_all_asked_about(strategy: Strategy) -> None:
     """Each of many open transactions gets one check-back in a scan, in slices, and is committed once (row 65)."""
     world = TransactedStore(MemoryEnv(), strategy, config=_ROOMY, max_open=OPEN_HALVES)
     producer = world.producers.join()
@@ -339,7 +343,7 @@ def many_open_transactions_are_all_asked_about(strategy: str) -> None:
     expect(world.plugin.strategy.open_count == 0, "some are still open")
 
 
-def an_error_with_one_does_not_stop_other_check_backs(strategy: str) -> None:
+def an_error_with_one_does_not_stop_other_check_backs(strategy: Strategy) -> None:
     """A producer's connection raises an error, and a message has no valid destination (issue 9500)."""
     world = _fresh(strategy)
     world.producers.join()
@@ -359,7 +363,7 @@ def an_error_with_one_does_not_stop_other_check_backs(strategy: str) -> None:
 # ----------------------------------------------------------------------------------------------------- to start again
 
 
-def a_restart_in_any_state_forgets_nothing(strategy: str) -> None:
+def a_restart_in_any_state_forgets_nothing(strategy: Strategy) -> None:
     """Open, committed, rolled back, checked, checked and ended; after a clean stop or not, with written tables or
     not."""
     for restart in RESTARTS:
@@ -388,7 +392,7 @@ def a_restart_in_any_state_forgets_nothing(strategy: str) -> None:
         expect(sorted(world.bodies()) == [b"asked", b"done", b"late", b"open"], f"{world.bodies()}")
 
 
-def open_transactions_keep_their_files(strategy: str) -> None:
+def open_transactions_keep_their_files(strategy: Strategy) -> None:
     """The offset below which log files may be deleted is not above an open half message."""
     world = _fresh(strategy)
     expect(world.plugin.strategy.floor() == world.log.end, "an empty store needs something")
@@ -403,25 +407,26 @@ def open_transactions_keep_their_files(strategy: str) -> None:
     expect(world.plugin.strategy.floor() == world.log.end, "nothing is open")
 
 
-def another_strategy_refuses_to_start(strategy: str) -> None:
+def another_strategy_refuses_to_start(strategy: Strategy) -> None:
     """If there are open transactions of this strategy; otherwise the other one starts."""
+    name, own = (strategy, None) if isinstance(strategy, str) else (OWN, strategy)
     for other in STRATEGIES:
-        if other == strategy:
-            continue
+        if other == name or (own is not None and STRATEGIES[other].count_open is own.count_open):
+            continue  # it has the same half messages
         world = _fresh(strategy)
         half = world.half(b"x")
         world.close()
         try:
-            TransactedStore(world.env, other)
+            TransactedStore(world.env, other, also=own)
         except StartError as refused:
-            expect(strategy in str(refused) and other in str(refused), f"the text does not say it: {refused}")
+            expect(name in str(refused) and other in str(refused), f"the text does not say it: {refused}")
         else:
-            raise AssertionError(f"{other!r} started on open transactions of {strategy!r}")
+            raise AssertionError(f"{other!r} started on open transactions of {name!r}")
         world = TransactedStore(world.env, strategy)
         world.end_now(half, COMMIT)
         world = in_order(world, strategy)
         world.close()
-        world = TransactedStore(world.env, other)
+        world = TransactedStore(world.env, other, also=own)
         expect(world.bodies() == [b"x"], f"{world.bodies()}")
 
 

@@ -28,7 +28,7 @@ GROUPS = "broker_conf_groups"
 """The attribute of a configuration class for its groups."""
 
 Place = tuple[str, str]
-"""Section and key of a setting of GantryMQ: ``("plugin.audit", "interval")``."""
+"""Section and key of a setting of GantryMQ: ``("plugin.sample", "interval")``."""
 
 
 def write_plain(value: Any) -> str:

@@ -21,6 +21,7 @@ cdef extern from "pthread.h" nogil:
     int pthread_mutex_init(pthread_mutex_t*, void*)
     int pthread_mutex_destroy(pthread_mutex_t*)
     int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_trylock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
     int pthread_cond_init(pthread_cond_t*, void*)
     int pthread_cond_destroy(pthread_cond_t*)
@@ -158,6 +159,17 @@ cdef class Flusher:
             raise OSError(failed, os.strerror(failed))
         return self.durable
 
+    def flush_at_once(self):
+        cdef int failed
+        with nogil:
+            failed = pthread_mutex_trylock(&self.syncing)
+            if not failed:
+                failed = self.flush_locked()
+                pthread_mutex_unlock(&self.syncing)
+        if len(self.files) > 1:
+            self.let_go()
+        return not failed
+
     def sync(self, file):
         cdef object shared = file.share()
         cdef int descriptor = shared.fileno(), failed
@@ -207,10 +219,17 @@ cdef class Flusher:
         pthread_mutex_unlock(&self.guard)
 
     cdef int flush_all(self) noexcept nogil:
+        cdef int failed
+        pthread_mutex_lock(&self.syncing)
+        failed = self.flush_locked()
+        pthread_mutex_unlock(&self.syncing)
+        return failed
+
+    cdef int flush_locked(self) noexcept nogil:
+        """Flush everything that was appended; the caller holds ``syncing``."""
         cdef int failed = 0
         cdef int64_t end, timestamp
         cdef Py_ssize_t count, number
-        pthread_mutex_lock(&self.syncing)
         pthread_mutex_lock(&self.guard)
         end, timestamp, count = self.end, self.timestamp, self.count
         memcpy(self.flushed, self.descriptors, count * sizeof(int))
@@ -232,7 +251,6 @@ cdef class Flusher:
                     memmove(self.descriptors, self.descriptors + count - 1, self.count * sizeof(int))
             failed = self.failure
             pthread_mutex_unlock(&self.guard)
-        pthread_mutex_unlock(&self.syncing)
         return failed
 
     cdef int run_on(self, int waker) noexcept nogil:

@@ -59,17 +59,23 @@ class Flusher:
         """Flush everything that was appended; returns the durable end. :class:`OSError` if a flush fails or failed
         before."""
         with self._syncing:
-            self._check()
-            with self._guard:
-                appended, files = self._appended, list(self._files)
-            if appended[0] > self._durable[0]:
-                for file in files:
-                    self._sync(file)
-                with self._guard:
-                    # The last file may have more by now.
-                    del self._files[: len(files) - 1]
-                self._durable = appended
+            self._flush()
             return self._durable[0]
+
+    def flush_at_once(self) -> bool:
+        """Flush everything that was appended, unless another flush runs; returns whether all of it is durable.
+
+        After a failure it returns False, and :meth:`run` raises the error once it is asked.
+        """
+        if not self._syncing.acquire(blocking=False):
+            return False
+        try:
+            self._flush()
+        except OSError:
+            return False
+        finally:
+            self._syncing.release()
+        return True
 
     def sync(self, file: File) -> None:
         """``file.datasync()``, in turn with the flushes."""
@@ -105,6 +111,18 @@ class Flusher:
         """Make no more data durable, because of ``error`` elsewhere."""
         self._failure = self._failure or error
         self._asked.set()
+
+    def _flush(self) -> None:
+        self._check()
+        with self._guard:
+            appended, files = self._appended, list(self._files)
+        if appended[0] > self._durable[0]:
+            for file in files:
+                self._sync(file)
+            with self._guard:
+                # The last file may have more by now.
+                del self._files[: len(files) - 1]
+            self._durable = appended
 
     def _sync(self, file: File) -> None:
         try:

@@ -249,3 +249,6 @@ class ConnectionsBatch:
 
     opened: list[Connection] = attrs.field(factory=list)
     closed: list[Connection] = attrs.field(factory=list)
+
+    def __len__(self) -> int:
+        return len(self.opened) + len(self.closed)

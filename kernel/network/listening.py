@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -35,3 +37,30 @@ async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tup
                     log.warning("accept_failed", peer=whom, error=str(error))
                 said = True
                 await trio.sleep(ACCEPT_PAUSE_S)
+
+
+async def serve_connections(
+    listener: Listener, whom: str, connections_max: int, serve: Callable[[trio.SocketStream], Awaitable[None]]
+) -> None:
+    """Run ``serve`` for each connection until cancelled, then close the listener.
+
+    More than ``connections_max`` at a time are closed at once. ``whom``: as for :func:`accept_from`.
+    """
+    connections = 0
+
+    async def serve_one(sock: socket.socket) -> None:
+        nonlocal connections
+        try:
+            await serve(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+        finally:
+            connections -= 1
+
+    with contextlib.closing(listener):
+        async with trio.open_nursery() as nursery:
+            while True:
+                sock, _ = await accept_from(listener, whom)
+                if connections >= connections_max:
+                    sock.close()
+                    continue
+                connections += 1
+                nursery.start_soon(serve_one, sock)

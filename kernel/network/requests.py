@@ -16,7 +16,7 @@ from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.time_slices import WaitingRequests, size_of
-from gantrymq.kernel.processors import AnswerSteps, BatchProcessor, Handler, Heavy, Request
+from gantrymq.kernel.processors import AnswerSteps, BatchProcessor, Handler, Heavy, ObservedRequest, Request
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -333,6 +333,8 @@ def _send(request: Request, answer: Command | None) -> None:
         return
     if not isinstance(answer, Command):
         raise TypeError(f"the processor returned {type(answer).__name__}, it must be a Command or None")
+    if isinstance(request, ObservedRequest):
+        request.responded(answer.code, answer.remark)
     if not request.command.is_oneway:
         request.connection.send(answer)
 

@@ -44,6 +44,9 @@ SPINS = 200
 """How often it polls before it lingers, after a turn of one request: about 100 microseconds. A sender of one message at
 a time is then answered sooner than this thread could be woken."""
 
+LONE_TURNS = 8
+"""After this many turns in a row with a single request, all of one connection, that connection's sender is alone."""
+
 TURN_VALUES = 1024
 """Values of headers in other forms than that of RocketMQ's Java client, after which a turn receives nothing more:
 Python reads them in some microseconds each."""
@@ -91,6 +94,8 @@ class Sweep:
         self._lingering = AdaptiveWait()
         self._spinning = AdaptiveWait()
         self._few = self._gives_way = False
+        self._lone: Connection | None = None
+        self._lone_turns = 0
         self.has_waiting: Callable[[], bool] = bool
         """Whether requests wait for a turn: ``handle`` is then also called without new requests."""
         self.readers = Readers()
@@ -146,6 +151,11 @@ class Sweep:
     def wake(self) -> None:
         """Cause the next turn soon; safe to call from any thread."""
         self.waker.wake()
+
+    @property
+    def serves_one_client(self) -> bool:
+        """Whether a request is handled now, and this and the last turns had one each, all of one connection."""
+        return self.is_handling and self._lone_turns >= LONE_TURNS
 
     def give_way(self) -> None:
         """Another task has work: do not linger the next time, so that it runs."""
@@ -210,6 +220,10 @@ class Sweep:
         if rest:
             self._read_rest(requests, now, effort_until)
         self._few = len(requests) == 1
+        if self._few and requests[0].connection is self._lone:
+            self._lone_turns += 1
+        elif requests:
+            self._lone, self._lone_turns = (requests[0].connection if self._few else None), 0
         if requests or waiting:
             self.is_handling = True
             self._handle(requests)
@@ -279,6 +293,8 @@ class Sweep:
         self._admission.closed(connection)
         self._dirty.pop(connection, None)
         self._rest.pop(connection, None)
+        if connection is self._lone:
+            self._lone, self._lone_turns = None, 0
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
         connection.sock.close()

@@ -5,8 +5,9 @@ Hooks: config_section, configure, make_flush_strategy, register_ack_gates.
 Config ``[plugin.flush]``: ``mode`` ("sync": a response waits for fdatasync, and everything that arrives during one
 shares the next; "async": responses do not wait, a power cut may lose the last ``interval`` plus ``least_bytes``;
 "buffered": as async, but a thread writes in large steps, and a response waits until the message is written;
-``limits.unacknowledged_bytes`` bounds the memory), ``interval``, ``least_bytes``, ``thorough_interval``, ``timeout``
-(sync and buffered: after it the sender gets FLUSH_DISK_TIMEOUT).
+``limits.unacknowledged_bytes`` bounds the memory), ``direct`` (sync: flush without the thread for a lone sender),
+``interval``, ``least_bytes``, ``thorough_interval``, ``timeout`` (sync and buffered: after it the sender gets
+FLUSH_DISK_TIMEOUT).
 Files: none.
 Replaces RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and ``TransientStorePool`` with
 ``CommitRealTimeService``, which acknowledges messages that are lost when the process ends.
@@ -25,7 +26,7 @@ from gantrymq.kernel.config.fields import duration, plain, size
 from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, write_plain
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
-from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
+from gantrymq.plugins.flush.sync import DirectFlush, DurableGate, GroupCommit
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate, FlushStrategy
@@ -64,6 +65,7 @@ class FlushConfig:
     mode: Literal["sync", "async", "buffered"] = plain(
         "sync", rocketmq=RocketmqKey("flushDiskType", read=_read_mode, write=_write_mode)
     )
+    direct: bool = plain(False)
     interval: float = duration(default="500ms")
     least_bytes: int = size(default="16 KiB")
     thorough_interval: float = duration(default="10s")
@@ -88,7 +90,9 @@ class FlushPlugin:
     @hookimpl
     def make_flush_strategy(self, log: CommitLog) -> FlushStrategy:
         if self._config.mode == "sync":
-            return GroupCommit(log, self._broker.waker)
+            broker = self._broker
+            direct = DirectFlush(log, self._is_alone, broker.env.monotonic) if self._config.direct else None
+            return GroupCommit(log, broker.waker, direct)
         _warn(self._config)
         steps = (self._config.interval, self._config.least_bytes, self._config.thorough_interval)
         if self._config.mode == "buffered":
@@ -100,6 +104,9 @@ class FlushPlugin:
         if self._config.mode == "sync":
             return [DurableGate(broker.log, self._config.timeout)]
         return [WrittenGate(broker.log, self._config.timeout)] if self._config.mode == "buffered" else []
+
+    def _is_alone(self) -> bool:
+        return self._broker.serves_one_client
 
 
 def _warn(config: FlushConfig) -> None:

@@ -1,8 +1,8 @@
 """Replicate the log from a master to its slaves; the other side may be a RocketMQ broker.
 
 Slot: none.
-Hooks: before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates, register_processors,
-register_tasks, runtime_info.
+Hooks: appended, before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates,
+register_processors, register_tasks, runtime_info.
 Config ``[plugin.ha]``, for a master (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``, ``lease``, ``refuse_without_lease``;
 for a slave: ``master``, ``master_broker``, ``sync_tables``; for both: ``heartbeat``, ``housekeeping``.
@@ -48,7 +48,7 @@ from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
 from gantrymq.plugins.ha.vip import VipPort
-from gantrymq.plugins.interfaces import LiveSettings, Replication
+from gantrymq.plugins.interfaces import Health, LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
 from gantrymq.remoting.errors import RemoteFault
@@ -223,7 +223,10 @@ class HaPlugin:
         if live is not None:
             live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
             live.allow("plugin.ha", self._config, (), lambda _: None)  # shows the role in force to administrators
+        health = broker.registry.find(Health)
         roles = BackgroundTask("ha roles", self._roles.run)
+        if health is not None and self.master is not None:
+            health.add("replication", lambda: self.refusal)
         if self.master is not None:
             lag = LagWatch(broker, self.copies)
             tasks = [
@@ -234,6 +237,8 @@ class HaPlugin:
                 tasks.append(BackgroundTask("ha return", partial(self._return, broker)))
             return tasks
         self.slave = Slave(broker, self._config, self._master_address, self._epochs)
+        if health is not None:
+            health.add("replication", self.slave.too_far_behind)
         self._tables = Tables(broker, self._master_address, self._config.sync_tables)
         return [BackgroundTask("ha slave", self.slave.run), BackgroundTask("ha tables", self._tables.run), roles]
 
@@ -245,11 +250,16 @@ class HaPlugin:
 
     @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:
-        """Refuse all rows if this master may not accept messages; otherwise wake the tasks that send to slaves."""
+        """Refuse all rows if this master may not accept messages."""
         if self.master is not None:
             reason = self.refusal
             if reason:
                 refuse_all(batch, reason)
+
+    @hookimpl
+    def appended(self, batch: AppendBatch) -> None:
+        """Wake the tasks that send to slaves."""
+        if self.master is not None:
             self.master.log_grew()
 
     @hookimpl

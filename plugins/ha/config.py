@@ -81,5 +81,7 @@ class HaConfig:
     """Master: addresses or networks of allowed slaves; empty: only this machine."""
     slaves_max: int = number(16, 1, 1024)
     """Master: the most connections of slaves at the same time."""
+    ready_lag: float = duration("60s", minimum="1s", maximum="365d")
+    """Slave: a slave that lags by more behind a connected master is not ready (``/readyz``)."""
     sync_tables: float = duration("10s", minimum="100ms", maximum="1h")
     """How often a slave fetches topics, groups and offsets from its master (``SlaveSynchronize``)."""

@@ -63,7 +63,7 @@ class Master:
         self._listener, self.address = _listen(broker, config.listen)
 
     def log_grew(self) -> None:
-        """Records were appended, or will be before this task gives way."""
+        """Records were appended."""
         self._grown.unpark_all()
 
     async def run(self) -> None:

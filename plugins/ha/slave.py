@@ -82,6 +82,17 @@ class Slave:
                 self.level_at = now
         return now - self.level_at
 
+    def too_far_behind(self) -> str:
+        """Why clients should not read from this slave; empty while it follows closely, and while it has no master:
+        consumers of a lost master need this broker."""
+        if not self.connected_to or self._broker.store.dispatched >= self.master_end:
+            return ""
+        lag = self.lag_s()
+        if lag <= self._config.ready_lag:
+            return ""
+        missing = self.master_end - self._broker.store.dispatched
+        return f"this slave is {lag:.0f} s and {missing} bytes behind its master (plugin.ha.ready_lag)"
+
     async def settle(self) -> None:
         """Compare the log with the master's before clients can read it.
 

@@ -26,7 +26,7 @@ from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.config.fields import duration, number, plain, size
 from gantrymq.kernel.config.rocketmq_keys import in_hours
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.interfaces import LiveSettings, Retention
+from gantrymq.plugins.interfaces import Health, LiveSettings, Retention
 from gantrymq.plugins.retention.clean import Cleaner
 from gantrymq.plugins.retention.policy import Rules
 from gantrymq.remoting.codes import ResponseCode
@@ -116,6 +116,9 @@ class RetentionPlugin:
         live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.retention", self._config, LIVE_KEYS, self._reconfigure)
+        health = broker.registry.find(Health)
+        if health is not None:
+            health.add("disk", self._cleaner.refusal)
         return [BackgroundTask("retention", self._cleaner.run)]
 
     @hookimpl(tryfirst=True)

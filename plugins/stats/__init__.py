@@ -1,14 +1,14 @@
 """Statistics: messages stored and pulled by topic, queue and group, rates, and latencies.
 
 Slot: none.
-Hooks: before_append, collect_metrics, config_section, configure, register_processors, register_tasks, runtime_info,
+Hooks: acked, collect_metrics, config_section, configure, register_processors, register_tasks, runtime_info,
 started.
 Config ``[plugin.stats]``: by_queue, max_items.
 Files: none: all counters begin at 0 at the start, as in RocketMQ.
 Provides: Statistics.
 Replaces RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and a part of code 28.
 
-The hot path only reads the clock before and after a batch. Messages are counted once a second, from the growth of the
+The hot path only reads the clock when a batch is done. Messages are counted once a second, from the growth of the
 consume queues (``table``). The plugin that answers a pull reports it (``Statistics.pulled``).
 """
 
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.processors import Processor, Request
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import Statistics
@@ -35,6 +34,7 @@ from gantrymq.remoting.headers.brokers import StatsHeader
 from gantrymq.remoting.headers.header import read_header
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.acks import AckedBatch
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
@@ -48,7 +48,6 @@ class StatsPlugin:
     """Counts, takes snapshots, and reports."""
 
     name = "stats"
-    sources = Source.ALL
     _table: Table  # this and the following are set by configure
     _measuring: Measuring
 
@@ -84,9 +83,9 @@ class StatsPlugin:
         self._table.begin()
 
     @hookimpl
-    def before_append(self, batch: AppendBatch) -> None:
-        """Measure the time until all rows of the batch have their final status."""
-        self._measuring.watch(batch)
+    def acked(self, batch: AckedBatch) -> None:
+        """Measure how long it took until all rows of the batch had their final status."""
+        self._measuring.acked(batch)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.stats.latency import Latency
 from gantrymq.plugins.stats.rates import Rates, Totals
 from gantrymq.plugins.stats.table import Table
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.acks import AckedBatch
     from gantrymq.kernel.api import Broker
 
 
 class Measuring:
-    """Call ``watch`` for each batch and ``take_second`` each second."""
+    """Call ``acked`` for each batch and ``take_second`` each second."""
 
     def __init__(self, broker: Broker, table: Table) -> None:
         self._broker = broker
@@ -29,18 +29,11 @@ class Measuring:
         """Milliseconds of the wall clock."""
         return self._broker.env.wall_ms()
 
-    def watch(self, batch: AppendBatch) -> None:
-        """Measure until ``batch`` is done."""
-        begun, done = self._broker.env.monotonic(), batch.done
-
-        def measured(finished: AppendBatch) -> None:
-            failed = finished.refused - len(finished.settled)
-            self.latency.add(self._broker.env.monotonic() - begun, len(finished) - failed)
-            self.failed += failed
-            if done is not None:
-                done(finished)
-
-        batch.done = measured
+    def acked(self, batch: AckedBatch) -> None:
+        """Each row of ``batch`` has its final status."""
+        failed = batch.messages.refused - len(batch.messages.settled)
+        self.latency.add(batch.seconds, len(batch) - failed)
+        self.failed += failed
 
     def take_second(self) -> None:
         """Record the current totals."""

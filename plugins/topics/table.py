@@ -54,6 +54,7 @@ class Topics:
             self.table.take(stored.topic_config_table, stored.data_version, validate_topic, unknown)
         boot = {topic.topic_name: topic for topic in boot_topics(config, cluster, broker)}
         self._own = frozenset(boot)
+        self._reserved: set[str] = set()
         for name, topic in boot.items():
             # manual changes stay; TBW102 follows the configuration
             if name == AUTO_CREATE_TOPIC or name not in self.table.entries:
@@ -87,7 +88,11 @@ class Topics:
 
     def refuses_sends(self, topic: str) -> bool:
         """Whether clients may not send to this topic."""
-        return topic in UNSENDABLE_TOPICS
+        return topic in UNSENDABLE_TOPICS or topic in self._reserved
+
+    def reserve(self, topic: str) -> None:
+        """Refuse messages of clients for this topic from now on."""
+        self._reserved.add(topic)
 
     def reconfigure(self, config: TopicsConfig) -> None:
         """Apply other settings from now on; TBW102 is created, deleted or changed accordingly."""

@@ -16,7 +16,8 @@ from producers, ``check`` sends check-backs, ``resume`` restores discarded half 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source, Trait
@@ -29,7 +30,7 @@ from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.endings import EndTransactions
 from gantrymq.plugins.transaction.prepare import refuse_halves
 from gantrymq.plugins.transaction.resume import ResumeHalves
-from gantrymq.plugins.transaction.strategies import STRATEGIES
+from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.plugins.transaction.strategy import Strategy, StrategyContext
 from gantrymq.remoting.codes import RequestCode
 
@@ -44,6 +45,8 @@ class TransactionPlugin:
 
     name = "transaction"
     slot = "transaction"
+    strategies: ClassVar[Mapping[str, StrategyKind]] = STRATEGIES
+    """By their names in the configuration. A subclass may have others."""
     sources = Source.ALL
     _config: TransactionConfig  # these three are set by configure
     _context: StrategyContext
@@ -68,11 +71,11 @@ class TransactionPlugin:
                 batch.traits |= Trait.FREES_SPACE  # the log is kept from the first open half message on
             broker.append(batch)
 
-        self._config = config.section(TransactionConfig)
+        self._config = config.section(self.config_section()[1])
         self._context = StrategyContext(broker.env, broker.store, self._config, broker.registry, append)
-        kind = STRATEGIES.get(self._config.strategy)
+        kind = self.strategies.get(self._config.strategy)
         if kind is None:
-            names = ", ".join(STRATEGIES)
+            names = ", ".join(self.strategies)
             raise StartError(f"plugin.transaction.strategy = {self._config.strategy!r} is unknown; use one of {names}")
         self.strategy = kind.make(self._context)
 
@@ -149,7 +152,7 @@ class TransactionPlugin:
 
     def _refuse_other_strategies(self) -> None:
         """:class:`StartError` if the store has open transactions of another strategy, which this one could not end."""
-        for name, kind in STRATEGIES.items():
+        for name, kind in self.strategies.items():
             if name != self._config.strategy and (count := kind.count_open(self._context)):
                 raise StartError(
                     f"{count} transactions of the strategy {name!r} are open in {self._context.store.root}: start with "

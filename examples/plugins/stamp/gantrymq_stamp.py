@@ -39,7 +39,7 @@ log = structlog.get_logger("gantrymq.stamp")
 
 @attrs.frozen
 class StampConfig:
-    """``[plugin.stamp]``: strictly typed; a wrong key or type refuses the start with a text that names it."""
+    """``[plugin.stamp]``: a wrong key or type refuses the start, with an error that names it."""
 
     topics: tuple[str, ...] = ()
     name: str = filled("stamped-by")
@@ -47,7 +47,7 @@ class StampConfig:
 
 
 class StampPlugin:
-    """One object a broker. A hook is called once for all messages of a sweep, so the loops are here."""
+    """The broker creates one object, and calls a hook once for all messages of a sweep."""
 
     name = "stamp"
     version = "1.0.0"
@@ -62,7 +62,7 @@ class StampPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Take the section; refuse what makes no sense before anything is open."""
+        """Read the section; refuse wrong values before the store is open."""
         section = config.section(StampConfig)
         if "\x01" in section.name + section.value or "\x02" in section.name + section.value:
             raise StartError("plugin.stamp: name and value may not contain the separators 1 and 2 of properties")
@@ -72,7 +72,7 @@ class StampPlugin:
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
-        """Before the messages get their offsets: properties may still change."""
+        """Add the property; refuse a message that has no space for it."""
         topics = batch.topics
         for row in batch.live:
             if topics[row] in self._topics:
@@ -88,24 +88,24 @@ class StampPlugin:
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Committed messages in log order, each once: :meth:`save_state` says how far the counts are."""
+        """Count committed messages; with :meth:`save_state` each counts once."""
         for topic in batch.topics:
             if topic in self._topics:
                 self.counts[topic] = self.counts.get(topic, 0) + 1
 
     @hookimpl
     def load_state(self, state: SavedState) -> None:
-        """The counts of the broker's earlier lives; ``dispatch`` brings what came after them."""
+        """Take the counts of the last run; ``dispatch`` gets the messages since then."""
         if state.missing is not None:
             log.warning("not_counted", start=state.missing[0], end=state.missing[1])
         self.counts = {} if state.data is None else json.loads(state.data)
 
     @hookimpl
     def save_state(self) -> bytes:
-        """The counts; the kernel notes to which place in the log they belong."""
+        """Return the counts; the kernel stores them with their log offset."""
         return json.dumps(self.counts).encode()
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:
-        """The broker drains: tell what was counted."""
+        """Log the counts while the broker drains."""
         log.info("stamped", counts=self.counts, total=sum(self.counts.values()))

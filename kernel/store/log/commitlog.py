@@ -307,6 +307,13 @@ class CommitLog:
         except OSError as error:
             raise self._flush_failed(error) from error
 
+    def flush_at_once(self) -> bool:
+        """Flush in this thread, which blocks meanwhile, unless another flush runs; returns whether all is durable.
+
+        After a failure it returns False; :meth:`flush_when_asked` raises it, once :meth:`ask_flush` is called.
+        """
+        return self._flusher.flush_at_once()
+
     def ask_flush(self) -> None:
         """Let the thread in :meth:`flush_when_asked` flush; never blocks."""
         self._flusher.ask()

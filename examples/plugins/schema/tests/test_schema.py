@@ -34,7 +34,7 @@ def settings(tmp_path):
         (b'"' + bytes(range(65, 91)) * 700 + b'"', "can be checked|no JSON that can be read"),
     ],
 )
-def test_a_body_that_breaks_the_schema_is_refused_and_costs_nobody_else(plugin_broker, settings, body, says):
+def test_a_body_that_breaks_the_schema_is_refused_and_affects_no_other(plugin_broker, settings, body, says):
     client = plugin_broker(SchemaPlugin, settings=settings).client
     with client.producer() as producer:
         with pytest.raises(gantrymq.BrokerError, match=says):

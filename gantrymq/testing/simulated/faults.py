@@ -19,14 +19,15 @@ _CUT_MAX: Final = 0.05
 _SLOW_BYTES_PER_S: Final = (20_000, 2_000_000)
 
 
-class Weather:
+class NetworkFaults:
     """Causes faults on the links among ``hosts`` while :meth:`run` runs. ``count``: the number of faults so far."""
 
     def __init__(self, network: Network, hosts: Sequence[str]) -> None:
         self._network = network
         self._hosts = list(hosts)
         self._links = network.between(hosts)
-        self._chance = random.Random(f"{network.seed} weather")  # noqa: S311 - chance that can be repeated is the point
+        # a run of a seed stays the same over versions, so this text does not change
+        self._chance = random.Random(f"{network.seed} weather")  # noqa: S311 - repeatable on purpose
         self.count = 0
 
     async def run(self) -> None:

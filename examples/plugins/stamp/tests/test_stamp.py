@@ -1,0 +1,20 @@
+"""The plugin in a real broker, seen through a client."""
+
+import pytest
+from gantrymq_stamp import StampPlugin
+
+SETTINGS = {"plugin.stamp.topics": "orders", "plugin.stamp.name": "region", "plugin.stamp.value": "eu-1"}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_messages_are_stamped_and_counted_also_after_a_restart(plugin_broker, killed):
+    running = plugin_broker(StampPlugin, settings=SETTINGS)
+    with running.client.producer() as producer:
+        for topic in ("orders", "orders", "others"):
+            producer.send(topic, b"x", properties={"n": "1"})
+    for topic, region in (("orders", "eu-1"), ("others", None)):
+        with running.client.consumer(topic, f"readers-of-{topic}", start="first") as consumer:
+            properties = next(consumer).properties
+        assert (properties.get("region"), properties["n"]) == (region, "1")
+    running.restart(killed=killed)
+    assert running.plugin.counts == {"orders": 2}
