@@ -98,6 +98,16 @@ class Batch:
         """What it takes of the buffer."""
         return len(self.rows) + MESSAGE_OVERHEAD_BYTES * len(self.keys)
 
+    def add(self, row: bytes, key: str, *, free: bool) -> PendingSend:
+        """Put a message at the end; ``free``: it may go to any queue."""
+        keys = self.keys
+        pending = PendingSend(self, len(keys), key)
+        self.rows += row
+        keys.append(key)
+        if not free:
+            self.free = False
+        return pending
+
     def seal(self) -> None:
         """Take no more messages."""
         self.sealed = True
@@ -197,6 +207,10 @@ class Accumulator:
         self._closed = False
         self._crowded = False
 
+    def take_room(self, size: int) -> bool:
+        """Take room for a message whose row has ``size`` bytes; False where that has to be awaited (:meth:`room`)."""
+        return not self._crowded and self._window.admit(size + MESSAGE_OVERHEAD_BYTES)
+
     async def room(self, size: int) -> None:
         """Wait until the buffer has room for a message whose row has ``size`` bytes, and take it."""
         if self._crowded:
@@ -215,6 +229,8 @@ class Accumulator:
             raise ClientClosed("the producer was closed while a message waited for room in its buffer")
         lane = self._lane(queue) if queue is not None else self._current.get(topic)
         batch = None if lane is None else lane.open_batch()
+        if batch is not None and not alone and len(batch.rows) + len(row) < self._batch_bytes:  # as with most messages
+            return batch.add(row, key, free=queue is None)
         if lane is None or (batch is None and queue is None):
             lane = self._current[topic] = self._next_lane(topic, queues)
             batch = lane.open_batch()
@@ -232,11 +248,7 @@ class Accumulator:
             if lane.scope is None:
                 lane.scope = anyio.CancelScope()
                 self._sender.start_soon(self._send_all, lane, lane.scope)
-        pending = PendingSend(batch, len(batch.keys), key)
-        batch.rows += row
-        batch.keys.append(key)
-        if queue is not None:
-            batch.free = False
+        pending = batch.add(row, key, free=queue is None)
         if alone or len(batch.rows) >= self._batch_bytes:
             batch.seal()
             self._crowded = True
@@ -262,7 +274,7 @@ class Accumulator:
 
     async def _send_all(self, lane: Lane, scope: anyio.CancelScope) -> None:
         with scope:
-            await anyio.lowlevel.checkpoint()  # whoever is about to enqueue as well shares the batch
+            await anyio.lowlevel.checkpoint()  # tasks that are about to enqueue share the batch
             while lane.batches:
                 batch = lane.batches[0]
                 wait = batch.created + self._linger - anyio.current_time()

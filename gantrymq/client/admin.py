@@ -196,7 +196,7 @@ class Admin:
         return table.get(f"{topic}@{group}", {}).get(queue.queue_id)
 
     async def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Let ``group`` go on at ``offset`` of ``queue``; its running members may overwrite that."""
+        """Let ``group`` continue at ``offset`` of ``queue``; its running members may overwrite that."""
         self._cluster.ensure_open()
         group = self._real_group(group)
         header = UpdateConsumerOffsetHeader(

@@ -52,7 +52,7 @@ def _as_rooms(rooms: Iterable[str]) -> frozenset[str]:
 
 @attrs.frozen
 class FixedQueues:
-    """Always these queues, whoever else is in the group (``AllocateMessageQueueByConfig``).
+    """Always these queues, whatever other members the group has (``AllocateMessageQueueByConfig``).
 
     You see to it that the members together have all queues. Those of the retry topic are shared out evenly.
     """

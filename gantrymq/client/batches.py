@@ -12,7 +12,7 @@ R = TypeVar("R", bound=DeliveredRecord)
 
 
 class MessageBatch(list[R]):
-    """A list of messages, each of which can be acknowledged and given back on its own, and :meth:`ack` for all."""
+    """A list of messages, each of which can be acknowledged or returned on its own, and :meth:`ack` for all."""
 
     def __init__(self, messages: Iterable[R] = ()) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class MessageBatch(list[R]):
     async def ack(self) -> None:
         """Acknowledge all messages that the batch was given out with, at less cost than one by one.
 
-        What was acknowledged or given back before stays as it is; otherwise as :meth:`ReceivedMessage.ack`.
+        Messages that were acknowledged or returned before stay so; otherwise as :meth:`ReceivedMessage.ack`.
         """
         self._acknowledge()
 

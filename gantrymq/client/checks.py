@@ -29,7 +29,7 @@ NOT_SENDABLE: Final = frozenset(
         "OFFSET_MOVED_EVENT",
     }
 )
-"""Topics of the broker's own that nobody may send to."""
+"""Topics of the broker's own that clients may not send to."""
 
 TOPICS_REMEMBERED: Final = 1024
 """Names that were found good are not looked at again."""
@@ -53,7 +53,7 @@ def check_sendable_topic(name: str) -> None:
     if type(name) is not str or name not in _sendable:
         check_topic(name)
         if name in NOT_SENDABLE:
-            raise InvalidName(f"topic {name} belongs to the broker: nobody may send to it")
+            raise InvalidName(f"topic {name} belongs to the broker: clients may not send to it")
         if len(_sendable) >= TOPICS_REMEMBERED:
             _sendable.clear()
         _sendable.add(name)
@@ -61,6 +61,8 @@ def check_sendable_topic(name: str) -> None:
 
 def check_body(body: object, body_max_bytes: int = BODY_MAX_BYTES) -> None:
     """Raise :class:`InvalidMessage` unless ``body`` can be a message's."""
+    if type(body) is bytes and 0 < len(body) <= body_max_bytes:
+        return
     if not isinstance(body, bytes | bytearray | memoryview):
         raise InvalidMessage(f"a body is bytes, not {type(body).__name__}: encode it first")
     size = len(body)

@@ -181,17 +181,18 @@ class Client(Lifetime):
           other member has the queue meanwhile; ``retry`` lets the queue rest for a second. With ``"key"`` that holds
           for the messages of each ``order_key``, and those of other keys come meanwhile.
         - ``broadcast``: every member gets every message; offsets are in ``offsets_file`` on this machine.
-        - ``max_retries``: so often a message comes again before it is a dead letter; the group's configuration says it
-          otherwise (16), with ``ordered`` there is no limit.
-        - ``pull_batch``: messages of one request, 1 to 1,024. ``prefetch``: outstanding messages of a queue, 1,000.
-        - ``consume_timeout`` (seconds): a message that the application has had for so long is given back.
+        - ``max_retries``: how often a message is redelivered before it is a dead letter; without it the group's
+          configuration decides (16), and with ``ordered`` there is no limit.
+        - ``pull_batch``: messages of one request, 1 to 1,024 (256). ``prefetch``: outstanding messages of a queue
+          (1,000); the last request may exceed it by one batch, and asks for no more than ``prefetch``.
+        - ``consume_timeout`` (seconds): a message that the application has had for so long is returned for redelivery.
         - ``allocation``: how the group shares queues out: ``"average"``, ``"circle"``, ``"consistent_hash"``, or one of
           ``gantrymq.client.allocation``; every member must have the same.
         - ``on_assigned``, ``on_revoked``: called with queues that have come, or are about to go; what is acknowledged
           in ``on_revoked`` counts. Functions or coroutine functions.
         - ``deserializer``: what makes :attr:`ReceivedMessage.value` of a body: ``"str"``, ``"json"``, ``"msgpack"``, a
           type whose JSON the bodies are, or a function. A message whose body it cannot read is never given out: it
-          becomes a dead letter, or with ``bad_bodies="retry"`` comes again as if it had been given back.
+          becomes a dead letter, or with ``bad_bodies="retry"`` is redelivered, as after ``retry()``.
 
         Raises :class:`InvalidName`, ValueError, and :class:`GantryError` when this client already has a consumer of
         that group.
@@ -270,7 +271,7 @@ class Client(Lifetime):
     ) -> None:
         """Call ``handler`` with each message of ``group``, ``concurrency`` at once, until SIGTERM or SIGINT.
 
-        A message is done when the handler returns. When it raises, the error is logged and the message comes again
+        A message is done when the handler returns. When it raises, the error is logged and the message is redelivered
         after the broker's delay, ``max_retries`` times, then it is a dead letter; with :class:`RetryLater` and
         :class:`DeadLetter` the handler chooses. Plain functions run in threads.
 
@@ -324,7 +325,7 @@ class Client(Lifetime):
                 try:
                     yield
                 finally:
-                    # what handlers use must last while they end
+                    # handlers that are still running use it
                     await self._close_workers()
                     # those with a block of their own have ended by now
                     for one in list(self._ends_first):
@@ -345,7 +346,7 @@ class Client(Lifetime):
         pull_batch: int = PULL_BATCH_MESSAGES,
         deserializer: DeserializerChoice | None = None,
     ) -> Reader[DeliveredRecord]:
-        """A reader of all queues of ``topics`` for the length of the block, from any place, shared with nobody.
+        """A reader of all queues of ``topics`` for the length of the block, from any position, independent of groups.
 
         It begins where ``group`` has committed, else at ``start``. With ``until="end"`` it ends at the last message
         that was there when it first polled. ``deserializer`` is that of :meth:`consumer`; a body that it cannot read

@@ -60,6 +60,18 @@ LEAVE_SECONDS: Final = 3.0
 
 log: LibraryLog = LibraryLog()
 
+_forks = 0
+"""How often this process was forked off: asked for with each message, it is cheaper than the process's number."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_count_fork)
+
 
 class Member(Protocol):
     """A consumer, as the cluster sees it."""
@@ -77,7 +89,7 @@ class Member(Protocol):
         """A broker refused this member: the application must learn of it."""
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """An administrator wants the group to go on at these offsets."""
+        """An administrator wants the group to continue at these offsets."""
 
     def offsets(self, topic: str) -> dict[MessageQueue, int]:
         """How far it is in its queues of ``topic``."""
@@ -113,7 +125,7 @@ class Cluster:
         self.unique_keys: UniqueKeys = UniqueKeys("127.0.0.1")
         self.closed: bool = False
         self._failure: Exception | None = None
-        self._process = os.getpid()
+        self._forks = _forks
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, Member] = {}
         self._transactional: dict[str, Transactional] = {}
@@ -148,7 +160,7 @@ class Cluster:
 
     def ensure_open(self) -> None:
         """Raise :class:`ClientClosed` after the client's block has ended."""
-        if self._process != os.getpid():
+        if self._forks != _forks:
             raise ClientClosed("the client belongs to the process that forked this one: connect again after the fork")
         if self._failure is not None:
             raise ClientClosed(f"the client has ended after an error of its own: {self._failure!r}") from self._failure
@@ -160,7 +172,7 @@ class Cluster:
         self._tasks.start_soon(work, *arguments)
 
     async def broker(self, address: str) -> Channel:
-        """The connection to a broker; a new one tells the broker at once who we are."""
+        """The connection to a broker; a new one sends a heartbeat at once."""
         return self.connections.open_one(address) or await self.connections.get(address, self._greet)
 
     def join_as_producer(self, group: str) -> None:
@@ -201,7 +213,7 @@ class Cluster:
         await self._unregister(UnregisterClientHeader(client_id=self.client_id, consumer_group=group))
 
     async def heartbeat(self) -> None:
-        """Tell every broker in the routes who we are; one that does not answer is logged and skipped."""
+        """Send a heartbeat to every broker in the routes; one that does not answer is logged and skipped."""
         addresses = {
             address
             for data in self.routes.brokers().values()

@@ -66,7 +66,7 @@ class Connections:
                 try:
                     await greet(channel)
                 except BaseException:
-                    channel.abandon("who wanted the connection waits no longer")
+                    channel.abandon("the caller no longer waits for the connection")
                     raise
             self._channels[address] = channel
             return channel

@@ -60,9 +60,9 @@ REBALANCE_RETRY_SECONDS: Final = 1.0
 COMMIT_INTERVAL_SECONDS: Final = 5.0
 BATCH_MESSAGES: Final = 32
 SUSPEND_SECONDS: Final = 1.0
-"""How long an ordered queue rests after a message was given back."""
+"""How long an ordered queue pauses after a message was returned."""
 EXPIRED_LEVEL: Final = 3
-"""The delay level of messages that are given back because of ``consume_timeout``."""
+"""The delay level of messages that are returned because of ``consume_timeout``."""
 EXPIRY_INTERVAL_SECONDS: Final = 1.0
 RELEASE_WARNING_SECONDS: Final = 30.0
 LOCK_LOOK_SECONDS: Final = 1.0
@@ -163,7 +163,7 @@ class Consumer(Lifetime, Generic[R]):
                     continue
                 part.reverse()
                 if self._settings.ordered:
-                    batch = MessageBatch(part)  # one that comes again may have a delivery of its own
+                    batch = MessageBatch(part)  # one that is redelivered may have a delivery of its own
                     break
                 batch._add(delivery, part)
             if batch:
@@ -217,7 +217,7 @@ class Consumer(Lifetime, Generic[R]):
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
     def running_info(self) -> ConsumerRunningInfo:
-        """What administrators are told of this member (307)."""
+        """The status of this member that administrators ask for (307)."""
         now = self.statistics()
         subscriptions = self.describe().subscription_data_set
         rates = ConsumeStatus(
@@ -408,7 +408,7 @@ class Consumer(Lifetime, Generic[R]):
     def returned(self) -> None:
         self._returned += 1
         if self._retries is not None and not any(queue.topic == self._retries.topic for queue in self._pullers):
-            self.rebalance_soon()  # whoever has them now will get the message
+            self.rebalance_soon()  # the member that has them now will get the message
 
     def failed(self, error: GantryError) -> None:
         self._last_error = (str(error), int(time.time() * 1000))
@@ -464,7 +464,7 @@ class Consumer(Lifetime, Generic[R]):
                 self.rebalance_soon()
             lost = [queue for queue in self._pullers if queue in refused or queue in lapsed]
             for queue in lost:
-                # somebody else may have gone on in this queue: begin again at the group's offset
+                # another member may have consumed from this queue: begin again at the group's offset
                 log.warning("queue_lock_lost", group=self.group, topic=queue.topic, queue=queue.queue_id)
                 locks.forget(queue)
                 puller = self._pullers.pop(queue)
@@ -476,7 +476,7 @@ class Consumer(Lifetime, Generic[R]):
                 self.rebalance_soon()
 
     def _release_later(self, queue: MessageQueue, puller: Puller[R]) -> None:
-        """Commit and unlock ``queue`` when nothing of it is in work any more; nobody has it until then."""
+        """Commit and unlock ``queue`` when nothing of it is in work any more; no member has it until then."""
         assert self._upkeep is not None  # set before the first queue is taken
         self._releasing[queue] = puller
         self._upkeep.start_soon(self._release, queue, puller)
@@ -649,7 +649,7 @@ class Consumer(Lifetime, Generic[R]):
         queues = queues_to_subscribe(self._retries.topic, route)
         strategy = self._settings.allocation
         if isinstance(strategy, FixedQueues):
-            strategy = average  # nobody names the queues of this topic
+            strategy = average  # the option names no queues of this topic
         return set(allocate(queues, members, self._cluster.client_id, strategy))
 
     async def _start_pulling(self, queue: MessageQueue, begin: int | None = None) -> None:

@@ -32,7 +32,7 @@ class DirectDelivery:
         self._settle("CR_LATER", "given back with retry()")
 
     async def reply(self, record: DeliveredRecord, body: bytes) -> None:
-        """An administrator has the message consumed: its requester waits no longer."""
+        """An administrator has the message consumed: its requester no longer waits."""
         raise GantryError("the message is consumed for an administrator, so that no reply is sent")
 
     async def verdict(self) -> DirectlyConsumed:

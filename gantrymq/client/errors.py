@@ -152,7 +152,7 @@ class RetryLater(GantryError):
     def __init__(self, reason: str = "", *, delay_level: int = 0) -> None:
         """``delay_level`` chooses the wait by the brokers' table of levels; 0 lets it grow with each attempt.
 
-        Ordered messages come again after a second, whatever the level.
+        Ordered messages are redelivered after a second, whatever the level.
         """
         if delay_level < 0:
             raise ValueError(f"delay_level {delay_level} is none: give 0 or more, or raise DeadLetter")

@@ -8,11 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import struct
 import time
 from ipaddress import ip_address
-
-_TAIL = struct.Struct(">iH")
 
 
 class UniqueKeys:
@@ -31,7 +28,7 @@ class UniqueKeys:
         if not self._month_start <= now < self._month_end:
             self._enter_month(now)
         milliseconds = int((now - self._month_start) * 1000)
-        return self._head + _TAIL.pack(milliseconds & 0x7FFFFFFF, next(self._counter) & 0xFFFF).hex().upper()
+        return f"{self._head}{milliseconds & 0x7FFFFFFF:08X}{next(self._counter) & 0xFFFF:04X}"
 
     def _enter_month(self, now: float) -> None:
         today = time.localtime(now)

@@ -26,7 +26,7 @@ from gantrymq.message import DeliveredRecord, Delivery, Message, SendResult
 
 SEND_BACK_PAUSE_SECONDS: Final = 1.0
 SEND_BACK_LONGEST_PAUSE_SECONDS: Final = 30.0
-"""Between attempts to give back a message whose body cannot be read."""
+"""Between attempts to return a message whose body cannot be read."""
 
 Kind = Literal["send", "enqueue", "batch", "oneway", "request", "half"]
 R = TypeVar("R", bound=DeliveredRecord)
@@ -259,7 +259,7 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
         delivery = message.delivery
         assert delivery is not None  # the consumer has set it
         if isinstance(delivery, WatchedDelivery):
-            delivery = delivery.inner  # an ordered message that comes again is the same object
+            delivery = delivery.inner  # an ordered message that is redelivered is the same object
         if self._deserialize is not None:
             try:
                 message.decoded = self._deserialize(message.body)

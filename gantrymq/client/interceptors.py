@@ -51,7 +51,7 @@ class ConsumeContext:
     started: int = attrs.field(factory=_now)
     """When the application got it, in ms since 1970."""
     acknowledged: bool | None = None
-    """What became of it: False where it was given back, None before."""
+    """The result: True if it was acknowledged, False if it was returned for redelivery, None before."""
     data: dict[str, Any] = attrs.field(factory=dict)
     """For interceptors: what the one before has to tell the one after."""
 
@@ -60,7 +60,7 @@ class Interceptor:
     """The base of what ``connect(interceptors=[...])`` takes: override what you need.
 
     The functions are called in the client's event loop and must not block. Those *before* run in the order of the list,
-    those *after* in the opposite one. What one raises is logged as ``interceptor_failed``, and the message goes on as
+    those *after* in the opposite one. What one raises is logged as ``interceptor_failed``, and the message continues as
     it was.
     """
 
@@ -74,7 +74,7 @@ class Interceptor:
         """A consumer is about to give out a message. Its ``properties`` are a dict that may be changed."""
 
     def after_consume(self, context: ConsumeContext) -> None:
-        """It was acknowledged, or given back. Not called for what is neither."""
+        """The message was acknowledged or returned for redelivery. Not called if it was neither."""
 
 
 class Interceptors:

@@ -53,7 +53,7 @@ class Lane(Generic[R]):
         return taken
 
     def has(self, record: R) -> bool:
-        """Whether exactly this message is in work: an earlier copy, given back meanwhile, is not."""
+        """Whether exactly this message is in work: an earlier copy, returned meanwhile, is not."""
         return self._in_work.get(record.queue_offset) is record
 
     def settle(self, offset: int) -> bool:
@@ -64,7 +64,7 @@ class Lane(Generic[R]):
         return True
 
     def put_back(self, offset: int) -> Callable[[], None] | None:
-        """The message at ``offset`` comes again, and those behind it that are in work too, when the result is called.
+        """Redeliver the message at ``offset``, and those behind it that are in work too, when the result is called.
 
         None where it is not in work.
         """
@@ -148,7 +148,7 @@ class KeyLane(Lane[R]):
         return True
 
     def put_back(self, offset: int) -> Callable[[], None] | None:
-        """The message at ``offset`` comes again when the result is called; None where it is not in work."""
+        """The message at ``offset`` is redelivered when the result is called; None where it is not in work."""
         record = self._in_work.pop(offset, None)
         if record is None:
             return None

@@ -23,7 +23,7 @@ class Lifetime:
         self._owner: set[Lifetime] | None = None
 
     def ends_with(self, owner: set[Lifetime]) -> Self:
-        """Be in ``owner`` between beginning and end; whoever has it ends what is left in it."""
+        """Be in ``owner`` between beginning and end; its owner ends the tasks that are left in it."""
         self._owner = owner
         return self
 

@@ -86,7 +86,7 @@ class QueueLocks:
                 self._cluster.rare.warning("queue_lock_failed", broker, self._group, broker=broker, reason=str(error))
 
     def others(self, needed: Set[MessageQueue]) -> set[MessageQueue]:
-        """Locks that nobody needs: the answer came too late, or a renewal overtook the release."""
+        """Locks that are no longer needed: the answer came too late, or a renewal overtook the release."""
         return {*self._asked_at, *self._asking} - needed
 
     async def release_all(self) -> None:

@@ -18,7 +18,7 @@ B = TypeVar("B", bound=Body)
 
 
 class Nameservers:
-    """Stays with the nameserver that answered last and goes on to the next when it fails."""
+    """Uses the nameserver that answered last, and the next one when it fails."""
 
     def __init__(self, addresses: tuple[str, ...], connections: Connections) -> None:
         self.addresses: tuple[str, ...] = addresses

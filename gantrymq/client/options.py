@@ -19,7 +19,9 @@ from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.names import retry_topic
 
-PULL_BATCH_MESSAGES: Final = 32
+PULL_BATCH_MESSAGES: Final = 256
+"""Asked for at once by default; RocketMQ's clients ask for 32, which is what its brokers give at most. A request and
+its answer cost as much as some dozens of small messages."""
 PULL_BATCH_MAX: Final = 1024
 PREFETCH_MAX: Final = 65_535
 
@@ -156,7 +158,7 @@ class ConsumerOptions(Generic[R]):
         return [cls(topic, group, wanted[topic], start, make, settings) for topic in wanted]
 
     def of_retries(self) -> ConsumerOptions[R] | None:
-        """The same membership in the topic by which messages come again; None where this is it already."""
+        """The same membership in the retry topic; None if this is it already."""
         topic = retry_topic(self.group)
         if self.topic == topic:
             return None

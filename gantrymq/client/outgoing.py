@@ -20,7 +20,8 @@ from gantrymq.client.errors import InvalidMessage, broker_error
 from gantrymq.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from gantrymq.message import Message, MessageQueue, SendResult, SendStatus
 from gantrymq.remoting.codes import RequestCode, ResponseCode
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.frame import PREFIX
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.send import SendMessageResponse
 from gantrymq.remoting.headers.transactions import TransactionState
@@ -29,6 +30,8 @@ from gantrymq.remoting.records import BATCH_ROW, COMPRESSED
 
 ONLY_KEY: Final = UNIQ_KEY + NAME_SEPARATOR
 """The properties of a message that has none, but for the key itself."""
+TEMPLATES_KEPT: Final = 4096
+"""Headers for so many queues at most are kept."""
 COMPRESS_FROM_BYTES: Final = 4096
 COMPRESS_LEVEL: Final = 5
 _COMPRESS_IN_THREAD_BYTES: Final = 256 * 1024
@@ -41,6 +44,11 @@ _STATUSES: Final[dict[int, SendStatus]] = {
 }
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
+_ONLY_KEY_BYTES: Final = ONLY_KEY.encode()
+_PLAIN_HEAD = BATCH_ROW.pack
+_PLAIN_LENGTH = _I16.pack
+_ROW_BYTES: Final = BATCH_ROW.size + _I16.size
+"""Of each row, beside its body and properties."""
 
 
 class Stored:
@@ -76,10 +84,57 @@ class Stored:
         return [self.result(place) for place in range(len(self._keys))]
 
 
+class PlainFrames:
+    """Encodes requests for messages that have a body and a unique key and nothing else, of one group.
+
+    The bytes are those of :meth:`Outgoing.command`. All but the time, the key and the opaque number is the same for all
+    messages to a queue, and is kept.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._templates: dict[tuple[str, int], bytes] = {}
+
+    def template(self, topic: str, queue: MessageQueue) -> bytes:
+        """The header of requests for ``queue``, with places for time, key and opaque number."""
+        template = self._templates.get((topic, queue.queue_id))
+        if template is None:
+            if len(self._templates) >= TEMPLATES_KEPT:
+                self._templates.clear()
+            command = Outgoing(topic, b"", [], properties=ONLY_KEY + "@key@").command(self._group, queue)
+            assert command.ext is not None  # of a send it never is
+            command.ext["g"] = "@born@"
+            # no name has a quote or an @
+            template = encode(command)[PREFIX.size :].replace(b"%", b"%%").replace(b"@born@", b"%d")
+            template = template.replace(b"@key@", b"%b").replace(b'"opaque":0,', b'"opaque":%d,')
+            self._templates[topic, queue.queue_id] = template
+        return template
+
+
+class PlainRequest:
+    """One request of :class:`PlainFrames`, as a channel takes it."""
+
+    __slots__ = ("_outgoing", "_template")
+
+    code: int = RequestCode.SEND_MESSAGE_V2
+
+    def __init__(self, outgoing: Outgoing, template: bytes) -> None:
+        self._outgoing = outgoing
+        self._template = template
+
+    def encode(self, opaque: int) -> bytes:
+        """The whole frame."""
+        outgoing = self._outgoing
+        body = outgoing.body
+        header = self._template % (outgoing.born, outgoing.keys[0].encode(), opaque)
+        size = len(header)
+        return PREFIX.pack(4 + size + len(body), size) + header + body
+
+
 class Outgoing:
     """What one request carries, the same for every attempt; ``keys`` are the unique keys of its messages."""
 
-    __slots__ = ("batch", "body", "born", "flag", "keys", "properties", "sys_flag", "timed", "topic")
+    __slots__ = ("batch", "body", "born", "flag", "is_plain", "keys", "properties", "sys_flag", "timed", "topic")
 
     def __init__(self, topic: str, body: bytes, keys: list[str], *, properties: str = "", batch: bool = False) -> None:
         self.topic: str = topic
@@ -90,6 +145,8 @@ class Outgoing:
         self.flag: int = 0
         self.sys_flag: int = 0
         self.timed: bool = has_times(properties)
+        self.is_plain: bool = False
+        """Whether :class:`PlainFrames` can encode it."""
         self.born: int = int(time.time() * 1000)
 
     def command(self, group: str, queue: MessageQueue) -> Command:
@@ -138,11 +195,11 @@ async def prepare(
     return outgoing
 
 
-async def prepare_plain(topic: str, body: bytes, key: str) -> Outgoing:
-    """As :func:`prepare`, for a message that has a checked topic and body and nothing else."""
-    outgoing = Outgoing(topic, body, [key], properties=ONLY_KEY + key)
-    if len(body) >= COMPRESS_FROM_BYTES:
-        await compress(outgoing)
+def prepare_plain(topic: str, body: bytes, key: str) -> Outgoing:
+    """As :func:`prepare`, for a message that has a checked topic and body and nothing else; does not compress."""
+    outgoing = Outgoing(topic, body, [key])
+    outgoing.properties = ONLY_KEY + key
+    outgoing.is_plain = True
     return outgoing
 
 
@@ -157,6 +214,7 @@ async def compress(outgoing: Outgoing) -> None:
         if len(packed) < len(body):
             outgoing.body = packed
             outgoing.sys_flag = COMPRESSED
+            outgoing.is_plain = False
 
 
 async def prepare_half(message: Message, group: str, new_key: Callable[[], str]) -> Outgoing:
@@ -213,6 +271,13 @@ def encode_row(body: bytes, properties: str, flag: int) -> bytes:
     text = properties.encode()
     size = BATCH_ROW.size + len(body) + _I16.size + len(text)
     return b"".join((BATCH_ROW.pack(size, 0, 0, flag, len(body)), body, _I16.pack(len(text)), text))
+
+
+def encode_plain_row(body: bytes, key: str) -> bytes:
+    """:func:`encode_row` for a message that has a unique key and nothing else."""
+    text = _ONLY_KEY_BYTES + key.encode()
+    size = len(body)
+    return _PLAIN_HEAD(_ROW_BYTES + size + len(text), 0, 0, 0, size) + body + _PLAIN_LENGTH(len(text)) + text
 
 
 def row_ends(rows: bytes | bytearray) -> list[int]:

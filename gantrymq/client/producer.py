@@ -24,7 +24,16 @@ from gantrymq.client.checks import (
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.errors import GantryError, InvalidMessage, UnsupportedByBroker
 from gantrymq.client.lifetime import Lifetime
-from gantrymq.client.outgoing import ONLY_KEY, encode_row, has_times, prepare, prepare_batches, prepare_plain
+from gantrymq.client.outgoing import (
+    COMPRESS_FROM_BYTES,
+    compress,
+    encode_plain_row,
+    encode_row,
+    has_times,
+    prepare,
+    prepare_batches,
+    prepare_plain,
+)
 from gantrymq.client.sender import QueueChoice, Sender, choose_queue, pick
 from gantrymq.message import DeliveredRecord, Message, MessageQueue, SendResult
 from gantrymq.remoting.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
@@ -84,7 +93,9 @@ class Producer(Lifetime):
         ):
             check_sendable_topic(message)
             check_body(body)
-            outgoing = await prepare_plain(message, body, self._cluster.unique_keys.next())
+            outgoing = prepare_plain(message, body, self._cluster.unique_keys.next())
+            if len(body) >= COMPRESS_FROM_BYTES:
+                await compress(outgoing)
         else:
             given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
             outgoing = await prepare(given, self._cluster.unique_keys.next)
@@ -127,7 +138,7 @@ class Producer(Lifetime):
             check_sendable_topic(message)
             check_body(body)
             topic, alone = message, False
-            row = encode_row(body, ONLY_KEY + key, 0)
+            row = encode_plain_row(body, key)
         else:
             given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
             check_message(given)
@@ -140,7 +151,8 @@ class Producer(Lifetime):
         if queues is None:
             queues = await self._sender.queues_within(topic, self._sender.timeout)
         target = None if choice is None else pick(choice, queues)
-        await self._accumulator.room(len(row))
+        if not self._accumulator.take_room(len(row)):
+            await self._accumulator.room(len(row))
         return self._accumulator.add(topic, row, key, target, queues, alone=alone)
 
     async def flush(self) -> None:
@@ -247,7 +259,7 @@ class Producer(Lifetime):
         delay_level: int = 0,
         queue: QueueChoice | None = None,
     ) -> None:
-        """Send one message without waiting for an answer: it may get lost, and nobody will know."""
+        """Send one message without waiting for an answer: it may get lost without an error."""
         self._ensure_open()
         given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
         outgoing = await prepare(given, self._cluster.unique_keys.next)

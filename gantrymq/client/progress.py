@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def committable(self) -> int:
-        """The offset to go on from after a crash: the oldest message that is not done, else the next to pull."""
+        """The offset to continue from after a crash: the oldest message that is not done, else the next to pull."""
         if not self._outstanding:
             return self.position
         pull = self._pulls[self._oldest]

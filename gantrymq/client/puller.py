@@ -75,13 +75,13 @@ class Owner(Protocol[R]):
         """So many messages of a lane came."""
 
     def suspend(self, resume: Callable[[], None]) -> None:
-        """A message of a lane was given back: call ``resume`` after a while, which lets it go on."""
+        """A message of a lane was returned: call ``resume`` after a while to continue the lane."""
 
     def acknowledged(self, count: int) -> None:
         """So many messages are done."""
 
     def returned(self) -> None:
-        """A message was given back."""
+        """A message was returned for redelivery."""
 
     def failed(self, error: GantryError) -> None:
         """Something failed that is tried again."""
@@ -161,7 +161,7 @@ class Puller(Generic[R]):
 
     @property
     def committable(self) -> int | None:
-        """The offset that the group would go on from; None before the first pull."""
+        """The offset that the group would continue from; None before the first pull."""
         return None if self._progress is None else self._progress.committable
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -249,6 +249,7 @@ class Puller(Generic[R]):
         self._owner.acknowledged(count)
         if self._room is not None:
             self._room.set()
+            self._room = None
 
     async def reply(self, record: DeliveredRecord, body: bytes) -> None:
         """Send the reply to the request ``record``; :class:`ClientClosed` after :meth:`close`."""
@@ -262,7 +263,7 @@ class Puller(Generic[R]):
         Raises :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`; :class:`ClientClosed` after :meth:`close`.
         """
         if self._closed:
-            raise ClientClosed(f"the consumer of group {self._options.group} is closed: give back inside its block")
+            raise ClientClosed(f"the consumer of group {self._options.group} is closed: call retry() inside its block")
         if self._local is not None:
             queue = self.queue
             self._cluster.rare.warning(
@@ -300,7 +301,7 @@ class Puller(Generic[R]):
             self._given[record.queue_offset] = (anyio.current_time(), record)
 
     def expired(self) -> list[R]:
-        """The messages that the application has had for ``consume_timeout``, each told once."""
+        """The messages that the application has had for ``consume_timeout``, each reported once."""
         if self._timeout is None or not self._given:
             return []
         limit = anyio.current_time() - self._timeout
@@ -401,13 +402,15 @@ class Puller(Generic[R]):
             return
         address, is_master = self._address()
         is_master = is_master and self._local is None
-        commit = progress.committable
+        commit, settings = progress.committable, self._options.settings
         header = PullMessageHeader(
             consumer_group=self._options.group,
             topic=self.queue.topic,
             queue_id=self.queue.queue_id,
             queue_offset=progress.position,
-            max_msg_nums=self._options.settings.pull_batch,
+            max_msg_nums=settings.pull_batch
+            if settings.prefetch is None
+            else min(settings.pull_batch, settings.prefetch),
             sys_flag=_MAY_SUSPEND | (_COMMITS_OFFSET if is_master and commit > 0 else 0),
             commit_offset=commit,
             suspend_timeout_millis=SUSPEND_MILLISECONDS,

@@ -153,7 +153,7 @@ class Reader(Lifetime, Generic[R]):
     async def assign(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Read these queues and no others; None for all of the topics, those that are added later as well.
 
-        A queue that was read already goes on where it is. Raises :class:`InvalidName` for a queue of another topic.
+        A queue that was read already continues at its position. :class:`InvalidName` for a queue of another topic.
         """
         self._ensure_open()
         chosen = None if queues is None else set(queues)
@@ -254,7 +254,7 @@ class Reader(Lifetime, Generic[R]):
         return await self._admin.consumer_offset(self._named_group(), queue)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store the positions, or ``offsets``, as the group's, from which a later reader of the group goes on.
+        """Store the positions, or ``offsets``, as the group's, from which a later reader of the group continues.
 
         ValueError without a group; :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`.
         """
@@ -346,7 +346,7 @@ class Reader(Lifetime, Generic[R]):
         self._arrived.set()
 
     async def _place(self, queue: MessageQueue, where: Start) -> int:
-        """Where a queue begins that nobody has sought to."""
+        """The first position of a queue without a seek."""
         if self._group is not None:
             committed = await self._admin.consumer_offset(self._group, queue)
             if committed is not None:

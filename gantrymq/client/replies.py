@@ -1,6 +1,6 @@
 """Requests and their replies: a message that is answered by a message, through the broker.
 
-The broker pushes a reply to the client that the request names; nobody consumes it. Source: RocketMQ 4.9.7
+The broker pushes a reply to the client that the request names; it is in no topic of a consumer. Source: RocketMQ 4.9.7
 ``DefaultMQProducerImpl.request``, ``MessageUtil.createReplyMessage``, ``ClientRemotingProcessor.receiveReplyMessage``.
 """
 
@@ -54,7 +54,7 @@ class Replies:
         return pending
 
     def take(self, request: Command) -> Command:
-        """Take a reply that a broker pushes (326). One that nobody waits for any more is dropped, as in RocketMQ."""
+        """Take a reply that a broker pushes (326). One without a waiting request is dropped, as in RocketMQ."""
         record = _read_reply(request)
         pending = self._waiting.get(record.properties.get(CORRELATION_ID, ""))
         if pending is not None:

@@ -168,7 +168,7 @@ class Routes:
             self._rare.warning("route_refresh_failed", *self._nameservers.addresses, topic=topic, reason=str(error))
 
     async def wait_asked(self, topic: str) -> None:
-        """Returns when nobody is asking for the route of ``topic``."""
+        """Returns when no request for the route of ``topic`` is in flight."""
         async with self._asking.setdefault(topic, anyio.Lock()):
             return
 

@@ -30,7 +30,7 @@ from gantrymq.client.errors import (
     UnsupportedByBroker,
 )
 from gantrymq.client.faults import Faults
-from gantrymq.client.outgoing import Outgoing, Stored
+from gantrymq.client.outgoing import Outgoing, PlainFrames, PlainRequest, Stored
 from gantrymq.client.window import Window
 from gantrymq.message import MessageQueue, SendStatus
 from gantrymq.remoting.channel import Channel
@@ -43,9 +43,9 @@ from gantrymq.remoting.tasks import within
 from gantrymq.remoting.versions import FIRST_WITH_TIMES, version_name
 from gantrymq.remoting.waiting import clock_of_loop
 
-RETRIED_CODES: Final = frozenset({1, 14, 16, 17, 204, 205})
-"""Answers after which another broker is asked: SYSTEM_ERROR, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST,
-NO_BUYER_ID, NOT_IN_CURRENT_UNIT (``retryResponseCodes``)."""
+RETRIED_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205})
+"""Answers after which another broker is asked: SYSTEM_ERROR, SYSTEM_BUSY, SERVICE_NOT_AVAILABLE, NO_PERMISSION,
+TOPIC_NOT_EXIST, NO_BUYER_ID, NOT_IN_CURRENT_UNIT (``retryResponseCodes`` of 5.x; 4.x lacks SYSTEM_BUSY)."""
 
 QueueChoice = MessageQueue | int | Callable[[Sequence[MessageQueue]], MessageQueue]
 """A queue, its place among the topic's queues, which come in order of broker and queue id, or a function that picks one
@@ -78,6 +78,7 @@ class Sender:
         self._retry_when_not_stored = retry_when_not_stored
         self._window = Window(IN_FLIGHT_MAX_MESSAGES, IN_FLIGHT_MAX_BYTES)
         self._faults = Faults()
+        self._frames = PlainFrames(group)
         self._now: Callable[[], float] | None = None
         self._turns: dict[str, itertools.count[int]] = {}
         self._renewed: dict[str, float] = {}
@@ -93,16 +94,16 @@ class Sender:
         """
         limit = self.timeout if timeout is None else timeout
         size = len(outgoing.body)
-        await self._window.enter(size)
+        if not self._window.admit(size):
+            await self._window.enter(size)
         try:
             queues = self._cluster.routes.known_publish_queues(outgoing.topic)
             if queues is None:
                 queues = await self.queues_within(outgoing.topic, limit)
             if choice is None:
-                choose: _Choose = partial(self._next_queue, outgoing.topic)
                 if self._retry_when_not_stored:
-                    return await self._deliver_safely(outgoing, queues, choose, limit)
-                return await self._deliver(outgoing, queues, choose, limit, self._attempts)
+                    return await self._deliver_safely(outgoing, queues, None, limit)
+                return await self._deliver(outgoing, queues, None, limit, self._attempts)
             return await self._deliver(outgoing, queues, lambda queues, _: pick(choice, queues), limit, 1, fixed=True)
         finally:
             self._window.leave(size)
@@ -135,7 +136,7 @@ class Sender:
         return queues
 
     async def _deliver_safely(
-        self, outgoing: Outgoing, queues: Sequence[MessageQueue], choose: _Choose, limit: float
+        self, outgoing: Outgoing, queues: Sequence[MessageQueue], choose: _Choose | None, limit: float
     ) -> Stored:
         """As :meth:`_deliver`; what a broker stored without its guarantee goes to another one as well."""
         deadline = anyio.current_time() + limit
@@ -147,10 +148,9 @@ class Sender:
             others = [queue for queue in queues if queue.broker_name not in poor]
             if not others or anyio.current_time() >= deadline:
                 break
-            next_of_others: _Choose = partial(self._next_queue, outgoing.topic)
             try:
                 again = await self._deliver(
-                    outgoing, others, next_of_others, deadline - anyio.current_time(), self._attempts - attempt
+                    outgoing, others, None, deadline - anyio.current_time(), self._attempts - attempt
                 )
             except GantryError:
                 break  # it is stored, if not as safely as one would like
@@ -160,41 +160,50 @@ class Sender:
         return stored
 
     async def _deliver(
-        self, outgoing: Outgoing, queues: Sequence[MessageQueue], choose: _Choose, limit: float, attempts: int, *,
-        fixed: bool = False,
+        self, outgoing: Outgoing, queues: Sequence[MessageQueue], choose: _Choose | None, limit: float, attempts: int,
+        *, fixed: bool = False,
     ) -> Stored:  # fmt: skip
-        """Send ``outgoing`` until an attempt succeeds; ``fixed``: ``choose`` gives the same queue each time."""
-        if self._now is None:
-            self._now = clock_of_loop()
-        deadline = self._now() + limit
+        """Send ``outgoing`` until an attempt succeeds, to queues that take turns where there is no ``choose``.
+
+        ``fixed``: ``choose`` gives the same queue each time.
+        """
+        cluster, now = self._cluster, self._now
+        if now is None:
+            now = self._now = clock_of_loop()
+        deadline = now() + limit
         if outgoing.topic in self._unanswered:
             queues = await self._renew(outgoing.topic, queues, deadline)
         tried: set[str] = set()
         pauses, maybe_stored = 0, False
+        failure: Exception | None = None
         while True:
-            target = choose(queues, tried)
+            target = self._next_queue(outgoing.topic, queues, tried) if choose is None else choose(queues, tried)
             until = deadline
             if not fixed and attempts > 1 and _has_other(queues, tried, target):
-                now = anyio.current_time()
-                until = now + (deadline - now) / attempts  # a broker that hangs must leave time for another one
+                until = now() + (deadline - now()) / attempts  # a broker that hangs must leave time for another one
             sent, address = True, ""
             try:
-                address = self._cluster.routes.master(target)
-                answer = await self._request(outgoing, target, address, until)
-                stored = outgoing.stored(target, answer, address)
-                self._faults.worked(target.broker_name)
-                if self._unanswered:
-                    self._unanswered.discard(outgoing.topic)
-                return stored
+                address = cluster.routes.master(target)
+                wait = cluster.silent_masters.begin(target, address)
+                try:
+                    channel = cluster.connections.open_one(address) or await self._open(address, until)
+                    if outgoing.timed:
+                        await self._check_timed(channel)
+                    answer = await channel.call(self._encoded(outgoing, target, channel), until - now())
+                finally:
+                    cluster.silent_masters.end(wait)
+                return self._taken(outgoing, target, answer, address)
             except BrokerError as error:
-                failure: Exception = error
+                failure = error
                 if error.code not in RETRIED_CODES or isinstance(error, AccessDenied):
                     raise
+                sent = error.code != ResponseCode.SYSTEM_BUSY  # the broker has not tried: wait until it takes some
                 if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # as a deposed master answers
                     self._faults.failed(target.broker_name)
                     queues = await self._renew(outgoing.topic, queues, deadline)
             except (ConnectError, NoRoute, TimeoutError) as error:
-                failure = error
+                if failure is None or not isinstance(error, TimeoutError):  # what the deadline ends explains nothing
+                    failure = error
                 sent = not isinstance(error, ConnectFailed | NoRoute | TimeoutError)
                 maybe_stored |= sent
                 if self._cluster.routes.new_master(target.broker_name, address) is None:
@@ -207,25 +216,19 @@ class Sender:
                 "send_failed", target.broker_name,
                 topic=outgoing.topic, broker=target.broker_name, reason=str(failure),
             )  # fmt: skip
-            attempts -= sent  # what reached no broker may be tried until the deadline
+            attempts -= sent  # what no broker has tried to store may be tried until the deadline
             if anyio.current_time() < deadline and attempts:
                 tried.add(target.broker_name)
                 if fixed or all(queue.broker_name in tried for queue in queues):
-                    pause = min(FIRST_PAUSE_SECONDS * 2**pauses, LONGEST_PAUSE_SECONDS)
-                    pause *= random.uniform(0.75, 1.25)  # noqa: S311 - so that not all senders come at once
+                    await anyio.sleep(min(_pause(pauses), max(0.0, deadline - anyio.current_time())))
                     pauses += 1
-                    await anyio.sleep(min(pause, max(0.0, deadline - anyio.current_time())))
                     tried = {target.broker_name}
                 if anyio.current_time() < deadline:
                     continue
-            if anyio.current_time() < deadline or (
-                not maybe_stored and isinstance(failure, ConnectFailed | NoRoute | BrokerError)
-            ):
+            is_known = not maybe_stored and isinstance(failure, ConnectFailed | NoRoute | BrokerError)
+            if is_known or anyio.current_time() < deadline:
                 raise failure
-            raise SendTimeout(
-                f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
-                f"it may be stored all the same ({failure or 'no connection came about'})"
-            ) from failure
+            raise _timed_out(target, limit, failure) from failure
 
     async def send_oneway(self, outgoing: Outgoing, choice: QueueChoice | None) -> None:
         """Send ``outgoing`` once; without an answer."""
@@ -258,7 +261,7 @@ class Sender:
         return secrets.randbelow(len(queues))
 
     def report_lost(self, topic: str, messages: int, error: Exception) -> None:
-        """Log that ``messages`` which were enqueued failed: perhaps nobody awaits them."""
+        """Log that ``messages`` which were enqueued failed: perhaps no task awaits them."""
         self._cluster.rare.warning("enqueued_messages_failed", topic, topic=topic, messages=messages, reason=str(error))
 
     async def _renew(self, topic: str, queues: Sequence[MessageQueue], deadline: float) -> Sequence[MessageQueue]:
@@ -273,17 +276,17 @@ class Sender:
                 await self._cluster.routes.wait_asked(topic)
         return self._cluster.routes.known_publish_queues(topic) or queues
 
-    async def _request(self, outgoing: Outgoing, queue: MessageQueue, address: str, deadline: float) -> Command:
-        """The answer to a send; TimeoutError and :class:`ConnectFailed` where nothing was sent."""
-        wait = self._cluster.silent_masters.begin(queue, address)
-        try:
-            channel = await self._channel(address, deadline)
-            if outgoing.timed:
-                await self._check_timed(channel)
-            now = anyio.current_time() if self._now is None else self._now()
-            return await channel.call(outgoing.command(self.group, queue), deadline - now)
-        finally:
-            self._cluster.silent_masters.end(wait)
+    def _taken(self, outgoing: Outgoing, target: MessageQueue, answer: Command, address: str) -> Stored:
+        stored = outgoing.stored(target, answer, address)
+        self._faults.worked(target.broker_name)
+        if self._unanswered:
+            self._unanswered.discard(outgoing.topic)
+        return stored
+
+    def _encoded(self, outgoing: Outgoing, queue: MessageQueue, channel: Channel) -> Command | PlainRequest:
+        if outgoing.is_plain and not channel.signs:
+            return PlainRequest(outgoing, self._frames.template(outgoing.topic, queue))
+        return outgoing.command(self.group, queue)
 
     async def _check_timed(self, channel: Channel) -> None:
         """Brokers of RocketMQ before 5.0 would deliver a timed message at once."""
@@ -294,11 +297,9 @@ class Sender:
                 "messages at once: give a delay_level instead of delay or deliver_at, or use a broker from 5.0 on"
             )
 
-    async def _channel(self, address: str, deadline: float) -> Channel:
-        channel = self._cluster.connections.open_one(address)
-        if channel is None:
-            channel = await within(deadline - anyio.current_time(), lambda: self._cluster.broker(address))
-        return channel
+    async def _open(self, address: str, deadline: float) -> Channel:
+        """A new connection; TimeoutError and :class:`ConnectFailed` where nothing was sent."""
+        return await within(deadline - anyio.current_time(), lambda: self._cluster.broker(address))
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues that messages of ``topic`` can go to; :class:`NoRoute` when there is none."""
@@ -320,6 +321,19 @@ class Sender:
                 return queue
             avoided = avoided or queue
         return avoided or queues[next(turns) % len(queues)]
+
+
+def _pause(before: int) -> float:
+    """Seconds to wait before all brokers are tried again, after so many pauses ``before``."""
+    pause: float = min(FIRST_PAUSE_SECONDS * 2**before, LONGEST_PAUSE_SECONDS)
+    return pause * random.uniform(0.75, 1.25)  # noqa: S311 - so that not all senders come at once
+
+
+def _timed_out(target: MessageQueue, limit: float, failure: Exception) -> SendTimeout:
+    return SendTimeout(
+        f"broker {target.broker_name} acknowledged nothing sent to {target.topic} within {limit:g} s: "
+        f"it may be stored all the same ({failure or 'no connection came about'})"
+    )
 
 
 def _has_other(queues: Sequence[MessageQueue], tried: set[str], target: MessageQueue) -> bool:

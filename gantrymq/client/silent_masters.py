@@ -25,7 +25,7 @@ ASK_TICKS: Final = 10
 
 
 class SilentMasters:
-    """Sends call :meth:`begin` and :meth:`end`; :meth:`run` looks after those that wait.
+    """Sends call :meth:`begin` and :meth:`end`; :meth:`run` watches those that wait.
 
     Time is counted in ticks of :meth:`run`: a send needs no clock, and where something blocks the event loop no tick
     passes, so that an answer which is there unread does not count as missing.
@@ -54,11 +54,11 @@ class SilentMasters:
         return number
 
     def end(self, number: int) -> None:
-        """The send waits no longer."""
+        """The send no longer waits."""
         self._waits.pop(number, None)
 
     async def run(self) -> None:
-        """Until cancelled. Sleeps while nobody sends."""
+        """Until cancelled. Sleeps while no send waits."""
         async with anyio.create_task_group() as tasks:
             while True:
                 if not self._is_used and not self._waits:

@@ -16,7 +16,7 @@ class QueueStatistics:
     position: int
     """The offset that is pulled next."""
     committable: int
-    """The offset up to which all is acknowledged: the group goes on there after a crash."""
+    """The offset up to which all is acknowledged: the group continues there after a crash."""
     end: int
     """The offset that the queue's next message gets, as the last answer of the broker had it."""
     outstanding: int
@@ -47,7 +47,7 @@ class ConsumerStatistics:
     """Messages fetched since the consumer began."""
     acknowledged: int
     returned: int
-    """Messages given back with ``retry``."""
+    """Messages returned with ``retry``."""
     fetched_per_second: float
     """Over the last minute, as the two that follow."""
     acknowledged_per_second: float

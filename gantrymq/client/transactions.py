@@ -119,7 +119,8 @@ class TransactionalProducer(Lifetime):
     ) -> SendResult:
         """The first step alone: store ``message`` where no consumer sees it. :meth:`end` is the last step.
 
-        For who runs the branch elsewhere; it must not run unless the result's status is OK. Errors as in :meth:`send`.
+        For callers that run the branch themselves; it must not run unless the result's status is OK. Errors as in
+        :meth:`send`.
         """
         self._ensure_open()
         outgoing = await prepare_half(message, self.group, self._cluster.unique_keys.next)
@@ -172,7 +173,7 @@ class TransactionalProducer(Lifetime):
                 cluster.join_as_transactional(self.group, self)
                 self._closed = False
                 try:
-                    # who answers ends before the brokers are told that nobody does
+                    # checks in work end before the brokers learn that this producer is gone
                     async with hosted_tasks(cluster.fail) as answering:
                         for _ in range(self._checks_at_once):
                             answering.start_soon(self._answer_checks, asked)
@@ -219,7 +220,7 @@ class TransactionalProducer(Lifetime):
 
 
 def in_thread(work: Callable[[T], Outcome], at_once: int) -> Callable[[T], Awaitable[Outcome]]:
-    """``work`` for who may block: called in a thread, ``at_once`` of them together, while the event loop goes on."""
+    """``work`` that may block: called in a thread, up to ``at_once`` at a time, so that the event loop does not."""
     limiter: anyio.CapacityLimiter | None = None
 
     async def call(argument: T) -> Outcome:

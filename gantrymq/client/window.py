@@ -29,10 +29,21 @@ class Window:
         self._bytes = 0
         self._waiting: deque[_Waiter] = deque()
 
+    def admit(self, size: int) -> bool:
+        """Take a place for ``size`` bytes if there is one and no caller waits."""
+        messages, taken = self._messages, self._bytes + size
+        if self._waiting or (
+            messages
+            and (taken > self._bytes_max or (self._messages_max is not None and messages >= self._messages_max))
+        ):
+            return False
+        self._messages = messages + 1
+        self._bytes = taken
+        return True
+
     async def enter(self, size: int) -> None:
         """Wait for a place for ``size`` bytes; one alone may be larger than the bound."""
-        if not self._waiting and self._has_room(size):
-            self._take(size)
+        if self.admit(size):
             return
         waiter = _Waiter(size)
         self._waiting.append(waiter)

@@ -23,7 +23,7 @@ CONCURRENCY: Final = 16
 CONCURRENCY_MAX: Final = 1000
 DRAIN_SECONDS: Final = 30.0
 SEND_BACK_PAUSE_SECONDS: Final = 1.0
-"""The wait before a message that could not be given back is given back again; it doubles each time."""
+"""The wait before the next attempt to return a message to the broker; it doubles each time."""
 LONGEST_SEND_BACK_PAUSE_SECONDS: Final = 30.0
 
 R = TypeVar("R", bound=DeliveredRecord)
@@ -146,7 +146,7 @@ class Worker(Generic[R]):
             self._in_work -= 1  # not in a `finally`: what is cancelled counts as left in work
 
     async def _handle(self, message: R) -> None:
-        # a handler may replace it in the message, and a message that comes again is the same object
+        # a handler may replace it in the message, and a message that is redelivered is the same object
         attempt, given = message.reconsume_times, message.delivery
         # a handler in a thread that gave it back may not have returned yet
         delivery = cast(DeliveryToThread, given).inner if isinstance(given, DeliveryToThread) else given

@@ -1,8 +1,11 @@
 """The calling side of one connection: many callers share a socket; responses are matched by their opaque number.
 
-Runs on trio and, through anyio, on asyncio. The peer may send requests on the same connection, such as
-NOTIFY_CONSUMER_IDS_CHANGED; the channel's handler answers them. Frames of concurrent callers are sent in one write.
-Only the writer task uses the socket, so the cancellation of a caller cannot leave an incomplete frame.
+Runs on trio and on asyncio. The peer may send requests on the same connection, such as NOTIFY_CONSUMER_IDS_CHANGED;
+the channel's handler answers them. Frames of concurrent callers are sent in one write. Callers do not use the socket
+themselves, so the cancellation of one cannot leave an incomplete frame.
+
+On asyncio a connection without TLS is read and written in callbacks (:mod:`gantrymq.remoting.direct`): answers wake
+their callers at once, and a call that is alone is written at once. Elsewhere a reader and a writer task use a stream.
 
 Source: RocketMQ 4.9.7 ``NettyRemotingAbstract`` (matching, error responses).
 """
@@ -15,12 +18,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from inspect import isawaitable
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import anyio
 import attrs
 from anyio.abc import ByteStream, SocketAttribute, TaskGroup, TaskStatus
 
+from gantrymq.remoting import direct
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
@@ -28,7 +32,7 @@ from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, 
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
-from gantrymq.remoting.waiting import Waiter, clock_of_loop, waiter_kind
+from gantrymq.remoting.waiting import Waiter, clock_of_loop, is_trio, waiter_kind
 
 Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer: returns a response (see ``Command.answer``), None for none, or an awaitable of
@@ -47,16 +51,20 @@ _RECEIVE_BYTES: Final = 256 * 1024
 _CLOSE_GRACE_SECONDS: Final = 1.0
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
+T = TypeVar("T")
+
 log: LibraryLog = LibraryLog()
 
 
-class _Call:
-    __slots__ = ("answer", "deadline", "done")
+class Request(Protocol):
+    """A request that encodes itself, for those of which there are many."""
 
-    def __init__(self, done: Waiter, deadline: float) -> None:
-        self.done = done
-        self.deadline = deadline
-        self.answer: Command | None = None
+    @property
+    def code(self) -> int:
+        """Its request code."""
+
+    def encode(self, opaque: int) -> bytes:
+        """Its whole frame, with this opaque number."""
 
 
 @attrs.frozen
@@ -89,19 +97,27 @@ class Channel:
         self._answered = False
         self._handler = handler
         self._sign = sign
-        self._calls: dict[int, _Call] = {}
-        self._make_waiter: Callable[[], Waiter] | None = None
+        self._calls: dict[int, tuple[Waiter[Command | None], float]] = {}
+        """By their opaque numbers: who waits for the answer, or for None when there will be none, and until when."""
+        self._make_waiter: Callable[[], Waiter[Command | None]] | None = None
         self._now: Callable[[], float] = anyio.current_time
         self._next_deadline = math.inf
         """The time of the next check for calls whose time is over."""
         self._earlier = anyio.Event()
         self._opaque = 0
+        self._partial = bytearray()
+        """What was read of a frame that is not whole yet."""
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._writing = False
+        self._direct: direct.DirectConnection | None = None
+        self._write_is_due = False
+        self._asked: list[Command] = []
+        """Requests of the peer on a direct connection, which are answered in a task."""
         self._work = anyio.Event()
-        self._drained = anyio.Event()
-        self._ended = anyio.Event()
+        """There is something to write or, on a direct connection, a request of the peer."""
+        self._drained: anyio.Event | None = None
+        self._ended_event = anyio.Event()
         self._lost: str | None = None
         self._tasks: TaskGroup | None = None
         self._peer_requests = 0
@@ -116,13 +132,18 @@ class Channel:
         return self._lost is not None
 
     @property
+    def signs(self) -> bool:
+        """Whether requests are signed or changed in other ways on their way out, which takes a :class:`Command`."""
+        return self._sign is not None
+
+    @property
     def waiting(self) -> int:
         """The number of calls that wait for a response."""
         return len(self._calls)
 
     async def wait_closed(self) -> None:
         """Return when the connection has ended."""
-        await self._ended.wait()
+        await self._ended_event.wait()
 
     async def while_open(self, wait: Callable[[], Awaitable[object]]) -> None:
         """Await ``wait()``, no longer than until the connection has ended."""
@@ -136,39 +157,42 @@ class Channel:
             await wait()
             tasks.cancel_scope.cancel()
 
-    async def call(self, command: Command, timeout: float = CALL_TIMEOUT_SECONDS) -> Command:
+    async def call(self, command: Command | Request, timeout: float = CALL_TIMEOUT_SECONDS) -> Command:
         """Send ``command`` (this method sets its opaque) and return the response, whatever its code.
 
         Raises :class:`ChannelClosed` if the connection has ended or ends, :class:`CallTimeout` after ``timeout``
-        seconds. A response that arrives later is dropped.
+        seconds. A response that arrives later is dropped. Only a :class:`Command` is signed.
         """
         if self._lost is not None:
             raise ChannelClosed(self.address, self._lost)
-        self._opaque = opaque = self._opaque + 1 & _OPAQUE_MASK
-        command.opaque = opaque
         if self._make_waiter is None:
             self._make_waiter = waiter_kind()
             self._now = clock_of_loop()
-        deadline = self._now() + max(0.0, timeout)
-        call = _Call(self._make_waiter(), deadline)
-        self._calls[opaque] = call
+        self._opaque = opaque = self._opaque + 1 & _OPAQUE_MASK
+        if isinstance(command, Command):
+            command.opaque = opaque
+            frame = self._encode(command)
+        else:
+            frame = command.encode(opaque)
+        waiter = self._make_waiter()
+        deadline = self._now() + (timeout if timeout > 0.0 else 0.0)
+        self._calls[opaque] = (waiter, deadline)
         if deadline < self._next_deadline:
             self._next_deadline = deadline
             self._earlier.set()
         try:
-            frame = self._encode(command)
             if self._unwritten_bytes > UNWRITTEN_MAX_BYTES:
                 with anyio.move_on_after(timeout) as scope:
                     await self._put(frame)
                 if scope.cancelled_caught:
                     raise CallTimeout(self.address, f"no room to send {_name(command.code)} within {timeout:g} s")
             else:
-                self._put_nowait(frame)
-            await call.done.wait()
+                self._put_nowait(frame, at_once=len(self._calls) == 1)
+            answer = await waiter
         finally:
             self._calls.pop(opaque, None)
-        if call.answer is not None:
-            return call.answer
+        if answer is not None:
+            return answer
         if self._lost is not None:
             raise ChannelClosed(self.address, self._lost)
         raise CallTimeout(self.address, f"no answer to request {_name(command.code)} within {timeout:g} s")
@@ -185,8 +209,9 @@ class Channel:
     async def aclose(self) -> None:
         """Close the connection after queued frames are written (at most one second). Waiting calls fail."""
         with anyio.move_on_after(_CLOSE_GRACE_SECONDS, shield=True):
+            self._write_directly()
             while self._lost is None and (self._unwritten or self._writing):
-                await self._drained.wait()
+                await self._wait_drained()
         self._lose("closed by this side")
 
     def abandon(self, reason: str) -> None:
@@ -208,7 +233,10 @@ class Channel:
         before that, and nothing afterwards: callers get an error when the connection ends.
         """
         if stream is None:
-            stream = await self._connect(connect_timeout)
+            if self._tls is None and not is_trio():
+                await self._run_directly(connect_timeout, shield=shield, task_status=task_status)
+                return
+            stream = await self._connect(connect_timeout, self._open_stream)
         local = stream.extra(SocketAttribute.local_address, None)  # noqa: S610  (anyio's, not Django's)
         if isinstance(local, tuple):
             self.local_host = str(local[0])
@@ -223,14 +251,41 @@ class Channel:
         finally:
             self._lose("the task that served the connection was cancelled")
 
-    async def _connect(self, timeout: float) -> ByteStream:
+    async def _run_directly(self, timeout: float, *, shield: bool, task_status: TaskStatus[None]) -> None:
+        async def connect(host: str, port: int) -> direct.DirectConnection:
+            return await direct.connect(host, port, self, timeout)
+
+        connection = self._direct = await self._connect(timeout, connect)
+        self.local_host = connection.local_host
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.cancel_scope.shield = shield
+                tasks.start_soon(self._end_calls)
+                task_status.started()
+                while self._lost is None:
+                    if not self._asked:
+                        self._work = anyio.Event()
+                        await self._work.wait()
+                    asked, self._asked = self._asked, []
+                    for request in asked:
+                        self._serve(request)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._lose("the task that served the connection was cancelled")
+            await connection.aclose()
+
+    async def _open_stream(self, host: str, port: int) -> ByteStream:
+        if self._tls is None:
+            return await anyio.connect_tcp(host, port)
+        return await anyio.connect_tcp(host, port, ssl_context=self._tls, tls_standard_compatible=False)
+
+    async def _connect(self, timeout: float, connect: Callable[[str, int], Awaitable[T]]) -> T:
         kind = ConnectFailed
         try:
             host, port = parse_address(self.address)
             with anyio.fail_after(timeout):
-                if self._tls is None:
-                    return await anyio.connect_tcp(host, port)
-                return await anyio.connect_tcp(host, port, ssl_context=self._tls, tls_standard_compatible=False)
+                return await connect(host, port)
         except TimeoutError:
             reason = f"no connection within {timeout:g} s"
         except ssl.SSLError as error:
@@ -252,10 +307,11 @@ class Channel:
             return
         self._lost = reason
         self._unwritten.clear()
-        for call in self._calls.values():
-            call.done.set()
-        self._drained.set()
-        self._ended.set()
+        for waiter, _ in self._calls.values():
+            _settle(waiter, None)
+        self._work.set()
+        self._set_drained()
+        self._ended_event.set()
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
@@ -278,31 +334,79 @@ class Channel:
                 self._next_deadline = now + late
                 continue
             self._next_deadline = math.inf
-            for call in self._calls.values():
-                if call.deadline <= now:
-                    call.done.set()
-                elif call.deadline < self._next_deadline:
-                    self._next_deadline = call.deadline
+            for waiter, deadline in self._calls.values():
+                if deadline <= now:
+                    _settle(waiter, None)
+                elif deadline < self._next_deadline:
+                    self._next_deadline = deadline
 
     async def _put(self, frame: bytes) -> None:
         while self._unwritten_bytes > UNWRITTEN_MAX_BYTES:
-            await self._drained.wait()
+            await self._wait_drained()
             if self._lost is not None:
                 raise ChannelClosed(self.address, self._lost)
-        self._put_nowait(frame)
+        self._put_nowait(frame, at_once=False)
 
-    def _put_nowait(self, frame: bytes) -> None:
+    def _put_nowait(self, frame: bytes, *, at_once: bool) -> None:
         if len(frame) > FRAME_MAX_BYTES:
             raise ValueError(f"a frame of {len(frame)} bytes, {FRAME_MAX_BYTES} is the limit")
+        self._queue(frame, at_once=at_once)
+
+    def _queue(self, frame: bytes, *, at_once: bool) -> None:
         self._unwritten.append(frame)
         self._unwritten_bytes += len(frame)
-        self._work.set()
+        if self._direct is None:
+            self._work.set()
+        elif not self._write_is_due and not self._direct.blocked:
+            if at_once:
+                self._write_directly()
+            else:  # whoever else sends in this turn of the event loop shares the write
+                self._write_is_due = True
+                self._direct.call_soon(self)
+
+    def _write_directly(self) -> None:
+        self._write_is_due = False
+        connection = self._direct
+        if connection is None or connection.blocked or self._lost is not None:
+            return
+        if self._unwritten:
+            data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
+            self._unwritten.clear()
+            self._unwritten_bytes = 0
+            connection.write(data)
+        self._writing = connection.blocked
+        if not self._writing:
+            self._set_drained()
+
+    async def _wait_drained(self) -> None:
+        if self._drained is None:
+            self._drained = anyio.Event()
+        await self._drained.wait()
+
+    def _set_drained(self) -> None:
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
+    def writable(self) -> None:
+        """As :class:`gantrymq.remoting.direct.User` has it, like the ones that follow."""
+        self._write_directly()
+
+    def received(self, data: bytes) -> None:
+        try:
+            self._take_bytes(data)
+        except FatalRemoteFault as error:
+            self._lose_by_fault(error)
+
+    def ended(self, error: Exception | None) -> None:
+        self._lose(("the peer closed the connection" if error is None else str(error)) + self._tls_hint())
 
     async def _write(self, stream: ByteStream) -> None:
         try:
             while True:
-                await self._work.wait()
-                self._work = anyio.Event()
+                if not self._unwritten:
+                    self._work = anyio.Event()
+                    await self._work.wait()
                 data = b"".join(self._unwritten)
                 self._unwritten.clear()
                 self._unwritten_bytes = 0
@@ -310,24 +414,16 @@ class Channel:
                 if data:
                     await stream.send(data)
                 self._writing = False
-                drained, self._drained = self._drained, anyio.Event()
-                drained.set()
+                self._set_drained()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             self._lose(_reason(error, "the connection broke while writing") + self._tls_hint())
         except (ssl.SSLError, anyio.BusyResourceError) as error:
             self._lose(_broken_tls(error))
 
     async def _read(self, stream: ByteStream) -> None:
-        buffer = bytearray()
         try:
             while True:
-                buffer += await stream.receive(_RECEIVE_BYTES)
-                self._answered = True
-                frames, used = cut_frames(buffer)
-                if used:
-                    del buffer[:used]
-                for frame in frames:
-                    self._take(decode(frame))
+                self._take_bytes(await stream.receive(_RECEIVE_BYTES))
         except anyio.EndOfStream:
             self._lose("the peer closed the connection" + self._tls_hint())
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
@@ -335,22 +431,39 @@ class Channel:
         except (ssl.SSLError, anyio.BusyResourceError) as error:
             self._lose(_broken_tls(error))
         except FatalRemoteFault as error:
-            log.warning("channel_bad_frame", address=self.address, reason=str(error))
-            self._lose(f"the peer sent what is no frame of this protocol: {error}")
+            self._lose_by_fault(error)
+
+    def _take_bytes(self, data: bytes) -> None:
+        self._answered = True
+        buffer: bytes | bytearray = data
+        if self._partial:
+            self._partial += data
+            buffer = self._partial
+        frames, used = cut_frames(buffer)
+        if buffer is data:
+            self._partial += data[used:]
+        elif used:
+            del self._partial[:used]
+        for frame in frames:
+            command = decode(frame)
+            if command.flag & RESPONSE_FLAG:
+                call = self._calls.pop(command.opaque, None)
+                if call is not None:
+                    _settle(call[0], command)
+            elif self._direct is None:
+                self._serve(command)
+            else:
+                self._asked.append(command)
+                self._work.set()
+
+    def _lose_by_fault(self, error: FatalRemoteFault) -> None:
+        log.warning("channel_bad_frame", address=self.address, reason=str(error))
+        self._lose(f"the peer sent what is no frame of this protocol: {error}")
 
     def _tls_hint(self) -> str:
         if self._answered or self._tls is not None:
             return ""
         return " before it answered anything: if it speaks TLS only, connect with tls=True"
-
-    def _take(self, command: Command) -> None:
-        if not command.flag & RESPONSE_FLAG:
-            self._serve(command)
-            return
-        call = self._calls.pop(command.opaque, None)
-        if call is not None:
-            call.answer = command
-            call.done.set()
 
     def _serve(self, request: Command) -> None:
         if self._handler is None:
@@ -389,10 +502,7 @@ class Channel:
     def _reply(self, request: Command, answer: Command | None) -> None:
         if answer is None or request.is_oneway or self._lost is not None:
             return
-        frame = encode(answer)
-        self._unwritten.append(frame)
-        self._unwritten_bytes += len(frame)
-        self._work.set()
+        self._queue(encode(answer), at_once=False)
 
 
 @asynccontextmanager
@@ -422,6 +532,11 @@ async def open_channel(
             yield channel
         finally:
             await channel.aclose()
+
+
+def _settle(waiter: Waiter[Command | None], answer: Command | None) -> None:
+    if not waiter.done():
+        waiter.set_result(answer)
 
 
 def _unsupported(request: Command) -> Command:

@@ -115,6 +115,31 @@ BROKER_RIGHTS: Final[Mapping[int, Right]] = MappingProxyType({
 })  # fmt: skip
 """By request code, what a broker with access control asks for. A code that is not here is not served."""
 
+READING_CODES: Final = frozenset(
+    {
+        _C.GET_ALL_TOPIC_CONFIG,
+        _C.GET_BROKER_CONFIG,
+        _C.GET_BROKER_RUNTIME_INFO,
+        _C.GET_ALL_CONSUMER_OFFSET,
+        _C.GET_ALL_DELAY_OFFSET,
+        _C.GET_BROKER_CLUSTER_ACL_INFO,
+        _C.GET_BROKER_CLUSTER_ACL_CONFIG,
+        _C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        _C.GET_PRODUCER_CONNECTION_LIST,
+        _C.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+        _C.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+        _C.GET_CONSUMER_RUNNING_INFO,
+        _C.QUERY_CORRECTION_OFFSET,
+        _C.VIEW_BROKER_STATS_DATA,
+        _C.GET_BROKER_CONSUME_STATS,
+        _C.QUERY_CONSUME_QUEUE,
+        _C.GET_ALL_PRODUCER_INFO,
+        _C.COMPARE_LOG,
+        _C.DESCRIBE_PLUGINS,
+    }
+)
+"""Administrative requests that change nothing: an audit may leave them out."""
+
 NAMESERVER_RIGHTS: Final[Mapping[int, Right]] = MappingProxyType({
     **dict.fromkeys(
         (

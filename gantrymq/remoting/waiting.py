@@ -1,72 +1,71 @@
-"""A one-shot event for a single waiter, cheaper than an event, because every request waits for one."""
+"""What a request waits for: a result that one task awaits, cheaper than an event, because every request has one."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Generator
+from typing import Any, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
-class Waiter(Protocol):
-    """One task may wait, and it may be cancelled."""
+class Waiter(Protocol[T]):
+    """A result that comes later, in the form of asyncio's futures, which are one. One task may await it."""
 
-    async def wait(self) -> None:
-        """Return when :meth:`set` has been called."""
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Wait for the result; may be cancelled."""
 
-    def set(self) -> None:
-        """Wake the task. Further calls have no effect."""
+    def done(self) -> bool:
+        """Whether there is a result, or nobody waits for one any more."""
 
-
-class _AsyncioWaiter:
-    __slots__ = ("_future",)
-
-    def __init__(self) -> None:
-        self._future = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> None:
-        await self._future
-
-    def set(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
+    def set_result(self, result: T, /) -> None:
+        """Wake the task. Only while not :meth:`done`."""
 
 
-class _TrioWaiter:
-    __slots__ = ("_is_set", "_lowlevel", "_task")
+class _TrioWaiter(Generic[T]):
+    __slots__ = ("_is_done", "_lowlevel", "_result", "_task")
 
     def __init__(self) -> None:
         self._lowlevel: Any = sys.modules["trio"].lowlevel
-        self._is_set = False
+        self._is_done = False
         self._task: Any = None
 
-    async def wait(self) -> None:
-        if not self._is_set:
+    def __await__(self) -> Generator[Any, Any, T]:
+        if not self._is_done:
             self._task = self._lowlevel.current_task()
-            await self._lowlevel.wait_task_rescheduled(self._abort)
+            yield from self._lowlevel.wait_task_rescheduled(self._abort).__await__()
+        return self._result
 
-    def set(self) -> None:
-        if not self._is_set:
-            self._is_set = True
-            if self._task is not None:
-                task, self._task = self._task, None
-                self._lowlevel.reschedule(task)
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, result: T, /) -> None:
+        self._is_done = True
+        self._result: T = result
+        if self._task is not None:
+            task, self._task = self._task, None
+            self._lowlevel.reschedule(task)
 
     def _abort(self, _: object) -> Any:
         self._task = None
         return self._lowlevel.Abort.SUCCEEDED
 
 
-def waiter_kind() -> Callable[[], Waiter]:
-    """The class of waiters for the running event loop."""
+def is_trio() -> bool:
+    """Whether the event loop that runs is trio's; otherwise it is asyncio's."""
     trio = sys.modules.get("trio")
-    return _TrioWaiter if trio is not None and trio.lowlevel.in_trio_run() else _AsyncioWaiter
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
+
+
+def waiter_kind() -> Callable[[], Waiter[Any]]:
+    """What makes a waiter for the running event loop."""
+    return _TrioWaiter if is_trio() else asyncio.get_running_loop().create_future
 
 
 def clock_of_loop() -> Callable[[], float]:
     """The clock of the event loop that runs, which ``anyio.current_time`` looks up each time anew."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        clock: Callable[[], float] = trio.current_time
+    if is_trio():
+        clock: Callable[[], float] = sys.modules["trio"].current_time
         return clock
     return asyncio.get_running_loop().time

@@ -7,7 +7,7 @@ written as fastjson writes them, with raw objects as keys.
 # ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.clients import SubscriptionData
@@ -34,6 +34,17 @@ class TopicStatsTable(Body):
     """Response to 202."""
 
     offset_table: dict[MessageQueue, TopicOffset] = {}
+
+
+class ToldTopicStats(Body):
+    """The answer to 202 as a client reads it. An empty map comes as a dict."""
+
+    offset_table: list[tuple[MessageQueue, TopicOffset]] | dict[str, Any] = []
+
+    @property
+    def offsets(self) -> list[tuple[MessageQueue, TopicOffset]]:
+        """The table; what has texts for keys is none."""
+        return self.offset_table if isinstance(self.offset_table, list) else []
 
 
 class ConsumeQueueEntry(Body):

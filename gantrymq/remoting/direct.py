@@ -1,0 +1,116 @@
+"""A TCP connection on asyncio that is read and written in callbacks, without tasks and their switches in between."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from ipaddress import ip_address
+from typing import Final, Protocol, cast
+
+import anyio
+
+_ADDRESSES_MAX: Final = 8
+"""Of a host with several addresses, so many are tried."""
+
+
+class User(Protocol):
+    """The object whose methods the event loop calls with the events of a connection."""
+
+    def received(self, data: bytes) -> None:
+        """These bytes came."""
+
+    def writable(self) -> None:
+        """What was written has left for the socket: more can be written."""
+
+    def ended(self, error: Exception | None) -> None:
+        """The connection has ended, because the peer closed it or of this error."""
+
+
+class DirectConnection(asyncio.Protocol):
+    """One connection; :func:`connect` makes it."""
+
+    def __init__(self, user: User) -> None:
+        self._user: User | None = user
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self.blocked: bool = False
+        """Whether the socket has not taken all that was written: write no more before ``User.writable``."""
+
+    @property
+    def local_host(self) -> str:
+        """The address of this side."""
+        assert self._transport is not None  # it is used when it is connected
+        return str(self._transport.get_extra_info("sockname")[0])
+
+    def write(self, data: bytes) -> None:
+        """Write ``data``, at once as far as the socket takes it."""
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def call_soon(self, call: User) -> None:
+        """Have ``call.writable()`` called in the next turn of the event loop."""
+        self._loop.call_soon(call.writable)
+
+    async def aclose(self) -> None:
+        """Close the connection; what was not written is lost. The user hears nothing more."""
+        self._user = None
+        if self._transport is not None:
+            if self.blocked:
+                self._transport.abort()
+            else:
+                self._transport.close()
+            with anyio.CancelScope(shield=True):
+                await asyncio.shield(self._closed)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As asyncio has it, like the ones that follow."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=0)
+
+    def data_received(self, data: bytes) -> None:
+        if self._user is not None:
+            self._user.received(data)
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        if self._user is not None:
+            self._user.writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if self._user is not None:
+            self._user.ended(exc)
+
+
+async def connect(host: str, port: int, user: User, timeout: float) -> DirectConnection:
+    """A connection to one of the addresses of ``host``; OSError of the last one that was tried.
+
+    Each but the last has its share of ``timeout`` (seconds), which the caller enforces for all of them.
+    """
+    loop = asyncio.get_running_loop()
+    addresses = await _addresses(host, port)
+    failure: OSError = OSError(f"{host} has no address")
+    for place, address in enumerate(addresses):
+        connection = DirectConnection(user)
+        is_last = place + 1 == len(addresses)
+        with anyio.move_on_after(None if is_last else timeout / len(addresses)):
+            try:
+                await loop.create_connection(lambda made=connection: made, address, port)  # type: ignore[misc]
+                return connection
+            except OSError as error:
+                failure = error
+    raise failure
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    try:
+        ip_address(host)
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(info[4][0]) for info in found))[:_ADDRESSES_MAX]
+    return [host]
