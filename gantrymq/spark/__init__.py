@@ -17,6 +17,7 @@ from gantrymq.spark.errors import (
     ExportFenced,
     FolderInUse,
     Refused,
+    SendFailed,
     SparkError,
     SparkMissing,
     UnknownTopic,
@@ -28,6 +29,7 @@ from gantrymq.spark.exports.compacting import CompactResult, compact_export
 from gantrymq.spark.exports.reading import ExportStatus, QueueStatus, export_files, export_status, read_export
 from gantrymq.spark.exports.run import ExportResult, export
 from gantrymq.spark.local import SparkStatus, java_available, register, session, spark_status
+from gantrymq.spark.progress import lag
 
 __all__ = [
     "BrokenRecord",
@@ -40,6 +42,7 @@ __all__ = [
     "FolderInUse",
     "QueueStatus",
     "Refused",
+    "SendFailed",
     "SparkError",
     "SparkMissing",
     "SparkStatus",
@@ -51,6 +54,7 @@ __all__ = [
     "export_files",
     "export_status",
     "java_available",
+    "lag",
     "read_export",
     "reason",
     "register",

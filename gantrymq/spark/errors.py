@@ -39,6 +39,10 @@ class BrokenRecord(SparkError):
     """A stored record cannot be read: its lengths, checksum or compressed body are wrong."""
 
 
+class SendFailed(SparkError):
+    """A row could not be sent: no message can be made of it, or no broker stored it."""
+
+
 class FolderInUse(SparkError):
     """The target folder has files that must not be overwritten."""
 

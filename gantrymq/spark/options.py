@@ -1,4 +1,4 @@
-"""The options of ``spark.read.format("gantrymq")``, checked before the read.
+"""The options of the format ``gantrymq``, checked before a read or a stream begins.
 
 Names and meaning follow Spark's Kafka source. Offsets are nested by broker, ``{"topic": {"broker-a": {"0": 23}}}``, as
 in rocketmq-spark, because a queue id of RocketMQ identifies a queue of one broker.
@@ -7,13 +7,17 @@ in rocketmq-spark, because a queue id of RocketMQ identifies a queue of one brok
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 
 import attrs
 import msgspec
 
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import validate_group
 from gantrymq.spark.errors import WrongOption
+from gantrymq.spark.security import NO_SECURITY, SECURITY_OPTIONS, Security, read_security
 
 EARLIEST = -2
 LATEST = -1
@@ -24,14 +28,36 @@ Address = tuple[str, int]
 Offsets = dict[str, dict[str, dict[int, int]]]
 """Topic to broker name to queue id to offset."""
 
-OPTION_NAMES = (
-    "nameserver", "topic", "startingOffsets", "endingOffsets", "failOnDataLoss", "minPartitions", "maxMessageBytes",
+_BOTH = (
+    "nameserver", "topic", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss", "minPartitions", "maxMessageBytes", "groupId", "retrySeconds", *SECURITY_OPTIONS,
 )  # fmt: skip
+BATCH_OPTIONS = (*_BOTH, "endingOffsets")
+STREAM_OPTIONS = (
+    *_BOTH, "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger",
+)  # fmt: skip
+SINK_OPTIONS = ("nameserver", "topic", "dedupKeys", "lingerMillis", "producerGroup", *SECURITY_OPTIONS)
+SINK_GROUP = "GANTRYMQ_SPARK_SINK"
+"""Default of ``producerGroup``."""
+LINGER_MILLIS = 5
+"""Default of ``lingerMillis``, how long a batch of messages waits for more."""
+RETRY_SECONDS = 60
+"""Default of ``retrySeconds``, how long reading waits for a broker that does not answer."""
+TRIGGER_DELAY_SECONDS = 15 * 60.0
+"""Default of ``maxTriggerDelay``."""
+_OF_SPARK = ("path", "checkpointlocation", "queryname")
+"""Options of a write that Spark passes on, in lower case."""
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @attrs.frozen
 class SourceOptions:
-    """The checked options. ``starting`` and ``ending`` are EARLIEST, LATEST, or offsets of single queues."""
+    """The checked options. ``starting`` and ``ending`` are EARLIEST, LATEST, or offsets of single queues.
+
+    ``starting_millis`` takes the place of ``starting`` where it is not None; where a queue has no message since then,
+    the read starts at the queue's end if ``latest_without_match``, else it is an error. ``retry_seconds`` is how long
+    reading waits for a broker that does not answer.
+    """
 
     nameservers: tuple[Address, ...]
     topics: tuple[str, ...]
@@ -40,37 +66,130 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     min_partitions: int = 1
     body_max_bytes: int = BODY_MAX_BYTES
+    starting_millis: int | None = None
+    latest_without_match: bool = True
+    group: str | None = None
+    retry_seconds: float = 0
+    security: Security = NO_SECURITY
+
+
+@attrs.frozen
+class StreamOptions:
+    """The checked options of a stream; the limits of a batch are None where there are none."""
+
+    source: SourceOptions
+    max_rows: int | None = None
+    min_rows: int | None = None
+    max_delay_seconds: float = TRIGGER_DELAY_SECONDS
+    max_bytes: int | None = None
+
+
+@attrs.frozen
+class SinkOptions:
+    """The checked options of a write. ``topic`` is for rows that name none."""
+
+    nameservers: str
+    topic: str | None
+    security: Security = NO_SECURITY
+    derive_dedup_keys: bool = False
+    linger_seconds: float = LINGER_MILLIS / 1000
+    group: str = SINK_GROUP
+
+
+def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """The options of a write, as Spark passes them (names in any case). Raises :class:`WrongOption`."""
+    given = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
+    values = _read_names(given, SINK_OPTIONS, STREAM_OPTIONS, "reading")
+    if "nameserver" not in values:
+        raise WrongOption('option nameserver is missing: .option("nameserver", "127.0.0.1:9876")')
+    read_addresses(values["nameserver"])
+    return SinkOptions(
+        values["nameserver"],
+        values.get("topic") or None,
+        read_security(values),
+        _read_flag("dedupKeys", values.get("dedupKeys", "false")),
+        _read_number("lingerMillis", values.get("lingerMillis", str(LINGER_MILLIS)), 60_000, least=0) / 1000,
+        _read_group(values.get("producerGroup", SINK_GROUP), "producerGroup"),
+    )
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options as Spark passes them (names in any case). Raises :class:`WrongOption`."""
-    known = {name.lower(): name for name in OPTION_NAMES}
+    """The options of a batch read, as Spark passes them (names in any case). Raises :class:`WrongOption`."""
+    values = _read_names(given, BATCH_OPTIONS, STREAM_OPTIONS, "a stream")
+    options = _read_source(values, "earliest")
+    if LATEST in _flat(options.starting):
+        raise WrongOption("startingOffsets: a batch read cannot start at latest (-1), it would read nothing")
+    if EARLIEST in _flat(options.ending):
+        raise WrongOption("endingOffsets: a batch read cannot end at earliest (-2), it would read nothing")
+    return options
+
+
+def read_stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """The options of a stream, as Spark passes them (names in any case). Raises :class:`WrongOption`."""
+    values = _read_names(given, STREAM_OPTIONS, BATCH_OPTIONS, "a batch read")
+    numbers = {
+        name: _read_number(name, values[name], 2**62) if name in values else None
+        for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger")
+    }
+    options = StreamOptions(
+        _read_source(values, "latest"),
+        numbers["maxOffsetsPerTrigger"],
+        numbers["minOffsetsPerTrigger"],
+        _read_delay(values["maxTriggerDelay"]) if "maxTriggerDelay" in values else TRIGGER_DELAY_SECONDS,
+        numbers["maxBytesPerTrigger"],
+    )
+    if "maxTriggerDelay" in values and options.min_rows is None:
+        raise WrongOption("maxTriggerDelay needs minOffsetsPerTrigger, which it limits")
+    if options.min_rows and options.max_rows and options.min_rows > options.max_rows:
+        raise WrongOption(
+            f"minOffsetsPerTrigger ({options.min_rows}) is more than maxOffsetsPerTrigger ({options.max_rows})"
+        )
+    return options
+
+
+def _read_names(
+    given: Mapping[str, str], names: tuple[str, ...], others: tuple[str, ...], other_kind: str
+) -> dict[str, str]:
+    known = {name.lower(): name for name in names}
+    elsewhere = {name.lower(): name for name in others if name not in names}
     values: dict[str, str] = {}
     for name, value in given.items():
+        if name.lower() in elsewhere:
+            raise WrongOption(f"option {elsewhere[name.lower()]} is for {other_kind} only")
         if name.lower() not in known:
             near = difflib.get_close_matches(name.lower(), known, n=1)
-            hint = f"; did you mean {known[near[0]]}?" if near else f"; known are {', '.join(OPTION_NAMES)}"
+            hint = f"; did you mean {known[near[0]]}?" if near else f"; known are {', '.join(names)}"
             raise WrongOption(f"unknown option {name!r}{hint}")
         values[known[name.lower()]] = value.strip()
+    return values
+
+
+def _read_source(values: Mapping[str, str], start: str) -> SourceOptions:
     topics = tuple(dict.fromkeys(name.strip() for name in values.get("topic", "").split(",") if name.strip()))
     if not topics:
         raise WrongOption('option topic is missing: .option("topic", "orders") or a comma list')
     if "nameserver" not in values:
         raise WrongOption('option nameserver is missing: .option("nameserver", "127.0.0.1:9876")')
-    starting = _read_offsets("startingOffsets", values.get("startingOffsets", "earliest"), topics)
-    ending = _read_offsets("endingOffsets", values.get("endingOffsets", "latest"), topics)
-    if LATEST in _flat(starting):
-        raise WrongOption("startingOffsets: a batch read cannot start at latest (-1), it would read nothing")
-    if EARLIEST in _flat(ending):
-        raise WrongOption("endingOffsets: a batch read cannot end at earliest (-2), it would read nothing")
+    if "startingTimestamp" in values and "startingOffsets" in values:
+        raise WrongOption("startingTimestamp and startingOffsets both say where to start: give one of them")
+    strategy = values.get("startingOffsetsByTimestampStrategy", "latest").lower()
+    if strategy not in ("error", "latest"):
+        raise WrongOption(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
     return SourceOptions(
         read_addresses(values["nameserver"]),
         topics,
-        starting,
-        ending,
+        _read_offsets("startingOffsets", values.get("startingOffsets", start), topics),
+        _read_offsets("endingOffsets", values.get("endingOffsets", "latest"), topics),
         _read_flag("failOnDataLoss", values.get("failOnDataLoss", "true")),
         _read_number("minPartitions", values.get("minPartitions", "1"), 1_000_000),
         _read_number("maxMessageBytes", values.get("maxMessageBytes", str(BODY_MAX_BYTES)), 2**31 - 1),
+        _read_number("startingTimestamp", values["startingTimestamp"], 2**53, least=0)
+        if "startingTimestamp" in values
+        else None,
+        strategy == "latest",
+        _read_group(values["groupId"]) if "groupId" in values else None,
+        _read_number("retrySeconds", values.get("retrySeconds", str(RETRY_SECONDS)), 86_400, least=0),
+        read_security(values),
     )
 
 
@@ -115,7 +234,22 @@ def _read_flag(name: str, text: str) -> bool:
     return text.lower() == "true"
 
 
-def _read_number(name: str, text: str, limit: int) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 10 or not 1 <= int(text) <= limit:
-        raise WrongOption(f"{name} is a number from 1 to {limit}, not {text!r}")
+def _read_number(name: str, text: str, limit: int, least: int = 1) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or not least <= int(text) <= limit:
+        raise WrongOption(f"{name} is a number from {least} to {limit}, not {text!r}")
     return int(text)
+
+
+def _read_delay(text: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,9})\s*(ms|s|m|min|h|d)", text.lower())
+    if found is None:
+        raise WrongOption(f"maxTriggerDelay is a number with ms, s, m, min, h or d, such as 15m; not {text!r}")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _read_group(text: str, name: str = "groupId") -> str:
+    try:
+        validate_group(text)
+    except RemoteFault as error:
+        raise WrongOption(f"{name}: {error.remark}") from None
+    return text

@@ -10,6 +10,7 @@ import structlog
 
 from gantrymq.spark.errors import DataLoss, WrongOption
 from gantrymq.spark.options import EARLIEST, LATEST, Offsets, SourceOptions
+from gantrymq.spark.times import find_first_since
 from gantrymq.spark.wire import Queue, Wire
 
 log = structlog.get_logger()
@@ -44,7 +45,13 @@ def settle_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
     queue or offset that does not exist, :class:`DataLoss` for a start below the first existing message, and the errors
     of :class:`Wire`.
     """
-    return [settle_range(options, queue, *wire.find_bounds(queue)) for queue in find_queues(options, wire)]
+    ranges: list[QueueRange] = []
+    for queue in find_queues(options, wire):
+        lowest, highest = wire.find_bounds(queue)
+        start = find_start_by_time(options, wire, queue, lowest, highest)
+        settled = options if start is None else attrs.evolve(options, starting=start)
+        ranges.append(settle_range(settled, queue, lowest, highest))
+    return ranges
 
 
 def find_queues(options: SourceOptions, wire: Wire) -> list[Queue]:
@@ -53,6 +60,19 @@ def find_queues(options: SourceOptions, wire: Wire) -> list[Queue]:
     _check_names("startingOffsets", options.starting, queues)
     _check_names("endingOffsets", options.ending, queues)
     return queues
+
+
+def find_start_by_time(options: SourceOptions, wire: Wire, queue: Queue, lowest: int, highest: int) -> int | None:
+    """The start of a queue by ``starting_millis``; None without it. Raises :class:`WrongOption`, as the option says."""
+    if options.starting_millis is None:
+        return None
+    found = find_first_since(wire, queue, options.starting_millis, lowest, highest)
+    if found is None and not options.latest_without_match:
+        raise WrongOption(
+            f"startingTimestamp: {queue} has no message since {options.starting_millis}. Set "
+            "startingOffsetsByTimestampStrategy to latest to start at the end of such queues"
+        )
+    return highest if found is None else found
 
 
 def settle_range(options: SourceOptions, queue: Queue, lowest: int, highest: int) -> QueueRange:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.spark.columns import ColumnBuilder
-from gantrymq.spark.errors import Refused
+from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.ranges import QueueRange, report_loss
-from gantrymq.spark.wire import Wire
+from gantrymq.spark.wire import Pulled, Queue, Wire
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 BATCH_ROWS = 8192
 BATCH_BYTES = 8 * 1024 * 1024
 """A batch is yielded when it has this many rows, or this many bytes of bodies."""
+RETRY_PAUSE_SECONDS = 0.5
+"""The pause before a broker that does not answer is asked again."""
 EMPTY_ANSWERS_MAX = 16
 """The most responses without a message and without a new offset; after them, a queue counts as stuck."""
 
@@ -29,12 +34,15 @@ def read_range(
 
     Raises :class:`~gantrymq.spark.errors.DataLoss` if the broker no longer has some of them (or logs their number if
     ``fail_on_data_loss`` is False), :class:`~gantrymq.spark.errors.BrokenRecord`, and the errors of :class:`Wire`.
+    While the broker does not answer, it is asked again for ``retry_seconds``, wherever the nameservers say that it is
+    now, and its slaves are asked too.
     """
     builder = ColumnBuilder(wanted.queue, names, options.body_max_bytes)
+    source = _PatientSource(wire, wanted, options)
     offset = wanted.start
     empty_answers = 0
     while offset < wanted.end:
-        answer = wire.pull(wanted.queue, offset)
+        answer = source.pull(offset)
         taken = builder.add(answer.records, offset, wanted.end)
         next_offset = min(answer.next_offset, wanted.end)
         if next_offset <= offset:
@@ -55,3 +63,57 @@ def read_range(
             yield builder.build()
     if builder.rows:
         yield builder.build()
+
+
+class _PatientSource:
+    """Pulls a range from its broker, or from where the broker has gone, or from its slaves."""
+
+    def __init__(self, wire: Wire, wanted: QueueRange, options: SourceOptions) -> None:
+        self._wire = wire
+        self._wanted = wanted
+        self._options = options
+        self._queue = wanted.queue
+
+    def pull(self, offset: int) -> Pulled:
+        try:
+            return self._pull(self._queue, offset)
+        except Unreachable:
+            if not self._options.retry_seconds:
+                raise
+        deadline = time.monotonic() + self._options.retry_seconds
+        while True:
+            try:
+                return self._pull_anywhere(offset)
+            except Unreachable:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(RETRY_PAUSE_SECONDS)
+
+    def _pull_anywhere(self, offset: int) -> Pulled:
+        master = self._find_master()
+        failures: list[str] = []
+        for queue in (master, *(attrs.evolve(master, address=slave, is_slave=True) for slave in master.slaves)):
+            try:
+                answer = self._pull(queue, offset)
+            except Unreachable as error:
+                failures.append(str(error))
+                continue
+            self._queue = queue
+            return answer
+        raise Unreachable("; ".join(failures))
+
+    def _pull(self, queue: Queue, offset: int) -> Pulled:
+        answer = self._wire.pull(queue, offset)
+        if queue.is_slave and answer.max_offset <= offset:
+            # Planned from the master's offsets: the slave has not copied these messages yet, so nothing is lost.
+            raise Unreachable(f"{queue.address}, a slave, has {queue} up to offset {answer.max_offset} only")
+        return answer
+
+    def _find_master(self) -> Queue:
+        wanted = self._wanted.queue
+        try:
+            queues = self._wire.find_queues(self._options.nameservers, wanted.topic)
+        except (Unreachable, UnknownTopic, Refused):
+            return wanted
+        found = [queue for queue in queues if (queue.broker, queue.queue_id) == (wanted.broker, wanted.queue_id)]
+        return found[0] if found else wanted

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -17,6 +23,15 @@ from pyspark.sql.datasource import (
     InputPartition,
     LessThan,
     LessThanOrEqual,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import (
     BinaryType,
@@ -31,15 +46,26 @@ from pyspark.sql.types import (
 
 from gantrymq.spark.columns import COLUMNS
 from gantrymq.spark.errors import WrongOption
-from gantrymq.spark.options import SourceOptions, read_options
+from gantrymq.spark.options import (
+    SinkOptions,
+    SourceOptions,
+    StreamOptions,
+    read_options,
+    read_sink_options,
+    read_stream_options,
+)
+from gantrymq.spark.planner import StreamPlanner
 from gantrymq.spark.ranges import plan_ranges
 from gantrymq.spark.reader import read_range
 from gantrymq.spark.selection import Selection
-from gantrymq.spark.wire import Wire
+from gantrymq.spark.sink import check_sink_columns, send_rows
+from gantrymq.spark.wire import GROUP, Wire
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_QUERY_PROPERTY = "sql.streaming.queryId"
+_BATCH_PROPERTY = "streaming.sql.batchId"
 _TYPES: dict[str, DataType] = {
     "string": StringType(),
     "int": IntegerType(),
@@ -51,7 +77,7 @@ _TYPES: dict[str, DataType] = {
 
 
 class GantryDataSource(DataSource):
-    """``spark.read.format("gantrymq")``: a batch read of topics over the wire, from any RocketMQ-speaking cluster.
+    """``spark.read.format("gantrymq")`` and ``spark.readStream``: topics of any RocketMQ-speaking cluster.
 
     Options are those of :mod:`gantrymq.spark.options`. A schema given by the user may name some of the columns, in any
     order; only those are built.
@@ -70,15 +96,20 @@ class GantryDataSource(DataSource):
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of the columns that ``schema`` names."""
-        for field in schema.fields:
-            kind = COLUMNS.get(field.name)
-            if kind is None or _TYPES[kind] != field.dataType:
-                raise WrongOption(
-                    f"column {field.name!r} of type {field.dataType.simpleString()} cannot be read; there are "
-                    + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-                )
-        return GantryReader(read_options(self.options), schema.fieldNames())
+        """The batch reader of the columns that ``schema`` names."""
+        return GantryReader(read_options(self.options), _column_names(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        """The stream reader of the columns that ``schema`` names."""
+        return GantryStreamReader(read_stream_options(self.options), _column_names(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """The writer of a batch with the columns of ``schema``."""
+        return GantryWriter(_sink_options(self.options, schema, overwrite), f"{uuid4()}")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  (Spark's name)
+        """The writer of a stream with the columns of ``schema``."""
+        return GantryStreamWriter(_sink_options(self.options, schema, overwrite))
 
 
 class GantryReader(DataSourceReader):
@@ -97,15 +128,136 @@ class GantryReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for each queue range, determined now: messages that arrive later are not read."""
-        with Wire() as wire:
+        with _connect(self._options) as wire:
             return [InputPartition(item) for item in plan_ranges(self._options, wire, self._selection.cut)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one partition as Arrow batches."""
         if partition.value is None:  # Spark's own partition, if there is no range
             return
-        with Wire() as wire:
+        with _connect(self._options) as wire:
             yield from read_range(wire, partition.value, self._options, self._names)
+
+
+class GantryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans each batch on the driver, reads in the tasks. It pickles until the first plan."""
+
+    def __init__(self, options: StreamOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = tuple(names)
+        self._opened: StreamPlanner | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's name)
+        """Where a query without a checkpoint starts."""
+        return self._planner.initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  (Spark's name)
+        """One limit of the options, for Spark to tell a limited batch from Trigger.Once; the planner applies all."""
+        options = self._options
+        if options.max_rows is not None:
+            return ReadMaxRows(options.max_rows)
+        if options.max_bytes is not None:
+            return ReadMaxBytes(options.max_bytes)
+        return ReadAllAvailable() if options.min_rows is None else ReadMinRows(options.min_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  (Spark's name)
+        """The end of the batch that begins at ``start``."""
+        return self._planner.latest(start, isinstance(limit, ReadAllAvailable))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  (Spark's name)
+        """Let the query end at what the queues have now."""
+        self._planner.prepare_available_now()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  (Spark's name)
+        """The ends of the queues, for ``latestOffset`` in the query's progress."""
+        return self._planner.report()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """One partition for each range of the batch."""
+        return [InputPartition(item) for item in self._planner.ranges(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one partition as Arrow batches."""
+        with _connect(self._options.source) as wire:
+            yield from read_range(wire, partition.value, self._options.source, self._names)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Commit the offsets of a finished batch for ``groupId``."""
+        self._planner.commit(end)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._opened is not None:
+            self._opened.wire.close()
+
+    @property
+    def _planner(self) -> StreamPlanner:
+        if self._opened is None:
+            self._opened = StreamPlanner(self._options, _connect(self._options.source))
+        return self._opened
+
+
+@dataclass
+class SentRows(WriterCommitMessage):
+    """What one task has sent."""
+
+    rows: int
+
+
+class GantryWriter(DataSourceArrowWriter):
+    """Sends the rows of a frame. ``job`` is the same in repeated tasks of a write."""
+
+    def __init__(self, options: SinkOptions, job: str) -> None:
+        self._options = options
+        self._job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of one task; all are stored when this returns."""
+        return SentRows(send_rows(iterator, self._options, f"{self._job}-{_task().partitionId()}"))
+
+
+class GantryStreamWriter(DataSourceStreamArrowWriter):
+    """Sends the rows of a stream's batches."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of one task; all are stored when this returns."""
+        task = _task()
+        query, batch = (task.getLocalProperty(name) for name in (_QUERY_PROPERTY, _BATCH_PROPERTY))
+        if self._options.derive_dedup_keys and (query is None or batch is None):
+            raise WrongOption("dedupKeys: this Spark does not tell its tasks their query and batch")
+        return SentRows(send_rows(iterator, self._options, f"{query}-{batch}-{task.partitionId()}"))
+
+
+def _sink_options(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
+    if overwrite:
+        raise WrongOption('a topic cannot be overwritten: write with .mode("append"), a stream in output mode append')
+    options = read_sink_options(given)
+    check_sink_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
+    return options
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None  # Spark calls writers in tasks only
+    return task
+
+
+def _connect(options: SourceOptions) -> Wire:
+    return Wire(group=options.group or GROUP, security=options.security)
+
+
+def _column_names(schema: StructType) -> list[str]:
+    for field in schema.fields:
+        kind = COLUMNS.get(field.name)
+        if kind is None or _TYPES[kind] != field.dataType:
+            raise WrongOption(
+                f"column {field.name!r} of type {field.dataType.simpleString()} cannot be read; there are "
+                + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+            )
+    return schema.fieldNames()
 
 
 def _select(selection: Selection, condition: Filter) -> None:

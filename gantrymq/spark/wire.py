@@ -1,14 +1,15 @@
 """A small blocking client of the protocol for a Spark task.
 
 Spark tasks are blocking functions in separate processes, so the client is blocking too: one socket for each address,
-one request at a time, closed when the task ends. It joins no group and commits no offsets, so tools for lag do not show
-it.
+one request at a time, closed when the task ends. It joins no group, and commits offsets only for the option
+``groupId`` of a stream.
 """
 
 from __future__ import annotations
 
 import itertools
 import socket
+import ssl
 import time
 from types import TracebackType
 
@@ -22,13 +23,20 @@ from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.nameserver import RouteHeader
-from gantrymq.remoting.headers.offsets import OffsetResponse, QueueHeader
+from gantrymq.remoting.headers.offsets import (
+    OffsetResponse,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateConsumerOffsetHeader,
+)
 from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
 from gantrymq.spark.options import Address
+from gantrymq.spark.security import NO_SECURITY, Security
 
 GROUP = "CID_GANTRYMQ_SPARK"
-"""The group name of pulls, which the protocol requires; no offset is committed for it."""
+"""The group name of pulls without ``groupId``, which the protocol requires; no offset is committed for it."""
+MASTER_ID = 0
 SUBSCRIPTION_INLINE = 4
 PULL_ROWS = 1024
 PULL_BYTES = 1_048_576
@@ -43,12 +51,17 @@ _RECEIVE_BYTES = 256 * 1024
 
 @attrs.frozen
 class Queue:
-    """One queue of a topic, and the address of its broker."""
+    """One queue of a topic, and the address of its broker: of the master, unless ``is_slave``.
+
+    ``slaves`` are addresses to read from while that one does not answer.
+    """
 
     topic: str
     broker: str
     queue_id: int
     address: str
+    slaves: tuple[str, ...] = attrs.field(default=(), eq=False)
+    is_slave: bool = attrs.field(default=False, eq=False)
 
     def __str__(self) -> str:
         return f"{self.topic} {self.broker} queue {self.queue_id}"
@@ -68,8 +81,11 @@ class Pulled:
 class Wire:
     """Sends requests to any number of servers; use it in a ``with`` block, which closes every socket."""
 
-    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, timeout: float = TIMEOUT_SECONDS, group: str = GROUP, security: Security = NO_SECURITY) -> None:
         self._timeout = timeout
+        self._group = group
+        self._tls = security.context()
+        self._outgoing = security.outgoing() or _unchanged
         self._connections: dict[Address, _Connection] = {}
 
     def __enter__(self) -> Wire:
@@ -109,20 +125,41 @@ class Wire:
 
     def find_bounds(self, queue: Queue) -> tuple[int, int]:
         """The first readable offset and the one after the last; (0, 0) for a queue without any message ever."""
-        ext = QueueHeader(topic=queue.topic, queue_id=queue.queue_id).to_ext()
         # The minimum first: it only grows, so the maximum, which is read later, is never below it.
+        ext = QueueHeader(topic=queue.topic, queue_id=queue.queue_id).to_ext()
         lowest = self._ask_offset(queue, RequestCode.GET_MIN_OFFSET, ext)
-        highest = self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, ext)
-        return max(lowest, 0), max(highest, 0)
+        return max(lowest, 0), self.find_end(queue)
 
-    def pull(self, queue: Queue, offset: int) -> Pulled:
-        """Pull the messages from ``offset`` on; the broker does not hold the pull."""
+    def find_end(self, queue: Queue) -> int:
+        """The offset after the last message; 0 for a queue without any message ever."""
+        ext = QueueHeader(topic=queue.topic, queue_id=queue.queue_id).to_ext()
+        return max(self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, ext), 0)
+
+    def search_offset(self, queue: Queue, millis: int) -> int:
+        """What the broker says about the offset of the first message that was stored at ``millis`` or later.
+
+        Releases of RocketMQ differ where no message has exactly that time: :mod:`gantrymq.spark.times` corrects them.
+        """
+        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=millis)
+        return self._ask_offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header.to_ext())
+
+    def commit(self, queue: Queue, group: str, offset: int) -> None:
+        """Commit ``offset`` for ``group``. Raises :class:`Refused`, :class:`Unreachable`."""
+        header = UpdateConsumerOffsetHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+        )
+        answer = self._call_broker(queue, Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext()))
+        if answer.code != ResponseCode.SUCCESS:
+            raise Refused(queue.address, f"offset {offset} of {queue}", answer.code, answer.remark)
+
+    def pull(self, queue: Queue, offset: int, rows: int = PULL_ROWS) -> Pulled:
+        """Pull up to ``rows`` messages from ``offset`` on; the broker does not hold the pull."""
         header = PullMessageHeader(
-            consumer_group=GROUP,
+            consumer_group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=PULL_ROWS,
+            max_msg_nums=rows,
             sys_flag=SUBSCRIPTION_INLINE,
             commit_offset=0,
             suspend_timeout_millis=0,
@@ -151,6 +188,7 @@ class Wire:
 
         If a socket broke since its last use, it reconnects once; that is safe, because all requests only read.
         """
+        request = self._outgoing(request)
         known = self._connections.get(address)
         if known is not None:
             try:
@@ -159,7 +197,7 @@ class Wire:
                 known.close()
                 del self._connections[address]
         try:
-            fresh = _Connection(address, self._timeout)
+            fresh = _Connection(address, self._timeout, self._tls)
         except OSError as error:
             raise Unreachable(f"cannot connect to {format_address(*address)}: {_reason(error)}") from None
         try:
@@ -195,9 +233,16 @@ class Wire:
 class _Connection:
     """One socket and the received bytes of an incomplete frame."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
-        self._socket = socket.create_connection(address, timeout)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, address: Address, timeout: float, tls: ssl.SSLContext | None) -> None:
+        plain = socket.create_connection(address, timeout)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket: socket.socket = plain
+        if tls is not None:
+            try:
+                self._socket = tls.wrap_socket(plain, server_hostname=address[0])
+            except BaseException:
+                plain.close()
+                raise
         self._buffer = bytearray()
         self._opaque = itertools.count(1)
 
@@ -233,11 +278,18 @@ def _read_queues(topic: str, nameserver: str, body: bytes) -> list[Queue]:
         if not addresses or not row.perm & PERM_READ:
             continue
         # The master (id 0) where there is one, else the slave with the smallest id: both answer pulls.
-        address = addresses[min(addresses)]
-        queues += [Queue(topic, row.broker_name, queue_id, address) for queue_id in range(row.read_queue_nums)]
+        address, *slaves = [addresses[broker_id] for broker_id in sorted(addresses)]
+        queues += [
+            Queue(topic, row.broker_name, queue_id, address, tuple(slaves), MASTER_ID not in addresses)
+            for queue_id in range(row.read_queue_nums)
+        ]
     if not queues:
         raise UnknownTopic(f"topic {topic!r} has no queue that may be read (nameserver {nameserver})")
     return queues
+
+
+def _unchanged(request: Command) -> Command:
+    return request
 
 
 def _reason(error: Exception) -> str:

@@ -19,7 +19,12 @@ from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.nameserver import RouteHeader
-from gantrymq.remoting.headers.offsets import OffsetResponse, QueueHeader
+from gantrymq.remoting.headers.offsets import (
+    OffsetResponse,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateConsumerOffsetHeader,
+)
 from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
 from gantrymq.remoting.properties import encode_properties
 from gantrymq.spark import session, spark_status
@@ -40,6 +45,7 @@ class FakeQueue:
 class FakeCluster:
     """A nameserver and its one broker behind one port: answers what RocketMQ answers, or what a test says.
 
+    ``committed`` has offsets by group, topic and queue; ``found_by_time`` is the answer to a search by time.
     ``busy`` answers are SYSTEM_BUSY first; ``script`` may answer a request itself, or return None.
     """
 
@@ -47,6 +53,8 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], FakeQueue] = {}
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.found_by_time = 0
         self.perm = 6
         self.broker_ids = (0,)
         self.pull_rows = 3
@@ -88,6 +96,13 @@ class FakeCluster:
             return request.answer(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy")
         if request.code == RequestCode.PULL_MESSAGE:
             return self._pull(request)
+        if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            update = read_header(UpdateConsumerOffsetHeader, request.ext)
+            self.committed[update.consumer_group, update.topic, update.queue_id] = update.commit_offset
+            return request.answer(ResponseCode.SUCCESS)
+        if request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
+            assert read_header(SearchOffsetHeader, request.ext).timestamp > 0
+            return request.answer(ResponseCode.SUCCESS, ext=OffsetResponse(offset=self.found_by_time).to_ext())
         header = read_header(QueueHeader, request.ext)
         queue = self.queues[header.topic, header.queue_id]
         offset = queue.min_offset if request.code == RequestCode.GET_MIN_OFFSET else queue.max_offset
@@ -116,7 +131,7 @@ class FakeCluster:
         elif offset == queue.max_offset:
             code = ResponseCode.PULL_NOT_FOUND
         else:
-            next_offset = min(offset + self.pull_rows, queue.max_offset)
+            next_offset = min(offset + min(self.pull_rows, header.max_msg_nums), queue.max_offset)
             records = b"".join(queue.records.get(number, b"") for number in range(offset, next_offset))
         bounds = PullMessageResponse(
             suggest_which_broker_id=0,

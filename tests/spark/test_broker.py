@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_what_was_sent_is_what_spark_reads_and_exports(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_and_exports_the_sent_messages(spark: SparkSession, tmp_path: Path) -> None:
     sent = [
         Message(
             "orders",

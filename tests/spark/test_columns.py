@@ -50,13 +50,13 @@ def test_every_field_of_a_record_has_its_column(make_record: Maker) -> None:
     ]
 
 
-def test_a_bare_record_has_nulls_and_the_id_of_its_place(make_record: Maker) -> None:
+def test_a_minimal_record_has_nulls_and_the_id_of_its_offset(make_record: Maker) -> None:
     (row,) = build(make_record("orders", 3, 0, b""))
     assert (row["keys"], row["tags"], row["properties"], row["body"]) == (None, None, [], b"")
     assert row["msgId"] == "0A000001" + "00002A9F" + "00000000000003E8"
 
 
-def test_hosts_may_be_ipv6(make_record: Maker) -> None:
+def test_ipv6_hosts_are_decoded(make_record: Maker) -> None:
     (row,) = build(make_record("orders", 3, 0, b"x", born_host=encode_host("::1", 5000)))
     assert row["bornHost"] == "[::1]:5000"
 
@@ -67,18 +67,18 @@ def test_a_born_timestamp_that_spark_cannot_hold_is_null(make_record: Maker, bor
     assert row["bornTimestamp"] is None
 
 
-def test_text_that_is_no_utf8_is_kept_as_far_as_it_is(make_record: Maker) -> None:
+def test_invalid_utf_8_is_replaced_and_the_rest_kept(make_record: Maker) -> None:
     raw = make_record("orders", 3, 0, b"x", {"TAGS": "aXb"}).replace(b"aXb", b"a\xffb")
     assert build(raw)[0]["tags"] == "a\ufffdb"
 
 
-def test_only_the_wanted_columns_are_built_in_the_wanted_order(make_record: Maker) -> None:
+def test_only_selected_columns_are_built_in_the_given_order(make_record: Maker) -> None:
     builder = ColumnBuilder(QUEUE, ["body", "queueOffset"], 1000)
     builder.add(make_record("orders", 3, 0, b"x"), 0, 1)
     assert builder.build().schema.names == ["body", "queueOffset"]
 
 
-def test_messages_outside_the_range_and_repeated_ones_are_passed_over(make_record: Maker) -> None:
+def test_messages_outside_the_range_and_duplicates_are_skipped(make_record: Maker) -> None:
     raw = b"".join(make_record("orders", 3, offset, b"x") for offset in (3, 4, 5, 5, 4, 6, 7))
     assert [row["queueOffset"] for row in build(raw, start=4, end=7)] == [4, 5, 6]
 
@@ -107,7 +107,9 @@ def test_a_compressed_body_is_inflated(make_record: Maker, sys_flag: int) -> Non
         (b"many", 0x80, "a batch kept as one record"),
     ],
 )
-def test_a_body_that_cannot_be_unpacked_is_named(make_record: Maker, body: bytes, sys_flag: int, says: str) -> None:
+def test_a_body_that_cannot_be_decompressed_is_reported(
+    make_record: Maker, body: bytes, sys_flag: int, says: str
+) -> None:
     with pytest.raises(BrokenRecord, match=f"orders broker-a queue 3 on 127.0.0.1:10911: offset 9.*{says}"):
         build(make_record("orders", 3, 9, body, sys_flag=sys_flag))
 

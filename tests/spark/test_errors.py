@@ -25,5 +25,5 @@ TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f(
         ("", "Exception"),
     ],
 )
-def test_the_reason_is_the_line_that_matters(text: str, says: str) -> None:
+def test_the_reason_is_the_relevant_line_of_a_spark_error(text: str, says: str) -> None:
     assert reason(Exception(text)) == says

@@ -34,7 +34,7 @@ def test_the_example_counts_messages_by_tag(
     assert len(stopped) == 1
 
 
-def test_the_example_says_how_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_prints_its_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE)])
     with pytest.raises(SystemExit, match=r"usage: python spark_read\.py TOPIC \[NAMESERVER\]"):
         runpy.run_path(str(EXAMPLE), run_name="__main__")

@@ -111,7 +111,7 @@ def test_files_are_named_by_their_messages_and_partitioned_by_topic_and_date(ord
     assert set(table.column("topic").to_pylist()) == {"orders"}
 
 
-def test_the_next_run_writes_what_is_new_and_nothing_else(orders: FakeCluster, folder: Path) -> None:
+def test_the_next_run_writes_new_messages_only(orders: FakeCluster, folder: Path) -> None:
     go(orders, folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     result = go(orders, folder)
@@ -125,7 +125,7 @@ def test_the_next_run_writes_what_is_new_and_nothing_else(orders: FakeCluster, f
     assert visible(folder) == sorted(export_files(folder))
 
 
-def test_what_comes_after_the_start_is_for_the_next_run(orders: FakeCluster, folder: Path) -> None:
+def test_messages_that_arrive_after_the_start_are_left_to_the_next_run(orders: FakeCluster, folder: Path) -> None:
     def script(request: Command) -> None:
         if request.code == RequestCode.PULL_MESSAGE:
             orders.put("orders", 0, b"late")
@@ -137,7 +137,7 @@ def test_what_comes_after_the_start_is_for_the_next_run(orders: FakeCluster, fol
     assert rows(visible(folder)) == everything(orders)
 
 
-def test_files_end_by_messages_bytes_and_day(orders: FakeCluster, folder: Path) -> None:
+def test_files_are_split_by_messages_bytes_and_day(orders: FakeCluster, folder: Path) -> None:
     orders.add_topic("days")
     for number in range(6):
         orders.put("days", 0, b"x" * 100, store_timestamp=1_700_000_000_000 + number // 3 * DAY)
@@ -219,7 +219,7 @@ def test_messages_that_expire_during_a_run_are_counted_and_their_files_are_conti
     ]  # fmt: skip
 
 
-def test_a_failed_run_shows_nothing_and_is_finished_by_the_next(orders: FakeCluster, folder: Path) -> None:
+def test_a_failed_run_publishes_nothing_and_the_next_run_completes_it(orders: FakeCluster, folder: Path) -> None:
     def script(request: Command) -> bytes | None:
         lost = request.code == RequestCode.PULL_MESSAGE and (request.ext or {}).get("queueId") == "1"
         return b"" if lost else None
@@ -251,7 +251,7 @@ def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: 
     assert (go(orders, folder, "refunds", discard_plan=True).rows, export_status(folder).number) == (1, 1)
 
 
-def test_offsets_count_for_queues_that_the_export_does_not_have(orders: FakeCluster, folder: Path) -> None:
+def test_start_offsets_apply_to_queues_without_an_export(orders: FakeCluster, folder: Path) -> None:
     bounds = {
         "starting_offsets": '{"orders": {"broker-a": {"0": 7}}}',
         "ending_offsets": '{"orders": {"broker-a": {"1": 4}}}',
@@ -270,7 +270,7 @@ def test_a_second_writer_is_refused(orders: FakeCluster, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_writer_that_comes_second_is_fenced_and_leaves_no_file(
+def test_a_second_writer_is_fenced_and_leaves_no_file(
     orders: FakeCluster, folder: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock does not hold across machines: the second one published while the first was writing."""
@@ -312,7 +312,7 @@ def test_a_damaged_export_is_reported(orders: FakeCluster, folder: Path, tmp_pat
         export_status(tmp_path / "nowhere")
 
 
-def test_a_file_that_is_not_what_it_should_be_is_never_published(
+def test_a_file_with_unexpected_content_is_never_published(
     orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = disk.write_durably
@@ -375,7 +375,7 @@ def stop_at(step: int, patch: Callable[[str, str, Any], None]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_that_is_stopped_at_any_step_is_finished_by_the_next(
+def test_a_run_stopped_at_any_step_is_completed_by_the_next(
     orders: FakeCluster, tmp_path: Path, overwrite: bool
 ) -> None:
     step = 0
@@ -464,7 +464,7 @@ def test_compaction_keeps_gaps_and_full_files(orders: FakeCluster, folder: Path)
 
 
 @pytest.mark.slow
-def test_a_compaction_that_is_stopped_at_any_step_is_finished_or_dropped(orders: FakeCluster, tmp_path: Path) -> None:
+def test_a_compaction_stopped_at_any_step_is_completed_or_discarded(orders: FakeCluster, tmp_path: Path) -> None:
     step = 0
     while True:
         folder = tmp_path / f"stopped-{step}"
@@ -493,7 +493,7 @@ def test_a_compaction_that_is_stopped_at_any_step_is_finished_or_dropped(orders:
     assert step > 10
 
 
-def test_nothing_is_compacted_while_a_run_has_a_plan(orders: FakeCluster, folder: Path) -> None:
+def test_no_compaction_starts_during_a_run(orders: FakeCluster, folder: Path) -> None:
     orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
     with pytest.raises(Unreachable):
         go(orders, folder)
@@ -503,7 +503,7 @@ def test_nothing_is_compacted_while_a_run_has_a_plan(orders: FakeCluster, folder
 
 @pytest.mark.slow
 @pytest.mark.crash
-def test_killed_runs_lose_and_repeat_nothing(orders: FakeCluster, folder: Path) -> None:
+def test_killed_runs_neither_lose_nor_duplicate_messages(orders: FakeCluster, folder: Path) -> None:
     """GANTRYMQ_EXPORT_KILLS sets how many; at moments that depend on what the broker was asked last."""
     kills = int(os.environ.get("GANTRYMQ_EXPORT_KILLS", "4"))
     for number in range(kills):

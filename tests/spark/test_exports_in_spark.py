@@ -33,7 +33,7 @@ def names(folder: Path) -> list[str]:
     return sorted(item.name for item in folder.iterdir() if not item.name.endswith(".crc"))
 
 
-def test_an_export_holds_every_message_and_the_next_run_adds_what_is_new(
+def test_an_export_has_every_message_and_the_next_run_adds_new_ones(
     spark: SparkSession, orders: FakeCluster, tmp_path: Path
 ) -> None:
     import pyarrow.parquet as pq
@@ -72,7 +72,7 @@ def test_an_export_without_files_has_its_columns(spark: SparkSession, cluster: F
     assert (frame.count(), len(frame.columns)) == (0, 17)
 
 
-def test_files_of_a_replacement_that_was_stopped_are_found(
+def test_files_of_an_interrupted_replacement_are_found(
     spark: SparkSession, orders: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.add_topic("refunds")
@@ -103,12 +103,12 @@ def test_every_legal_folder_name_works(spark: SparkSession, orders: FakeCluster,
 
 
 @pytest.mark.parametrize("to", ["s3a://bucket/orders", "hdfs://host/orders", "S3://bucket/x", "file://host/x"])
-def test_a_folder_that_is_not_mounted_is_refused_before_anything_starts(to: str) -> None:
+def test_a_missing_folder_is_refused_before_anything_starts(to: str) -> None:
     with pytest.raises(WrongOption, match=r"^cannot export to .*(is mounted here|three slashes)"):
         export("orders", to, "127.0.0.1:1")
 
 
-def test_files_that_no_export_wrote_are_never_touched(tmp_path: Path, orders: FakeCluster) -> None:
+def test_foreign_files_are_never_changed(tmp_path: Path, orders: FakeCluster) -> None:
     (tmp_path / "thesis.tex").write_text("years of work", encoding="ascii")
     for overwrite in (False, True):
         with pytest.raises(FolderInUse, match=r"has 'thesis\.tex', which no export wrote"):
@@ -121,7 +121,7 @@ def test_files_that_no_export_wrote_are_never_touched(tmp_path: Path, orders: Fa
         export("orders", tmp_path / "other", orders.address)
 
 
-def test_a_failed_task_is_told_and_the_next_run_finishes_the_plan(
+def test_a_failed_task_is_reported_and_the_next_run_completes_the_plan(
     spark: SparkSession, orders: FakeCluster, tmp_path: Path
 ) -> None:
     orders.script = lambda request: (
@@ -139,7 +139,7 @@ def test_a_failed_task_is_told_and_the_next_run_finishes_the_plan(
     ("topic", "options", "kind"),
     [("nope", {}, UnknownTopic), ("orders", {"starting_offsets": "latest"}, WrongOption)],
 )
-def test_what_is_wrong_is_told_before_spark_starts_and_no_folder_is_made(
+def test_wrong_arguments_are_reported_before_spark_starts_and_no_folder_is_created(
     orders: FakeCluster, tmp_path: Path, topic: str, options: dict[str, str], kind: type[SparkError]
 ) -> None:
     with pytest.raises(kind):
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_told_before_spark_starts_and_no_folder_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_reported(orders: FakeCluster, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(orders: FakeCluster, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SparkError, match=r"cannot (read|write to) .*file/out"):
         export("orders", tmp_path / "file" / "out", orders.address)
@@ -159,7 +159,7 @@ def test_progress_counts_tasks(spark: SparkSession, orders: FakeCluster, tmp_pat
     assert seen[-1] == (2, 2)
 
 
-def test_an_interrupted_export_is_cancelled_and_finished_by_the_next(
+def test_an_interrupted_export_is_cancelled_and_completed_by_the_next(
     spark: SparkSession, orders: FakeCluster, tmp_path: Path
 ) -> None:
     released = threading.Event()

@@ -27,7 +27,7 @@ def fake_java(folder: Path, script: str) -> Path:
         ("echo 'no runtime present' >&2; exit 1", False, "does not print its version"),
     ],
 )
-def test_java_is_known_by_the_version_it_tells(
+def test_the_java_version_is_read_from_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, available: bool, says: str
 ) -> None:
     java = fake_java(tmp_path, script)
@@ -39,7 +39,7 @@ def test_java_is_known_by_the_version_it_tells(
         assert says in status.reason
 
 
-def test_a_machine_without_java_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no Java was found: install a JDK or JRE" in java_available().reason

@@ -3,18 +3,18 @@ from __future__ import annotations
 import pytest
 
 from gantrymq.spark.errors import WrongOption
-from gantrymq.spark.options import BODY_MAX_BYTES, EARLIEST, LATEST, SourceOptions, read_options
+from gantrymq.spark.options import BODY_MAX_BYTES, EARLIEST, LATEST, SourceOptions, read_options, read_stream_options
 
 NEEDED = {"nameserver": "127.0.0.1:9876", "topic": "orders"}
 
 
-def test_nameserver_and_topic_are_enough() -> None:
+def test_nameserver_and_topic_are_the_only_required_options() -> None:
     assert read_options(NEEDED) == SourceOptions(
-        (("127.0.0.1", 9876),), ("orders",), EARLIEST, LATEST, True, 1, BODY_MAX_BYTES
+        (("127.0.0.1", 9876),), ("orders",), EARLIEST, LATEST, True, 1, BODY_MAX_BYTES, retry_seconds=60
     )
 
 
-def test_every_option_is_read_and_its_name_may_have_any_case() -> None:
+def test_every_option_is_read_with_any_case_of_its_name() -> None:
     options = read_options(
         {
             "NameServer": "a:1; [::1]:2 ;",
@@ -24,6 +24,8 @@ def test_every_option_is_read_and_its_name_may_have_any_case() -> None:
             "failOnDataLoss": "False",
             "minPartitions": "12",
             "maxMessageBytes": "1000",
+            "groupId": "dashboard",
+            "retrySeconds": "0",
         }
     )
     assert options.nameservers == (("a", 1), ("::1", 2))
@@ -32,6 +34,8 @@ def test_every_option_is_read_and_its_name_may_have_any_case() -> None:
     assert options.ending == {"refunds": {"broker-b": {3: LATEST}}}
     assert not options.fail_on_data_loss
     assert (options.min_partitions, options.body_max_bytes) == (12, 1000)
+    assert (options.group, options.retry_seconds) == ("dashboard", 0)
+    assert read_options(NEEDED | {"startingTimestamp": "17"}).starting_millis == 17
 
 
 @pytest.mark.parametrize(
@@ -60,11 +64,55 @@ def test_every_option_is_read_and_its_name_may_have_any_case() -> None:
         ({"minPartitions": "0"}, "a number from 1"),
         ({"minPartitions": "٣"}, "a number from 1"),
         ({"maxMessageBytes": "9999999999"}, "a number from 1"),
+        ({"startingTimestamp": "-1"}, "a number from 0"),
+        ({"startingTimestamp": "1", "startingOffsets": "earliest"}, "both say where to start"),
+        ({"startingOffsetsByTimestampStrategy": "earliest"}, "error or latest, not 'earliest'"),
+        ({"groupId": "a b"}, "groupId: the specified group"),
+        ({"retrySeconds": "forever"}, "a number from 0"),
+        ({"maxOffsetsPerTrigger": "3"}, "option maxOffsetsPerTrigger is for a stream only"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], says: str) -> None:
     with pytest.raises(WrongOption, match=says.replace("?", r"\?")):
         read_options(NEEDED | given)
+
+
+def test_every_option_of_a_stream_is_read() -> None:
+    plain = read_stream_options(NEEDED)
+    assert (plain.source.starting, plain.source.ending) == (LATEST, LATEST)
+    assert (plain.max_rows, plain.min_rows, plain.max_delay_seconds, plain.max_bytes) == (None, None, 900.0, None)
+    options = read_stream_options(
+        NEEDED
+        | {
+            "maxoffsetspertrigger": "100",
+            "minOffsetsPerTrigger": "10",
+            "maxTriggerDelay": "90 s",
+            "maxBytesPerTrigger": "1000000",
+            "startingOffsets": "earliest",
+        }
+    )
+    assert (options.max_rows, options.min_rows, options.max_delay_seconds, options.max_bytes) == (100, 10, 90.0, 10**6)
+    assert options.source.starting == EARLIEST
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"endingOffsets": "latest"}, "option endingOffsets is for a batch read only"),
+        ({"maxOffsetsPerTriger": "1"}, "did you mean maxOffsetsPerTrigger"),
+        ({"maxOffsetsPerTrigger": "0"}, "a number from 1"),
+        ({"maxBytesPerTrigger": "1m"}, "a number from 1"),
+        ({"minOffsetsPerTrigger": "2", "maxTriggerDelay": "15"}, "a number with ms, s, m, min, h or d"),
+        ({"maxTriggerDelay": "15m"}, "maxTriggerDelay needs minOffsetsPerTrigger"),
+        (
+            {"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "10"},
+            r"\(20\) is more than maxOffsetsPerTrigger \(10\)",
+        ),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_named(given: dict[str, str], says: str) -> None:
+    with pytest.raises(WrongOption, match=says):
+        read_stream_options(NEEDED | given)
 
 
 def test_a_missing_nameserver_is_named() -> None:

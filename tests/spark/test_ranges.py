@@ -31,7 +31,7 @@ def plan(cluster: FakeCluster, wire: Wire, **options: str) -> list[tuple[int, in
     return [(item.queue.queue_id, item.start, item.end) for item in ranges]
 
 
-def test_by_default_everything_that_is_there_is_read(orders: FakeCluster, wire: Wire) -> None:
+def test_all_messages_are_read_by_default(orders: FakeCluster, wire: Wire) -> None:
     assert plan(orders, wire) == [(0, 10, 30), (1, 0, 5)]
 
 
@@ -40,7 +40,7 @@ def test_an_empty_queue_has_an_empty_range(orders: FakeCluster, wire: Wire) -> N
     assert [item.rows for item in settle_ranges(options, wire)] == [20, 5, 0]
 
 
-def test_offsets_of_single_queues_count_and_others_are_read_whole(orders: FakeCluster, wire: Wire) -> None:
+def test_offsets_of_given_queues_apply_and_others_are_read_completely(orders: FakeCluster, wire: Wire) -> None:
     ranges = plan(
         orders,
         wire,
@@ -63,7 +63,7 @@ def test_a_start_below_the_first_message_is_data_loss_that_names_all(orders: Fak
 
 
 @pytest.mark.parametrize(("end", "lost", "expected"), [("30", 7, [(0, 10, 30), (1, 0, 5)]), ("8", 5, [(1, 0, 5)])])
-def test_lost_messages_are_counted_when_they_may_be_lost(
+def test_lost_messages_are_counted_if_data_loss_is_allowed(
     orders: FakeCluster, wire: Wire, end: str, lost: int, expected: list[tuple[int, int, int]]
 ) -> None:
     with capture_logs() as logs:
@@ -94,7 +94,9 @@ def test_lost_messages_are_counted_when_they_may_be_lost(
         ),
     ],
 )
-def test_what_does_not_exist_is_named(orders: FakeCluster, wire: Wire, options: dict[str, Any], says: str) -> None:
+def test_missing_topics_and_queues_are_named(
+    orders: FakeCluster, wire: Wire, options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(WrongOption, match=says):
         plan(orders, wire, **options)
 

@@ -61,7 +61,7 @@ def test_messages_that_expire_while_reading_are_data_loss(orders: FakeCluster, w
         read(orders, wire, 2, 10)
 
 
-def test_what_is_left_is_read_when_messages_may_be_lost(orders: FakeCluster, wire: Wire) -> None:
+def test_remaining_messages_are_read_if_data_loss_is_allowed(orders: FakeCluster, wire: Wire) -> None:
     orders.queues["orders", 0].min_offset = 4
     with capture_logs() as logs:
         assert read(orders, wire, 2, 10, fail=False) == list(range(4, 10))
@@ -84,7 +84,7 @@ def test_a_hole_inside_an_answer_is_data_loss(orders: FakeCluster, wire: Wire) -
         read(orders, wire, 0, 10)
 
 
-def test_an_answer_to_retry_at_once_is_followed(orders: FakeCluster, wire: Wire) -> None:
+def test_a_pull_is_repeated_at_once_on_request_of_the_broker(orders: FakeCluster, wire: Wire) -> None:
     retries = [ResponseCode.PULL_RETRY_IMMEDIATELY] * 3
 
     def script(request: Command) -> Command | None:
@@ -98,9 +98,7 @@ def test_an_answer_to_retry_at_once_is_followed(orders: FakeCluster, wire: Wire)
 
 
 @pytest.mark.parametrize("next_offset", [0, -1])
-def test_a_broker_that_leads_nowhere_is_not_followed_for_ever(
-    orders: FakeCluster, wire: Wire, next_offset: int
-) -> None:
+def test_endless_redirections_of_pulls_end_with_an_error(orders: FakeCluster, wire: Wire, next_offset: int) -> None:
     bounds = {"suggestWhichBrokerId": "0", "minOffset": "0", "maxOffset": "10", "nextBeginOffset": str(next_offset)}
     orders.script = lambda request: request.answer(ResponseCode.PULL_RETRY_IMMEDIATELY, ext=bounds)
     with pytest.raises(Refused, match="leads nowhere"):

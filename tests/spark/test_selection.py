@@ -12,14 +12,14 @@ QUEUE = Queue("orders", "broker-a", 3, "127.0.0.1:10911")
 WHOLE = QueueRange(QUEUE, 10, 30)
 
 
-def test_without_conditions_everything_is_left() -> None:
+def test_a_selection_without_conditions_keeps_all_ranges() -> None:
     assert Selection().cut(WHOLE) == WHOLE
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["least", "most", "in"]), st.lists(st.integers(0, 40), min_size=1, max_size=3)))
 )
-def test_no_offset_that_matches_is_cut_off(conditions: list[tuple[str, list[int]]]) -> None:
+def test_no_matching_offset_is_dropped(conditions: list[tuple[str, list[int]]]) -> None:
     selection = Selection()
     left = set(range(10, 30))
     for kind, values in conditions:

@@ -133,7 +133,7 @@ def test_an_error_of_a_task_reaches_the_user(spark: SparkSession, orders: FakeCl
         load(spark, orders).count()
 
 
-def test_pythons_workers_run_in_this_interpreter(spark: SparkSession) -> None:
+def test_spark_workers_use_this_interpreter(spark: SparkSession) -> None:
     def executable(_: int) -> str:
         import sys
 
@@ -142,7 +142,7 @@ def test_pythons_workers_run_in_this_interpreter(spark: SparkSession) -> None:
     assert spark.sparkContext.parallelize([0], 1).map(executable).collect() == [sys.executable]
 
 
-def test_the_session_stays_on_this_machine(spark: SparkSession) -> None:
+def test_the_spark_session_listens_on_loopback_only(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     assert conf.get("spark.driver.host") == "127.0.0.1"
     assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
@@ -165,7 +165,7 @@ def test_the_session_stays_on_this_machine(spark: SparkSession) -> None:
         ("queueId = 1 and tags = 'odd' and queueOffset != 2", [(1, 0), (1, 4), (1, 6), (1, 8)]),
     ],
 )
-def test_a_where_on_queues_and_offsets_reads_those_alone(
+def test_a_where_clause_on_queues_and_offsets_limits_what_is_read(
     spark: SparkSession, orders: FakeCluster, where: str, offsets: list[tuple[int, int]]
 ) -> None:
     orders.pull_rows = 1
@@ -177,7 +177,7 @@ def test_a_where_on_queues_and_offsets_reads_those_alone(
     assert pulls <= len(offsets) + extra
 
 
-def test_the_reason_of_a_failed_stream_is_what_it_raised(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_failed_stream_has_the_raised_error_as_its_reason(spark: SparkSession, tmp_path: Path) -> None:
     def fail(frame: DataFrame, number: int) -> None:
         raise ValueError("the batch is wrong")
 

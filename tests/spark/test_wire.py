@@ -44,7 +44,7 @@ def test_a_host_that_does_not_exist_is_unreachable(wire: Wire) -> None:
         wire.find_queues((("nowhere.invalid", 9876),), "orders")
 
 
-def test_a_server_that_stays_silent_is_given_up() -> None:
+def test_a_request_to_a_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, Wire(timeout=0.05) as wire:
         address = ("127.0.0.1", silent.getsockname()[1])
         with pytest.raises(Unreachable, match="it stays silent"):
@@ -56,14 +56,14 @@ def test_an_unknown_topic_is_named(cluster: FakeCluster, wire: Wire) -> None:
         wire.find_queues((parse_address(cluster.address),), "nope")
 
 
-def test_a_topic_that_may_not_be_read_has_no_queue(cluster: FakeCluster, wire: Wire) -> None:
+def test_an_unreadable_topic_has_no_queues(cluster: FakeCluster, wire: Wire) -> None:
     cluster.add_topic("orders")
     cluster.perm = 2
     with pytest.raises(UnknownTopic, match="no queue that may be read"):
         wire.find_queues((parse_address(cluster.address),), "orders")
 
 
-def test_a_slave_is_read_where_no_master_is(cluster: FakeCluster, wire: Wire) -> None:
+def test_a_slave_is_read_if_there_is_no_master(cluster: FakeCluster, wire: Wire) -> None:
     cluster.add_topic("orders")
     cluster.broker_ids = (2, 1)
     assert [queue.address for queue in wire.find_queues((parse_address(cluster.address),), "orders")] == [
@@ -78,7 +78,7 @@ def test_a_refused_route_has_the_text_of_the_server(cluster: FakeCluster, wire: 
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"queueDatas":3}', b"\xff"])
-def test_a_broken_route_is_no_traceback(cluster: FakeCluster, wire: Wire, body: bytes) -> None:
+def test_a_broken_route_is_a_clear_error(cluster: FakeCluster, wire: Wire, body: bytes) -> None:
     cluster.script = lambda request: request.answer(ResponseCode.SUCCESS, body=body)
     with pytest.raises(Unreachable, match="a route that cannot be read"):
         wire.find_queues((parse_address(cluster.address),), "orders")
@@ -93,15 +93,13 @@ def test_a_broken_route_is_no_traceback(cluster: FakeCluster, wire: Wire, body: 
         (b"\0\0\0\x08\0\0\0\x04{]{]", "unreadable JSON header"),
     ],
 )
-def test_what_is_no_answer_of_the_protocol_ends_the_connection(
-    cluster: FakeCluster, wire: Wire, answer: bytes, says: str
-) -> None:
+def test_an_invalid_response_ends_the_connection(cluster: FakeCluster, wire: Wire, answer: bytes, says: str) -> None:
     cluster.script = lambda request: answer
     with pytest.raises(Unreachable, match=f"no answer from {cluster.address}: .*{says}"):
         wire.find_queues((parse_address(cluster.address),), "orders")
 
 
-def test_requests_of_the_server_and_late_answers_are_passed_over(cluster: FakeCluster, wire: Wire) -> None:
+def test_server_requests_and_late_responses_are_ignored(cluster: FakeCluster, wire: Wire) -> None:
     cluster.add_topic("orders")
 
     def script(request: Command) -> bytes | None:
@@ -115,14 +113,16 @@ def test_requests_of_the_server_and_late_answers_are_passed_over(cluster: FakeCl
     assert wire.find_bounds(Queue("orders", "broker-a", 0, cluster.address)) == (0, 7)
 
 
-def test_a_queue_never_written_has_no_messages(cluster: FakeCluster, wire: Wire) -> None:
+def test_an_unwritten_queue_has_no_messages(cluster: FakeCluster, wire: Wire) -> None:
     cluster.script = lambda request: request.answer(
         0, ext={"offset": "-1" if request.code == RequestCode.GET_MIN_OFFSET else "0"}
     )
     assert wire.find_bounds(Queue("orders", "broker-a", 0, cluster.address)) == (0, 0)
 
 
-def test_a_busy_broker_is_asked_again(cluster: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_to_a_busy_broker_are_retried(
+    cluster: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wire_module, "BUSY_PAUSES_SECONDS", (0.0, 0.0))
     cluster.add_topic("orders")
     cluster.put("orders", 0, b"x")
@@ -134,7 +134,7 @@ def test_a_busy_broker_is_asked_again(cluster: FakeCluster, wire: Wire, monkeypa
         wire.pull(queue, 0)
 
 
-def test_a_broken_connection_is_opened_anew(cluster: FakeCluster, wire: Wire) -> None:
+def test_a_broken_connection_is_reopened(cluster: FakeCluster, wire: Wire) -> None:
     cluster.add_topic("orders")
     queue = Queue("orders", "broker-a", 0, cluster.address)
     wire.find_bounds(queue)

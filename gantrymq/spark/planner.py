@@ -1,0 +1,290 @@
+"""Plans the batches of a stream on the driver: where it starts, how far each batch goes, which ranges are its tasks.
+
+Spark keeps the offsets between batches, as JSON in its checkpoint: ``{"orders": {"broker-a": {"0": 23}}}``, the form of
+``startingOffsets``. Spark compares them as text, so their keys are always in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+import msgspec
+import structlog
+
+from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, Unreachable, WrongOption
+from gantrymq.spark.options import EARLIEST, LATEST, Offsets, StreamOptions
+from gantrymq.spark.ranges import QueueRange, find_offset, find_queues, find_start_by_time, split_ranges
+from gantrymq.spark.sharing import share
+from gantrymq.spark.wire import Queue, Wire
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+QueueKey = tuple[str, str, int]
+"""Topic, broker name and queue id."""
+SAMPLE_ROWS = 32
+"""The messages of a queue whose size stands for that of all, for ``maxBytesPerTrigger``."""
+RETRY_PAUSE_SECONDS = 0.5
+"""The pause before nameservers or brokers that do not answer are asked again."""
+
+
+@attrs.define
+class StreamPlanner:
+    """The driver's side of one query. Not for several threads; Spark calls it one by one.
+
+    ``clock`` counts seconds; ``sleep`` waits for some.
+    """
+
+    options: StreamOptions
+    wire: Wire
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _queues: dict[QueueKey, Queue] = attrs.field(factory=dict)
+    _ends: dict[QueueKey, int] = attrs.field(factory=dict)
+    """The last known end of each queue, for reports of lag."""
+    _target: dict[QueueKey, int] | None = None
+    """Where a run with Trigger.AvailableNow ends."""
+    _unrecorded: dict[QueueKey, int] | None = None
+    """A start that Spark's checkpoint does not have yet, and that would be another one if it were asked for again."""
+    _committed: dict[QueueKey, int] = attrs.field(factory=dict)
+    _last_batch: float | None = None
+    _silent_since: float | None = None
+    _unreachable: set[str] = attrs.field(factory=set)
+
+    def initial(self) -> dict[str, Any]:
+        """Where a new query starts. Raises as :meth:`prepare_available_now`, and :class:`WrongOption`."""
+        return pack(self._patiently(self._find_start))
+
+    def prepare_available_now(self) -> None:
+        """Let the run end at what the queues have now.
+
+        Raises :class:`Unreachable`, :class:`UnknownTopic` or :class:`Refused` if a nameserver or broker does not answer
+        for ``retry_seconds``.
+        """
+        self._target = self._patiently(self._find_all_ends)
+
+    def latest(self, start: Mapping[str, Any], read_all: bool = False) -> dict[str, Any]:
+        """The end of the batch that starts at ``start``; ``start`` if there is to be no batch now.
+
+        The options limit a batch, unless ``read_all``. A queue that has become known is in the end of this batch with
+        the offset of its first message, and its messages are in the next batch: so the checkpoint has its start before
+        it is read. A queue that the route does not list, or whose broker does not answer, keeps its offset until it is
+        back.
+
+        Raises :class:`DataLoss` if a queue ends before ``start``, and ``fail_on_data_loss`` is set;
+        :class:`Unreachable` if no broker has answered for ``retry_seconds``.
+        """
+        known = unpack(start)
+        unrecorded, self._unrecorded = self._unrecorded, None
+        if unrecorded == known:
+            # Batch 0 is empty, so that the checkpoint has its start before any message is read. Otherwise a first batch
+            # that fails would begin at the end of the queues once more, behind the messages that it had to read.
+            return pack(known)
+        ends = self._find_ends(known)
+        self.commit(start)  # Spark's own call comes with the next batch, for the last batch of a run never
+        added = {key: self.wire.find_bounds(self._queues[key])[0] for key in ends if key not in known}
+        moved_back = {key: end for key, end in ends.items() if key in known and end < known[key]}
+        for key, end in moved_back.items():
+            self._report_shorter(key, known[key], end)
+        backlogs = {key: end - known[key] for key, end in ends.items() if key in known and end > known[key]}
+        if not read_all:
+            if self._should_wait(sum(backlogs.values())):
+                return pack(known | added)
+            backlogs = self._limit(known, backlogs)
+        if backlogs:
+            self._last_batch = self.clock()
+        return pack(known | added | moved_back | {key: known[key] + rows for key, rows in backlogs.items()})
+
+    def ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[QueueRange]:
+        """The ranges of a batch, one for each task, at least ``min_partitions`` where there are as many messages.
+
+        Raises :class:`Unreachable` if a queue with messages in the batch is not in the route for ``retry_seconds``.
+        """
+        self._unrecorded = None
+        begins, ends = unpack(start), unpack(end)
+        wanted = {key: (begins[key], until) for key, until in ends.items() if until > begins.get(key, until)}
+        if wanted.keys() - self._queues.keys():
+            self._patiently(lambda: self._find_wanted(wanted))
+        found = [QueueRange(self._queues[key], first, until) for key, (first, until) in wanted.items()]
+        return split_ranges(found, self.options.source.min_partitions)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Commit ``end`` for the group of the options, if there is one, so that tools show the lag of the stream.
+
+        A commit that fails is logged; the checkpoint alone decides what the stream reads.
+        """
+        if self.options.source.group is None:
+            return
+        for key, offset in unpack(end).items():
+            queue = self._queues.get(key)
+            if (
+                queue is None
+                or queue.is_slave
+                or queue.address in self._unreachable
+                or self._committed.get(key) == offset
+            ):
+                continue
+            try:
+                self.wire.commit(queue, self.options.source.group, offset)
+            except SparkError as error:
+                log.warning("stream_offsets_not_committed", group=self.options.source.group, reason=str(error))
+                return
+            self._committed[key] = offset
+
+    def report(self) -> dict[str, Any] | None:
+        """The last known ends of all queues; None before any is known."""
+        return pack(self._ends) if self._ends else None
+
+    def _find_start(self) -> dict[QueueKey, int]:
+        self._refresh()
+        source = self.options.source
+        start: dict[QueueKey, int] = {}
+        moves = False
+        for key, queue in self._queues.items():
+            lowest, highest = self.wire.find_bounds(queue)
+            by_time = find_start_by_time(source, self.wire, queue, lowest, highest)
+            wanted = find_offset(source.starting, queue, EARLIEST) if by_time is None else by_time
+            if wanted > highest:
+                raise WrongOption(
+                    f"startingOffsets: {queue} ends at offset {highest}, {wanted} lies behind its last message"
+                )
+            moves |= wanted == LATEST or by_time is not None
+            start[key] = {EARLIEST: lowest, LATEST: highest}.get(wanted, wanted)
+            self._ends[key] = highest
+        if moves:
+            self._unrecorded = start
+        self._committed = dict(start)  # brokers make the group when the first pull comes; before, they refuse commits
+        return start
+
+    def _find_all_ends(self) -> dict[QueueKey, int]:
+        self._refresh()
+        return {key: self.wire.find_end(queue) for key, queue in self._queues.items()}
+
+    def _find_wanted(self, wanted: Mapping[QueueKey, object]) -> None:
+        self._refresh()
+        for topic, broker, queue_id in wanted.keys() - self._queues.keys():
+            raise Unreachable(
+                f"{topic} {broker} queue {queue_id} has messages of a batch that was begun, and is not in the route"
+            )
+
+    def _find_ends(self, known: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """The ends of the queues that can be read now."""
+        failure: SparkError | None = None
+        try:
+            self._refresh()
+        except (Unreachable, UnknownTopic, Refused) as error:
+            failure = error  # the brokers may well answer while the nameservers do not
+        ends: dict[QueueKey, int] = {}
+        unreachable: dict[str, Unreachable] = {}
+        for key, queue in self._queues.items():
+            if self._target is not None and key not in self._target and key not in known:
+                continue  # it came after the run began
+            if queue.address in unreachable:
+                continue
+            try:
+                end = self.wire.find_end(queue)
+            except Unreachable as error:
+                unreachable[queue.address] = error
+                continue
+            if queue.is_slave:
+                end = max(end, known.get(key, 0))  # a slave may not have copied everything yet
+            self._ends[key] = end
+            ends[key] = end if self._target is None else min(end, max(self._target.get(key, 0), known.get(key, 0)))
+        for address in unreachable.keys() - self._unreachable:
+            log.warning("stream_broker_unreachable", broker=address, reason=str(unreachable[address]))
+        self._unreachable = set(unreachable)
+        failure = next(iter(unreachable.values()), failure)
+        if ends or failure is None:
+            self._silent_since = None
+        else:
+            self._note_silence(failure)
+        return ends
+
+    def _note_silence(self, error: SparkError) -> None:
+        """Nothing answers: raise ``error`` once that has lasted for ``retry_seconds``."""
+        now = self.clock()
+        if self._silent_since is None:
+            self._silent_since = now
+        if now - self._silent_since >= self.options.source.retry_seconds:
+            raise error
+
+    def _refresh(self) -> None:
+        queues = find_queues(self.options.source, self.wire)
+        self._queues |= {(queue.topic, queue.broker, queue.queue_id): queue for queue in queues}
+
+    def _report_shorter(self, key: QueueKey, start: int, end: int) -> None:
+        queue = self._queues[key]
+        if self.options.source.fail_on_data_loss:
+            raise DataLoss(
+                f"{queue} was read up to offset {start}, but ends at {end}: the topic was made anew or its broker lost "
+                "messages. Begin with a new checkpoint, or set failOnDataLoss to false to go on from its end"
+            )
+        log.warning(
+            "messages_lost", topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, wanted=start,
+            min_offset=end, lost=start - end,
+        )  # fmt: skip
+
+    def _should_wait(self, rows: int) -> bool:
+        if self.options.min_rows is None or self._target is not None or self._last_batch is None:
+            return False
+        return rows < self.options.min_rows and self.clock() - self._last_batch < self.options.max_delay_seconds
+
+    def _limit(self, begins: Mapping[QueueKey, int], backlogs: dict[QueueKey, int]) -> dict[QueueKey, int]:
+        """The messages of each queue that fit into one batch."""
+        if self.options.max_bytes is not None and backlogs:
+            sizes = self._sample_sizes(begins, backlogs)
+            shares = share({key: rows * sizes[key] for key, rows in backlogs.items()}, self.options.max_bytes)
+            # A message that is larger than the whole limit is read alone, or the stream would stand still.
+            fitting = {key: min(backlogs[key], -(-count // sizes[key])) for key, count in shares.items()}
+            backlogs = fitting
+        if self.options.max_rows is not None:
+            backlogs = share(backlogs, self.options.max_rows)
+        return backlogs
+
+    def _sample_sizes(self, begins: Mapping[QueueKey, int], backlogs: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """The mean stored bytes of each queue's next messages."""
+        sizes: dict[QueueKey, int] = {}
+        for key in backlogs:
+            try:
+                answer = self.wire.pull(self._queues[key], begins[key], SAMPLE_ROWS)
+            except Unreachable:
+                continue
+            if answer.records and answer.next_offset > begins[key]:
+                sizes[key] = max(len(answer.records) // (answer.next_offset - begins[key]), 1)
+        other = max(sizes.values(), default=1)  # messages that are gone: reading them reports the loss
+        return {key: sizes.get(key, other) for key in backlogs}
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        deadline = self.clock() + self.options.source.retry_seconds
+        while True:
+            try:
+                return ask()
+            except Unreachable:
+                if self.clock() >= deadline:
+                    raise
+            self.sleep(RETRY_PAUSE_SECONDS)
+
+
+def pack(offsets: Mapping[QueueKey, int]) -> dict[str, Any]:
+    """Offsets in the nested form of Spark's checkpoint, with their keys in order."""
+    packed: dict[str, dict[str, dict[str, int]]] = {}
+    for (topic, broker, queue_id), offset in sorted(offsets.items()):
+        packed.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = offset
+    return packed
+
+
+def unpack(packed: Mapping[str, Any]) -> dict[QueueKey, int]:
+    """The opposite of :func:`pack`. Raises :class:`WrongOption` if they are not offsets of this format."""
+    try:
+        offsets = msgspec.convert(packed, Offsets, strict=False)
+    except msgspec.ValidationError as error:
+        raise WrongOption(f"the checkpoint is of another source: its offsets cannot be read ({error})") from None
+    return {
+        (topic, broker, queue_id): offset
+        for topic, brokers in offsets.items()
+        for broker, queues in brokers.items()
+        for queue_id, offset in queues.items()
+    }

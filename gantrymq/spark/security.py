@@ -1,0 +1,73 @@
+"""Access keys, TLS and namespaces of the data source's connections, with the meaning that they have in the client."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from gantrymq.client.connect_options import ConnectOptions
+from gantrymq.remoting.command import Command
+from gantrymq.spark.errors import WrongOption
+
+SECURITY_OPTIONS = ("accessKey", "secretKey", "securityToken", "namespace", "tls", "tlsCaFile")
+
+
+@attrs.frozen
+class Security:
+    """Plain values, so that they pickle. ``tls_ca_file`` has the authorities to trust instead of the system's."""
+
+    access_key: str | None = attrs.field(default=None, repr=False)
+    secret_key: str | None = attrs.field(default=None, repr=False)
+    security_token: str | None = attrs.field(default=None, repr=False)
+    namespace: str | None = None
+    tls: bool = False
+    tls_ca_file: str | None = None
+
+    def as_arguments(self) -> dict[str, Any]:
+        """The keyword arguments of ``gantrymq.connect``. Raises :class:`WrongOption` for an unreadable file."""
+        return {
+            "access_key": self.access_key,
+            "secret_key": self.secret_key,
+            "security_token": self.security_token,
+            "namespace": self.namespace,
+            "tls": self.context() or False,
+        }
+
+    def context(self) -> ssl.SSLContext | None:
+        """The TLS context, None without TLS. Raises :class:`WrongOption` for an unreadable file."""
+        if not self.tls:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.tls_ca_file)
+        except OSError as error:
+            raise WrongOption(f"tlsCaFile {self.tls_ca_file!r} cannot be read: {error.strerror or error}") from None
+
+    def outgoing(self) -> Callable[[Command], Command] | None:
+        """What each request goes through before it leaves, if anything. Raises :class:`WrongOption`."""
+        arguments = self.as_arguments() | {"tls": False}
+        try:
+            return ConnectOptions.checked("127.0.0.1:9876", unit_name=None, environment={}, **arguments).outgoing
+        except ValueError as error:
+            raise WrongOption(str(error)) from None
+
+
+NO_SECURITY = Security()
+"""Plain connections, unsigned requests, no namespace."""
+
+
+def read_security(values: Mapping[str, str]) -> Security:
+    """The security options in ``values``, by their names. Raises :class:`WrongOption`."""
+    tls = values.get("tls", "false").lower()
+    if tls not in ("true", "false"):
+        raise WrongOption(f"tls is true or false, not {tls!r}")
+    if "tlsCaFile" in values and tls == "false":
+        raise WrongOption("tlsCaFile is for tls=true only")
+    security = Security(
+        values.get("accessKey"), values.get("secretKey"), values.get("securityToken"), values.get("namespace"),
+        tls == "true", values.get("tlsCaFile"),
+    )  # fmt: skip
+    security.outgoing()
+    return security

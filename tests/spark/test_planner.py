@@ -1,0 +1,408 @@
+"""The planner of streams without Spark: offsets, limits, queues that come and go, brokers that do not answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+from structlog.testing import capture_logs
+
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.spark.errors import DataLoss, UnknownTopic, Unreachable, WrongOption
+from gantrymq.spark.options import read_stream_options
+from gantrymq.spark.planner import StreamPlanner, pack, unpack
+from gantrymq.spark.wire import Wire
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
+
+
+@attrs.define
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(cluster: FakeCluster, wire: Wire, clock: Clock) -> Callable[..., StreamPlanner]:
+    def make(**options: Any) -> StreamPlanner:
+        given = {"nameserver": cluster.address, "topic": "orders"} | {key: str(value) for key, value in options.items()}
+        return StreamPlanner(read_stream_options(given), wire, clock, clock.sleep)
+
+    return make
+
+
+@pytest.fixture
+def orders(cluster: FakeCluster) -> FakeCluster:
+    """Queue 0 holds 10..29 (its beginning is gone), queue 1 holds 0..4, queue 2 is empty."""
+    cluster.add_topic("orders", queues=3)
+    cluster.queues["orders", 0].min_offset, cluster.queues["orders", 0].max_offset = 10, 30
+    cluster.queues["orders", 1].max_offset = 5
+    return cluster
+
+
+def at(*offsets: int, topic: str = "orders") -> dict[str, Any]:
+    return {topic: {"broker-a": {str(number): offset for number, offset in enumerate(offsets)}}}
+
+
+def rows(planner: StreamPlanner, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
+    return [(item.queue.queue_id, item.start, item.end) for item in planner.ranges(start, end)]
+
+
+def test_a_stream_from_earliest_reads_everything_at_once(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    planner = make(startingOffsets="earliest")
+    start = planner.initial()
+    assert start == at(10, 0, 0)
+    end = planner.latest(start)
+    assert end == at(30, 5, 0)
+    assert rows(planner, start, end) == [(0, 10, 30), (1, 0, 5)]
+    assert planner.latest(end) == end
+    assert planner.ranges(end, end) == []
+
+
+def test_a_stream_starts_at_latest_by_default_and_records_that_before_it_reads(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    planner = make()
+    start = planner.initial()
+    assert start == at(30, 5, 0)
+    orders.queues["orders", 0].max_offset = 50
+    assert planner.latest(start) == start, "batch 0 is empty"
+    assert planner.ranges(start, start) == []
+    assert planner.latest(start) == at(50, 5, 0)
+
+
+def test_a_first_batch_that_failed_is_planned_again_from_its_recorded_end(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    recorded = make().initial()
+    orders.queues["orders", 0].max_offset = 50
+    again = make()  # a new process runs batch 0 again, and Spark asks for its start again
+    assert again.initial() == at(50, 5, 0)
+    assert again.ranges(at(50, 5, 0), recorded) == []
+    assert again.latest(recorded) == at(50, 5, 0), "nothing between is skipped"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "start"),
+    [
+        ('{"orders": {"broker-a": {"0": 12, "1": -1}}}', (12, 5, 0)),
+        ('{"orders": {"broker-a": {"0": -2, "2": -1}}}', (10, 0, 0)),
+        ('{"orders": {"broker-a": {"0": 3}}}', (3, 0, 0)),
+    ],
+)
+def test_offsets_of_single_queues(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, offsets: str, start: tuple[int, ...]
+) -> None:
+    assert make(startingOffsets=offsets).initial() == at(*start)
+
+
+def test_a_start_behind_the_last_message_is_refused(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
+    with pytest.raises(WrongOption, match="orders broker-a queue 1 ends at offset 5, 6 lies behind"):
+        make(startingOffsets='{"orders": {"broker-a": {"1": 6}}}').initial()
+    with pytest.raises(WrongOption, match="no queue 7"):
+        make(startingOffsets='{"orders": {"broker-a": {"7": 6}}}').initial()
+
+
+def test_a_stream_from_a_time(make: Callable[..., StreamPlanner], cluster: FakeCluster) -> None:
+    cluster.add_topic("orders", queues=2)
+    for number in range(10):
+        cluster.put("orders", 0, b"x", store_timestamp=1000 + number)
+    planner = make(startingTimestamp=1007)
+    start = planner.initial()
+    assert start == at(7, 0)
+    assert planner.latest(start) == start, "the start is recorded first"
+    with pytest.raises(
+        WrongOption, match=r"queue 1 has no message since 1007\. Set startingOffsetsByTimestampStrategy"
+    ):
+        make(startingTimestamp=1007, startingOffsetsByTimestampStrategy="error").initial()
+
+
+def test_a_batch_is_limited_in_proportion_and_ends_are_reached(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    planner = make(startingOffsets="earliest", maxOffsetsPerTrigger=10)
+    start = planner.initial()
+    ends = [start]
+    while (end := planner.latest(ends[-1])) != ends[-1]:
+        ends.append(end)
+    assert ends == [at(10, 0, 0), at(18, 2, 0), at(26, 4, 0), at(30, 5, 0)]
+    assert planner.latest(start, read_all=True) == at(30, 5, 0), "Trigger.Once ignores the limit"
+
+
+def test_a_batch_waits_for_enough_messages_or_for_the_delay(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    planner = make(startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="5m")
+    start = planner.latest(planner.initial())
+    assert start == at(30, 5, 0), "the first batch does not wait"
+    orders.queues["orders", 2].max_offset = 9
+    clock.now = 299.0
+    assert planner.latest(start) == start
+    assert planner.latest(start, read_all=True) == at(30, 5, 9)
+    clock.now = 299.0 + 300.0
+    assert planner.latest(start) == at(30, 5, 9)
+    orders.queues["orders", 2].max_offset = 19
+    assert planner.latest(at(30, 5, 9)) == at(30, 5, 19)
+    orders.queues["orders", 2].max_offset = 20
+    planner.prepare_available_now()
+    assert planner.latest(at(30, 5, 19)) == at(30, 5, 20), "a run that ends does not wait"
+
+
+def test_a_batch_is_limited_by_bytes(make: Callable[..., StreamPlanner], cluster: FakeCluster) -> None:
+    cluster.add_topic("orders", queues=2)
+    for number in range(40):
+        cluster.put("orders", number % 2, b"x" * (10_000 if number % 2 else 100))
+    planner = make(startingOffsets="earliest", maxBytesPerTrigger=50_000)
+    start = planner.initial()
+    end = planner.latest(start)
+    assert 4 <= end["orders"]["broker-a"]["1"] <= 5
+    assert 0 < end["orders"]["broker-a"]["0"] <= 20
+    single = make(startingOffsets="earliest", maxBytesPerTrigger=1)
+    assert sum(single.latest(start)["orders"]["broker-a"].values()) == 1, (
+        "a message larger than the limit is read alone"
+    )
+
+
+def test_a_run_of_available_now_ends_at_what_was_there(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
+    planner = make(startingOffsets="earliest", maxOffsetsPerTrigger=20)
+    planner.prepare_available_now()
+    orders.queues["orders", 0].max_offset = 500
+    orders.add_topic("orders", queues=4)
+    orders.queues["orders", 0] = attrs.evolve(orders.queues["orders", 0], min_offset=10, max_offset=500)
+    orders.queues["orders", 1].max_offset = 5
+    orders.queues["orders", 3].max_offset = 7
+    position = at(10, 0, 0)
+    for _ in range(5):
+        position = planner.latest(position)
+    assert position == at(30, 5, 0), "neither later messages nor a later queue"
+
+
+def test_a_new_queue_is_read_from_its_first_message_and_recorded_before(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    planner = make(startingOffsets="earliest")
+    start = planner.latest(planner.initial())
+    del orders.queues["orders", 2]
+    orders.queues["orders", 2] = attrs.evolve(orders.queues["orders", 1], min_offset=0, max_offset=0)
+    orders.add_topic("orders", queues=0)
+    orders.queues["orders", 3] = attrs.evolve(orders.queues["orders", 1], min_offset=40, max_offset=60)
+    end = planner.latest(start)
+    assert end == at(30, 5, 0, 40)
+    assert planner.ranges(start, end) == []
+    last = planner.latest(end)
+    assert rows(planner, end, last) == [(3, 40, 60)]
+
+
+def test_a_new_topic_is_read_from_its_first_message(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
+    start = make(startingOffsets="earliest").latest(at(10, 0, 0))
+    orders.add_topic("refunds")
+    orders.queues["refunds", 0].max_offset = 4
+    planner = make(topic="orders,refunds")
+    end = planner.latest(start)
+    assert end == start | at(0, topic="refunds")
+    assert planner.latest(end) == start | at(4, topic="refunds")
+    assert make().latest(end) == end, "a topic that is not read any more keeps its offset"
+
+
+def test_a_queue_that_became_shorter_is_data_loss(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
+    orders.queues["orders", 0].max_offset = 20
+    with pytest.raises(DataLoss, match="orders broker-a queue 0 was read up to offset 30, but ends at 20"):
+        make().latest(at(30, 5, 0))
+    with capture_logs() as logs:
+        planner = make(failOnDataLoss="false")
+        end = planner.latest(at(30, 5, 0))
+    assert end == at(20, 5, 0)
+    assert planner.ranges(at(30, 5, 0), end) == []
+    assert [(entry["event"], entry["lost"]) for entry in logs] == [("messages_lost", 10)]
+    orders.queues["orders", 0].max_offset = 25
+    assert rows(planner, end, planner.latest(end)) == [(0, 20, 25)]
+
+
+def test_a_slave_that_is_behind_is_no_data_loss(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
+    orders.broker_ids = (1,)
+    orders.queues["orders", 0].max_offset = 20
+    planner = make()
+    assert planner.latest(at(30, 5, 0)) == at(30, 5, 0)
+    orders.queues["orders", 0].max_offset = 31
+    assert planner.latest(at(30, 5, 0)) == at(31, 5, 0)
+
+
+def silence(cluster: FakeCluster, *codes: RequestCode) -> None:
+    cluster.script = lambda request: b"" if request.code in codes else None
+
+
+def test_a_broker_that_does_not_answer_keeps_its_offsets_for_a_while(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    planner = make(startingOffsets="earliest", retrySeconds=60)
+    start = planner.latest(planner.initial())
+    silence(orders, RequestCode.GET_MAX_OFFSET)
+    orders.queues["orders", 1].max_offset = 8
+    with capture_logs() as logs:
+        for clock.now in (100.0, 130.0, 159.0):
+            assert planner.latest(start) == start
+    assert [entry["event"] for entry in logs] == ["stream_broker_unreachable"]
+    orders.script = lambda request: None
+    clock.now = 159.5
+    assert planner.latest(start) == at(30, 8, 0)
+    silence(orders, RequestCode.GET_MAX_OFFSET)
+    clock.now = 200.0
+    planner.latest(start)
+    clock.now = 260.0
+    with pytest.raises(Unreachable, match="no answer from"):
+        planner.latest(start)
+
+
+def test_a_stream_runs_on_while_no_nameserver_answers(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    planner = make(startingOffsets="earliest")
+    start = planner.latest(planner.initial())
+    silence(orders, RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    for clock.now in (100.0, 1000.0):
+        orders.queues["orders", 1].max_offset += 1
+        assert planner.latest(start)["orders"]["broker-a"]["1"] == orders.queues["orders", 1].max_offset
+    restarted = make()
+    assert restarted.latest(start) == start
+    clock.now = 1060.0
+    with pytest.raises(Unreachable, match="no nameserver answers"):
+        restarted.latest(start)
+
+
+def test_a_topic_that_is_gone_fails_the_stream_after_a_while(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    planner = make()
+    orders.queues.clear()
+    assert planner.latest(at(30, 5, 0)) == at(30, 5, 0)
+    clock.now = 61.0
+    with pytest.raises(UnknownTopic, match="'orders' is not known"):
+        planner.latest(at(30, 5, 0))
+
+
+def test_a_start_waits_for_the_cluster(make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock) -> None:
+    planner = make(startingOffsets="earliest", retrySeconds=10)
+
+    def script(request: Command) -> bytes | None:
+        return b"" if clock.now < 5 and request.code == RequestCode.GET_MAX_OFFSET else None
+
+    orders.script = script
+    assert planner.initial() == at(10, 0, 0)
+    assert clock.now == 5.0
+    silence(orders, RequestCode.GET_MAX_OFFSET)
+    with pytest.raises(Unreachable):
+        planner.prepare_available_now()
+    assert clock.now == 15.0
+
+
+def test_a_batch_that_was_begun_needs_its_queues(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    del orders.queues["orders", 2]
+    with pytest.raises(Unreachable, match="orders broker-a queue 2 has messages of a batch that was begun"):
+        make(retrySeconds=1).ranges(at(30, 5, 0), at(30, 5, 4))
+    assert make().ranges(at(30, 5, 0), at(30, 5, 0)) == []
+
+
+def test_offsets_are_committed_for_the_group_and_failures_are_logged(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    planner = make(startingOffsets="earliest", groupId="dashboard")
+    end = planner.latest(planner.initial())
+    assert not orders.committed, "no pull has made the group yet"
+    planner.commit(end)
+    assert orders.committed == {("dashboard", "orders", 0): 30, ("dashboard", "orders", 1): 5}
+    orders.committed.clear()
+    make(groupId="dashboard").latest(end)
+    assert orders.committed[("dashboard", "orders", 0)] == 30, "Spark does not report a run's last batch"
+    asked = len(orders.requests)
+    planner.commit(end)
+    assert len(orders.requests) == asked, "unchanged offsets are not committed again"
+    orders.script = lambda request: request.answer(ResponseCode.SYSTEM_ERROR, "no")
+    with capture_logs() as logs:
+        planner.commit(at(30, 9, 0))
+    assert [(entry["event"], entry["group"]) for entry in logs] == [("stream_offsets_not_committed", "dashboard")]
+    orders.committed.clear()
+    orders.script = lambda request: None
+    silent = make(startingOffsets="earliest")
+    silent.commit(silent.initial())
+    assert not orders.committed
+
+
+def test_the_last_known_ends_are_reported(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
+    planner = make(startingOffsets="earliest", maxOffsetsPerTrigger=1)
+    assert planner.report() is None
+    planner.latest(planner.initial())
+    assert planner.report() == at(30, 5, 0)
+
+
+def test_large_batches_are_split(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
+    planner = make(minPartitions=5)
+    assert rows(planner, at(10, 0, 0), at(30, 5, 0)) == [(0, 10, 15), (0, 15, 20), (0, 20, 25), (0, 25, 30), (1, 0, 5)]
+
+
+def test_offsets_have_one_text(make: Callable[..., StreamPlanner]) -> None:
+    offsets = {("t", "b", number): number for number in range(12)}
+    mixed = list(offsets.items())
+    random.Random(7).shuffle(mixed)
+    text = json.dumps(pack(dict(mixed)))
+    assert text == json.dumps(pack(offsets))
+    assert unpack(json.loads(text)) == offsets
+
+
+@pytest.mark.parametrize("packed", [{"offset": 3}, {"t": {"b": {"x": 1}}}, {"t": {"b": {"0": "y"}}}])
+def test_a_checkpoint_of_another_source_is_named(make: Callable[..., StreamPlanner], packed: dict[str, Any]) -> None:
+    with pytest.raises(WrongOption, match="the checkpoint is of another source"):
+        make().latest(packed)
+
+
+def test_twelve_hours_of_batches_read_every_message_once(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    """A trigger every minute for 12 hours, with restarts, queues that come, and a broker that is away now and then."""
+    chance = random.Random(19)
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 40, "minPartitions": 4, "retrySeconds": 600}
+    planner = make(**options)
+    position = start = planner.initial()
+    read: dict[int, list[tuple[int, int]]] = {}
+    for number in range(12 * 60):
+        clock.now += 60.0
+        for queue in orders.queues.values():
+            queue.max_offset += chance.randrange(12)
+        if number % 200 == 100:
+            orders.add_topic("more", queues=0)
+            orders.queues["orders", len(orders.queues)] = attrs.evolve(orders.queues["orders", 1], max_offset=0)
+        if number % 100 == 50:
+            planner = make(**options)
+        silence(orders, *([RequestCode.GET_MAX_OFFSET] if number % 60 in (10, 11, 12) else []))
+        end = planner.latest(position)
+        for queue_id, first, until in rows(planner, position, end):
+            read.setdefault(queue_id, []).append((first, until))
+        position = end
+    orders.script = lambda request: None
+    last = planner.latest(position, read_all=True)
+    for queue_id, first, until in rows(planner, position, last):
+        read.setdefault(queue_id, []).append((first, until))
+    for (_, queue_id), queue in orders.queues.items():
+        begin = start["orders"]["broker-a"].get(str(queue_id), 0)
+        pieces = sorted(read[queue_id])
+        assert [first for first, _ in pieces] == [begin, *(until for _, until in pieces[:-1])]
+        assert pieces[-1][1] == queue.max_offset

@@ -1,0 +1,172 @@
+"""The sink without Spark: columns, options, and Arrow batches that become messages of a real broker."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq import sync
+from gantrymq.message import DeliveredRecord
+from gantrymq.spark.errors import SendFailed, WrongOption
+from gantrymq.spark.options import read_sink_options
+from gantrymq.spark.sink import DEDUP_PROPERTY, check_sink_columns, send_rows, to_messages
+from gantrymq.testing.harness import Cluster, cluster_in_thread
+
+pa = pytest.importorskip("pyarrow", reason="rows are Arrow's: pip install 'gantrymq[spark]'")
+
+NEEDED = {"nameserver": "127.0.0.1:9876", "topic": "orders"}
+DEDUP = Path(__file__).parents[2] / "examples" / "plugins" / "dedup" / "gantrymq_dedup.py"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster_in_thread(tmp_path / "store") as cluster:
+        yield cluster
+
+
+def stored(nameserver: str, topic: str = "orders") -> list[DeliveredRecord]:
+    with sync.connect(nameserver) as client:
+        queues = client.admin.queues(topic)
+        found = [
+            client.admin.message_at(queue, offset)
+            for queue in queues
+            for offset in range(client.admin.max_offset(queue))
+        ]
+    return [message for message in found if message is not None]
+
+
+@pytest.mark.parametrize(
+    ("types", "options", "says"),
+    [
+        ({"value": "string"}, {}, "column 'value' is no part of a message; there are topic, body"),
+        ({"topic": "string"}, {}, 'column "body" is missing'),
+        ({"body": "int"}, {}, "column 'body' is of type int; it must be binary or string"),
+        (
+            {"body": "string"},
+            {"topic": ""},
+            'where to send is missing: .option("topic", "orders"), or a column "topic"',
+        ),
+        ({"body": "string", "dedup_key": "string"}, {"dedupKeys": "true"}, "take one of them"),
+        ({"body": "string", "deliver_at": "bigint"}, {}, "it must be timestamp"),
+    ],
+)
+def test_columns_that_make_no_message_are_named(types: dict[str, str], options: dict[str, str], says: str) -> None:
+    with pytest.raises(WrongOption) as caught:
+        check_sink_columns(types, read_sink_options(NEEDED | options))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"nameserver": "x"}, "'x' is no address"),
+        ({"startingOffsets": "latest"}, "option startingOffsets is for reading only"),
+        ({"topc": "x"}, "did you mean topic"),
+        ({"dedupKeys": "1"}, "dedupKeys is true or false"),
+        ({"producerGroup": "a b"}, "producerGroup: the specified group"),
+        ({"lingerMillis": "-1"}, "lingerMillis is a number from 0"),
+        ({"accessKey": "a"}, "secret_key is missing"),
+        ({"tls": "yes"}, "tls is true or false"),
+        ({"tlsCaFile": "/x"}, "tlsCaFile is for tls=true only"),
+    ],
+)
+def test_a_wrong_option_of_a_write_is_named(given: dict[str, str], says: str) -> None:
+    with pytest.raises(WrongOption, match=says):
+        read_sink_options(NEEDED | given)
+
+
+def test_every_option_of_a_write_is_read() -> None:
+    options = read_sink_options(
+        NEEDED
+        | {"DEDUPKEYS": "true", "lingerMillis": "20", "producerGroup": "etl", "accessKey": "a", "secretKey": "s",
+           "namespace": "n", "tls": "true", "checkpointLocation": "/c", "path": "p"}
+    )  # fmt: skip
+    assert (options.derive_dedup_keys, options.linger_seconds, options.group) == (True, 0.02, "etl")
+    assert (options.security.access_key, options.security.namespace, options.security.tls) == ("a", "n", True)
+    assert "secret" not in repr(options).replace("secret_key", ""), "secrets are not shown"
+
+
+def test_rows_become_messages_with_all_that_columns_say(running: Cluster) -> None:
+    deliver_at = datetime.now(UTC) - timedelta(seconds=5)
+    rows: list[dict[str, Any]] = [
+        {"topic": None, "body": b"plain"},
+        {"topic": "refunds", "body": b"full", "tags": "paid", "keys": ["a", "b"], "properties": [("colour", "grün")],
+         "dedup_key": "mine"},
+        {"topic": None, "body": b"late", "deliver_at": deliver_at},
+        *({"topic": None, "body": b"ordered", "order_key": "customer 7"} for _ in range(20)),
+    ]  # fmt: skip
+    schema = pa.schema(
+        [
+            ("topic", pa.string()), ("body", pa.binary()), ("tags", pa.string()), ("keys", pa.list_(pa.string())),
+            ("properties", pa.map_(pa.string(), pa.string())), ("deliver_at", pa.timestamp("us", "UTC")),
+            ("order_key", pa.string()), ("dedup_key", pa.string()),
+        ]
+    )  # fmt: skip
+    batches = pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=9)
+    options = read_sink_options({"nameserver": running.nameserver, "topic": "orders"})
+    assert send_rows(iter(batches), options, "") == 23
+    (full,) = stored(running.nameserver, "refunds")
+    assert (full.body, full.tags, full.keys) == (b"full", "paid", ("a", "b"))
+    assert {"colour": "grün", DEDUP_PROPERTY: "mine"}.items() <= full.properties.items()
+    orders = stored(running.nameserver)
+    assert {message.body for message in orders} >= {b"plain", b"ordered"}
+    assert len({message.queue_id for message in orders if message.body == b"ordered"}) == 1
+
+
+def test_text_is_sent_as_utf_8_and_keys_may_be_one_text() -> None:
+    batch = pa.record_batch({"body": ["grün"], "keys": ["a b"], "delay": [2]})
+    (message,) = to_messages(batch, read_sink_options(NEEDED), "", 0)
+    assert (message.body, message.keys, message.delay) == ("grün".encode(), ("a", "b"), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ({"body": [b"x", None]}, "row 1 of the task has no body: it is null"),
+        ({"body": [b"x"], "topic": [None]}, "row 0 of the task has no topic: it is null"),
+        ({"body": [b"x", b""]}, "row 1 of the task is no message: the body is empty"),
+        ({"body": [b"x" * 4_194_305]}, "row 0 of the task is no message: the body has 4194305 bytes"),
+        ({"body": [b"x"], "topic": ["no topic!"]}, "row 0 of the task is no message: .*no topic!"),
+        ({"body": [b"x"], "delay": [-1]}, "row 0 of the task is no message: .*delay"),
+        ({"body": [b"x"], "keys": ["ok"], "properties": [[("TAGS", "x")]]}, "property TAGS is reserved"),
+    ],
+)
+def test_a_row_that_is_no_message_is_named(running: Cluster, rows: dict[str, list[Any]], says: str) -> None:
+    given = {"nameserver": running.nameserver} | ({} if "topic" in rows else {"topic": "orders"})
+    types = {"properties": pa.map_(pa.string(), pa.string()), "topic": pa.string(), "body": pa.binary()}
+    batch = pa.record_batch({name: pa.array(values, types.get(name)) for name, values in rows.items()})
+    with pytest.raises(SendFailed, match=says):
+        send_rows(iter([batch]), read_sink_options(given), "")
+
+
+def test_an_unstorable_message_fails_the_task() -> None:
+    options = read_sink_options({"nameserver": "127.0.0.1:1", "topic": "orders"})
+    with pytest.raises(SendFailed, match=r"127\.0\.0\.1:1"):
+        send_rows(iter([pa.record_batch({"body": [b"x"]})]), options, "")
+
+
+def test_a_message_that_is_stored_less_safely_than_asked_fails_the_task(tmp_path: Path) -> None:
+    """A synchronous master without its slave stores a message and says that it did not reach the slave."""
+    settings = {"plugin.ha.role": "sync_master"}
+    with cluster_in_thread(tmp_path / "store", enable=["ha"], settings=settings) as cluster:
+        options = read_sink_options({"nameserver": cluster.nameserver, "topic": "orders"})
+        with pytest.raises(SendFailed, match="SLAVE_NOT_AVAILABLE"):
+            send_rows(iter([pa.record_batch({"body": [b"x"]})]), options, "")
+
+
+def test_a_task_that_is_repeated_stores_each_row_once_with_deduplication(tmp_path: Path) -> None:
+    dedup = runpy.run_path(str(DEDUP))["DedupPlugin"]
+    batch = pa.record_batch({"body": [b"%d" % number for number in range(500)]})
+    settings = {"plugin.dedup.property": DEDUP_PROPERTY}
+    with cluster_in_thread(tmp_path / "store", enable=[dedup], settings=settings) as cluster:
+        options = read_sink_options({"nameserver": cluster.nameserver, "topic": "orders", "dedupKeys": "true"})
+        send_rows(iter([batch.slice(0, 300)]), options, "query-7-0")  # a task that died after 300 rows
+        send_rows(iter([batch.slice(0, 100), batch.slice(100)]), options, "query-7-0")
+        send_rows(iter([batch.slice(0, 1)]), options, "query-8-0")
+        bodies = sorted(int(message.body) for message in stored(cluster.nameserver))
+    assert bodies == sorted([*range(500), 0])

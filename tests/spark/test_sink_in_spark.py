@@ -1,0 +1,79 @@
+"""Writes of a real Spark to a GantryMQ broker."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gantrymq.spark import reason
+from gantrymq.testing.harness import Cluster, cluster_in_thread
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+DEDUP = Path(__file__).parents[2] / "examples" / "plugins" / "dedup" / "gantrymq_dedup.py"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A broker with the example plugin."""
+    dedup = runpy.run_path(str(DEDUP))["DedupPlugin"]
+    settings = {"plugin.dedup.property": "DEDUP_KEY"}
+    with cluster_in_thread(tmp_path_factory.mktemp("sink"), enable=[dedup], settings=settings) as cluster:
+        yield cluster
+
+
+def read(spark: SparkSession, broker: Cluster, topic: str) -> DataFrame:
+    return spark.read.format("gantrymq").options(nameserver=broker.nameserver, topic=topic).load()
+
+
+def test_a_frame_becomes_messages_and_errors_come_before_anything_is_sent(spark: SparkSession, broker: Cluster) -> None:
+    frame = spark.range(300).selectExpr(
+        "concat('order ', id) AS body", "if(id % 3 = 0, 'other', null) AS topic", "'paid' AS tags",
+        "array(cast(id AS string)) AS keys", "map('n', cast(id AS string)) AS properties", "id % 7 AS order_key",
+    )  # fmt: skip
+    to = {"nameserver": broker.nameserver, "topic": "written"}
+    frame.repartition(3).write.format("gantrymq").options(**to).mode("append").save()
+    rows = read(spark, broker, "written,other").selectExpr("topic", "cast(body AS string) b", "keys", "tags").collect()
+    assert sorted((row.topic, row.b, row["keys"], row.tags) for row in rows) == sorted(
+        ("written" if number % 3 else "other", f"order {number}", str(number), "paid") for number in range(300)
+    )
+    for wrong, mode, says in (
+        (frame.selectExpr("body AS value"), "append", "column 'value' is no part of a message"),
+        (frame, "overwrite", "a topic cannot be overwritten"),
+    ):
+        with pytest.raises(Exception, match=says) as caught:
+            wrong.write.format("gantrymq").options(**to).mode(mode).save()
+        assert says in reason(caught.value)
+    with pytest.raises(Exception, match="has no body: it is null") as caught:
+        frame.selectExpr("cast(null AS string) AS body").write.format("gantrymq").options(**to).mode("append").save()
+    assert reason(caught.value) == "row 0 of the task has no body: it is null"
+
+
+def test_a_batch_of_a_stream_that_is_repeated_is_stored_once(
+    spark: SparkSession, broker: Cluster, tmp_path: Path
+) -> None:
+    """A topic is copied to another one. Then the commit of the last batch is removed, so that Spark repeats it."""
+    source = {"nameserver": broker.nameserver, "topic": "source"}
+    spark.range(200).selectExpr("cast(id AS string) AS body").write.format("gantrymq").options(**source).mode(
+        "append"
+    ).save()
+    frame = spark.readStream.format("gantrymq").options(startingOffsets="earliest", **source).load().select("body")
+    for _ in range(2):
+        query = (
+            frame.writeStream.format("gantrymq")
+            .options(nameserver=broker.nameserver, topic="copy", dedupKeys="true", checkpointLocation=str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        for path in (tmp_path / "commits").iterdir():
+            path.unlink()
+    bodies = [int(row.b) for row in read(spark, broker, "copy").selectExpr("cast(body AS string) b").collect()]
+    assert sorted(bodies) == list(range(200))

@@ -1,0 +1,194 @@
+"""Streams in a real Spark: the scripted cluster, and a GantryMQ broker that restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gantrymq import sync
+from gantrymq.message import Message
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.spark import lag, reason
+from support.processes import free_ports, gantrymq_child
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+Row = tuple[str, int, int]
+
+
+class Batches:
+    """What a query has read, by batch; ``before`` may fail a batch."""
+
+    def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
+        self.by_number: dict[int, list[Row]] = {}
+        self._before = before
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        self._before(number)
+        rows = frame.select("topic", "queueId", "queueOffset").collect()
+        self.by_number[number] = sorted((row.topic, row.queueId, row.queueOffset) for row in rows)
+
+    @property
+    def rows(self) -> list[Row]:
+        return sorted(row for rows in self.by_number.values() for row in rows)
+
+
+def start(
+    spark: SparkSession, nameserver: str, checkpoint: Path, batches: Batches, *, ends: bool = True, **options: Any
+) -> StreamingQuery:
+    given = {"nameserver": nameserver, "topic": "orders"} | {name: str(value) for name, value in options.items()}
+    writer = spark.readStream.format("gantrymq").options(**given).load().writeStream.foreachBatch(batches)
+    trigger = writer.trigger(availableNow=True) if ends else writer.trigger(processingTime="50 milliseconds")
+    trigger = trigger.option("checkpointLocation", str(checkpoint))
+    for _ in range(5):
+        query = trigger.start()
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            time.sleep(0.02)
+        # Spark gives a worker ten seconds to start, which is short on a busy machine.
+        if (failure := query.exception()) is None or "failed to connect back" not in str(failure):
+            break
+    return query
+
+
+def run(spark: SparkSession, cluster: FakeCluster, checkpoint: Path, **options: Any) -> Batches:
+    """Read what is there now."""
+    batches = Batches()
+    start(spark, cluster.address, checkpoint, batches, **options).awaitTermination()
+    return batches
+
+
+def fill(cluster: FakeCluster, count: int, queue_id: int = 0, topic: str = "orders") -> None:
+    for _ in range(count):
+        cluster.put(topic, queue_id, b"x")
+
+
+def rows(queue_id: int, first: int, end: int, topic: str = "orders") -> list[Row]:
+    return [(topic, queue_id, offset) for offset in range(first, end)]
+
+
+def test_a_stream_goes_on_from_its_checkpoint_with_added_queues_and_topics(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add_topic("orders", queues=2)
+    fill(cluster, 10)
+    fill(cluster, 3, queue_id=1)
+    cluster.pull_rows = 100
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 2, "minPartitions": 2, "groupId": "dashboard"}
+    first = run(spark, cluster, tmp_path, **options)
+    assert first.rows == rows(0, 0, 10) + rows(1, 0, 3)
+    assert [len(batch) for batch in first.by_number.values()] == [2, 2, 2, 2, 2, 2, 1]
+    assert cluster.committed == {("dashboard", "orders", 0): 10, ("dashboard", "orders", 1): 3}
+
+    fill(cluster, 4)
+    cluster.queues["orders", 2] = type(cluster.queues["orders", 0])(min_offset=1, max_offset=1)
+    fill(cluster, 2, queue_id=2)
+    cluster.add_topic("refunds")
+    fill(cluster, 1, topic="refunds")
+    second = run(spark, cluster, tmp_path, topic="orders,refunds")
+    assert second.rows == rows(0, 10, 14) + rows(2, 1, 3) + rows(0, 0, 1, "refunds")
+    assert run(spark, cluster, tmp_path, topic="orders,refunds").rows == []
+
+
+def test_a_stream_from_latest_loses_nothing_when_its_first_batch_fails(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add_topic("orders")
+    fill(cluster, 5)
+    asked = 0
+
+    def send_after_the_start(request: Command) -> None:
+        nonlocal asked
+        asked += request.code == RequestCode.GET_MAX_OFFSET
+        if asked == 2 and request.code == RequestCode.GET_MAX_OFFSET:
+            fill(cluster, 20)
+
+    cluster.script = send_after_the_start
+
+    def fail(number: int) -> None:
+        raise ValueError("no room")
+
+    failing = start(spark, cluster.address, tmp_path, Batches(fail), ends=False)
+    with pytest.raises(Exception, match="no room") as caught:
+        failing.awaitTermination(60)
+    assert reason(caught.value) == "ValueError: no room"
+
+    batches = Batches()
+    query = start(spark, cluster.address, tmp_path, batches, ends=False)
+    query.processAllAvailable()
+    query.stop()
+    assert batches.rows == rows(0, 5, 25)
+
+
+def test_messages_that_expired_between_two_runs_are_data_loss(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add_topic("orders")
+    fill(cluster, 5)
+    assert run(spark, cluster, tmp_path, startingOffsets="earliest").rows == rows(0, 0, 5)
+    fill(cluster, 10)
+    cluster.queues["orders", 0].min_offset = 8
+    with pytest.raises(Exception, match="DataLoss") as caught:
+        run(spark, cluster, tmp_path)
+    assert reason(caught.value).startswith("orders broker-a queue 0: offset 5 is wanted")
+    assert run(spark, cluster, tmp_path, failOnDataLoss="false").rows == rows(0, 8, 15)
+
+
+def test_two_queries_run_concurrently_and_report_their_lag(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add_topic("orders")
+    fill(cluster, 40)
+    cluster.pull_rows = 100
+    one, two = Batches(), Batches()
+    slow = start(spark, cluster.address, tmp_path / "1", one, startingOffsets="earliest", maxOffsetsPerTrigger=10)
+    fast = start(spark, cluster.address, tmp_path / "2", two, startingOffsets="earliest", maxBytesPerTrigger=10**9)
+    for query in (slow, fast):
+        assert query.awaitTermination(120)
+    assert one.rows == two.rows == rows(0, 0, 40)
+    progress = [item for item in slow.recentProgress if item["numInputRows"]]
+    assert [lag(item) for item in progress] == [30, 20, 10, 0]
+    assert len(two.by_number) == 1
+
+
+def test_an_unknown_topic_fails_the_query_with_its_reason(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match="UnknownTopic") as caught:
+        run(spark, cluster, tmp_path, startingOffsets="earliest")
+    assert reason(caught.value) == f"topic 'orders' is not known to the nameserver {cluster.address}"
+
+
+def test_a_stream_survives_the_restart_of_its_broker(spark: SparkSession, tmp_path: Path) -> None:
+    broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    serve = ("serve", "--data", str(tmp_path / "data"), "--listen", broker, "--nameserver-listen", nameserver)
+    batches = Batches()
+
+    def send(first: int) -> None:
+        with sync.connect(nameserver) as client, client.producer("spark-tests") as producer:
+            producer.send_batch([Message("orders", b"%d" % number) for number in range(first, first + 100)])
+
+    query = None
+    for number in range(2):
+        with gantrymq_child(serve, tmp_path / f"{number}.err") as child:
+            child.wait_line(lambda line: line.startswith("ready"))
+            send(number * 100)
+            query = query or start(
+                spark, nameserver, tmp_path / "check", batches, ends=False, startingOffsets="earliest",
+                maxOffsetsPerTrigger=30,
+            )  # fmt: skip
+            deadline = time.monotonic() + 120
+            while len(batches.rows) < (number + 1) * 100 and time.monotonic() < deadline and query.isActive:
+                time.sleep(0.1)
+    assert query is not None
+    query.stop()
+    assert len(batches.rows) == len(set(batches.rows)) == 200
