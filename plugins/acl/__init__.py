@@ -8,7 +8,8 @@ Files: that of the accounts, which requests 50, 51 and 53 change, and that of ``
 Replaces RocketMQ's ``PlainAccessValidator`` and ``PlainPermissionManager``: codes 50 to 54.
 
 ``accounts`` reads the file and ``addresses`` its patterns, ``account_file`` watches and changes it, ``checks`` decides
-about a request, ``resources`` says which topics and groups it names. ``docs/howto/secure.md``.
+about a request, ``resources`` says which topics and groups it names,
+``explain`` what ``gantrymq acl`` prints. ``docs/howto/secure.md``.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_a_file_without_accounts_has_none(text: str) -> None:
         ("dataVersion: [{counter: x}]", "dataVersion must have"),
     ],
 )
-def test_what_is_wrong_is_said_without_the_secret(text: str, reason: str) -> None:
+def test_errors_in_the_account_file_show_no_secret(text: str, reason: str) -> None:
     try:
         Accounts.parse(text.encode())
         found = ""

@@ -44,7 +44,7 @@ def test_a_pattern_matches_its_addresses_and_no_others(pattern: str, inside: lis
     ["1.2.3", "1.2.3.4.5", "1.2.3.256", "1.2.3.x", "1.2.3.-5", "1.2.3.5-", "1.2.3.9-5", "1.2.3.{4", "1.2.3.4}", "host",
      "1::2::3", "1:2:3", "12345::", "1.2.3.{a,b}", "1.2.3.\N{SUPERSCRIPT TWO}", "1.2.3.1_0"],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(pattern: str) -> None:
+def test_invalid_address_patterns_are_rejected(pattern: str) -> None:
     with pytest.raises(ValueError, match="is no address"):
         parse_rule(pattern)
 

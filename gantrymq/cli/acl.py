@@ -1,0 +1,358 @@
+"""``gantrymq acl``: check a file of accounts, explain decisions, change the accounts of running brokers."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import rich_click as click
+
+from gantrymq.cli.connecting import connect_settings, use_everywhere
+from gantrymq.cli.failures import CommandFailed, warn
+from gantrymq.cli.plugin_activity import check_broker
+from gantrymq.cli.tables import print_rows
+
+if TYPE_CHECKING:
+    from gantrymq.plugins.acl.accounts import Accounts
+    from gantrymq.remoting.bodies.access import AccountConfig, AclConfigBody
+    from gantrymq.remoting.channel import Channel
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+ANSWER_S: Final = 10.0
+SECRET_BYTES: Final = 24
+PERMISSIONS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
+SHORT: Final = {"send": "SEND_MESSAGE", "consume": "PULL_MESSAGE", "transaction": "END_TRANSACTION",
+                "admin": "UPDATE_AND_CREATE_TOPIC"}  # fmt: skip
+"""Words for the requests that people ask about most."""
+NEW_SECRET: Final = "GANTRYMQ_NEW_SECRET_KEY"  # noqa: S105 - the name of a variable
+
+
+@click.group()
+def acl() -> None:
+    """Check and explain the accounts of brokers with access control, and change them."""
+
+
+def _file_option(function: F) -> F:
+    return click.option(
+        "--file",
+        "path",
+        type=click.Path(exists=True, dir_okay=False),
+        default=None,
+        help="The file of the accounts, `plain_acl.yml`.",
+    )(function)
+
+
+def _one_broker(function: F) -> F:
+    return click.option("--broker", callback=check_broker, metavar="HOST:PORT", help="Ask this broker.")(function)
+
+
+def _brokers_option(function: F) -> F:
+    return click.option(
+        "--broker", "brokers", multiple=True, required=True, metavar="HOST:PORT",
+        callback=lambda context, parameter, given: [check_broker(context, parameter, each) for each in given],
+        help="The broker whose accounts change; repeat it for each broker of the cluster.",
+    )(function)  # fmt: skip
+
+
+@acl.command()
+@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False), default="conf/plain_acl.yml")
+def check(path: str) -> None:
+    """Check a file of accounts as a broker would read it, and warn about what is probably not meant.
+
+    The exit code is 1 if a broker would refuse the file. No secret key is shown.
+    """
+    from gantrymq.plugins.acl.explain import warnings_of
+
+    accounts = _read(path)
+    texts = warnings_of(accounts)
+    if Path(path).stat().st_mode & 0o077:
+        texts.append(f"other users can read or change the file: chmod 600 {path}")
+    for text in texts:
+        warn(text)
+    admins = sum(account.admin for account in accounts.by_key.values())
+    click.echo(f"{path}: {len(accounts.by_key)} accounts, {admins} of them admin, {len(texts)} warnings")
+
+
+@acl.command()
+@click.argument("access_key")
+@click.argument("request")
+@click.option("--topic", default="", help="The topic of the request, or of the message that it names by its offset.")
+@click.option("--group", default="", help="The consumer group.")
+@click.option("--address", default="", metavar="HOST", help="The address from which the client connects.")
+@_file_option
+@_one_broker
+def explain(access_key: str, request: str, topic: str, group: str, address: str, path: str | None,
+            broker: str | None) -> None:  # fmt: skip
+    """Say whether a broker serves a request of ACCESS_KEY, and why.
+
+    REQUEST is `send`, `consume`, `transaction`, `admin`, or the name or number of a request code. The accounts come
+    from a file, or from a running broker. With a file, the secret key in GANTRYMQ_SECRET_KEY is compared as well, if
+    GANTRYMQ_ACCESS_KEY is ACCESS_KEY. The exit code is 1 if the request is refused.
+    """
+    from gantrymq.plugins.acl.explain import explain as explained
+    from gantrymq.plugins.acl.explain import needed_names
+
+    code = _code_of(request)
+    if (path is None) == (broker is None):
+        raise click.UsageError("name the accounts: either --file or --broker")
+    given = {"topic": topic, "group": group}
+    missing = [f"--{name}" for name in needed_names(code) if not given[name]]
+    if missing:
+        raise click.UsageError(f"{code.name} needs {' and '.join(missing)}")
+    accounts = _read(path) if path is not None else _accounts_of(_ask(broker or "", _config_of))
+    found = explained(accounts, access_key, code, topic=topic, group=group, address=address)
+    reasons, allowed = list(found.reasons), found.allowed
+    if path is not None and not _is_same_secret(accounts, access_key):
+        reasons.append("the secret key in GANTRYMQ_SECRET_KEY is not that of the account: the signature would be wrong")
+        allowed = False
+    for reason in reasons:
+        click.echo(reason)
+    if not allowed:
+        raise CommandFailed(f"refused: {code.name} of {access_key}")
+    click.echo("allowed")
+
+
+@acl.group()
+def user() -> None:
+    """List, create, change and delete the accounts of running brokers.
+
+    The requests are signed with GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY, which must be those of an admin account.
+    """
+
+
+@user.command("list")
+@click.option("--broker", required=True, callback=check_broker, metavar="HOST:PORT", help="Ask this broker.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per account.")
+def list_users(broker: str, as_json: bool) -> None:
+    """List the accounts of a broker with their permissions, without secret keys."""
+    body = _ask(broker, _config_of)
+    rows = [
+        {
+            "access_key": each.access_key,
+            "admin": each.admin,
+            "topic_default": each.default_topic_perm,
+            "group_default": each.default_group_perm,
+            "topics": each.topic_perms if as_json else " ".join(each.topic_perms or ()),
+            "groups": each.group_perms if as_json else " ".join(each.group_perms or ()),
+            "address": each.white_remote_address,
+        }
+        for each in body.plain_access_configs
+    ]
+    columns = ("access_key", "admin", "topic_default", "group_default", "topics", "groups", "address")
+    print_rows(columns, rows, as_json)
+
+
+@user.command("set")
+@click.argument("access_key")
+@click.option("--admin/--no-admin", default=None, help="Whether the account may administer.")
+@click.option("--topic-default", type=click.Choice(PERMISSIONS), help="The permission for topics that are not listed.")
+@click.option("--group-default", type=click.Choice(PERMISSIONS), help="The permission for groups that are not listed.")
+@click.option("--address", default=None, help="The addresses at which the account needs no signature.")
+@_brokers_option
+def set_user(access_key: str, admin: bool | None, topic_default: str | None, group_default: str | None,
+             address: str | None, brokers: list[str]) -> None:  # fmt: skip
+    """Create an account, or change what the options name.
+
+    GANTRYMQ_NEW_SECRET_KEY is the account's secret key. If it is not set, an account keeps its secret key, and a new
+    one gets a random secret key, which is printed once.
+    """
+    secret = os.environ.get(NEW_SECRET) or None
+    fields = {"defaultTopicPerm": topic_default, "defaultGroupPerm": group_default, "whiteRemoteAddress": address}
+    made: list[str] = []
+
+    async def work(channel: Channel) -> None:
+        found = _account_in(await _config_of(channel), access_key)
+        chosen = secret
+        if found is None and chosen is None:
+            if not made:
+                made.append(secrets.token_urlsafe(SECRET_BYTES))
+            chosen = made[0]
+        flag = admin if admin is not None else found is not None and found.admin
+        await _update(channel, access_key, {**fields, "secretKey": chosen}, flag)
+
+    for broker in brokers:
+        _ask(broker, work)
+        click.echo(f"{broker}: account {access_key} is set")
+    if made:
+        click.echo(f"secret key: {made[0]}")
+
+
+@user.command("delete")
+@click.argument("access_key")
+@_brokers_option
+def delete_user(access_key: str, brokers: list[str]) -> None:
+    """Delete an account."""
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+
+    async def work(channel: Channel) -> None:
+        await _call(channel, Command(RequestCode.DELETE_ACL_CONFIG, {"accessKey": access_key}))
+
+    for broker in brokers:
+        _ask(broker, work)
+        click.echo(f"{broker}: account {access_key} is deleted")
+
+
+@acl.command()
+@click.argument("access_key")
+@click.option("--topic", "topics", multiple=True, metavar="NAME=PERM", help="A topic and its permission.")
+@click.option("--group", "groups", multiple=True, metavar="NAME=PERM", help="A consumer group and its permission.")
+@_brokers_option
+def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], brokers: list[str]) -> None:
+    """Set permissions of an account for topics and groups; the others stay.
+
+    PERM is `PUB`, `SUB`, `PUB|SUB` or `DENY`. Quote it: the shell gives `|` another meaning.
+    """
+    if not topics and not groups:
+        raise click.UsageError("give --topic or --group")
+    for text in (*topics, *groups):
+        if text.rpartition("=")[2] not in (*PERMISSIONS, "SUB|PUB") or not text.rpartition("=")[0]:
+            raise click.BadParameter(f"{text!r}: NAME=PERM is expected, PERM one of {', '.join(PERMISSIONS)}")
+
+    async def work(channel: Channel) -> None:
+        found = _account_in(await _config_of(channel), access_key)
+        if found is None:
+            raise CommandFailed(f"no account has the access key {access_key}: create it with gantrymq acl user set")
+        fields = {
+            "topicPerms": _merged(found.topic_perms, topics) if topics else None,
+            "groupPerms": _merged(found.group_perms, groups) if groups else None,
+        }
+        await _update(channel, access_key, fields, found.admin)
+
+    for broker in brokers:
+        _ask(broker, work)
+        click.echo(f"{broker}: {access_key} has {' '.join((*topics, *groups))}")
+
+
+# -------------------------------------------------------------------------------------------------------- internals
+
+
+def _code_of(text: str) -> RequestCode:
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.rights import BROKER_RIGHTS
+
+    name = SHORT.get(text.lower(), text.upper().replace("-", "_"))
+    try:
+        code = RequestCode(int(text)) if text.isdigit() else RequestCode[name]
+    except (KeyError, ValueError):
+        raise click.BadParameter(
+            f"{text!r}: expected {', '.join(SHORT)}, or a request code (docs/reference/request-codes.md)"
+        ) from None
+    if code not in BROKER_RIGHTS:
+        raise click.BadParameter(f"brokers do not serve {code.name}")
+    return code
+
+
+def _needs_yaml(function: F) -> F:
+    """The parser of the file is part of an extra."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except ModuleNotFoundError as error:
+            raise CommandFailed(f"{error}; install it with `pip install 'gantrymq[acl]'`") from None
+
+    return call  # type: ignore[return-value]
+
+
+@_needs_yaml
+def _read(path: str) -> Accounts:
+    from gantrymq.plugins.acl.accounts import Accounts
+
+    try:
+        return Accounts.parse(Path(path).read_bytes())
+    except ValueError as error:
+        raise CommandFailed(f"{path}: {error}") from None
+
+
+@_needs_yaml
+def _accounts_of(body: AclConfigBody) -> Accounts:
+    """The accounts of a broker, which does not show the secret keys: no signature can be checked with these."""
+    from gantrymq.plugins.acl.accounts import Accounts, write_document
+
+    entries = [
+        {
+            "accessKey": each.access_key,
+            "secretKey": secrets.token_hex(),
+            "whiteRemoteAddress": each.white_remote_address,
+            "admin": each.admin,
+            "defaultTopicPerm": each.default_topic_perm,
+            "defaultGroupPerm": each.default_group_perm,
+            "topicPerms": each.topic_perms,
+            "groupPerms": each.group_perms,
+        }
+        for each in body.plain_access_configs
+    ]
+    document = {"globalWhiteRemoteAddresses": body.global_white_addrs, "accounts": entries}
+    return Accounts.parse(write_document(document))
+
+
+def _is_same_secret(accounts: Accounts, access_key: str) -> bool:
+    """Whether the secret key of the environment is the account's; also if there is none to compare."""
+    account, secret = accounts.by_key.get(access_key), os.environ.get("GANTRYMQ_SECRET_KEY")
+    if account is None or not secret or os.environ.get("GANTRYMQ_ACCESS_KEY") != access_key:
+        return True
+    return hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), account.secret)
+
+
+def _ask(broker: str, work: Callable[[Channel], Awaitable[T]]) -> T:
+    import trio
+
+    from gantrymq.remoting.channel import open_channel
+
+    settings = connect_settings()
+
+    async def main() -> T:
+        use_everywhere(settings)
+        async with open_channel(broker) as channel:
+            return await work(channel)
+
+    return trio.run(main)
+
+
+async def _call(channel: Channel, command: Command) -> Command:
+    from gantrymq.remoting.codes import ResponseCode
+
+    answer = await channel.call(command, ANSWER_S)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise CommandFailed(f"{channel.address} has no accounts: the plugin 'acl' is not enabled there")
+    if answer.code != ResponseCode.SUCCESS:
+        raise CommandFailed(f"{channel.address}: {answer.remark or f'code {answer.code}'}")
+    return answer
+
+
+async def _config_of(channel: Channel) -> AclConfigBody:
+    from gantrymq.remoting.bodies.access import AclConfigBody
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+
+    answer = await _call(channel, Command(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG))
+    return AclConfigBody.from_bytes(answer.body)
+
+
+async def _update(channel: Channel, access_key: str, fields: dict[str, str | None], admin: bool) -> None:
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+
+    ext = {"accessKey": access_key, "admin": str(admin).lower()}
+    ext |= {name: value for name, value in fields.items() if value is not None}
+    await _call(channel, Command(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext))
+
+
+def _account_in(body: AclConfigBody, access_key: str) -> AccountConfig | None:
+    return next((each for each in body.plain_access_configs if each.access_key == access_key), None)
+
+
+def _merged(before: list[str] | None, given: tuple[str, ...]) -> str:
+    """``name=PERM`` texts with commas; those given replace others of their names."""
+    found = {text.rpartition("=")[0].strip(): text for text in (*(before or ()), *given)}
+    return ",".join(found.values())

@@ -1,0 +1,134 @@
+"""Explain a decision about accounts without a request: what is needed, what the account has, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import attrs
+
+from gantrymq.plugins.acl.accounts import ANY, DENY, PUB, SENDS, SUB, Account, Accounts
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.names import TRACE_TOPIC, is_retry_topic, retry_topic
+from gantrymq.remoting.rights import BROKER_RIGHTS, Right
+
+_NEEDS: Final[Mapping[Right, tuple[int, int]]] = MappingProxyType({
+    Right.SEND: (PUB, 0),
+    Right.READ: (SUB, 0),
+    Right.TOPIC: (ANY, 0),
+    Right.CONSUME: (SUB, SUB),
+    Right.GROUP: (0, SUB),
+    Right.SEND_BACK: (SUB, SUB),
+    Right.VIEW: (SUB, 0),
+    Right.END: (PUB, 0),
+    Right.RECALL: (PUB, 0),
+    Right.HEARTBEAT: (SUB, SUB),
+    Right.UNREGISTER: (0, SUB),
+    Right.LOCK: (SUB, SUB),
+    Right.CHECK: (SUB, SUB),
+})  # fmt: skip
+"""The permissions on topic and group."""
+_SENDS_WITHOUT_GROUP: Final = (Right.HEARTBEAT, Right.UNREGISTER)
+_NAMES: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB", PUB | SUB: "PUB|SUB", DENY: "DENY"}
+
+
+@attrs.frozen
+class Explanation:
+    """``allowed``, and the reasons in the order in which a broker checks them."""
+
+    allowed: bool
+    reasons: tuple[str, ...]
+
+
+def needed_names(code: int) -> tuple[str, ...]:
+    """Which of ``topic`` and ``group`` must be known to explain a request; empty for administrative ones."""
+    topic, group = _NEEDS.get(BROKER_RIGHTS[code], (0, 0))
+    if BROKER_RIGHTS[code] in _SENDS_WITHOUT_GROUP:
+        return ()
+    return (*(("topic",) if topic else ()), *(("group",) if group else ()))
+
+
+def explain(
+    accounts: Accounts, access_key: str, code: int, *, topic: str = "", group: str = "", address: str = ""
+) -> Explanation:
+    """Why a broker with these accounts serves a request that is signed with the right key, or refuses it.
+
+    ``address``: that of the sender, if it is known. KeyError for a code without a right.
+    """
+    right = BROKER_RIGHTS[code]
+    if address and accounts.addresses.matches(address):
+        return Explanation(True, (f"{address} is in globalWhiteRemoteAddresses: no key is needed for anything",))
+    account = accounts.by_key.get(access_key)
+    if account is None:
+        return Explanation(False, (f"no account has the access key {access_key!r}",))
+    if address and account.addresses and account.addresses.matches(address):
+        return Explanation(
+            True, (f"{address} is in the account's whiteRemoteAddress: it may do everything from there",)
+        )
+    needed = f"{RequestCode(code).name} ({code}) needs: {right.value}"
+    if right is Right.ADMIN:
+        has = "is an admin account" if account.admin else "is no admin account: set `admin: true` to allow this"
+        return Explanation(account.admin, (needed, f"account {access_key!r} {has}"))
+    if right is Right.SEND and topic == TRACE_TOPIC:
+        return Explanation(True, (needed, "every account may send message traces"))
+    found = [_resource(account, name, permission) for name, permission in _needs(right, topic, group)]
+    return Explanation(all(ok for ok, _ in found), (needed, *(text for _, text in found)))
+
+
+def warnings_of(accounts: Accounts) -> list[str]:
+    """What is allowed in a file of accounts and probably not meant."""
+    found = []
+    if accounts.addresses.every:
+        found.append("globalWhiteRemoteAddresses has every address: nobody needs a key")
+    seen: dict[str, int] = {}
+    for number, entry in enumerate(accounts.document.get("accounts") or (), start=1):
+        key = str(entry.get("accessKey"))
+        if key in seen:
+            found.append(f"account {number} has the access key of account {seen[key]}, {key!r}: the first one counts")
+        seen.setdefault(key, number)
+        for name in ("defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms"):
+            given = entry.get(name)
+            for text in given if isinstance(given, list) else [] if given is None else [f"={given}"]:
+                permission = str(text).rpartition("=")[2].strip()
+                if permission not in _WRITTEN:
+                    found.append(f"account {key!r}: {name}: {permission!r} is no permission, so it counts as DENY")
+    found += [
+        f"account {account.access_key!r} needs no signature at any address (whiteRemoteAddress)"
+        for account in accounts.by_key.values()
+        if account.addresses.every
+    ]
+    if not any(account.admin for account in accounts.by_key.values()):
+        found.append("no account is an admin: only listed addresses can administer")
+    return found
+
+
+_WRITTEN: Final = frozenset({"PUB", "SUB", "PUB|SUB", "SUB|PUB", "DENY"})
+
+
+def _needs(right: Right, topic: str, group: str) -> list[tuple[str, int]]:
+    on_topic, on_group = _NEEDS[right]
+    if right in _SENDS_WITHOUT_GROUP and not group:
+        return [("", SENDS)]
+    if right is Right.SEND and is_retry_topic(topic):
+        return [(topic, SUB)]
+    found = [(topic, on_topic)] if on_topic and topic else []
+    return found + ([(retry_topic(group), on_group)] if on_group else [])
+
+
+def _resource(account: Account, resource: str, needed: int) -> tuple[bool, str]:
+    ok = account.allows(resource, needed)
+    if needed == SENDS:
+        return ok, f"account {account.access_key!r} {'may' if ok else 'may not'} send to any topic"
+    is_group = is_retry_topic(resource)
+    kind, shown = ("group", resource.removeprefix(retry_topic(""))) if is_group else ("topic", resource)
+    if account.permissions is None and account.admin:
+        return ok, f"{kind} {shown}: an admin account without topicPerms and groupPerms may use all"
+    owned = (account.permissions or {}).get(resource)
+    place = f"{kind}Perms"
+    if owned is None:
+        owned, place = (
+            (account.group_default, "defaultGroupPerm") if is_group else (account.topic_default, "defaultTopicPerm")
+        )
+    text = f"{kind} {shown}: has {_NAMES.get(owned, 'DENY')} ({place}), needs {_NAMES[needed]}"
+    return ok, text if ok else f"{text}: missing"

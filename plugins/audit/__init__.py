@@ -1,0 +1,207 @@
+"""A record of administrative actions and of refused requests: who, from where, what, with which result.
+
+Slot: none; not in the default set: ``--enable audit``.
+Hooks: authorize, collect_metrics, config_section, configure, register_processors, register_tasks, stopping.
+Config ``[plugin.audit]``: ``file``, ``topic``, ``reads``, ``interval``.
+Files: ``file``, to which it appends a line of JSON for each event.
+RocketMQ has no counterpart.
+
+``events`` makes an event of a request, ``recorder`` merges and counts them, ``trail`` writes the file.
+``docs/howto/secure.md``.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import STORED, AppendBatch
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.rare_warnings import RareWarnings
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.audit.config import AuditConfig
+from gantrymq.plugins.audit.events import Event, event_of
+from gantrymq.plugins.audit.recorder import Recorder
+from gantrymq.plugins.audit.trail import Trail
+from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.remoting.bodies.topics import TopicConfig
+from gantrymq.remoting.codes import PERM_READ
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import refuse_system_topic
+from gantrymq.remoting.properties import KEYS, TAGS, encode_properties
+from gantrymq.remoting.rights import BROKER_RIGHTS, READING_CODES, Right
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.processors import Processor, Request, RequestBatch
+
+log = structlog.get_logger("gantrymq.audit")
+
+TOPIC_QUEUES: Final = 1
+"""One queue keeps the events in order."""
+
+
+class AuditPlugin:
+    """One object a broker. It sees what the plugins before it have refused."""
+
+    name = "audit"
+    _broker: Broker  # these are set by configure
+    _config: AuditConfig
+    _recorder: Recorder
+    _trail: Trail | None
+    _warnings: RareWarnings
+
+    def __init__(self) -> None:
+        self._left: list[Event] = []
+        """Events that are in the topic and not in the file yet."""
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.audit]``."""
+        return "audit", AuditConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Open the file; one that cannot be opened refuses the start."""
+        self._broker = broker
+        self._config = section = config.section(AuditConfig)
+        if not section.file and not section.topic:
+            raise StartError("plugin 'audit': set plugin.audit.file, plugin.audit.topic or both")
+        self._recorder = Recorder(broker.env.monotonic, section.interval)
+        self._warnings = RareWarnings(broker.env.monotonic)
+        self._trail = Trail(broker.env, section.file) if section.file else None
+        if self._trail is not None:
+            try:
+                self._trail.open()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise StartError(f"plugin.audit.file = {section.file!r}: cannot be opened: {reason}") from None
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """No processor: from here on the table of topics is there. Clients may not send to the topic of the audit."""
+        name = self._config.topic
+        if name:
+            topics = broker.registry.get(TopicTable)
+            topics.reserve(name)
+            if not broker.broker_id:
+                try:
+                    refuse_system_topic(name)
+                    topics.ensure(TopicConfig(name, TOPIC_QUEUES, TOPIC_QUEUES, PERM_READ))
+                except RemoteFault as fault:
+                    raise StartError(f"plugin.audit.topic = {name!r}: {fault.remark}") from None
+        return {}
+
+    @hookimpl
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        """The writer, and what reopens the file at SIGUSR1."""
+        tasks = [BackgroundTask("audit", self._write)]
+        if self._trail is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what stays while no task runs: the default ends the process
+            tasks.append(BackgroundTask("audit.reopen", self._reopen))
+        return tasks
+
+    # ---------------------------------------------------------------------------------------------- what is seen
+
+    @hookimpl(trylast=True)
+    def authorize(self, batch: RequestBatch) -> None:
+        """Record refused rows, and follow the administrative ones to their responses."""
+        for row, (code, remark) in batch.refusals.items():
+            self._recorder.repeated(self._event("refusal", batch.requests[row], code, remark))
+        for row in batch.live:
+            if BROKER_RIGHTS.get(batch.requests[row].code, Right.ADMIN) is Right.ADMIN:
+                self._follow(batch, row)
+
+    def _follow(self, batch: RequestBatch, row: int) -> None:
+        """Codes that are not in the table are those of other plugins, and count as actions."""
+        request = batch.requests[row]
+        is_read = request.code in READING_CODES
+        if is_read and not self._config.reads:
+            return
+        event = self._event("read" if is_read else "action", request, 0, None)
+        add = self._recorder.repeated if is_read else self._recorder.add
+        batch.observe(row, lambda code, remark: add(event.ended(self._broker.env.wall_ms(), code, remark)))
+
+    def _event(self, kind: str, request: Request, code: int, remark: str | None) -> Event:
+        return event_of(kind, request, self._broker.name, self._broker.env.wall_ms(), code, remark)
+
+    # ------------------------------------------------------------------------------------------------- the places
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._recorder.wait()
+                events = self._recorder.take()
+                self._append(events)
+                self._left, events = [], self._left + events
+                if events:
+                    self._note_loss(len(events), await trio.to_thread.run_sync(self._write_file, events))
+        finally:
+            events = self._left + self._recorder.take(all_counts=True)
+            self._note_loss(len(events), self._write_file(events))
+            if self._trail is not None:
+                self._trail.close()
+
+    def _write_file(self, events: list[Event]) -> str | None:
+        """Returns why it failed. Called in a worker thread, one call at a time."""
+        try:
+            if self._trail is not None:
+                self._trail.write(b"".join(event.to_line() for event in events))
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    async def _reopen(self) -> None:
+        assert self._trail is not None
+        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+            async for _ in signals:
+                self._trail.reopen()
+                log.info("audit_file_reopened", path=self._config.file)
+
+    @hookimpl
+    def stopping(self, broker: Broker) -> None:
+        """The last messages for the topic, while the broker still stores some. The writer has the file, in order."""
+        events = self._recorder.take(all_counts=True)
+        self._append(events)
+        self._left += events
+
+    def _append(self, events: list[Event]) -> None:
+        if not self._config.topic or self._broker.broker_id or not events:
+            return
+        batch = AppendBatch(done=self._appended)
+        born = self._broker.env.wall_ms()
+        for event in events:
+            keys = " ".join(dict.fromkeys(key for key in (event.identity, event.access_key) if key and " " not in key))
+            properties = {TAGS: event.kind, **({KEYS: keys} if keys else {})}
+            batch.add(
+                self._config.topic, 0, event.to_line()[:-1], encode_properties(properties).encode(),
+                born_timestamp=born, wait=False,
+            )  # fmt: skip
+        self._broker.append(batch)
+
+    def _appended(self, batch: AppendBatch) -> None:
+        lost = [row for row, status in enumerate(batch.statuses) if status not in STORED]
+        if lost:
+            self._note_loss(len(lost), str(batch.remarks.get(lost[0]) or f"code {int(batch.statuses[lost[0]])}"))
+
+    def _note_loss(self, count: int, reason: str | None) -> None:
+        if reason is None:
+            return
+        self._recorder.lost += count
+        if self._warnings.is_due(reason):
+            log.error("audit_events_lost", events=count, reason=reason)
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """Events by identity and result, and those that could not be kept."""
+        text = "Administrative actions and refused requests"
+        for (kind, identity, result), count in self._recorder.totals.items():
+            metrics.counter("gantrymq_audit_events_total", text, count, kind=kind, identity=identity, result=result)
+        metrics.counter("gantrymq_audit_lost_events_total", "Events that could not be written", self._recorder.lost)

@@ -1,0 +1,113 @@
+"""Quotas by identity: requests and bytes per second, and connections. Requests beyond one are refused with SYSTEM_BUSY.
+
+Slot: none; not in the default set: ``--enable quota``.
+Hooks: authorize, collect_metrics, config_section, configure, connections_changed.
+Config ``[plugin.quota]``: ``requests_per_second``, ``bytes_per_second``, ``connections``, ``burst``, ``identities``.
+Files: none.
+RocketMQ has no counterpart. The code is that of its own flow control: 5.x producers try another broker, 4.x producers
+report it, and consumers pull again after 3 s; FLOW_CONTROL (215) would let them pull again after 20 ms.
+
+``usage`` has the quotas and what is left of them. ``docs/howto/secure.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.rare_warnings import RareWarnings
+from gantrymq.plugins.quota.config import QuotaConfig, read_quota
+from gantrymq.plugins.quota.usage import Exceeded, Quota, Usages
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
+    from gantrymq.kernel.processors import RequestBatch
+
+log = structlog.get_logger("gantrymq.quota")
+
+ALWAYS_SERVED: Final = frozenset(
+    {
+        RequestCode.HEART_BEAT,
+        RequestCode.UNREGISTER_CLIENT,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+        RequestCode.CHECK_CLIENT_CONFIG,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+    }
+)
+"""Requests that count and are not refused for their rate: without them a client would lose its place in its group, get
+messages again, or leave transactions open, which costs everybody more."""
+
+
+class QuotaPlugin:
+    """One object a broker."""
+
+    name = "quota"
+    _usages: Usages  # these are set by configure
+    _warnings: RareWarnings
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.quota]``."""
+        return "quota", QuotaConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Read the quotas."""
+        section = config.section(QuotaConfig)
+        default = Quota(section.requests_per_second, section.bytes_per_second, section.connections)
+        named = {name: read_quota(name, text) for name, text in section.identities.items()}
+        if not default and not any(named.values()):
+            raise StartError(
+                "plugin 'quota': no quota is set; set plugin.quota.requests_per_second, .bytes_per_second or"
+                ' .connections, or plugin.quota.identities = { NAME = "requests=1000 bytes=10MiB connections=20" }'
+            )
+        self._usages = Usages(default, named, section.burst)
+        self._clock = broker.env.monotonic
+        self._warnings = RareWarnings(broker.env.monotonic)
+
+    @hookimpl
+    def authorize(self, batch: RequestBatch) -> None:
+        """Count the requests that access control allows, and refuse those beyond a quota."""
+        usages, now = self._usages, self._clock()
+        for row in batch.live:
+            request = batch.requests[row]
+            connection = request.connection
+            try:
+                usages.take(
+                    connection, _identity_of(connection), request.size, now, always=request.code in ALWAYS_SERVED
+                )
+            except Exceeded as exceeded:
+                batch.refuse(row, ResponseCode.SYSTEM_BUSY, str(exceeded))
+                if self._warnings.is_due(f"{exceeded.identity} {exceeded.reason}"):
+                    log.warning("quota_exceeded", identity=exceeded.identity, reason=str(exceeded))
+
+    @hookimpl
+    def connections_changed(self, batch: ConnectionsBatch) -> None:
+        """Forget closed connections."""
+        for connection in batch.closed:
+            self._usages.forget(connection)
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """Refused requests by identity and reason."""
+        text = "Requests that were refused because their identity exceeded a quota"
+        for (identity, reason), count in self._usages.refused.items():
+            metrics.counter("gantrymq_quota_refused_requests_total", text, count, identity=identity, reason=reason)
+        metrics.gauge("gantrymq_quota_identities", "Identities whose use is counted", len(self._usages))
+
+
+def _identity_of(connection: Connection) -> str:
+    """The identity of the peer, or its address: an access key never looks like one with its brackets."""
+    return f"[{connection.site}]" if connection.identity is None else str(connection.identity)

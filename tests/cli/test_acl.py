@@ -1,0 +1,227 @@
+"""``gantrymq acl``: the file is checked, decisions are explained as the broker takes them, accounts are changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel.processors import Request
+from gantrymq.plugins.acl.accounts import Accounts
+from gantrymq.plugins.acl.checks import Checks, Denied
+from gantrymq.plugins.acl.explain import explain, needed_names
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.rights import BROKER_RIGHTS, Right
+from gantrymq.remoting.signing import Credentials
+from gantrymq.testing.harness import cluster_in_thread
+from support.accounts import ACCOUNTS, ACL, ADMIN, NOBODY, WORKER
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACCOUNTS)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["the-worker", "send", "--topic", "T"], "topic T: has PUB|SUB (topicPerms), needs PUB"),
+        (["the-worker", "consume", "--topic", "read", "--group", "g"], "group g: has SUB (groupPerms), needs SUB"),
+        (["the-worker", "send", "--topic", "%RETRY%g"], "group g: has SUB (groupPerms), needs SUB"),
+        (["the-admin", "17"], "account 'the-admin' is an admin account"),
+        (["the-admin", "SEND_MESSAGE_V2", "--topic", "any"], "an admin account without topicPerms"),
+        (["the-nobody", "send", "--topic", "RMQ_SYS_TRACE_TOPIC"], "every account may send message traces"),
+        (["the-worker", "heart-beat"], "account 'the-worker' may send to any topic"),
+    ],
+)
+def test_explain_says_why_a_request_is_allowed(cli: Cli, file: Path, arguments: list[str], reason: str) -> None:
+    done = cli("acl", "explain", *arguments, "--file", str(file))
+    assert done.code == 0, done.err
+    assert reason in done.out
+    assert done.out.endswith("allowed\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["the-worker", "send", "--topic", "read"], "topic read: has SUB (topicPerms), needs PUB: missing"),
+        (["the-worker", "send", "--topic", "x"], "topic x: has DENY (defaultTopicPerm), needs PUB: missing"),
+        (["the-worker", "consume", "--topic", "T", "--group", "x"], "group x: has DENY (defaultGroupPerm), needs SUB"),
+        (["the-worker", "admin"], "account 'the-worker' is no admin account"),
+        (["stranger", "send", "--topic", "T"], "no account has the access key 'stranger'"),
+        (["the-nobody", "heart-beat"], "account 'the-nobody' may not send to any topic"),
+    ],
+)
+def test_explain_says_why_a_request_is_refused(cli: Cli, file: Path, arguments: list[str], reason: str) -> None:
+    done = cli("acl", "explain", *arguments, "--file", str(file))
+    assert done.code == 1
+    assert reason in done.out
+    assert "refused: " in done.err
+
+
+def test_explain_knows_addresses_and_compares_the_secret_key(
+    cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(ACCOUNTS + "globalWhiteRemoteAddresses: [10.0.0.*]\n")
+    ask = ("acl", "explain", "the-worker", "admin", "--file", str(file))
+    assert "10.0.0.7 is in globalWhiteRemoteAddresses" in cli(*ask, "--address", "10.0.0.7").out
+    assert cli(*ask, "--address", "10.0.1.7").code == 1
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", "the-worker")
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", "another-secret")
+    done = cli("acl", "explain", "the-worker", "send", "--topic", "T", "--file", str(file))
+    assert done.code == 1
+    assert "the signature would be wrong" in done.out
+    assert "another-secret" not in done.out + done.err
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", WORKER.secret_key)
+    assert cli("acl", "explain", "the-worker", "send", "--topic", "T", "--file", str(file)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["the-worker", "send"], "SEND_MESSAGE needs --topic"),
+        (["the-worker", "nonsense"], "expected send, consume, transaction, admin"),
+        (["the-worker", "REGISTER_BROKER"], "brokers do not serve REGISTER_BROKER"),
+    ],
+)
+def test_explain_refuses_a_question_that_it_cannot_answer(
+    cli: Cli, file: Path, arguments: list[str], reason: str
+) -> None:
+    done = cli("acl", "explain", *arguments, "--file", str(file))
+    assert done.code == 2
+    assert reason in " ".join(done.err.split())
+
+
+class Peer:
+    peer = ("10.1.2.3", 5)
+
+
+@pytest.mark.parametrize("credentials", [ADMIN, WORKER, NOBODY])
+def test_explain_agrees_with_the_broker(credentials: Credentials) -> None:
+    """For each code whose needs stand in the header."""
+    accounts = Accounts.parse(ACCOUNTS.encode())
+    checks = Checks(None, BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
+    rights = (Right.SEND, Right.READ, Right.TOPIC, Right.CONSUME, Right.GROUP, Right.ADMIN)
+    compared = 0
+    for code, right in BROKER_RIGHTS.items():
+        if right not in rights:
+            continue
+        for topic in ("T", "sent", "read", "x", "%RETRY%g"):
+            for group in ("g", "x"):
+                ext = {"topic": topic, "b": topic, "consumerGroup": group, "group": group}
+                request = Request(Peer(), credentials.sign(Command(code, ext)))  # type: ignore[arg-type]
+                try:
+                    checks.check(request)
+                    is_allowed = True
+                except Denied:
+                    is_allowed = False
+                found = explain(accounts, credentials.access_key, code, topic=topic, group=group)
+                assert found.allowed == is_allowed, (RequestCode(code).name, topic, group, found.reasons)
+                compared += 1
+    assert compared > 500
+
+
+def test_explain_knows_every_right_of_a_broker() -> None:
+    accounts = Accounts.parse(ACCOUNTS.encode())
+    for code in BROKER_RIGHTS:
+        assert set(needed_names(code)) <= {"topic", "group"}
+        assert explain(accounts, "the-admin", code, topic="t", group="g").allowed
+        assert not explain(accounts, "the-nobody", code, topic="t", group="g").allowed
+
+
+def test_check_reads_the_file_as_the_broker_and_warns(cli: Cli, file: Path) -> None:
+    done = cli("acl", "check", str(file))
+    assert (done.code, done.out) == (0, f"{file}: 3 accounts, 1 of them admin, 0 warnings\n")
+    file.write_text(
+        "globalWhiteRemoteAddresses: ['*']\n"
+        "accounts:\n"
+        "- {accessKey: the-first, secretKey: hush-hush, topicPerms: [a=WRITE], defaultTopicPerm: ALL}\n"
+        "- {accessKey: the-first, secretKey: hush-hush, whiteRemoteAddress: '*'}\n"
+    )
+    file.chmod(0o644)
+    done = cli("acl", "check", str(file))
+    assert done.code == 0
+    for text in (
+        "every address: nobody needs a key", "account 2 has the access key of account 1", "'WRITE' is no permission",
+        "'ALL' is no permission", "no account is an admin", "chmod 600",
+    ):  # fmt: skip
+        assert text in done.err
+    assert "hush" not in done.out + done.err
+    file.write_text("accounts: [{accessKey: the-first, secretKey: short}]")
+    done = cli("acl", "check", str(file))
+    assert done.code == 1
+    assert "secretKey=***" in done.err
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    home = tmp_path_factory.mktemp("acl")
+    (home / "plain_acl.yml").write_text(ACCOUNTS)
+    (home / "tools.yml").write_text(f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
+    settings = {"plugin.acl.file": str(home / "plain_acl.yml"), "plugin.acl.keys": str(home / "tools.yml")}
+    with cluster_in_thread(home / "store", settings=settings, enable=[ACL]) as cluster:
+        yield cluster.address
+
+
+def test_accounts_of_a_broker_are_listed_created_granted_and_deleted(
+    cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
+
+    def accounts() -> dict[str, Any]:
+        done = cli("acl", "user", "list", "--broker", broker, "--json")
+        assert done.code == 0, done.err
+        assert "secret" not in done.out
+        return {row["access_key"]: row for row in json.loads(done.out)}
+
+    done = cli("acl", "user", "set", "newcomer", "--topic-default", "SUB", "--broker", broker)
+    assert done.code == 0, done.err
+    secret = done.out.rpartition("secret key: ")[2].strip()
+    assert len(secret) >= 32
+    done = cli("acl", "grant", "newcomer", "--topic", "a=PUB", "--topic", "b=PUB|SUB", "--group", "g=SUB",
+               "--broker", broker)  # fmt: skip
+    assert done.code == 0, done.err
+    assert cli("acl", "grant", "newcomer", "--topic", "b=DENY", "--broker", broker).code == 0
+    assert accounts()["newcomer"] == {
+        "access_key": "newcomer", "admin": False, "topic_default": "SUB", "group_default": None,
+        "topics": ["a=PUB", "b=DENY"], "groups": ["g=SUB"], "address": None,
+    }  # fmt: skip
+    assert "refused" in cli("acl", "explain", "newcomer", "send", "--topic", "b", "--broker", broker).err
+    assert cli("acl", "explain", "newcomer", "send", "--topic", "a", "--broker", broker).code == 0
+
+    done = cli("acl", "user", "set", "newcomer", "--admin", "--broker", broker)
+    assert "secret" not in done.out, "an account keeps its secret key"
+    assert accounts()["newcomer"]["admin"] is True
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", "newcomer")
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", secret)
+    assert accounts()["newcomer"]["topics"] == ["a=PUB", "b=DENY"]
+    assert cli("acl", "grant", "newcomer", "--group", "h=SUB", "--broker", broker).code == 0
+    assert accounts()["newcomer"]["admin"] is True, "a grant leaves the rest of the account alone"
+    assert cli("acl", "user", "delete", "the-nobody", "--broker", broker).code == 0
+    assert "the-nobody" not in accounts()
+
+
+def test_changes_without_the_right_key_or_of_unknown_accounts_fail_clearly(
+    cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GANTRYMQ_ACCESS_KEY", raising=False)
+    monkeypatch.delenv("GANTRYMQ_SECRET_KEY", raising=False)
+    done = cli("acl", "user", "list", "--broker", broker)
+    assert done.code == 1
+    assert "No accessKey is configured" in done.err
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
+    done = cli("acl", "grant", "unknown", "--topic", "a=PUB", "--broker", broker)
+    assert done.code == 1
+    assert "gantrymq acl user set" in done.err
+    assert cli("acl", "grant", "unknown", "--topic", "a=WRITE", "--broker", broker).code == 2

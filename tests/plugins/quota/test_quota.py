@@ -1,0 +1,107 @@
+"""Quotas in a running broker, by access key and by address, and what clients make of the refusals."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.metrics import Metrics
+from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.harness import make_broker, run_broker, run_cluster
+from gantrymq.testing.requests import send
+from support.accounts import ACCOUNTS, ACL, ADMIN, WORKER
+
+pytestmark = pytest.mark.trio
+
+QUOTA = "gantrymq.plugins.quota:QuotaPlugin"
+
+
+def limited(folder: Path, enable: tuple[str, ...] = (QUOTA,), **settings: str) -> Any:
+    return make_broker(
+        folder / "store", settings={name.replace("__", "."): value for name, value in settings.items()}, enable=enable
+    )
+
+
+async def test_an_identity_beyond_its_quota_gets_system_busy_and_others_are_served(tmp_path: Path) -> None:
+    (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+    broker = limited(
+        tmp_path, (ACL, QUOTA), plugin__acl__file=str(tmp_path / "plain_acl.yml"),
+        plugin__quota__identities="the-worker=requests=1", plugin__quota__burst="1s",
+    )  # fmt: skip
+    beat = HeartbeatData("client", [ProducerData("p")], [])
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        answer = await channel.call(WORKER.sign(send("T", b"x")), 10.0)
+        assert answer.code == 0
+        with anyio.fail_after(60):
+            while answer.code == 0:  # on a slow machine a second may have passed
+                answer = await channel.call(WORKER.sign(send("T", b"x")), 10.0)
+        assert answer.code == 2
+        assert "the-worker has used up its quota of 1 requests/s; next in" in (answer.remark or "")
+        assert (await channel.call(WORKER.sign(Command(RequestCode.HEART_BEAT, None, beat.to_bytes())), 10.0)).code == 0
+        async with open_channel(broker.address) as other:
+            assert (await other.call(ADMIN.sign(send("T", b"x")), 10.0)).code == 0
+        metrics = Metrics(1000)
+        for _, collect in broker.manager.calls("collect_metrics", broker=broker, metrics=metrics):
+            collect()
+        counted = metrics.families["gantrymq_quota_refused_requests_total"].series
+        assert set(counted) == {("the-worker", "requests")}
+
+
+async def test_without_accounts_a_quota_counts_by_address(tmp_path: Path) -> None:
+    broker = limited(tmp_path, plugin__quota__connections="1")
+    async with run_broker(broker):
+        async with open_channel(broker.address) as first, open_channel(broker.address) as second:
+            assert (await first.call(send("T", b"x"), 10.0)).code == 0
+            answer = await second.call(send("T", b"x"), 10.0)
+            assert (answer.code, "[127.0.0.1] has used up its quota of 1 connections" in (answer.remark or "")) == (
+                2, True,
+            )  # fmt: skip
+        async with open_channel(broker.address) as third:
+            with anyio.fail_after(30):
+                while (await third.call(send("T", b"x"), 10.0)).code:  # noqa: ASYNC110 - until the ends are seen
+                    await anyio.sleep(0.02)
+
+
+async def test_the_python_client_backs_off_until_its_message_is_taken(tmp_path: Path) -> None:
+    settings = {"plugin.quota.requests_per_second": "4", "plugin.quota.burst": "500ms"}
+    async with run_cluster(tmp_path, settings=settings, enable=[QUOTA]) as cluster:
+        async with gantrymq.connect(cluster.nameserver) as client, client.producer(timeout=60) as producer:
+            for number in range(12):
+                await producer.send("T", b"%d" % number)
+        assert cluster.broker.log.end > 0
+        plugin = next(info.plugin for info in cluster.broker.manager.plugins if info.name == "quota")
+        assert plugin._usages.refused["[127.0.0.1]", "requests"] > 0
+
+
+async def test_the_python_client_reports_the_refusal_at_its_deadline(tmp_path: Path) -> None:
+    settings = {"plugin.quota.bytes_per_second": "1000", "plugin.quota.burst": "10s"}
+    async with run_cluster(tmp_path, settings=settings, enable=[QUOTA]) as cluster:
+        async with gantrymq.connect(cluster.nameserver) as client, client.producer(timeout=1) as producer:
+            await producer.send("T", os.urandom(1_000_000), timeout=60)
+            with pytest.raises(gantrymq.BrokerError, match="used up its quota of 1000 bytes/s") as failed:
+                await producer.send("T", b"x")
+            assert failed.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "no quota is set"),
+        ({"plugin__quota__identities": "someone=many"}, r"someone = 'many': expected requests=NUMBER"),
+        ({"plugin__quota__identities": "someone=bytes=-1"}, "expected requests=NUMBER"),
+    ],
+)
+async def test_wrong_quotas_refuse_the_start(tmp_path: Path, settings: dict[str, str], reason: str) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        async with run_broker(limited(tmp_path, **settings)):
+            pytest.fail("it serves")
+    assert failed.group_contains(StartError, match=reason)

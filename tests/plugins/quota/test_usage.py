@@ -1,0 +1,72 @@
+"""Quotas without a broker: rates with bursts, debts, connections, and a table that does not grow for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gantrymq.plugins.quota import usage
+from gantrymq.plugins.quota.usage import OTHERS, Exceeded, Quota, Usages
+
+
+def take(usages: Usages, connection: Any, identity: str, now: float, size: int = 1, *, always: bool = False) -> str:
+    """The reason of the refusal; empty without one."""
+    try:
+        usages.take(connection, identity, size, now, always=always)
+    except Exceeded as exceeded:
+        return exceeded.reason
+    return ""
+
+
+def test_a_rate_allows_a_burst_and_then_so_many_a_second() -> None:
+    usages = Usages(Quota(requests=10), {}, 2.0)
+    assert [take(usages, "c", "a", 0.0) for _ in range(21)] == [""] * 20 + ["requests"]
+    assert take(usages, "d", "b", 0.0) == "", "another identity has its own"
+    with pytest.raises(Exceeded, match=r"a has used up its quota of 10 requests/s; next in 50 ms"):
+        usages.take("c", "a", 1, 0.05, always=False)  # type: ignore[arg-type]
+    assert take(usages, "c", "a", 0.1) == ""
+    served = [take(usages, "c", "a", 0.1 + number / 100) for number in range(1, 1001)].count("")
+    assert 99 <= served <= 101, "10 seconds"
+
+
+def test_a_large_request_passes_and_has_to_be_earned() -> None:
+    usages = Usages(Quota(bytes=1000), {}, 1.0)
+    assert take(usages, "c", "a", 0.0, 5000) == ""
+    assert take(usages, "c", "a", 3.9, 1) == "bytes"
+    assert take(usages, "c", "a", 4.1, 1) == ""
+
+
+def test_requests_that_are_always_served_count_and_cause_no_debt() -> None:
+    usages = Usages(Quota(requests=10), {}, 1.0)
+    assert [take(usages, "c", "a", 0.0, always=True) for _ in range(1000)] == [""] * 1000
+    assert take(usages, "c", "a", 0.0) == "requests"
+    assert take(usages, "c", "a", 0.2) == ""
+
+
+def test_connections_beyond_the_quota_are_refused_until_others_are_closed() -> None:
+    usages = Usages(Quota(connections=2), {"b": Quota()}, 1.0)
+    assert [take(usages, name, "a", 0.0) for name in ("c1", "c2", "c3")] == ["", "", "connections"]
+    assert take(usages, "c3", "a", 0.0, always=True) == "connections"
+    assert take(usages, "c3", "b", 0.0) == "", "b has no quota"
+    usages.forget("c1")  # type: ignore[arg-type]
+    assert take(usages, "c3", "a", 0.0) == "", "it shows another key now"
+    assert take(usages, "c1", "a", 0.0) == "connections"
+    assert usages.refused == {("a", "connections"): 3}
+
+
+def test_many_identities_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "IDENTITIES_MAX", 10)
+    usages = Usages(Quota(requests=1), {"named": Quota(requests=5)}, 1.0)
+    for number in range(10):
+        assert take(usages, f"c{number}", f"i{number}", 0.0) == ""
+    assert take(usages, "x", "x", 0.0) == ""
+    assert take(usages, "y", "y", 0.0) == "requests", "it shares the quota of the others"
+    assert take(usages, "x", "x", 0.0) == "requests"
+    assert [take(usages, "n", "named", 0.0) for _ in range(6)] == [""] * 5 + ["requests"]
+    assert len(usages) == 12
+    for name in [f"c{number}" for number in range(10)]:
+        usages.forget(name)  # type: ignore[arg-type]
+    assert take(usages, "z", "z", 60.0) == ""
+    assert usages.refused[OTHERS, "requests"] == 2
+    assert take(usages, "i1", "i1", 60.0) == "", "there is room for identities again"
