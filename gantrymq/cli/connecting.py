@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
 
+from gantrymq.cli import contexts
+
 if TYPE_CHECKING:
     from gantrymq.client import Client
 
@@ -18,16 +20,28 @@ SHORTEST_S: Final = 0.1
 
 
 def nameserver_option(function: F) -> F:
-    """The option ``--nameserver``."""
-    return click.option(
+    """The options ``--nameserver`` and ``--context``, of which the function gets the first."""
+    nameserver = click.option(
         "--nameserver",
         default="127.0.0.1:9876",
         show_default=True,
-        envvar=("GANTRYMQ_NAMESERVER", "NAMESRV_ADDR"),
+        envvar=contexts.NAMESERVER_VARIABLES,
         show_envvar=True,
+        callback=contexts.chosen_nameserver,
         metavar="HOST:PORT[;HOST:PORT]",
         help="Nameservers of the cluster, GantryMQ's or RocketMQ's.",
-    )(function)
+    )
+    context = click.option(
+        "--context",
+        envvar=contexts.VARIABLE,
+        show_envvar=True,
+        callback=contexts.choose,
+        expose_value=False,
+        is_eager=True,
+        metavar="NAME",
+        help="Nameservers, keys and TLS settings that `gantrymq context add` has kept under this name.",
+    )
+    return nameserver(context(function))
 
 
 def seconds_option(name: str, default: float, text: str, *, least: float = SHORTEST_S) -> Callable[[F], F]:
@@ -57,9 +71,14 @@ _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
 def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """How to connect, from environment variables: the arguments of ``gantrymq.connect`` that are set there."""
+    """How to connect: the arguments of ``gantrymq.connect`` that the command's context or ``environment`` sets.
+
+    A context replaces the environment's variables.
+    """
     from gantrymq.remoting.signing import Credentials
 
+    chosen = contexts.chosen_environment()
+    environment = environment if chosen is None else chosen
     found: dict[str, Any] = {
         name: environment[variable] for variable, name in _CONNECT_VARIABLES.items() if environment.get(variable)
     }

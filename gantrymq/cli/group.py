@@ -24,13 +24,17 @@ COMMANDS = {
     "group": "gantrymq.cli.consumer_groups:group_commands",
     "dlq": "gantrymq.cli.dead_letters:dlq",
     "delayed": "gantrymq.cli.delayed:delayed",
+    "definitions": "gantrymq.cli.definitions:definitions",
     "cluster": "gantrymq.cli.cluster:cluster",
+    "dashboard": "gantrymq.cli.dashboard:dashboard",
     "dev": "gantrymq.cli.dev.commands:dev",
     "plugins": "gantrymq.cli.plugins:plugins",
     "bench": "gantrymq.cli.bench:bench",
     "doctor": "gantrymq.cli.doctor:doctor",
+    "acl": "gantrymq.cli.acl:acl",
     "check-config": "gantrymq.cli.configuration:check_config",
     "print-config": "gantrymq.cli.configuration:print_config",
+    "context": "gantrymq.cli.context:context",
     "completion": "gantrymq.cli.completion:completion",
 }
 
@@ -54,11 +58,11 @@ class LazyGroup(click.RichGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """click's method, with a "did you mean" for an unknown command."""
-        from gantrymq.kernel.manager import did_you_mean
-
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            from gantrymq.kernel.manager import did_you_mean
+
             names = self.list_commands(ctx)
             raise click.UsageError(f"{error.message.rstrip('.')}{did_you_mean(args[0], names)}", ctx) from None
 

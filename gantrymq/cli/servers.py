@@ -23,6 +23,7 @@ from gantrymq.cli.end_deadline import EndDeadline, end_where_memory_ends
 from gantrymq.cli.failures import CommandFailed, advice_for, leaves
 from gantrymq.cli.loading import Loaded
 from gantrymq.cli.signals import ending_by_signal, reloading_by_signal
+from gantrymq.cli.systemd import Notifier
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import read_switches
 from gantrymq.remoting.address import format_address, parse_address
@@ -73,7 +74,11 @@ async def run_nameserver(
             server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls)
             say(f"GantryMQ {__version__} nameserver")
             say(f"ready nameserver={server.address}")
+            notifier = Notifier()
+            notifier.send(READY="1")
+            nursery.start_soon(notifier.report, dict, dict)
             await stop.wait()
+            notifier.send(STOPPING="1")
             nursery.cancel_scope.cancel()
 
 
@@ -163,8 +168,9 @@ def settle_collector() -> None:
 
 async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery, stop: trio.Event) -> bool:
     """Run a broker once, until it ends or ``stop``; returns whether it must be started again."""
-    from gantrymq.plugins.interfaces import Registration
+    from gantrymq.plugins.interfaces import Health, Registration
 
+    notifier = Notifier()
     finished = trio.Event()
     await nursery.start(_run_to_end, broker, finished)
     settle_collector()
@@ -175,6 +181,7 @@ async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery
             await registration.wait_first(REGISTRATION_SECONDS)
         for line in banner(broker, server):
             say(line)
+        notifier.send(READY="1")
     async with trio.open_nursery() as either:
 
         async def ended() -> None:
@@ -182,8 +189,15 @@ async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery
             either.cancel_scope.cancel()
 
         either.start_soon(ended)
+        health = broker.registry.find(Health)
+        if health is not None:
+            either.start_soon(notifier.report, health.not_alive, health.not_ready)
+        else:
+            either.start_soon(notifier.report, dict, dict)
         await stop.wait()
         either.cancel_scope.cancel()
+    if stop.is_set():
+        notifier.send(STOPPING="1")
     broker.stop()
     with trio.move_on_after(DRAIN_SECONDS):
         await finished.wait()

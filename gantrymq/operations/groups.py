@@ -80,6 +80,11 @@ class Reset:
     after: int
 
 
+def is_brokers_group(name: str) -> bool:
+    """Whether the group is one of RocketMQ's own, or remembers what was replayed."""
+    return is_system_group(name) or name.startswith(POSITION_GROUP)
+
+
 async def group_names(client: Client, *, system: bool = False) -> list[str]:
     """The consumer groups that the masters know, sorted; RocketMQ's own and those that remember what was replayed
     only with ``system``."""
@@ -87,7 +92,7 @@ async def group_names(client: Client, *, system: bool = False) -> list[str]:
     for address in (await master_addresses(client)).values():
         answer = await client.admin.request(address, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         names |= SubscriptionGroupWrapper.from_bytes(answer.body).subscription_group_table.keys()
-    return sorted(name for name in names if system or not (is_system_group(name) or name.startswith(POSITION_GROUP)))
+    return sorted(name for name in names if system or not is_brokers_group(name))
 
 
 async def group_lags(client: Client, group: str, *, times: bool = False) -> list[QueueLag]:

@@ -1,16 +1,42 @@
-"""Deletion of topics, as ``mqadmin deleteTopic`` does it."""
+"""Which topics are the brokers' own, and deletion of topics, as ``mqadmin deleteTopic`` does it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
 from gantrymq.operations.brokers import master_addresses
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.topics import DeleteTopicInNameserverHeader, TopicHeader
+from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topic, reply_topic
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
+    from gantrymq.remoting.bodies.routes import ClusterInfo
+
+_BROKERS_PREFIXES: Final = ("RMQ_SYS_", "GANTRYMQ_")
+"""Of topics that brokers create, beside RocketMQ's list of system topics."""
+
+
+def named_after(info: ClusterInfo) -> frozenset[str]:
+    """The topics that have their names from the clusters and brokers of ``info``: their own, and those of replies."""
+    clusters = info.cluster_addr_table
+    return frozenset([*clusters, *info.broker_addr_table, *map(reply_topic, clusters)])
+
+
+def is_brokers_topic(name: str, named: Collection[str] = ()) -> bool:
+    """Whether brokers create the topic themselves, retry and dead-letter topics included.
+
+    ``named``: the topics of :func:`named_after`.
+    """
+    return (
+        name in named
+        or is_system_topic(name)
+        or is_retry_topic(name)
+        or is_dlq_topic(name)
+        or name.startswith(_BROKERS_PREFIXES)
+    )
 
 
 async def delete_topic(client: Client, topic: str) -> None:

@@ -24,6 +24,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.plugin_activity import BOUNDS_S
 from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import HttpPages
 from gantrymq.plugins.metrics.config import MetricsConfig
 
 if TYPE_CHECKING:
@@ -71,13 +72,20 @@ class MetricsPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The web server."""
+        """The web server; the page is also at the address of the plugin ``http``."""
+        pages = broker.registry.find(HttpPages)
+        if pages is not None:
+            pages.add("/metrics", self._page)
         return [BackgroundTask("metrics", self._server.run)]
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
         """Where it is."""
         return {"metricsAddress": self.address}
+
+    async def _page(self, accept: str) -> tuple[int, str, bytes]:
+        text = await self.render(accept)
+        return 200, text.content_type, text.body
 
     async def render(self, accept: str) -> Text:
         """The present metrics of all plugins, in the format of the header ``accept``."""

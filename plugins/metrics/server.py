@@ -5,7 +5,6 @@ The head of a request has at most 16 KiB, and its body is not read. Slow, silent
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -16,7 +15,7 @@ import structlog
 import trio
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.network.listening import accept_from
+from gantrymq.kernel.network.listening import serve_connections
 from gantrymq.remoting.address import format_address, parse_address
 
 if TYPE_CHECKING:
@@ -51,22 +50,13 @@ class MetricsServer:
         """:class:`StartError` if the address is in use."""
         self._config = config
         self._render = render
-        self._open = 0
         self._listener = _listen(env, config.listen)
         self.address = format_address(*self._listener.address)
 
     async def run(self) -> None:
         """Serve until cancelled, then release the address."""
         log.info("metrics_listening", url=f"http://{self.address}{PATH}")
-        with contextlib.closing(self._listener):
-            async with trio.open_nursery() as nursery:
-                while True:
-                    sock, _ = await accept_from(self._listener, "a reader of metrics")
-                    if self._open >= self._config.connections_max:
-                        sock.close()
-                        continue
-                    self._open += 1
-                    nursery.start_soon(self._serve, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+        await serve_connections(self._listener, "a reader of metrics", self._config.connections_max, self._serve)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         try:
@@ -76,8 +66,6 @@ class MetricsServer:
                     pass
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             log.debug("metrics_reader_gone", reason=str(error) or "too slow")
-        finally:
-            self._open -= 1
 
 
 class _Reader:

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import secrets
 import select
 import signal
 import socket
@@ -101,7 +102,7 @@ def answering() -> Iterator[Callable[..., Answering]]:
         each.close()
 
 
-def test_plans_that_run_together_send_nothing_before_all_of_them_are_ready() -> None:
+def test_concurrent_plans_start_sending_after_all_are_ready() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             refusing = nobody.getsockname()
@@ -113,20 +114,21 @@ def test_plans_that_run_together_send_nothing_before_all_of_them_are_ready() -> 
             assert connection.recv(1) == b""
 
 
-def test_plans_that_run_together_have_results_of_their_own(answering: Callable[..., Answering]) -> None:
+def test_concurrent_plans_have_separate_results(answering: Callable[..., Answering]) -> None:
     codes = [ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR]
     found = run_together([Plan(loads=[load_of(answering(code).address, requests=1)]) for code in codes])
     assert [result.outcomes[0].messages for result in found] == [1, 0]
 
 
 def test_produce_sends_exactly_what_it_counts(bench: Callable[..., Any], cli: Cli, cluster: Cluster) -> None:
-    found = bench("produce", "--topic", "counted", "--count", "1000", "--connections", "3", "--queues", "2")
+    topic = f"counted-{secrets.token_hex(4)}"  # a second attempt finds the same broker
+    found = bench("produce", "--topic", topic, "--count", "1000", "--connections", "3", "--queues", "2")
     (outcome,) = found["outcomes"]
     assert (outcome["messages"], outcome["requests"], outcome["failures"]) == (1000, 1000, {})
     assert outcome["bytes"] == 100_000
     assert set(outcome["latencies"]) == {"p50", "p90", "p99", "p99.9", "max"}
     assert found["ended_early"] is None
-    described = json.loads(cli("topic", "describe", "counted", "--json", "--nameserver", cluster.nameserver).out)
+    described = json.loads(cli("topic", "describe", topic, "--json", "--nameserver", cluster.nameserver).out)
     assert len(described) == 2
     assert sum(row["messages"] for row in described) == 1000
 
@@ -149,7 +151,7 @@ def test_a_time_is_measured_after_a_warm_up(bench: Callable[..., Any]) -> None:
     assert outcome["cpu"] > 0
 
 
-def test_consume_reads_over_and_over(bench: Callable[..., Any]) -> None:
+def test_consume_rereads_the_topic(bench: Callable[..., Any]) -> None:
     bench("produce", "--topic", "read", "--count", "100", "--queues", "4", "--size", "3")
     (outcome,) = bench("consume", "--topic", "read", "--count", "1000")["outcomes"]
     assert outcome["messages"] >= 1000
@@ -169,7 +171,7 @@ def test_e2e_receives_every_message_that_was_acknowledged(bench: Callable[..., A
     assert (received["kind"], received["messages"]) == ("follow", 300)
 
 
-def test_people_get_lines_and_no_bar_outside_a_terminal(cli: Cli, cluster: Cluster) -> None:
+def test_text_output_outside_a_terminal_has_no_progress_bar(cli: Cli, cluster: Cluster) -> None:
     outcome = cli("bench", "produce", "--topic", "lines", "--count", "10", "--nameserver", cluster.nameserver)
     assert outcome.err == ""
     lines = outcome.out.splitlines()
@@ -185,7 +187,7 @@ def _read_all(terminal: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_terminal_has_a_bar_and_ctrl_c_ends_with_what_was_measured(cluster: Cluster) -> None:
+def test_a_terminal_shows_a_progress_bar_and_ctrl_c_prints_partial_results(cluster: Cluster) -> None:
     ours, theirs = pty.openpty()
     arguments = ["bench", "produce", "--topic", "stopped", "--seconds", "50", "--nameserver", cluster.nameserver]
     with subprocess.Popen(
@@ -206,7 +208,7 @@ def test_a_terminal_has_a_bar_and_ctrl_c_ends_with_what_was_measured(cluster: Cl
     assert b"messages/s" in out
 
 
-def test_failures_are_told_by_their_codes_and_not_counted(answering: Callable[..., Answering]) -> None:
+def test_failures_are_reported_by_code_and_not_counted(answering: Callable[..., Answering]) -> None:
     broker = answering(0, ResponseCode.SYSTEM_BUSY, 0, 4711)
     result = run(Plan(loads=[load_of(broker.address, requests=4)]))
     (outcome,) = result.outcomes
@@ -223,7 +225,7 @@ def test_one_request_at_a_time_counts_failures_among_successes(answering: Callab
     assert {what: failure.count for what, failure in outcome.failures.items()} == {"2 SYSTEM_BUSY": 1, "lost": 1}
 
 
-def test_transactions_are_counted_when_their_commits_are_answered(cluster: Cluster) -> None:
+def test_transactions_count_when_their_commits_are_acknowledged(cluster: Cluster) -> None:
     with gantrymq.sync.connect(cluster.nameserver) as client:
         client.admin.create_topic("transacted", queues=2)
         host, _, port = cluster.address.rpartition(":")
@@ -236,7 +238,7 @@ def test_transactions_are_counted_when_their_commits_are_answered(cluster: Clust
         assert client.admin.max_offset(half) >= 300
 
 
-def test_a_half_message_that_is_refused_or_lies_nowhere_is_a_failure(answering: Callable[..., Answering]) -> None:
+def test_a_refused_half_message_is_a_failure(answering: Callable[..., Answering]) -> None:
     refusing = answering(2, 16, None)
     found = run(Plan(loads=[load_of(refusing.address, kind="transact")], timeout=5))
     assert {what: failure.count for what, failure in found.outcomes[0].failures.items()} == {
@@ -247,7 +249,7 @@ def test_a_half_message_that_is_refused_or_lies_nowhere_is_a_failure(answering: 
     assert "does not say where it lies" in nowhere.ended
 
 
-def test_a_broker_that_dies_half_way_leaves_what_was_measured(answering: Callable[..., Answering]) -> None:
+def test_a_benchmark_whose_broker_dies_reports_partial_results(answering: Callable[..., Answering]) -> None:
     broker = answering(0, 0, None)
     result = run(Plan(loads=[load_of(broker.address)], seconds=30))
     assert result.outcomes[0].messages == 2
@@ -255,7 +257,7 @@ def test_a_broker_that_dies_half_way_leaves_what_was_measured(answering: Callabl
     assert "all connections were lost" in result.ended
 
 
-def test_a_broker_that_falls_silent_ends_the_run(answering: Callable[..., Answering]) -> None:
+def test_an_unresponsive_broker_ends_the_run(answering: Callable[..., Answering]) -> None:
     broker = answering(0, -1)
     result = run(Plan(loads=[load_of(broker.address)], seconds=30, timeout=0.3))
     assert result.outcomes[0].messages == 1
@@ -263,9 +265,7 @@ def test_a_broker_that_falls_silent_ends_the_run(answering: Callable[..., Answer
 
 
 @pytest.mark.parametrize("kind", ["pull", "follow"])
-def test_a_pull_that_is_refused_lost_or_left_without_an_answer_is_reported(
-    answering: Callable[..., Answering], kind: str
-) -> None:
+def test_failed_pulls_are_reported(answering: Callable[..., Answering], kind: str) -> None:
     def load(broker: Answering) -> Load:
         return load_of(broker.address, kind=kind)
 
@@ -278,7 +278,7 @@ def test_a_pull_that_is_refused_lost_or_left_without_an_answer_is_reported(
 
 
 @pytest.mark.parametrize("kind", ["produce", "latency", "consume", "e2e"])
-def test_a_nameserver_that_is_not_there_is_one_line_whatever_is_measured(cli: Cli, kind: str) -> None:
+def test_an_unreachable_nameserver_is_one_line_in_each_mode(cli: Cli, kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         host, port = free.getsockname()
     outcome = cli("bench", kind, "--nameserver", f"{host}:{port}")
@@ -290,7 +290,7 @@ def test_a_nameserver_that_is_not_there_is_one_line_whatever_is_measured(cli: Cl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["produce", "latency", "consume", "e2e"])
-def test_a_broker_that_is_killed_leaves_what_was_measured_whatever_that_is(kind: str, tmp_path: Path) -> None:
+def test_a_killed_broker_leaves_partial_results_in_each_mode(kind: str, tmp_path: Path) -> None:
     serve = [
         "serve",
         "--data",
@@ -324,7 +324,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_broker_that_is_not_there_is_one_line() -> None:
+def test_an_unreachable_broker_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = free.getsockname()
     with pytest.raises(BenchFailed, match=r"cannot connect to the broker at 127.0.0.1:\d+: Connection refused"):
@@ -342,7 +342,7 @@ def test_a_broker_that_is_not_there_is_one_line() -> None:
         (["produce", "--nameserver", "nonsense"], 2, "host:port"),
     ],
 )
-def test_what_cannot_be_is_reported(cli: Cli, cluster: Cluster, arguments: list[str], code: int, told: str) -> None:
+def test_impossible_plans_are_rejected(cli: Cli, cluster: Cluster, arguments: list[str], code: int, told: str) -> None:
     given = arguments if "--nameserver" in arguments else [*arguments, "--nameserver", cluster.nameserver]
     outcome = cli("bench", *given)
     assert outcome.code == code
@@ -350,7 +350,7 @@ def test_what_cannot_be_is_reported(cli: Cli, cluster: Cluster, arguments: list[
     assert "Traceback" not in outcome.err
 
 
-def test_an_empty_topic_says_how_to_fill_it(cli: Cli, cluster: Cluster) -> None:
+def test_an_empty_topic_is_reported_with_the_command_that_fills_it(cli: Cli, cluster: Cluster) -> None:
     cli("topic", "create", "empty", "--nameserver", cluster.nameserver)
     outcome = cli("bench", "consume", "--topic", "empty", "--nameserver", cluster.nameserver)
     assert outcome.code == 1
@@ -364,7 +364,7 @@ def test_a_refused_message_is_a_failure(cli: Cli, cluster: Cluster) -> None:
     assert "1 x 13 MESSAGE_ILLEGAL" in outcome.out
 
 
-def test_work_is_shared_without_a_rest() -> None:
+def test_work_is_distributed_without_remainder() -> None:
     plans = share(Plan(loads=[load_of(("h", 1), connections=5, requests=11)]), 3)
     assert [(plan.loads[0].first, plan.loads[0].connections) for plan in plans] == [(0, 2), (2, 2), (4, 1)]
     assert sum(plan.loads[0].requests for plan in plans) == 11
@@ -378,7 +378,7 @@ def test_percentiles_are_the_times_that_a_share_did_not_exceed() -> None:
     assert microseconds_text({"p50": 999, "p99": 1500, "max": 2_500_000}.items()) == "p50 999 us  p99 1.5 ms  max 2.5 s"
 
 
-def test_many_different_times_keep_three_digits_and_never_look_better() -> None:
+def test_latency_buckets_keep_three_digits_and_round_up() -> None:
     assert rounded({999: 2, 12_345: 1, 12_301: 1}) == {999: 2, 12_400: 2}
     latencies = Latencies()
     latencies.add(list(range(1_000_000, 1_060_000)))

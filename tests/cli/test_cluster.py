@@ -42,7 +42,7 @@ def nameserver(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def test_roles_and_lags(nameserver: str, cli: Callable[..., Any]) -> None:
+def test_roles_and_lags_are_shown(nameserver: str, cli: Callable[..., Any]) -> None:
     def rows() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
         return found
@@ -60,7 +60,7 @@ def test_roles_and_lags(nameserver: str, cli: Callable[..., Any]) -> None:
     assert len(table) == 3
 
 
-def test_a_master_that_no_nameserver_knows_has_a_row(tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_an_unregistered_master_has_a_row(tmp_path: Path, cli: Callable[..., Any]) -> None:
     with ExitStack() as stack:
         nameserver = stack.enter_context(
             gantrymq_child(["nameserver", "--listen", "127.0.0.1:0"], tmp_path / "nameserver.log")

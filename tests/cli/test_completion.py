@@ -31,7 +31,7 @@ def test_commands_and_options_are_completed() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_asks_the_program(cli: Callable[..., Any], shell: str) -> None:
+def test_the_shell_script_calls_the_program(cli: Callable[..., Any], shell: str) -> None:
     if shell == "bash" and shutil.which("bash") is None:
         pytest.skip("bash is not installed, which the script's version check runs")
     outcome = cli("completion", shell)

@@ -19,9 +19,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_print_config_tells_each_value_and_where_it_came_from(
-    cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_print_config_shows_each_value_with_its_origin(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GANTRYMQ_BROKER__CLUSTER", "from-env")
     outcome = cli("print-config", "--config", str(file), "--data", "/srv/store", "--set", "broker.id=4", "--json")
     rows = {
@@ -36,7 +34,7 @@ def test_print_config_tells_each_value_and_where_it_came_from(
     assert rows["plugin.flush", "mode"] == ("async", "file", str(file))
 
 
-def test_what_print_config_prints_is_a_configuration_file(cli: Cli, file: Path, tmp_path: Path) -> None:
+def test_print_config_prints_a_valid_configuration_file(cli: Cli, file: Path, tmp_path: Path) -> None:
     first = cli("print-config", "--config", str(file))
     assert f"# file {file}" in first.out
     again = tmp_path / "again.toml"
@@ -46,13 +44,13 @@ def test_what_print_config_prints_is_a_configuration_file(cli: Cli, file: Path, 
     assert {row["origin"] for row in values[1]} == {"file"}
 
 
-def test_check_config_is_quiet_about_a_good_file(cli: Cli, file: Path) -> None:
+def test_check_config_prints_nothing_for_a_valid_file(cli: Cli, file: Path) -> None:
     outcome = cli("check-config", "--config", str(file))
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith("ok: ")
 
 
-def test_check_config_tells_every_fault_on_a_line_of_its_own(cli: Cli, file: Path) -> None:
+def test_check_config_prints_each_error_on_its_own_line(cli: Cli, file: Path) -> None:
     file.write_text('[broker]\nid = -1\n[flush]\nmode = "async"\n[plugin.topics]\ndefault_quues = 4\n')
     outcome = cli("check-config", "--config", str(file))
     assert (outcome.code, outcome.out) == (2, "")
@@ -63,7 +61,7 @@ def test_check_config_tells_every_fault_on_a_line_of_its_own(cli: Cli, file: Pat
     ]
 
 
-def test_rocketmqs_file_is_read_and_its_other_keys_are_reported(cli: Cli, tmp_path: Path) -> None:
+def test_a_broker_conf_is_read_and_its_unknown_keys_are_reported(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text(
         "brokerName=b\nautoCreateTopicEnable=false\ndefaultTopicQueueNums=6\ntransientStorePoolSize=5\n"
@@ -78,13 +76,13 @@ def test_rocketmqs_file_is_read_and_its_other_keys_are_reported(cli: Cli, tmp_pa
 
 
 @pytest.mark.parametrize("command", ["serve", "broker", "check-config", "plugins list"])
-def test_every_command_refuses_a_wrong_configuration_in_one_line(cli: Cli, command: str) -> None:
+def test_every_command_rejects_an_invalid_configuration_in_one_line(cli: Cli, command: str) -> None:
     outcome = cli(*command.split(), "--set", "broker.lissten=127.0.0.1:1")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == ("gantrymq: broker.lissten (flag --set): there is no such key; did you mean 'listen'?\n")
 
 
-def test_a_file_that_is_not_there_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
     outcome = cli("check-config", "--config", str(path))
     assert (outcome.code, outcome.err) == (

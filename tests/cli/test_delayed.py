@@ -28,7 +28,7 @@ def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
 
 
-def test_what_waits_is_listed_until_it_is_recalled(cli: Cli, nameserver: str) -> None:
+def test_waiting_messages_are_listed_until_they_are_recalled(cli: Cli, nameserver: str) -> None:
     def listed(*arguments: str) -> list[dict[str, Any]]:
         out = cli("delayed", "list", "--nameserver", nameserver, "--json", *arguments).out
         return [json.loads(line) for line in out.splitlines()]
@@ -56,6 +56,6 @@ def test_what_waits_is_listed_until_it_is_recalled(cli: Cli, nameserver: str) ->
     assert soon.message_id not in table
 
 
-def test_what_is_no_handle_is_a_usage_error(cli: Cli, nameserver: str) -> None:
+def test_an_invalid_recall_handle_is_a_usage_error(cli: Cli, nameserver: str) -> None:
     outcome = cli("delayed", "recall", "Orders", "nonsense", "--nameserver", nameserver)
     assert (outcome.code, "recall handle is invalid" in outcome.err) == (2, True)

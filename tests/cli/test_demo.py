@@ -33,7 +33,7 @@ def counts(text: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_the_demo_without_java_does_all_but_the_export(tmp_path: Path) -> None:
+def test_the_demo_without_java_skips_the_export_only(tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(LINES + b"\n\nlast")
     env = {"PATH": str(Path(sys.executable).parent), "JAVA_HOME": ""}
     code, text, errors = run_demo(tmp_path, "--file", "lines", env=env)
@@ -73,7 +73,7 @@ def test_a_file_without_lines_is_reported(tmp_path: Path, data: bytes | None, to
     assert errors.count("\n") == 1
 
 
-def test_a_folder_that_is_not_the_demos_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_another_program_is_not_changed(tmp_path: Path) -> None:
     folder = tmp_path / "precious"
     folder.mkdir()
     (folder / "file").touch()
@@ -97,7 +97,7 @@ def tally(*messages: tuple[str, str, bytes]) -> Tally:
     return made
 
 
-def test_the_comparison_finds_what_is_lost_altered_invented_and_doubled() -> None:
+def test_the_comparison_finds_lost_altered_invented_and_duplicate_messages() -> None:
     sent = tally(("line-1", "a", b"1"), ("line-2", "a", b"2"), ("line-3", "b", b"3"))
     same = tally(("line-3", "b", b"3"), ("line-1", "a", b"1"), ("line-2", "a", b"2"))
     assert same.differences(sent, "consumed") == []

@@ -40,7 +40,7 @@ def enabled(member: Member) -> list[str]:
     return [value for flag, value in pairs if flag == "--enable"]
 
 
-def test_members_come_in_the_order_of_their_start_with_names_and_numbers(tmp_path: Path) -> None:
+def test_members_are_listed_in_start_order_with_names_and_numbers(tmp_path: Path) -> None:
     plan = make_plan(ClusterSpec(brokers=2, slaves=1, nameservers=2), tmp_path)
     assert [member.label for member in plan.members] == [
         "nameserver-0", "nameserver-1", "broker-a-0", "broker-b-0", "broker-a-1", "broker-b-1",
@@ -55,7 +55,7 @@ def test_members_come_in_the_order_of_their_start_with_names_and_numbers(tmp_pat
     assert file.read_text() == "[broker]\nid = 1\n", "no flag: it may change while the broker runs"
 
 
-def test_masters_wait_for_slaves_when_told_so_and_the_users_settings_come_last(tmp_path: Path) -> None:
+def test_masters_wait_for_slaves_on_request_and_user_settings_come_last(tmp_path: Path) -> None:
     spec = ClusterSpec(slaves=1, sync=True, settings=("plugin.flush.mode=async",))
     _, master, slave = make_plan(spec, tmp_path).members
     assert "plugin.ha.role=sync_master" in master.arguments
@@ -67,14 +67,15 @@ def test_brokers_without_slaves_do_not_replicate(tmp_path: Path) -> None:
     assert enabled(make_plan(ClusterSpec(), tmp_path).members[1]) == []
 
 
-def test_each_broker_has_metrics_at_a_port_of_its_own(tmp_path: Path) -> None:
+def test_each_broker_has_its_own_metrics_port(tmp_path: Path) -> None:
     spec = ClusterSpec(brokers=2, slaves=1, enable=("metrics", "ha"))
     brokers = [member for member in make_plan(spec, tmp_path).members if member.number is not None]
     assert [enabled(member) for member in brokers] == [["ha", "metrics"]] * 4
     for member in brokers:
         assert f"plugin.metrics.listen=127.0.0.1:{member.port + 2}" in member.arguments
+        assert f"plugin.http.listen=127.0.0.1:{member.port + 3}" in member.arguments
     ports = [member.port + distance for member in brokers for distance in devplan.BROKER_PORTS]
-    assert len(set(ports)) == 16
+    assert len(set(ports)) == 20
 
 
 def promoted(folder: Path, label: str, number: int, at: int, other: str = "") -> Path:
@@ -90,7 +91,7 @@ def numbers(spec: ClusterSpec, folder: Path) -> dict[str, int | None]:
     return {member.label: member.number for member in make_plan(spec, folder).members if member.number is not None}
 
 
-def test_who_was_promoted_stays_the_master_and_the_old_one_takes_its_number(tmp_path: Path) -> None:
+def test_a_promoted_broker_remains_master_and_the_old_one_gets_its_number(tmp_path: Path) -> None:
     spec = ClusterSpec(slaves=2, sync=True)
     assert numbers(spec, tmp_path) == {"broker-a-0": 0, "broker-a-1": 1, "broker-a-2": 2}
     file = promoted(tmp_path, "broker-a-1", 0, at=100, other="\n[plugin.consume]\nmemory_percent = 30\n")
@@ -104,7 +105,7 @@ def test_who_was_promoted_stays_the_master_and_the_old_one_takes_its_number(tmp_
         assert "memory_percent = 30" in file.read_text(), "what else was changed stays"
 
 
-def test_of_two_who_were_promoted_the_last_one_is_the_master(tmp_path: Path) -> None:
+def test_the_last_promoted_of_two_brokers_is_the_master(tmp_path: Path) -> None:
     spec = ClusterSpec(slaves=2)
     numbers(spec, tmp_path)
     promoted(tmp_path, "broker-a-1", 0, at=100)
@@ -122,19 +123,19 @@ def test_a_cluster_without_its_master_is_not_started(tmp_path: Path) -> None:
     assert numbers(ClusterSpec(slaves=1), tmp_path)["broker-a-1"] == 0, "nothing was forgotten"
 
 
-def test_a_store_whose_changes_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_store_with_an_unreadable_settings_file_is_named(tmp_path: Path) -> None:
     promoted(tmp_path, "broker-a-0", 0, at=100).write_text("[broker\n")
     with pytest.raises(CommandFailed, match=r"overrides\.toml"):
         make_plan(ClusterSpec(), tmp_path)
 
 
-def test_ports_from_a_base_leave_room_for_a_brokers_other_ports(tmp_path: Path) -> None:
-    (base,) = free_ports(around=(*range(5), *(10 * number + near for number in (1, 2, 3, 4) for near in (-2, 0, 1))))
+def test_ports_from_a_base_leave_gaps_for_a_brokers_other_ports(tmp_path: Path) -> None:
+    (base,) = free_ports(around=(*range(5), *(10 * number + near for number in (1, 2, 3, 4) for near in (-2, 0, 1, 3))))
     plan = make_plan(ClusterSpec(brokers=2, slaves=1, base_port=base), tmp_path)
     assert [member.port - base for member in plan.members] == [0, 10, 20, 30, 40]
 
 
-def test_the_next_start_has_the_same_ports_also_when_it_is_larger(tmp_path: Path) -> None:
+def test_the_next_start_uses_the_same_ports_also_for_a_larger_cluster(tmp_path: Path) -> None:
     def ports(spec: ClusterSpec) -> dict[str, int]:
         return {member.label: member.port for member in make_plan(spec, tmp_path).members}
 
@@ -146,7 +147,7 @@ def test_the_next_start_has_the_same_ports_also_when_it_is_larger(tmp_path: Path
 
 
 @pytest.mark.parametrize("distance", [-2, 0, 1])
-def test_a_port_that_is_taken_is_named(tmp_path: Path, distance: int) -> None:
+def test_a_port_in_use_is_named(tmp_path: Path, distance: int) -> None:
     (base,) = free_ports(around=(0, 8, 10, 11))
     with socket.create_server(("127.0.0.1", base + 10 + distance)) as taken:
         port = taken.getsockname()[1]
@@ -154,7 +155,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, distance: int) -> None:
             make_plan(ClusterSpec(base_port=base), tmp_path)
 
 
-def test_a_base_without_room_above_is_refused(tmp_path: Path) -> None:
+def test_a_base_port_that_is_too_high_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="would need the port 65536; choose another --base-port"):
         make_plan(ClusterSpec(nameservers=1, base_port=65525), tmp_path)
 
@@ -177,7 +178,7 @@ def test_a_plan_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         make_plan(ClusterSpec(), tmp_path)
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(CommandFailed, match=r"holds something else \(thesis.tex\)"), held(tmp_path):
         pass
@@ -201,7 +202,7 @@ def test_waiting_for_slaves_without_any_is_wrong_usage(cli: Callable[..., Any]) 
 # ---- how it is shown
 
 
-def test_lines_are_said_only_of_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_changes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     view = Lines(as_json=False)
     view.ready(Plan("c", Path("/data"), []), [ROW])
     view.show([ROW | {"offset": 2, "lag_bytes": 0}])
@@ -215,7 +216,7 @@ def test_lines_are_said_only_of_what_changed(capsys: pytest.CaptureFixture[str])
     ]
 
 
-def test_a_terminal_has_a_table_with_lags_and_where_clients_go() -> None:
+def test_a_terminal_shows_a_table_with_lags_and_the_nameserver_address() -> None:
     out = io.StringIO()
     view = LiveTable(Console(file=out, width=100, force_terminal=True))
     view.ready(Plan("c", Path("/data"), []), [ROW])
@@ -278,7 +279,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.timeout(120)
-def test_a_cluster_from_its_start_to_its_end_and_again(up: Callable[[], Child]) -> None:
+def test_a_cluster_starts_stops_and_starts_again(up: Callable[[], Child]) -> None:
     first = up()
     nameserver, pids = until_ready(first)
     assert set(pids) == {"nameserver-0 None", "broker-a 0", "broker-a 1"}
@@ -305,7 +306,7 @@ def test_a_cluster_from_its_start_to_its_end_and_again(up: Callable[[], Child]) 
 
 
 @pytest.mark.timeout(120)
-def test_after_a_promotion_the_next_start_has_one_master_with_everything(
+def test_the_next_start_after_a_promotion_has_one_master_with_all_messages(
     up: Callable[[], Child], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     def level(nameserver: str) -> list[dict[str, Any]]:
@@ -341,14 +342,14 @@ def test_after_a_promotion_the_next_start_has_one_master_with_everything(
     assert sorted(ledger.bodies) == [b"after", b"before"]
 
 
-def test_what_does_not_start_is_reported_with_its_last_words(tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_a_member_that_does_not_start_is_reported_with_its_last_output(tmp_path: Path, cli: Callable[..., Any]) -> None:
     outcome = cli("dev", "up", "--data", str(tmp_path / "d"), "--set", "plugin.flush.mode=sometimes")
     assert outcome.code == 1
     assert "broker-a-0 did not start; its log: " in outcome.err
     assert "sometimes" in outcome.err
 
 
-def test_the_log_of_what_does_not_start_is_kept(cli: Callable[..., Any]) -> None:
+def test_the_log_of_a_member_that_does_not_start_is_kept(cli: Callable[..., Any]) -> None:
     outcome = cli("dev", "up", "--set", "plugin.flush.mode=sometimes")
     assert outcome.code == 1
     log = Path(outcome.err.partition("did not start; its log: ")[2].splitlines()[0])

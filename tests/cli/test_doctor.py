@@ -34,7 +34,7 @@ def doctor(cli: Cli, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]
     return call
 
 
-def test_every_check_is_told_and_leaves_nothing_behind(doctor: Callable[..., Any], tmp_path: Path) -> None:
+def test_every_check_is_reported_and_leaves_no_files(doctor: Callable[..., Any], tmp_path: Path) -> None:
     code, found = doctor("--set", "store.commit_log_file_bytes=1 MiB")
     assert code == 0
     assert list(found) == [
@@ -48,7 +48,7 @@ def test_every_check_is_told_and_leaves_nothing_behind(doctor: Callable[..., Any
     assert list(tmp_path.iterdir()) == []
 
 
-def test_people_get_a_line_a_check_and_what_to_do_below(cli: Cli, tmp_path: Path) -> None:
+def test_text_output_has_a_line_for_each_check_and_advice(cli: Cli, tmp_path: Path) -> None:
     place = tmp_path / "file"
     place.write_text("")
     outcome = cli("doctor", "--data", str(place))
@@ -59,7 +59,9 @@ def test_people_get_a_line_a_check_and_what_to_do_below(cli: Cli, tmp_path: Path
     assert lines[at + 1].strip() == "-> choose another folder (--data)"
 
 
-def test_a_port_that_another_program_has_is_a_fail(doctor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_used_by_another_program_fails_the_check(
+    doctor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkup, "WAIT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as other:
         code, found = doctor("--listen", f"127.0.0.1:{other.getsockname()[1]}")
@@ -68,7 +70,7 @@ def test_a_port_that_another_program_has_is_a_fail(doctor: Callable[..., Any], m
     assert "stop it, or choose another address" in found["broker port"]["advice"]
 
 
-def test_a_port_that_a_broker_has_is_a_warning(tmp_path: Path) -> None:
+def test_a_port_used_by_a_broker_is_a_warning(tmp_path: Path) -> None:
     with cluster_in_thread(tmp_path / "store") as cluster:
         found = [checkup.port("broker", cluster.address), checkup.port("nameserver", cluster.nameserver)]
     assert [finding.state for finding in found] == ["warn", "warn"]
@@ -83,7 +85,9 @@ def test_a_port_that_a_broker_has_is_a_warning(tmp_path: Path) -> None:
         ("no-such-host.invalid:10911", "fail", "cannot be resolved"),
     ],
 )
-def test_the_advertised_address_is_tried(doctor: Callable[..., Any], advertise: str, state: str, told: str) -> None:
+def test_the_advertised_address_is_checked_by_a_connection(
+    doctor: Callable[..., Any], advertise: str, state: str, told: str
+) -> None:
     _, found = doctor("--set", f"broker.advertise={advertise}")
     assert found["advertised address"]["state"] == state
     assert told in found["advertised address"]["found"]
@@ -113,7 +117,7 @@ def test_listening_beyond_loopback_is_a_warning(
 @pytest.mark.parametrize(
     ("free", "state"), [(50_000, "ok"), (20_000, "warn"), (5_000, "warn"), (150, "warn"), (99, "fail")]
 )
-def test_a_disk_without_room_for_a_file_is_a_fail(
+def test_a_disk_without_space_for_a_log_file_fails_the_check(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, state: str
 ) -> None:
     total = 100_000
@@ -122,7 +126,7 @@ def test_a_disk_without_room_for_a_file_is_a_fail(
 
 
 @pytest.mark.parametrize(("microseconds", "state"), [(1, "warn"), (200, "ok"), (20_000, "warn")])
-def test_a_disk_that_is_too_slow_or_too_quick_is_doubted(
+def test_implausible_fsync_times_are_warnings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, microseconds: int, state: str
 ) -> None:
     monkeypatch.setattr(checkup, "_sync_times", lambda _: iter([float(microseconds)] * 3))
@@ -137,7 +141,7 @@ def test_few_descriptors_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkup.open_files(1_000_000).state == "ok"
 
 
-def test_a_clock_behind_the_store_is_a_warning_and_one_of_long_ago_a_fail(
+def test_a_clock_slightly_behind_the_store_is_a_warning_and_far_behind_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "checkpoint").write_text("")
@@ -188,7 +192,7 @@ def test_a_machine_without_java_is_a_warning(monkeypatch: pytest.MonkeyPatch, tm
     assert checkup.java().state == "warn"
 
 
-def test_a_configuration_that_is_none_is_wrong_usage(cli: Cli) -> None:
+def test_an_invalid_configuration_is_a_usage_error(cli: Cli) -> None:
     outcome = cli("doctor", "--set", "broker.liste=1")
     assert (outcome.code, outcome.out) == (2, "")
     assert cli("doctor", "--nameserver-listen", "x").code == 2

@@ -86,7 +86,7 @@ def test_a_group_is_listed_and_described_with_its_members_and_its_lag(shell: Cli
     assert (unknown.code, "no broker has members or offsets of a group nobody" in unknown.err) == (1, True)
 
 
-def test_the_lag_says_how_many_messages_wait_and_for_how_long(shell: Cli, nameserver: str) -> None:
+def test_the_lag_is_shown_in_messages_and_time(shell: Cli, nameserver: str) -> None:
     fill(nameserver, "lagging", 1, queues=1)
     read(nameserver, "lagging", "lagger", 1)
     fill(nameserver, "lagging", 3, queues=1)

@@ -65,7 +65,7 @@ def test_a_topic_is_created_listed_and_described(shell: Cli) -> None:
     assert len(table) == 4
 
 
-def test_a_topic_that_exists_changes_only_with_update_and_hides_messages_only_with_force(
+def test_an_existing_topic_changes_only_with_update_and_loses_queues_only_with_force(
     shell: Cli, lines: Callable[[bytes], str]
 ) -> None:
     assert shell("topic", "create", "shrunk", "--queues", "4").code == 0
@@ -89,7 +89,7 @@ def test_a_topic_that_exists_changes_only_with_update_and_hides_messages_only_wi
     assert json.loads(shell("topic", "describe", "shrunk", "--json").out) == rows
 
 
-def test_lines_go_in_and_come_out_unaltered_and_in_order(shell: Cli, lines: Callable[[bytes], str]) -> None:
+def test_lines_are_produced_and_consumed_unaltered_and_in_order(shell: Cli, lines: Callable[[bytes], str]) -> None:
     bodies = [b"line %d \xc3\xa4 \t" % number for number in range(300)] + [b"\xff\x00binary", b"last without newline"]
     shell("topic", "create", "ordered", "--queues", "1")
     sent = shell(
@@ -105,7 +105,7 @@ def test_lines_go_in_and_come_out_unaltered_and_in_order(shell: Cli, lines: Call
     assert (rows[4]["keys"], rows[4]["tags"], rows[4]["properties"]["TAGS"]) == (["k5-5"], "t", "t")
 
 
-def test_what_a_group_consumed_it_does_not_get_again(shell: Cli, lines: Callable[[bytes], str]) -> None:
+def test_a_group_gets_consumed_messages_only_once(shell: Cli, lines: Callable[[bytes], str]) -> None:
     shell("produce", "--topic", "once", "--file", lines(b"a\nb\nc\n"))
     first = shell("consume", "--topic", "once", "--group", "g", "--max", "3")
     assert sorted(first.out.splitlines()) == ["a", "b", "c"]
@@ -115,7 +115,7 @@ def test_what_a_group_consumed_it_does_not_get_again(shell: Cli, lines: Callable
     assert sorted(other.out.splitlines()) == ["a", "b", "c"]
 
 
-def test_only_the_wanted_tags_come(shell: Cli, lines: Callable[[bytes], str]) -> None:
+def test_only_messages_with_the_given_tags_are_consumed(shell: Cli, lines: Callable[[bytes], str]) -> None:
     for tag in ("red", "green", "blue"):
         shell("produce", "--topic", "tagged", "--file", lines(tag.encode()), "--tag", tag)
     got = shell("consume", "--topic", "tagged", "--group", "g", "--tags", "red || blue", "--max", "2")
@@ -128,7 +128,7 @@ def test_empty_lines_are_skipped_and_counted(shell: Cli, lines: Callable[[bytes]
     assert sent.out.endswith("skipped 3 empty lines\n")
 
 
-def test_a_line_of_a_slow_pipe_is_not_kept_waiting(shell: Cli, nameserver: str, tmp_path: Path) -> None:
+def test_a_line_from_a_slow_pipe_is_sent_at_once(shell: Cli, nameserver: str, tmp_path: Path) -> None:
     shell("topic", "create", "piped")
     arguments = [sys.executable, "-m", "gantrymq.cli"]
     to = ["--nameserver", nameserver]
@@ -157,7 +157,7 @@ def test_a_line_of_a_slow_pipe_is_not_kept_waiting(shell: Cli, nameserver: str, 
         ("--delay-level", "1", {"DELAY": "1"}),
     ],
 )
-def test_lines_arrive_when_they_are_told_to_in_their_order(
+def test_timed_lines_arrive_at_their_times_in_order(
     shell: Cli, lines: Callable[[bytes], str], option: str, value: str, properties: dict[str, str]
 ) -> None:
     topic = f"later{option}"
@@ -201,7 +201,7 @@ def test_a_consumer_can_wait_for_its_topic(nameserver: str, tmp_path: Path) -> N
         assert consumer.wait(20) == 0
 
 
-def test_lines_that_cannot_be_sent_leave_a_count_of_those_that_were(shell: Cli, lines: Callable[[bytes], str]) -> None:
+def test_lines_that_cannot_be_sent_end_with_a_count_of_sent_lines(shell: Cli, lines: Callable[[bytes], str]) -> None:
     shell("topic", "create", "halfway", "--queues", "1")
     too_long = b"x" * (4 * 1024 * 1024 + 1)
     sent = shell("produce", "--topic", "halfway", "--file", lines(b"a\n\nb\n" + too_long + b"\nc\n"))
@@ -211,7 +211,7 @@ def test_lines_that_cannot_be_sent_leave_a_count_of_those_that_were(shell: Cli, 
     assert got.out == "a\nb\n"
 
 
-def test_a_reader_that_has_gone_ends_the_consumer_quietly(
+def test_a_closed_output_pipe_ends_the_consumer_quietly(
     shell: Cli, nameserver: str, lines: Callable[[bytes], str], tmp_path: Path
 ) -> None:
     shell("produce", "--topic", "headed", "--file", lines(b"\n".join([b"x" * 1000] * 500)))
@@ -260,7 +260,7 @@ def test_a_reader_that_has_gone_ends_the_consumer_quietly(
         (["topic", "list", "--nameserver", "here"], 2, "'here' is no address: host:port is expected"),
     ],
 )
-def test_bad_input_is_told_in_a_line_without_a_traceback(
+def test_bad_input_is_one_line_without_a_traceback(
     shell: Cli, lines: Callable[[bytes], str], arguments: list[str], code: int, told: str
 ) -> None:
     path = lines(b"a line\n")
@@ -270,7 +270,7 @@ def test_bad_input_is_told_in_a_line_without_a_traceback(
     assert "Traceback" not in outcome.err
 
 
-def test_a_line_that_is_too_long_is_no_message(shell: Cli, lines: Callable[[bytes], str]) -> None:
+def test_an_overlong_line_is_not_sent(shell: Cli, lines: Callable[[bytes], str]) -> None:
     outcome = shell("produce", "--topic", "long", "--file", lines(b"x" * (LINE_BYTES + 1)))
     assert outcome.code == 1
     assert outcome.err == (
@@ -278,7 +278,7 @@ def test_a_line_that_is_too_long_is_no_message(shell: Cli, lines: Callable[[byte
     )
 
 
-def test_a_file_of_the_environment_that_is_no_terminal_shows_no_bar(shell: Cli, lines: Callable[[bytes], str]) -> None:
+def test_output_to_a_file_shows_no_progress_bar(shell: Cli, lines: Callable[[bytes], str]) -> None:
     outcome = shell("produce", "--topic", "plain", "--file", lines(b"a\n" * 1000))
     assert outcome.err == ""
     assert "\x1b" not in outcome.out
@@ -295,13 +295,13 @@ def test_batches_keep_order_and_bounds() -> None:
     assert [len(batch) for batch in cut_batches(messages, 1)] == [1] * len(messages)
 
 
-def test_the_process_ends_as_a_process_should(tmp_path: Path) -> None:
+def test_the_process_exits_with_the_right_code_and_signal(tmp_path: Path) -> None:
     with Child([sys.executable, "-m", "gantrymq.cli", "--version"], tmp_path / "log") as child:
         assert list(child.lines()) == [f"gantrymq, version {__version__}"]
         assert child.wait() == 0
 
 
-def test_half_of_the_credentials_is_wrong_usage(shell: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_access_key_without_a_secret_key_is_a_usage_error(shell: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GANTRYMQ_SECRET_KEY", "hush-hush")
     result = shell("topic", "list")
     assert result.code == 2

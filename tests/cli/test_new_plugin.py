@@ -96,17 +96,17 @@ def test_a_name_that_cannot_be_used_is_refused(cli: Cli, tmp_path: Path, name: s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_folder_stays_as_it_is(cli: Cli, tmp_path: Path) -> None:
-    folder = tmp_path / "gantrymq-audit"
+def test_an_existing_folder_is_not_changed(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "gantrymq-billing"
     folder.mkdir()
     (folder / "mine").write_text("work of a week")
-    outcome = cli("plugins", "new", "audit", "--into", str(tmp_path))
+    outcome = cli("plugins", "new", "billing", "--into", str(tmp_path))
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == f"gantrymq: {folder} exists; choose another name, or another folder with --into\n"
     assert [path.name for path in folder.iterdir()] == ["mine"]
 
 
-def test_nothing_stays_of_a_package_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_written_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Path, *_given: Any) -> int:
         raise OSError(28, "No space left on device", str(self))
 

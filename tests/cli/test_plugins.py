@@ -67,7 +67,7 @@ def test_the_default_plugins_are_listed_in_call_order(cli: Cli) -> None:
     assert flush["hooks"]["make_flush_strategy"] == 1
 
 
-def test_the_place_in_a_hooks_order_is_the_one_that_pluggy_calls_by(cli: Cli, module: str) -> None:
+def test_the_listed_order_of_a_hook_equals_pluggys_call_order(cli: Cli, module: str) -> None:
     rows = listed(cli, "--enable", f"{module}:Late")
     late = rows[-1]
     assert (late["name"], late["version"], late["origin"]) == ("late", "7", f"{module}:Late")
@@ -76,14 +76,14 @@ def test_the_place_in_a_hooks_order_is_the_one_that_pluggy_calls_by(cli: Cli, mo
     assert places["late"] < places["delay"], "tryfirst goes before the band in the middle"
 
 
-def test_the_table_for_people_names_the_same(cli: Cli) -> None:
+def test_text_output_has_the_same_plugins_as_json(cli: Cli) -> None:
     outcome = cli("plugins", "list")
     assert outcome.out.splitlines()[0].split() == ["order", "name", "version", "slot", "origin", "hooks"]
     assert "topics *" in outcome.out
     assert "gantrymq.plugins.flush:FlushPlugin" in outcome.out
 
 
-def test_one_plugin_is_shown_with_its_settings_their_origins_and_its_place_in_each_hook(cli: Cli, module: str) -> None:
+def test_one_plugin_is_shown_with_settings_origins_and_hook_order(cli: Cli, module: str) -> None:
     arguments = ["--set", "plugin.delay.levels=1s 2s", "--set", "plugins.skip_errors=delay"]
     outcome = cli("plugins", "show", "delay", "--json", "--enable", f"{module}:Late", *arguments)
     assert outcome.code == 0, outcome.err
@@ -100,7 +100,7 @@ def test_one_plugin_is_shown_with_its_settings_their_origins_and_its_place_in_ea
     assert found["hooks"]["before_append"] == [place, count]
 
 
-def test_a_plugin_is_shown_to_people_and_one_that_says_little_too(cli: Cli, module: str) -> None:
+def test_a_plugin_with_few_details_is_shown_as_text(cli: Cli, module: str) -> None:
     outcome = cli("plugins", "show", "flush")
     assert outcome.code == 0, outcome.err
     lines = outcome.out.splitlines()
@@ -113,7 +113,7 @@ def test_a_plugin_is_shown_to_people_and_one_that_says_little_too(cli: Cli, modu
     assert outcome.out.startswith("late: says nothing of its purpose\n")
 
 
-def test_a_plugin_that_is_not_loaded_is_no_table(cli: Cli) -> None:
+def test_a_plugin_that_is_not_loaded_is_an_error(cli: Cli) -> None:
     outcome = cli("plugins", "show", "flsh")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == (
@@ -121,7 +121,7 @@ def test_a_plugin_that_is_not_loaded_is_no_table(cli: Cli) -> None:
     )
 
 
-def test_a_disabled_plugin_is_gone(cli: Cli) -> None:
+def test_a_disabled_plugin_is_not_listed(cli: Cli) -> None:
     assert "filter" not in {row["name"] for row in listed(cli, "--disable", "filter")}
 
 
@@ -139,14 +139,14 @@ def test_a_disabled_plugin_is_gone(cli: Cli) -> None:
         (["--disable", "filtr"], "cannot disable 'filtr': no such plugin; did you mean 'filter'?"),
     ],
 )
-def test_a_plugin_that_cannot_be_had_is_one_line(cli: Cli, module: str, arguments: list[str], told: str) -> None:
+def test_a_plugin_that_cannot_be_loaded_is_one_line(cli: Cli, module: str, arguments: list[str], told: str) -> None:
     outcome = cli("plugins", "list", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert told in outcome.err
     assert outcome.err.count("\n") == 1
 
 
-def test_a_plugins_command_is_there_and_a_broken_plugin_costs_only_its_own(
+def test_commands_of_plugins_are_added_and_a_broken_plugin_loses_only_its_own(
     cli: Cli, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GANTRYMQ_PLUGINS__ENABLE", f"{module}:Broken")
@@ -163,16 +163,14 @@ def test_the_help_lists_ours_and_the_plugins_commands(cli: Cli) -> None:
         assert f" {name} " in outcome.out
 
 
-def test_a_word_that_is_no_command_is_answered_with_a_near_one(cli: Cli) -> None:
+def test_an_unknown_command_gets_a_suggestion(cli: Cli) -> None:
     outcome = cli("serv")
     assert outcome.code == 2
     assert "serve" in outcome.err
     assert "Traceback" not in outcome.err
 
 
-def test_one_plugin_is_shown_with_what_it_does_in_a_running_broker(
-    cli: Cli, module: str, plugin_broker: StartPluginBroker
-) -> None:
+def test_plugin_activity_of_a_running_broker_is_shown(cli: Cli, module: str, plugin_broker: StartPluginBroker) -> None:
     running = plugin_broker(f"{module}:Late")
     cli("plugins", "list")  # from here on what the broker logs is not in the output
     outcome = cli("plugins", "show", "offsets", "--broker", running.address)
@@ -190,7 +188,7 @@ def test_one_plugin_is_shown_with_what_it_does_in_a_running_broker(
     )
 
 
-def test_what_hooks_cost_is_traced_in_a_running_broker(cli: Cli, module: str, plugin_broker: StartPluginBroker) -> None:
+def test_hook_times_of_a_running_broker_are_traced(cli: Cli, module: str, plugin_broker: StartPluginBroker) -> None:
     running = plugin_broker(f"{module}:Late")
     cli("plugins", "list")  # from here on what the broker logs is not in the output
     stop = threading.Event()
@@ -228,7 +226,7 @@ def test_what_hooks_cost_is_traced_in_a_running_broker(cli: Cli, module: str, pl
         (["trace", "--interval", "61"], 2, "at most 60 seconds"),
     ],
 )
-def test_a_broker_that_cannot_be_asked_is_one_error(cli: Cli, arguments: list[str], code: int, told: str) -> None:
+def test_an_unreachable_broker_is_one_error(cli: Cli, arguments: list[str], code: int, told: str) -> None:
     outcome = cli("plugins", *arguments)
     assert (outcome.code, outcome.out) == (code, "")
     assert told in outcome.err

@@ -84,7 +84,7 @@ def send(nameserver: str, *bodies: bytes) -> list[tuple[int, int]]:
     return [(result.queue.queue_id, result.queue_offset) for result in sent]
 
 
-def test_a_slave_takes_the_place_of_a_killed_master_and_the_old_one_follows_it(
+def test_the_promoted_slave_replaces_a_killed_master_which_returns_as_a_slave(
     tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def test_a_slave_takes_the_place_of_a_killed_master_and_the_old_one_follows_it(
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_a_promoted_broker_returns_as_a_slave_when_its_successor_was_promoted(
+def test_a_promoted_broker_returns_as_a_slave_after_another_promotion(
     tmp_path: Path, cli: Callable[..., Any], how: str
 ) -> None:
     """The promotion has kept ``id = 0`` in its store, over its file."""
@@ -166,7 +166,7 @@ def test_a_promoted_broker_returns_as_a_slave_when_its_successor_was_promoted(
         assert {row["address"]: row["id"] for row in rows} == {first: 0, second: 1}
 
 
-def test_a_second_master_of_one_name_ends_with_a_sentence_and_no_traceback(tmp_path: Path) -> None:
+def test_a_second_master_of_one_name_exits_with_one_line(tmp_path: Path) -> None:
     with ExitStack() as stack:
         brokers = Brokers(stack, tmp_path)
         ready(brokers.broker(0, "ASYNC_MASTER", 0))
@@ -178,7 +178,7 @@ def test_a_second_master_of_one_name_ends_with_a_sentence_and_no_traceback(tmp_p
         assert "Traceback" not in log
 
 
-def test_a_hung_master_costs_one_answer_timeout_and_each_step_is_reported(
+def test_a_hanging_master_delays_a_promotion_by_one_timeout_and_each_step_is_printed(
     tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     with ExitStack() as stack:

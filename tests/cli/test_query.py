@@ -45,13 +45,13 @@ def test_a_key_finds_its_newest_messages(query: Cli) -> None:
     assert query("--key", "o-1").out == "order 1\n"
 
 
-def test_an_id_finds_its_message_the_producer_s_and_the_broker_s(query: Cli, sent: list[SendResult]) -> None:
+def test_a_message_is_found_by_the_producers_and_by_the_brokers_id(query: Cli, sent: list[SendResult]) -> None:
     for number, result in enumerate(sent):
         assert query("--id", result.message_id).out == f"order {number}\n"
         assert query("--id", result.offset_message_id).out == f"order {number}\n"
 
 
-def test_a_place_in_a_queue_finds_its_message(query: Cli, sent: list[SendResult]) -> None:
+def test_a_message_is_found_by_its_queue_offset(query: Cli, sent: list[SendResult]) -> None:
     for number, result in enumerate(sent):
         place = ("--queue", str(result.queue.queue_id), "--offset", str(result.queue_offset))
         (line,) = query(*place, "--broker", result.queue.broker_name, "--json").out.splitlines()
@@ -76,7 +76,7 @@ def test_a_place_in_a_queue_finds_its_message(query: Cli, sent: list[SendResult]
         ("--queue", "0", "--offset", "0", "--broker", "other"),
     ],
 )
-def test_what_is_not_there_is_reported_with_code_1(query: Cli, arguments: tuple[str, ...]) -> None:
+def test_a_missing_message_is_reported_with_exit_code_1(query: Cli, arguments: tuple[str, ...]) -> None:
     outcome = query(*arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert "no such message in topic Orders" in outcome.err

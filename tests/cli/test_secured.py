@@ -58,7 +58,7 @@ def test_a_client_with_tls_and_keys_sends_and_receives(secured: str, backend: An
                 producer.send("other", b"x")
 
 
-def test_a_client_without_tls_or_without_keys_is_told_so(secured: str) -> None:
+def test_a_client_without_tls_or_credentials_gets_a_clear_error(secured: str) -> None:
     with pytest.raises(gantrymq.ConnectError, match="connect with tls=True"):
         with gantrymq.sync.connect(secured) as client:
             client.admin.topics()
@@ -67,7 +67,7 @@ def test_a_client_without_tls_or_without_keys_is_told_so(secured: str) -> None:
             producer.send("T", b"x")
 
 
-def test_the_command_line_takes_both_from_its_environment(secured: str) -> None:
+def test_the_command_line_reads_tls_and_credentials_from_the_environment(secured: str) -> None:
     environ = {
         "GANTRYMQ_TLS_CA": str(CA), "GANTRYMQ_ACCESS_KEY": ADMIN.access_key, "GANTRYMQ_SECRET_KEY": ADMIN.secret_key,
     }  # fmt: skip
@@ -86,7 +86,29 @@ def test_the_command_line_takes_both_from_its_environment(secured: str) -> None:
     assert run("delayed", "list", "--json") == ""
 
 
-def test_nothing_shows_a_secret(secured: str, tmp_path: Path) -> None:
+def test_a_context_has_the_keys_and_tls_settings_of_its_cluster(secured: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"{ADMIN.secret_key}\n")
+    environ = {
+        "GANTRYMQ_CONFIG_HOME": str(tmp_path / "home"),
+        "GANTRYMQ_ACCESS_KEY": "wrong",
+        "GANTRYMQ_SECRET_KEY": "x",
+    }
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "gantrymq.cli", *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("context", "add", "prod", "--nameserver", secured, "--access-key", ADMIN.access_key, "--secret-key-file",
+        str(tmp_path / "secret"), "--tls-ca", str(CA))  # fmt: skip
+    (row,) = json.loads(run("cluster", "status", "--json", "--context", "prod"))
+    assert row["role"] == "master"
+    run("context", "use", "prod")
+    assert run("topic", "list").split()
+
+
+def test_no_output_shows_a_secret(secured: str, tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     command = [sys.executable, "-m", "gantrymq.cli", "print-config", "--enable", ACL, "--set",
                f"plugin.acl.file={tmp_path}/plain_acl.yml"]  # fmt: skip

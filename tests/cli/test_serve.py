@@ -60,7 +60,7 @@ def errors(child: Child) -> list[str]:
     return [line for line in child.log.read_text().splitlines() if not line.startswith("{")]
 
 
-def test_the_banner_names_everything_and_ready_follows(serve: Serve, tmp_path: Path) -> None:
+def test_the_banner_has_all_addresses_and_precedes_ready(serve: Serve, tmp_path: Path) -> None:
     child = serve(*ANY_PORT, "--set", "broker.advertise=127.0.0.1:7777", "--set", "plugin.flush.mode=async")
     lines = []
     for line in child.lines():
@@ -80,7 +80,7 @@ def test_the_banner_names_everything_and_ready_follows(serve: Serve, tmp_path: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_ends_with_0(serve: Serve, cli: Cli, number: int, tmp_path: Path) -> None:
+def test_a_signal_drains_the_broker_which_exits_with_0(serve: Serve, cli: Cli, number: int, tmp_path: Path) -> None:
     child = serve(*ANY_PORT)
     nameserver = ready(child)["nameserver"]
     lines = tmp_path / "lines"
@@ -91,7 +91,7 @@ def test_a_signal_drains_and_ends_with_0(serve: Serve, cli: Cli, number: int, tm
     assert not (tmp_path / "store" / "abort").exists()
 
 
-def test_under_load_a_signal_drains_and_what_was_acknowledged_is_there_again(serve: Serve) -> None:
+def test_a_signal_under_load_drains_and_acknowledged_messages_survive(serve: Serve) -> None:
     child = serve(*ANY_PORT)
     acknowledged: set[bytes] = set()
 
@@ -138,9 +138,7 @@ class Hanging:
 """
 
 
-def test_a_second_signal_forces_even_a_broker_that_hangs(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_signal_ends_a_hanging_broker(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hanging_plugin.py").write_text(HANGING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     child = serve(*ANY_PORT, "--enable", "hanging_plugin:Hanging")
@@ -235,7 +233,7 @@ def wait_events(child: Child, name: str, count: int = 1) -> list[dict[str, Any]]
     return found
 
 
-def test_a_hangup_signal_applies_what_may_change_and_names_what_needs_a_restart(
+def test_sighup_applies_changeable_settings_and_names_those_that_need_a_restart(
     serve: Serve, cli: Cli, tmp_path: Path
 ) -> None:
     config = tmp_path / "gantrymq.toml"
@@ -267,7 +265,7 @@ def test_a_hangup_signal_applies_what_may_change_and_names_what_needs_a_restart(
     assert not (tmp_path / "store" / "abort").exists()
 
 
-def test_a_hangup_signal_does_not_end_a_nameserver(serve: Serve, cli: Cli) -> None:
+def test_sighup_does_not_end_a_nameserver(serve: Serve, cli: Cli) -> None:
     child = serve("--listen", "127.0.0.1:0", "--log-level", "info", command="nameserver")
     address = ready(child)["nameserver"]
     child.process.send_signal(signal.SIGHUP)
@@ -276,7 +274,7 @@ def test_a_hangup_signal_does_not_end_a_nameserver(serve: Serve, cli: Cli) -> No
     assert child.terminate() == 0
 
 
-def test_a_nameserver_alone_and_a_broker_alone_find_each_other(serve: Serve, cli: Cli) -> None:
+def test_a_broker_registers_with_a_nameserver_in_another_process(serve: Serve, cli: Cli) -> None:
     nameserver = serve("--listen", "127.0.0.1:0", command="nameserver")
     address = ready(nameserver)["nameserver"]
     broker = serve("--listen", "127.0.0.1:0", "--nameserver", f"127.0.0.1:1;{address}", command="broker")
@@ -289,7 +287,7 @@ def test_a_nameserver_alone_and_a_broker_alone_find_each_other(serve: Serve, cli
     assert nameserver.terminate() == 0
 
 
-def test_a_port_that_is_taken_is_reported_by_its_address(serve: Serve, cli: Cli, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_its_address(serve: Serve, cli: Cli, tmp_path: Path) -> None:
     taken = ready(serve(*ANY_PORT))
     other = ["--data", str(tmp_path / "other")]
     broker = cli("serve", *other, "--listen", taken["broker"], "--nameserver-listen", "127.0.0.1:0")
@@ -309,7 +307,7 @@ def user_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("gantrymq:")]
 
 
-def test_a_store_that_another_broker_holds_is_refused(serve: Serve, cli: Cli, tmp_path: Path) -> None:
+def test_a_store_locked_by_another_broker_is_refused(serve: Serve, cli: Cli, tmp_path: Path) -> None:
     holder = serve(*ANY_PORT)
     ready(holder)
     outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
@@ -320,7 +318,7 @@ def test_a_store_that_another_broker_holds_is_refused(serve: Serve, cli: Cli, tm
 
 
 @pytest.mark.parametrize("place", ["/proc/gantrymq-store", "a-file"])
-def test_a_place_where_no_store_can_be_is_named(cli: Cli, tmp_path: Path, place: str) -> None:
+def test_a_data_path_that_cannot_hold_a_store_is_named(cli: Cli, tmp_path: Path, place: str) -> None:
     (tmp_path / "a-file").touch()
     path = tmp_path / place  # an absolute place stays what it is
     outcome = cli("serve", "--data", str(path), *ANY_PORT)
@@ -330,7 +328,7 @@ def test_a_place_where_no_store_can_be_is_named(cli: Cli, tmp_path: Path, place:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_the_system_refuses_is_reported(
+def test_a_folder_without_permission_is_reported(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(path: str, *_rest: object, **_more: object) -> int:
@@ -363,14 +361,14 @@ def test_a_full_disk_is_reported_at_the_start(cli: Cli, tmp_path: Path, monkeypa
         (["--nameserver-listen", "127.0.0.1:0", "--listen", "192.0.2.1:0"], "cannot listen on 192.0.2.1:0"),
     ],
 )
-def test_an_address_that_is_none_is_reported(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_an_invalid_address_is_reported(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
     outcome = cli("serve", "--data", str(tmp_path / "store"), "--listen", "127.0.0.1:0", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     (line,) = user_lines(outcome.err)
     assert told in line
 
 
-def test_a_plugin_in_a_file_takes_part_without_a_package(serve: Serve, cli: Cli, tmp_path: Path) -> None:
+def test_a_plugin_in_a_file_runs_without_a_package(serve: Serve, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "refusing.py").write_text(REFUSING)
     child = serve(*ANY_PORT, "--enable", f"{tmp_path}/refusing.py:Refusing")
     lines = tmp_path / "lines"
@@ -380,7 +378,7 @@ def test_a_plugin_in_a_file_takes_part_without_a_package(serve: Serve, cli: Cli,
     assert "not on Sundays" in outcome.err
 
 
-def test_an_unforeseen_fault_is_one_line_too(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object, **_more: object) -> None:
         raise RuntimeError("never thought of")
 
@@ -406,13 +404,13 @@ def test_a_nameservers_switches_are_set_at_its_start(serve: Serve, cli: Cli) -> 
     assert (outcome.code, "disable" in outcome.err) == (1, True)
 
 
-def test_a_switch_that_is_none_is_named(cli: Cli) -> None:
+def test_an_unknown_nameserver_setting_is_named(cli: Cli) -> None:
     outcome = cli("nameserver", "--listen", "127.0.0.1:0", "--set", "supportActing=true")
     assert outcome.code == 1
     assert "nameserver: 'supportActing' cannot be changed; these can: orderMessageEnable, " in outcome.err
 
 
-def test_the_collector_leaves_alone_what_was_there_at_the_start() -> None:
+def test_the_garbage_collector_freezes_objects_of_the_start() -> None:
     before = gc.get_threshold()
 
     class Cycle:
@@ -433,9 +431,7 @@ def test_the_collector_leaves_alone_what_was_there_at_the_start() -> None:
         gc.set_threshold(*before)
 
 
-def test_a_broker_settles_the_collector_before_it_says_that_it_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_freezes_the_garbage_collector_before_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(servers, "settle_collector", lambda: said.append("settled"))
     monkeypatch.setattr(servers, "say", said.append)

@@ -15,26 +15,26 @@ NOBODY = "127.0.0.1:1"
 WATCH = ("cluster", "watch", "broker-a", "--nameserver", NOBODY)
 
 
-def test_what_is_no_address_of_etcd_is_wrong_usage(cli: Callable[..., Any]) -> None:
+def test_an_invalid_etcd_address_is_a_usage_error(cli: Callable[..., Any]) -> None:
     refused = cli(*WATCH, "--etcd", "10.0.0.5:2379")
     assert refused.code == 2
     assert "'10.0.0.5:2379' is no address of etcd" in " ".join(refused.err.split())
 
 
-def test_a_file_that_cannot_be_read_is_wrong_usage(cli: Callable[..., Any]) -> None:
+def test_an_unreadable_file_is_a_usage_error(cli: Callable[..., Any]) -> None:
     refused = cli(*WATCH, "--etcd", "https://127.0.0.1:1", "--etcd-ca", "/absent.pem")
     assert refused.code == 2
     assert "/absent.pem cannot be read" in " ".join(refused.err.split())
 
 
-def test_without_the_extra_the_package_is_named(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_with_its_package(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "etcd3gw.client", None)
     refused = cli(*WATCH, "--etcd", f"http://{NOBODY}")
     assert refused.code == 1
     assert "pip install 'gantrymq[etcd]'" in refused.err
 
 
-def test_without_etcd_and_nameserver_it_says_so_goes_on_and_ends_by_sigterm(tmp_path: Path) -> None:
+def test_the_watcher_reports_missing_etcd_and_nameserver_and_stops_on_sigterm(tmp_path: Path) -> None:
     pytest.importorskip("etcd3gw", reason="etcd3gw is not installed (gantrymq[etcd])")
     log = tmp_path / "watch.log"
     with gantrymq_child([*WATCH, "broker-b", "--etcd", f"http://{NOBODY}", "--lease", "2"], log) as watch:

@@ -76,7 +76,7 @@ def test_a_program_handles_messages_until_sigterm(nameserver: str, tmp_path: Pat
         ("1/0", "gantrymq: the import of shop failed: ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_cannot_run_is_one_line_with_the_reason(tmp_path: Path, way: str, program: str, text: str) -> None:
+def test_an_app_that_cannot_run_is_one_line_with_the_reason(tmp_path: Path, way: str, program: str, text: str) -> None:
     (tmp_path / "shop.py").write_text(program)
     environment = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
     done = subprocess.run(

@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from support.foreign import ToolMissing, hold_lock
+from support.debian import find_unpacked
 from support.processes import Child, ChildFailed, free_ports, wait_for
-
-PACKAGE = "etcd-server"
-DOWNLOAD_S = 300.0
 
 
 def find_etcd(cache: Path) -> Path:
-    """The program ``etcd``; Debian's package is fetched into ``cache`` once, which needs no root.
-
-    ToolMissing where there is neither.
-    """
-    installed = shutil.which("etcd")
-    if installed is not None:
-        return Path(installed)
-    target = (cache / "etcd").absolute()
-    program = target / "usr" / "bin" / "etcd"
-    with hold_lock(cache / "etcd.lock"):
-        if not program.exists():
-            apt, unpack = shutil.which("apt-get"), shutil.which("dpkg-deb")
-            if apt is None or unpack is None:
-                raise ToolMissing(f"etcd is not installed; the tests of `cluster watch` need it (Debian: {PACKAGE})")
-            shutil.rmtree(target, ignore_errors=True)
-            target.mkdir(parents=True)
-            try:
-                _run(target, apt, "download", PACKAGE)
-                _run(target, unpack, "-x", str(next(target.glob("*.deb"))), str(target))
-            except (subprocess.SubprocessError, StopIteration) as error:
-                raise ToolMissing(f"{PACKAGE} cannot be fetched: {error}") from None
-    return program
-
-
-def _run(folder: Path, *command: str) -> None:
-    subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=DOWNLOAD_S, check=True)
+    """The program ``etcd``; ToolMissing if it is not installed and cannot be fetched into ``cache``."""
+    return find_unpacked(cache, "etcd", "etcd-server")
 
 
 class EtcdServer:

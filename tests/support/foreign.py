@@ -50,6 +50,10 @@ SMALL_BROKER = (*SMALL_HEAP, "-XX:TieredStopAtLevel=1")
 SMALL_NAMESERVER = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
 """Enough for the brokers of a test."""
 
+PLAINTEXT = "-Dtls.server.mode=disabled"
+"""A server that accepts TLS as well makes key and certificate for it at its start, which is most of what a start
+costs."""
+
 
 class ToolMissing(Exception):
     """A tool that is not on this machine; the text says which one and what it is needed for."""
@@ -325,11 +329,14 @@ class JavaServer:
 
 
 def start_nameserver(java: Java, home: Path, *, memory: Sequence[str] = SMALL_NAMESERVER) -> JavaServer:
-    """A Java nameserver on a free port of the loopback, ready for brokers; ``memory`` are the JVM's options."""
+    """A Java nameserver on a free port of the loopback, ready for brokers; ``memory`` are the JVM's options.
+
+    It speaks no TLS unless ``memory`` has an option for that.
+    """
     (port,) = free_ports()
     conf = _properties(home / "namesrv.conf", {"listenPort": str(port), "bindAddress": "127.0.0.1"})
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-    child = Child(java.command(home, main, "-c", str(conf), options=memory), home / "namesrv.err")
+    child = Child(java.command(home, main, "-c", str(conf), options=(PLAINTEXT, *memory)), home / "namesrv.err")
     return _ready(JavaServer(child, f"127.0.0.1:{port}", home))
 
 
@@ -347,7 +354,7 @@ def start_broker(
     text is none); ``settings`` go to its config file.
 
     Its store is ``store`` (``home/store`` unless given), with files of RocketMQ's default sizes; ``memory`` are the
-    JVM's options for its heap.
+    JVM's options for its heap. It speaks no TLS unless ``memory`` has an option for that.
     """
     (port,) = free_ports(around=(0, 1, -2))
     root = store or home / "store"
@@ -371,7 +378,7 @@ def start_broker(
         **settings,
     }
     conf = _properties(home / "broker.conf", values)
-    options = (*memory, "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99")
+    options = (PLAINTEXT, *memory, "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99")
     main = "org.apache.rocketmq.broker.BrokerStartup"
     child = Child(java.command(home, main, "-c", str(conf), options=options), home / "broker.err")
     server = _ready(JavaServer(child, f"127.0.0.1:{port}", home))

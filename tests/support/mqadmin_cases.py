@@ -20,7 +20,15 @@ OWN_MEASURES = (
 )
 """What each broker measures of itself and of its disk, and how much it would queue. RocketMQ says -1 for the earliest
 message of a short log."""
-NEWER = ("getTransferred", "openTransactions", "transactionStrategy", "brokerRun", "brokerSettled")
+NEWER = (
+    "getTransferred",
+    "openTransactions",
+    "transactionStrategy",
+    "brokerRun",
+    "brokerSettled",
+    "httpAddress",
+    "notReady",
+)
 """What mqadmin 5.x looks for beside it, and what of ours RocketMQ does not have."""
 METRICS = (r'(?<=Ratio": )"[\d.]+"', r'(?<=cpuNum": )"\d+"', r"(?<=Tps\": )[\d.]+")
 VERSIONS = (r'(?<="counter": )\d+',)

@@ -22,9 +22,10 @@ LOCK_FILE: Final = "lock"
 HOST: Final = "127.0.0.1"
 BROKER_STRIDE: Final = 10
 METRICS_DISTANCE: Final = 2
-BROKER_PORTS: Final = (-2, 0, 1, METRICS_DISTANCE)
+HTTP_DISTANCE: Final = 3
+BROKER_PORTS: Final = (-2, 0, 1, METRICS_DISTANCE, HTTP_DISTANCE)
 """The ports of a broker, relative to its port: RocketMQ's slaves fetch topics at -2, slaves copy the log at +1, metrics
-are at +2."""
+are at +2, the health pages at +3."""
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 """The range of chosen ports, below the ports that the system uses for outgoing connections."""
 TRIES: Final = 2000
@@ -184,6 +185,7 @@ def _broker(
         f"broker.name={name}",
         f"broker.cluster={spec.cluster}",
         f"store.commit_log_file_bytes={SEGMENT}",
+        f"plugin.http.listen={HOST}:{port + HTTP_DISTANCE}",
     ]
     enable = list(spec.enable)
     if spec.slaves:
@@ -233,7 +235,7 @@ def _find(needs: Sequence[int], taken: dict[str, int]) -> int:
     chance = random.SystemRandom()
     for _ in range(TRIES):
         port = chance.randrange(FIRST_PORT, LAST_PORT)
-        if all(abs(port - other) > 4 for other in taken.values()) and all(_free(port + each) for each in needs):
+        if all(abs(port - other) > 5 for other in taken.values()) and all(_free(port + each) for each in needs):
             return port
     raise CommandFailed(f"no free port found between {FIRST_PORT} and {LAST_PORT}; choose some with --base-port")
 

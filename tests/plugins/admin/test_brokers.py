@@ -33,7 +33,7 @@ async def settings(bench: Any) -> dict[str, str]:
     return read_properties((await bench.ask(26)).body)
 
 
-async def test_how_the_broker_does(bench: Any) -> None:
+async def test_runtime_info_has_the_state_of_the_broker(bench: Any) -> None:
     table = KVTable.from_bytes((await bench.ask(28)).body).table
     log = bench.broker.log
     assert table["commitLogMaxOffset"] == str(log.end)
@@ -64,14 +64,16 @@ class Failing:
         raise RuntimeError("no")
 
 
-async def test_a_plugin_that_fails_costs_its_part_of_the_answer(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_plugin_omits_only_its_part_of_the_runtime_info(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager = PluginManager([("a", Failing()), ("b", Telling())], hookspecs)
     monkeypatch.setattr(bench.broker, "manager", manager)
     table = KVTable.from_bytes((await bench.ask(28)).body).table
     assert (table["told"], table["brokerVersion"]) == ("yes", "407")
 
 
-async def test_settings_have_rocketmqs_names_and_our_own(bench: Any) -> None:
+async def test_settings_are_shown_by_rocketmqs_names_and_ours(bench: Any) -> None:
     found = await settings(bench)
     assert (found["brokerName"], found["broker.name"]) == ("broker-a", "broker-a")
     assert (found["maxMessageSize"], found["store.max_message_bytes"]) == ("4194304", "4 MiB")
@@ -83,7 +85,7 @@ async def test_settings_have_rocketmqs_names_and_our_own(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["autoCreateTopicEnable", "plugin.topics.auto_create"])
-async def test_a_setting_on_the_list_is_in_force_at_once(bench: Any, name: str) -> None:
+async def test_a_changeable_setting_takes_effect_at_once(bench: Any, name: str) -> None:
     topics = bench.broker.registry.get(TopicTable)
     before = (await bench.ask(26)).ext["version"]
     assert (await bench.ask(25, body=f"{name}=false\n".encode())).code == 0
@@ -106,7 +108,7 @@ async def test_a_setting_on_the_list_is_in_force_at_once(bench: Any, name: str) 
         (b"defaultTopicQueueNums=5\nbrokerName=evil", "cannot be changed"), (b"x" * 70_000, "65536 are taken"),
     ],
 )  # fmt: skip
-async def test_everything_else_is_refused_and_nothing_changes(bench: Any, body: bytes, said: str) -> None:
+async def test_other_settings_are_refused_without_effect(bench: Any, body: bytes, said: str) -> None:
     before = await settings(bench)
     answer = await bench.ask(25, body=body)
     assert (answer.code, said in answer.remark) == (1, True)
@@ -133,7 +135,7 @@ async def test_each_key_of_a_broker_conf_is_shown_by_its_name_as_it_would_be_wri
     assert different == set()
 
 
-async def test_keys_that_are_read_together_are_shown_too(tmp_path: Path) -> None:
+async def test_combined_keys_are_shown(tmp_path: Path) -> None:
     given = {"plugin.flush.mode": "buffered", "broker.advertise": "10.0.0.7:10911", "plugin.ha.listen": "127.0.0.1:0"}
     broker = make_broker(tmp_path, settings=given, enable=["ha"])
     async with run_broker(broker), open_channel(broker.listening) as channel:
@@ -143,13 +145,13 @@ async def test_keys_that_are_read_together_are_shown_too(tmp_path: Path) -> None
     assert (shown["brokerRole"], shown["haListenPort"]) == ("ASYNC_MASTER", "0")
 
 
-async def test_nothing_to_change_is_no_change(bench: Any) -> None:
+async def test_an_empty_change_has_no_effect(bench: Any) -> None:
     version = (await bench.ask(26)).ext["version"]
     assert (await bench.ask(25)).code == 0
     assert (await bench.ask(26)).ext["version"] == version
 
 
-async def test_deletion_is_asked_of_who_deletes(bench: Any) -> None:
+async def test_a_deletion_request_wakes_the_retention_plugin(bench: Any) -> None:
     assert bench.broker.registry.find(Retention) is not None
     assert (await bench.ask(329)).code == 0
 
@@ -169,7 +171,7 @@ CHANGES = {
 }
 
 
-async def test_what_is_changed_is_kept_for_the_next_start_and_named_there(bench: Any) -> None:
+async def test_changed_settings_are_stored_for_the_next_start(bench: Any) -> None:
     for body in CHANGES:
         answer = await bench.ask(25, body=body)
         assert answer.code == 0, answer.remark
@@ -186,7 +188,7 @@ async def test_what_is_changed_is_kept_for_the_next_start_and_named_there(bench:
     assert path in line
 
 
-async def test_flags_stand_over_what_was_changed_and_a_note_says_so(bench: Any) -> None:
+async def test_flags_take_precedence_over_changed_settings_with_a_note(bench: Any) -> None:
     assert (await bench.ask(25, body=b"diskMaxUsedSpaceRatio=60\nfileReservedTime=48")).code == 0
     config = load(ConfigFlags(data=bench.broker.root, sets=["plugin.retention.disk_reclaim=50"])).config
     rows = {row.key: (row.value, row.origin) for row in config.explain() if row.section == "plugin.retention"}
@@ -194,7 +196,7 @@ async def test_flags_stand_over_what_was_changed_and_a_note_says_so(bench: Any) 
     assert [note for note in config.notes if "plugin.retention.disk_reclaim = 60 is not in force: flag" in note]
 
 
-async def test_earlier_changes_stay_when_one_is_added(bench: Any) -> None:
+async def test_earlier_changes_remain_when_one_is_added(bench: Any) -> None:
     assert (await bench.ask(25, body=b"diskMaxUsedSpaceRatio=60")).code == 0
     again = ChangeableSettings(bench.broker)
     again.allow("plugin.retention", bench.broker.config.section(RetentionConfig), ("keep",), lambda config: None)
@@ -203,7 +205,7 @@ async def test_earlier_changes_stay_when_one_is_added(bench: Any) -> None:
     assert kept == {"disk_reclaim", "keep"}
 
 
-async def test_a_change_that_cannot_be_kept_says_so(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_that_cannot_be_stored_is_reported(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(path: str, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -215,7 +217,7 @@ async def test_a_change_that_cannot_be_kept_says_so(bench: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("text", ["keep =", "\udcff"])
-async def test_a_file_of_changes_that_cannot_be_read_stops_the_start(bench: Any, text: str) -> None:
+async def test_an_unreadable_file_of_changes_stops_the_start(bench: Any, text: str) -> None:
     bench.broker.env.replace(f"{bench.broker.root}/{OVERRIDES_PATH}", text.encode("utf-8", "surrogateescape"))
     with pytest.raises(StartError, match=r"overrides\.toml"):
         ChangeableSettings(bench.broker)

@@ -42,7 +42,7 @@ async def commit_both(bench: Any, offset: int) -> None:
     await bench.commit(0, queue_id=1)
 
 
-async def test_members_are_told_where_to_go_on(bench: Any) -> None:
+async def test_an_offset_reset_notifies_the_members(bench: Any) -> None:
     client = Client()
     await commit_both(bench, 1)
     async with bench.client(client):
@@ -57,7 +57,7 @@ async def test_members_are_told_where_to_go_on(bench: Any) -> None:
     assert offsets == {0: 4, 1: 0}
 
 
-async def test_without_force_a_group_is_only_set_back(bench: Any) -> None:
+async def test_a_reset_without_force_only_lowers_offsets(bench: Any) -> None:
     await commit_both(bench, 1)
     async with bench.client(Client()):
         ahead = await bench.ask(222, {**RESET, "isForce": "false"})
@@ -66,7 +66,7 @@ async def test_without_force_a_group_is_only_set_back(bench: Any) -> None:
     assert [offset for key, offset in loads(back.body)["offsetTable"] if key["queueId"] == 0] == [0]
 
 
-async def test_an_administrator_in_c_plus_plus_gets_its_clients_told_in_their_form(bench: Any) -> None:
+async def test_a_reset_requested_by_a_c_plus_plus_client_uses_its_form(bench: Any) -> None:
     client = Client()
     await commit_both(bench, 1)
     async with bench.client(client):
@@ -90,7 +90,7 @@ async def test_a_group_that_cannot_be_reset(bench: Any) -> None:
         assert (old.code, "does not support this feature" in old.remark) == (1, True)
 
 
-async def test_clients_tell_where_they_are(bench: Any) -> None:
+async def test_clients_are_queried_for_their_offsets(bench: Any) -> None:
     fields = {"topic": "orders", "group": "readers"}
     assert (await bench.ask(223, fields)).code == 1
     async with bench.client(Client(STATUS % 3)), bench.client(Client(STATUS % 4), "c2"):
@@ -103,14 +103,14 @@ async def test_clients_tell_where_they_are(bench: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "code"), [(b"{", 0), (b"\xff", 0), (b'{"messageQueueTable":{"text":1}}', 0), (b"", 0), (STATUS % 1, 1)]
 )
-async def test_what_a_client_says_wrongly_is_left_out(bench: Any, body: bytes, code: int) -> None:
+async def test_invalid_parts_of_a_clients_response_are_dropped(bench: Any, body: bytes, code: int) -> None:
     async with bench.client(Client(body, code)):
         answer = await bench.ask(223, {"topic": "orders", "group": "readers"})
     assert answer.code == 0
     assert not loads(answer.body)["consumerTable"].get("c1")
 
 
-async def test_what_a_client_tells_of_itself_comes_back_as_it_is(bench: Any) -> None:
+async def test_a_clients_running_info_is_returned_unchanged(bench: Any) -> None:
     client = Client(b'{"anything": [1]}')
     fields = {"consumerGroup": "readers", "clientId": "c1", "jstackEnable": "true"}
     async with bench.client(client):
@@ -121,20 +121,20 @@ async def test_what_a_client_tells_of_itself_comes_back_as_it_is(bench: Any) -> 
     assert (gone.code, gone.remark) == (1, "The Consumer <readers> <c1> not online")
 
 
-async def test_a_client_that_does_not_answer_costs_its_time_and_no_more(bench: Any) -> None:
+async def test_a_client_that_does_not_respond_delays_the_request_until_the_timeout(bench: Any) -> None:
     fields = {"consumerGroup": "readers", "clientId": "c1"}
     async with bench.client(Client(None)):
         answer = await bench.ask(307, fields)
     assert (answer.code, "Timeout" in answer.remark) == (207, True)
 
 
-async def test_an_old_client_is_not_asked(bench: Any) -> None:
+async def test_clients_of_old_versions_are_not_queried(bench: Any) -> None:
     async with bench.client(Client(), version=61):
         answer = await bench.ask(307, {"consumerGroup": "readers", "clientId": "c1"})
     assert (answer.code, "does not support this feature" in answer.remark) == (1, True)
 
 
-async def test_a_client_consumes_a_stored_message_on_order(bench: Any) -> None:
+async def test_a_client_consumes_a_stored_message_on_request(bench: Any) -> None:
     client = Client(b'{"consumeResult":"CR_SUCCESS"}')
     fields = {"consumerGroup": "readers", "clientId": "c1", "msgId": bench.ids[2]}
     async with bench.client(client):
@@ -150,7 +150,7 @@ async def test_a_client_consumes_a_stored_message_on_order(bench: Any) -> None:
 @pytest.mark.parametrize(
     "message_id", ["", "zz", "0" * 31, "G" * 32, "7F00000100002A9F00000000FFFFFFFF", "0" * 31 + "1"]
 )
-async def test_a_message_that_is_not_there_is_not_consumed(bench: Any, message_id: str) -> None:
+async def test_a_missing_message_is_not_consumed(bench: Any, message_id: str) -> None:
     client = Client()
     fields = {"consumerGroup": "readers", "clientId": "c1", "msgId": message_id}
     async with bench.client(client):

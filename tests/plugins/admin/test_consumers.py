@@ -21,7 +21,7 @@ async def stats(bench: Any, group: str, **more: str) -> dict[tuple[str, int], tu
     }
 
 
-async def test_offsets_of_a_group_by_queue(bench: Any) -> None:
+async def test_offsets_of_a_group_are_returned_by_queue(bench: Any) -> None:
     await bench.commit(3)
     expected = {("orders", 0): (4, 3), ("orders", 1): (0, 0)}
     assert await stats(bench, "readers") == expected
@@ -30,13 +30,13 @@ async def test_offsets_of_a_group_by_queue(bench: Any) -> None:
     assert await stats(bench, "readers", topic="nothing") == {}
 
 
-async def test_a_topic_that_the_members_left_is_not_shown(bench: Any) -> None:
+async def test_unsubscribed_topics_are_not_shown(bench: Any) -> None:
     await bench.commit(3)
     async with bench.client(None, topic="other"):
         assert await stats(bench, "readers") == {}
 
 
-async def test_all_groups_and_what_waits(bench: Any) -> None:
+async def test_all_groups_are_returned_with_their_lag(bench: Any) -> None:
     await bench.commit(3)
     body = loads((await bench.ask(317, {"isOrder": "false"})).body)
     found = {group: len(entries) for row in body["consumeStatsList"] for group, entries in row.items() if entries}
@@ -50,7 +50,7 @@ async def test_a_request_without_its_fields_is_refused(bench: Any, code: int) ->
     assert (await bench.ask(code)).code == 1
 
 
-async def test_an_answer_that_would_fit_into_no_frame_is_refused(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_beyond_the_frame_limit_is_an_error(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.plugins.admin.consumers.ROWS_MAX", 1)
     await bench.commit(3)
     for code, fields in ((208, {"consumerGroup": "readers"}), (317, {"isOrder": "false"})):
@@ -58,7 +58,7 @@ async def test_an_answer_that_would_fit_into_no_frame_is_refused(bench: Any, mon
         assert (answer.code, "more than 1 queues" in answer.remark) == (1, True)
 
 
-async def test_a_clone_goes_on_where_the_other_group_is(bench: Any) -> None:
+async def test_a_cloned_group_has_the_offsets_of_its_source(bench: Any) -> None:
     await bench.commit(3)
     fields = {"srcGroup": "readers", "destGroup": "clones", "topic": "orders", "offline": "true"}
     assert (await bench.ask(314, fields)).code == 0
@@ -67,7 +67,7 @@ async def test_a_clone_goes_on_where_the_other_group_is(bench: Any) -> None:
     assert (await stats(bench, "more"))["orders", 0] == (4, 3)
 
 
-async def test_a_clone_passes_over_what_the_source_does_not_subscribe_to(bench: Any) -> None:
+async def test_a_clone_skips_topics_that_the_source_does_not_subscribe_to(bench: Any) -> None:
     await bench.commit(3)
     fields = {"srcGroup": "readers", "destGroup": "clones", "topic": "orders", "offline": "false"}
     async with bench.client(None, topic="other"):
@@ -75,7 +75,7 @@ async def test_a_clone_passes_over_what_the_source_does_not_subscribe_to(bench: 
         assert await stats(bench, "clones") == {}
 
 
-async def test_corrections_tell_the_lowest_of_other_groups(bench: Any) -> None:
+async def test_offset_corrections_return_the_lowest_offsets_of_other_groups(bench: Any) -> None:
     for group, offset in (("a", 1), ("b", 2), ("left-out", 0), ("compared", 1)):
         await bench.commit(offset, group)
     fields = {"topic": "orders", "compareGroup": "compared", "filterGroups": "left-out,compared"}
@@ -85,7 +85,7 @@ async def test_corrections_tell_the_lowest_of_other_groups(bench: Any) -> None:
     assert (await bench.ask(308, fields)).body == b'{"correctionOffsets":{0:9223372036854775807}}'
 
 
-async def test_topics_of_a_group_and_the_first_message(bench: Any) -> None:
+async def test_topics_of_a_group_and_the_earliest_store_time_are_returned(bench: Any) -> None:
     await bench.commit(1)
     assert loads((await bench.ask(343, {"group": "readers"})).body)["topicList"] == ["orders"]
     first = await bench.ask(32, {"topic": "orders", "queueId": 0})
@@ -94,7 +94,7 @@ async def test_topics_of_a_group_and_the_first_message(bench: Any) -> None:
     assert b'"orders@readers":{0:1}' in (await bench.ask(43)).body
 
 
-async def test_one_topic_and_one_group(bench: Any) -> None:
+async def test_configurations_of_one_topic_and_one_group_are_returned(bench: Any) -> None:
     assert loads((await bench.ask(351, {"topic": "orders"})).body)["topicName"] == "orders"
     assert (await bench.ask(351, {"topic": "nothing"})).code == 17
     await bench.commit(1)

@@ -18,11 +18,11 @@ def test_each_command_has_its_row_with_its_state() -> None:
     assert rows == expected
 
 
-def test_what_differs_has_a_reason() -> None:
+def test_every_difference_has_a_reason() -> None:
     assert all(note for _, state, note in ROW.findall(PAGE.read_text()) if state != "same")
 
 
-def test_no_gap_without_its_case() -> None:
+def test_every_gap_has_a_test_case() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
     assert set(GAPS) <= set(names)

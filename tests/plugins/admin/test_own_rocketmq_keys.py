@@ -68,7 +68,7 @@ def loaded(folder: Path) -> Loaded:
     return load(ConfigFlags(config=str(conf), enable=[f"{__name__}:NoisePlugin"], disable=["register"]))
 
 
-async def test_a_strangers_settings_are_read_shown_and_changed_by_the_names_it_declares(
+async def test_settings_of_a_third_party_plugin_have_their_declared_rocketmq_keys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = loaded(tmp_path)

@@ -59,7 +59,7 @@ async def describe(channel: Channel, **fields: object) -> Command:
     return await channel.call(Command(RequestCode.DESCRIBE_PLUGINS, ext), 10.0)
 
 
-async def test_a_running_broker_says_what_a_plugin_does_and_what_went_wrong(tmp_path: Path) -> None:
+async def test_a_running_broker_returns_a_plugins_activity_and_errors(tmp_path: Path) -> None:
     broker = make_broker(tmp_path, enable=[Busy], settings={"broker.persist_interval": "10ms"})
     async with run_broker(broker), open_channel(broker.address) as channel:
         for number in range(2):
@@ -84,7 +84,7 @@ async def test_a_running_broker_says_what_a_plugin_does_and_what_went_wrong(tmp_
     assert (found["hooks"]["dispatch"]["calls"], found["kept_messages_refused"]) == (0, 0)
 
 
-async def test_hooks_are_timed_when_a_request_asks_for_it(tmp_path: Path) -> None:
+async def test_hooks_are_timed_on_request(tmp_path: Path) -> None:
     broker = make_broker(tmp_path)
     async with run_broker(broker), open_channel(broker.address) as channel:
         before = json.loads((await describe(channel)).body)

@@ -14,7 +14,7 @@ from gantrymq.remoting.fastjson import loads
 pytestmark = pytest.mark.trio
 
 
-async def test_the_bounds_of_each_queue(bench: Any) -> None:
+async def test_topic_statistics_have_the_offsets_of_each_queue(bench: Any) -> None:
     table = dict(loads((await bench.ask(202, {"topic": "orders"})).body))["offsetTable"]
     offsets = {key["queueId"]: value for key, value in table}
     assert (offsets[0]["minOffset"], offsets[0]["maxOffset"]) == (0, 4)
@@ -22,14 +22,14 @@ async def test_the_bounds_of_each_queue(bench: Any) -> None:
     assert offsets[1] == {"minOffset": 0, "maxOffset": 0, "lastUpdateTimestamp": 0}
 
 
-async def test_who_reads_a_topic(bench: Any) -> None:
+async def test_consumer_groups_of_a_topic_are_listed(bench: Any) -> None:
     await bench.commit(1, "past")
     async with bench.client(None):
         groups = GroupList.from_bytes((await bench.ask(300, {"topic": "orders"})).body).group_list
     assert groups == ["past", "readers"]
 
 
-async def test_how_long_the_next_message_of_a_group_has_waited(bench: Any) -> None:
+async def test_consume_time_span_has_the_time_of_the_next_message_of_a_group(bench: Any) -> None:
     await bench.commit(3)
     spans = loads((await bench.ask(303, {"topic": "orders", "group": "readers"})).body)["consumeTimeSpanSet"]
     first, second = spans
@@ -41,7 +41,7 @@ async def test_how_long_the_next_message_of_a_group_has_waited(bench: Any) -> No
 
 
 @pytest.mark.parametrize(("code", "more"), [(202, {}), (303, {"group": "g"})])
-async def test_a_topic_that_is_not_there(bench: Any, code: int, more: dict[str, str]) -> None:
+async def test_a_missing_topic_is_an_error(bench: Any, code: int, more: dict[str, str]) -> None:
     answer = await bench.ask(code, {"topic": "nobody", **more})
     assert (answer.code, answer.remark) == (17, "topic[nobody] not exist")
 
@@ -51,7 +51,7 @@ async def test_system_topics_have_the_brokers_and_the_clusters_name(bench: Any) 
     assert {"TBW102", "broker-a", "DefaultCluster"} <= set(topics)
 
 
-async def test_entries_of_a_queue(bench: Any) -> None:
+async def test_entries_of_a_queue_are_returned(bench: Any) -> None:
     fields = {"topic": "orders", "queueId": 0, "index": 1, "count": 2, "consumerGroup": "readers"}
     body = ConsumeQueueBody.from_bytes((await bench.ask(321, fields)).body)
     assert (body.min_queue_index, body.max_queue_index) == (0, 4)
@@ -69,7 +69,9 @@ async def test_entries_of_a_queue(bench: Any) -> None:
         ({"topic": "../../etc"}, 1, None),
     ],
 )  # fmt: skip
-async def test_entries_that_cannot_be(bench: Any, changes: dict[str, object], code: int, found: int | None) -> None:
+async def test_impossible_ranges_of_entries_are_refused(
+    bench: Any, changes: dict[str, object], code: int, found: int | None
+) -> None:
     fields = {"topic": "orders", "queueId": 0, "index": 0, "count": 4, **changes}
     answer = await bench.ask(321, fields)
     assert answer.code == code
@@ -77,7 +79,7 @@ async def test_entries_that_cannot_be(bench: Any, changes: dict[str, object], co
         assert len(ConsumeQueueBody.from_bytes(answer.body).queue_data) == found
 
 
-async def test_cleaning_leaves_what_has_a_topic(bench: Any) -> None:
+async def test_cleaning_unused_topics_keeps_queues_of_existing_topics(bench: Any) -> None:
     queues = bench.broker.queues
     assert (await bench.ask(316)).code == 0
     assert queues.get("orders", 0) is not None
@@ -87,6 +89,6 @@ async def test_cleaning_leaves_what_has_a_topic(bench: Any) -> None:
     assert queues.get("orders", 0) is None
 
 
-async def test_cleaning_what_is_expired_keeps_a_queues_offsets(bench: Any) -> None:
+async def test_cleaning_expired_queues_keeps_queue_offsets(bench: Any) -> None:
     assert (await bench.ask(306)).code == 0
     assert bench.broker.queues.get("orders", 0).max_offset == 4

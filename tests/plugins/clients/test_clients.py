@@ -99,7 +99,7 @@ def test_a_group_without_retry_queues_gets_no_retry_topic(broker: Any, connect: 
     assert members(broker) == ["a@1"]
 
 
-def test_nobody_in_a_group_is_code_1(broker: Any) -> None:
+def test_a_query_for_members_of_an_empty_group_returns_code_1(broker: Any) -> None:
     answer = broker.ask(38, {"consumerGroup": "shop"})
     assert (answer.code, answer.remark) == (1, "no consumer for this group, shop")
     assert groups_of(broker).message_model("shop") is None
@@ -127,7 +127,7 @@ def test_members_hear_of_who_comes_and_goes(broker: Any, connect: Any) -> None:
     assert members(broker) == ["a@1"]
 
 
-def test_many_changes_at_once_are_told_once(broker: Any, connect: Any) -> None:
+def test_simultaneous_changes_cause_one_notification(broker: Any, connect: Any) -> None:
     connections = [connect() for _ in range(10)]
     for number, connection in enumerate(connections):
         beat(broker, connection, f"c@{number}")
@@ -186,7 +186,7 @@ def test_notices_can_be_switched_off(make_broker: Any, connect: Any) -> None:
     assert notices(broker, connection) == [0]
 
 
-def test_producers_are_known_until_they_say_farewell(broker: Any, connect: Any) -> None:
+def test_producers_are_known_until_they_unregister(broker: Any, connect: Any) -> None:
     connection = connect()
     data = HeartbeatData("a@1", producer_data_set=[ProducerData("p"), ProducerData("CLIENT_INNER_PRODUCER")])
     assert broker.ask(34, body=data.to_bytes(), connection=connection).code == 0
@@ -195,7 +195,7 @@ def test_producers_are_known_until_they_say_farewell(broker: Any, connect: Any) 
     assert clients(broker).producers.groups.keys() == {"CLIENT_INNER_PRODUCER"}
 
 
-def test_a_farewell_from_who_was_never_there_is_no_error(broker: Any) -> None:
+def test_unregistering_an_unknown_client_is_no_error(broker: Any) -> None:
     answer = broker.ask(35, {"clientID": "a@1", "producerGroup": "p", "consumerGroup": "../x"})
     assert (answer.code, answer.remark) == (0, None)
 
@@ -217,7 +217,7 @@ def test_members_that_differ_do_not_take_subscriptions_from_each_other_and_are_w
     assert groups_of(broker).subscription("shop", "returns") is None
 
 
-def test_of_two_wishes_for_one_topic_the_newer_one_counts_whoever_speaks_last(broker: Any, connect: Any) -> None:
+def test_the_newer_of_two_subscriptions_to_a_topic_is_used(broker: Any, connect: Any) -> None:
     old, new = connect(), connect()
     beat(broker, new, "b@1", consumer(version=9, tags="B"))
     beat(broker, old, "a@1", consumer(version=1, tags="A"))
@@ -311,7 +311,7 @@ def test_a_heartbeat_of_three_mebibytes_is_taken(broker: Any, connect: Any) -> N
     assert members(broker) == ["a@1"]
 
 
-def test_what_all_members_say_together_has_a_limit_and_is_given_back_with_them(make_broker: Any, connect: Any) -> None:
+def test_subscriptions_of_all_members_have_a_limit_and_are_released_with_them(make_broker: Any, connect: Any) -> None:
     limits = {"plugin.clients.max_kept_bytes": "64 KiB", "plugin.clients.max_groups": "20"}
     broker = make_broker("topics", "clients", **limits)
     large = consumer("shop", *[f"topic{number}" for number in range(400)])
@@ -358,7 +358,7 @@ def test_a_missing_field_is_named(broker: Any, code: int, field: str) -> None:
     assert field in answer.remark
 
 
-def test_who_is_silent_for_two_minutes_is_dropped_and_the_others_are_notified(broker: Any, connect: Any) -> None:
+def test_clients_silent_for_two_minutes_are_dropped_and_the_others_notified(broker: Any, connect: Any) -> None:
     silent, lively, producer = connect(), connect(), connect()
     beat(broker, silent, "a@1")
     beat(broker, lively, "b@1")
@@ -386,7 +386,7 @@ async def run_services(broker: Any, nursery: trio.Nursery) -> None:
 
 
 @pytest.mark.trio
-async def test_the_services_tell_changes_by_themselves_and_look_for_the_silent_each_ten_seconds(
+async def test_background_tasks_notify_changes_and_scan_for_silent_clients_every_ten_seconds(
     make_broker: Any, connect: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make_broker("topics", "clients")
@@ -408,7 +408,7 @@ async def test_the_services_tell_changes_by_themselves_and_look_for_the_silent_e
 
 
 @pytest.mark.trio
-async def test_the_end_of_a_connection_is_told_without_waiting_for_the_scan(make_broker: Any, connect: Any) -> None:
+async def test_a_closed_connection_is_notified_without_waiting_for_the_scan(make_broker: Any, connect: Any) -> None:
     broker = make_broker("topics", "clients")
     gone, stays = connect(), connect()
     async with trio.open_nursery() as nursery:

@@ -35,7 +35,7 @@ def peer(broker: Any, connect: Any) -> Any:
     return connection
 
 
-def test_consumers_are_listed_with_their_clients_and_wishes(broker: Any, peer: Any) -> None:
+def test_consumers_are_listed_with_their_clients_and_subscriptions(broker: Any, peer: Any) -> None:
     answer = broker.ask(203, {"consumerGroup": "readers"})
     found = ConsumerConnections.from_bytes(answer.body)
     (client,) = found.connection_set
@@ -45,7 +45,7 @@ def test_consumers_are_listed_with_their_clients_and_wishes(broker: Any, peer: A
     assert found.subscription_table["orders"].tags_set == {"red"}
 
 
-def test_a_group_of_which_nobody_is_here(broker: Any) -> None:
+def test_a_group_without_members_is_an_error(broker: Any) -> None:
     offline = broker.ask(203, {"consumerGroup": "readers"})
     assert (offline.code, offline.remark) == (206, "the consumer group[readers] not online")
     unknown = broker.ask(204, {"producerGroup": "senders"})

@@ -24,7 +24,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), TOPICS), st.i
 
 
 @given(STEPS)
-def test_a_group_wants_the_newest_wish_of_its_members_for_each_topic(steps: list[Any]) -> None:
+def test_a_group_has_the_newest_subscription_of_its_members_for_each_topic(steps: list[Any]) -> None:
     group = ConsumerGroup("g")
     said: dict[int, dict[str, int]] = {}
     for order, (number, topics, shift, is_asked) in enumerate(steps):

@@ -56,7 +56,7 @@ async def pulled(channel: Channel, offset: int = 0, **options: Any) -> tuple[int
     return answer.code, found, int(answer.ext["nextBeginOffset"])
 
 
-async def test_without_such_a_plugin_nobody_is_asked(tmp_path: Path) -> None:
+async def test_no_delivery_hook_is_called_without_a_plugin_that_has_it(tmp_path: Path) -> None:
     assert make_broker(tmp_path).registry.find(Deliveries) is None
 
 

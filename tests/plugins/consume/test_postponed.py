@@ -97,7 +97,7 @@ async def until(holds: Callable[[], Any]) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("tags", ["*", "A", "none"])
-async def test_who_reads_old_messages_delays_no_other(
+async def test_readers_of_old_messages_delay_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str
 ) -> None:
     disk = ColdDisk()
@@ -170,7 +170,7 @@ async def test_a_disk_that_fails_costs_the_pulls_that_want_it_until_it_gives_wha
 
 
 @pytest.mark.trio
-async def test_so_many_at_once_are_all_answered_and_their_commits_keep_their_order(
+async def test_many_postponed_pulls_are_answered_and_their_commits_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (pull_module, postponed):

@@ -203,7 +203,7 @@ REFUSED = [
 
 
 @pytest.mark.trio
-async def test_what_breaks_the_rules_is_answered(tmp_path: Path) -> None:
+async def test_invalid_pulls_are_refused_with_an_error(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         await send(channel, 1)
         for command, code in REFUSED:

@@ -77,7 +77,7 @@ def test_the_next_pull_goes_on_behind_the_last_record_that_fitted() -> None:
     assert log.select(max_bytes=1)[0] == [0], "one is always given"
 
 
-def test_what_cannot_be_read_or_is_damaged_is_left_out() -> None:
+def test_unreadable_and_damaged_records_are_skipped() -> None:
     log = Log([True] * 5)
     log.lost.add(log.offsets[1])
     place = log.offsets[3] + 90
@@ -100,7 +100,7 @@ def test_an_entry_that_leads_to_another_queue_s_record_is_wrong() -> None:
     assert log.bad == [0, 1, 2], "no entry of a queue lies before the log's begin"
 
 
-def test_entries_before_the_logs_start_are_told_and_entries_with_another_tag_are_not_read() -> None:
+def test_entries_before_the_logs_start_are_reported_and_entries_with_another_tag_are_not_read() -> None:
     log = Log([True] * 4, codes={3: 9})
     wanted = Marked()
     assert log.select(oldest=log.offsets[2], wanted=wanted) == ([2], 4, True)

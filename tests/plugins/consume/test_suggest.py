@@ -61,7 +61,7 @@ async def slave(data: Path, **settings: str) -> AsyncIterator[Channel]:
 
 
 @pytest.mark.trio
-async def test_everybody_is_sent_to_the_master_where_replicas_are_not_read(tmp_path: Path) -> None:
+async def test_all_consumers_are_sent_to_the_master_if_slave_reads_are_disabled(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         await set_group(channel)
         assert (await channel.call(send())).code == 0
@@ -70,7 +70,7 @@ async def test_everybody_is_sent_to_the_master_where_replicas_are_not_read(tmp_p
 
 
 @pytest.mark.trio
-async def test_who_is_far_behind_is_sent_to_the_groups_broker_for_the_slow(
+async def test_lagging_consumers_are_redirected_to_the_groups_slow_consumer_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SystemEnv, "memory_bytes", lambda env: 2000)
@@ -108,7 +108,7 @@ async def test_a_slave_takes_no_messages(tmp_path: Path) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize(("enabled", "near"), [("false", "0"), ("true", "2")])
-async def test_a_slave_gives_what_it_has_and_corrects_nobody(tmp_path: Path, enabled: str, near: str) -> None:
+async def test_a_slave_serves_its_messages_and_corrects_no_offset(tmp_path: Path, enabled: str, near: str) -> None:
     async with slave(tmp_path, plugin__consume__slave_read_enable=enabled) as channel:
         answer = await channel.call(pull(0))
         assert (*suggested(answer), bool(answer.body)) == (0, near, True)
@@ -143,7 +143,7 @@ async def test_a_broker_that_is_only_written_gives_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.trio
-async def test_a_broker_that_is_only_read_refuses_ordered_topics_and_tells_the_nameserver_of_all(
+async def test_a_read_only_broker_refuses_ordered_topics_and_registers_all_topics(
     tmp_path: Path,
 ) -> None:
     async with run_cluster(tmp_path) as cluster, open_channel(cluster.address) as channel:

@@ -238,7 +238,7 @@ def pulls(draw: st.DrawFn) -> Command:
     suggests=st.booleans(),
     broker_id=st.sampled_from([0, 0, 1]),
 )
-def test_pulls_are_answered_alike(
+def test_both_twins_answer_pulls_the_same(
     store: Store, some: list[Command], max_bytes: int, suggests: bool, broker_id: int
 ) -> None:
     data = b"".join(map(encode, some))
@@ -248,7 +248,7 @@ def test_pulls_are_answered_alike(
     assert Run(store, compiled, compiled.PullAnswers, max_bytes, suggests, broker_id).outcome(data) == expected
 
 
-def test_who_is_far_behind_is_sent_elsewhere_on_the_compiled_road_as_well(store: Store) -> None:
+def test_the_compiled_path_redirects_lagging_consumers(store: Store) -> None:
     run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20, suggests=True), Peer(False)
     for kind in (0, 1):
         for offset, tags in ((80, "*"), (122, "*"), (122, "Z")):
@@ -392,7 +392,7 @@ class FleetingWindows:
         return offset, self._given[-1]
 
 
-def test_what_an_answer_is_made_from_is_held_until_it_is_made(tmp_path: Path) -> None:
+def test_data_of_a_response_is_referenced_until_it_is_encoded(tmp_path: Path) -> None:
     store = Store(SystemEnv(), str(tmp_path / "store"), StoreConfig(commit_log_file_bytes=1 << 20))
     store.open()
     store.recover(lambda batch: None)

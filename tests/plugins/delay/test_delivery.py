@@ -32,7 +32,7 @@ def test_a_message_comes_back_when_its_delay_is_over_and_not_a_millisecond_befor
     assert world.bodies() == [b"later"]
 
 
-def test_what_comes_back_is_what_was_sent_with_its_history() -> None:
+def test_a_delivered_delayed_message_equals_the_sent_one_with_its_history() -> None:
     world = DelayedStore(MemoryEnv())
     batch = AppendBatch()
     batch.add("T", 3, b"body", b"DELAY\x011\x02TAGS\x01a\x02REAL_TOPIC\x01T\x02REAL_QID\x013", flag=9, sys_flag=0x1,
@@ -156,7 +156,7 @@ def test_without_room_everything_waits_and_goes_on_when_there_is_some() -> None:
     assert world.bodies() == bodies
 
 
-def test_what_can_never_be_stored_does_not_stop_the_level() -> None:
+def test_a_message_that_can_never_be_stored_does_not_block_its_level() -> None:
     world = DelayedStore(MemoryEnv())
     batch = AppendBatch()
     for properties in (

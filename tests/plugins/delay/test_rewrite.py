@@ -39,7 +39,7 @@ def test_a_level_becomes_a_queue_and_the_real_place_a_property(given: bytes, que
     ("given", "sys_flag"),
     [(b"K\x01v", 0), (b"DELAY\x010", 0), (b"DELAY\x01-1", 0), (b"DELAY\x011", 4), (b"DELAY\x011", 12)],
 )
-def test_what_has_no_level_or_enters_no_queue_stays(given: bytes, sys_flag: int) -> None:
+def test_messages_without_a_level_or_queue_entry_are_unchanged(given: bytes, sys_flag: int) -> None:
     batch = moved(given, sys_flag=sys_flag)
     assert (batch.topics, batch.queue_ids, batch.properties) == (["T"], [7], [given])
 

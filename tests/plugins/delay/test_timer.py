@@ -79,7 +79,7 @@ def test_a_level_wins_and_drops_the_times() -> None:
     assert batch.properties[0] == b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
 
 
-def test_what_is_due_already_goes_straight_to_its_topic() -> None:
+def test_messages_that_are_already_due_are_stored_in_their_topic_at_once() -> None:
     world = TimedStore(MemoryEnv())
     for properties in (b"TIMER_DELIVER_MS\x015", b"TIMER_DELAY_MS\x010", b"TIMER_OUT_MS\x011\x02TIMER_DELAY_MS\x019"):
         assert world.send(b"x", properties).topics == ["T"]
@@ -460,7 +460,7 @@ def test_a_message_that_could_not_be_stored_is_tried_again() -> None:
     assert world.bodies() == [b"b", b"a"]
 
 
-def test_what_waits_holds_the_log_and_what_came_lets_it_go() -> None:
+def test_waiting_timed_messages_hold_log_files_until_they_are_delivered() -> None:
     world = TimedStore(MemoryEnv())
     assert world.timer.floor() == world.store.log.end
     world.send_in(b"a", 2000)
@@ -580,7 +580,7 @@ async def test_a_disk_that_takes_long_over_the_timer_s_files_makes_nothing_late(
         nursery.cancel_scope.cancel()
 
 
-def test_files_are_not_opened_anew_while_they_are_written() -> None:
+def test_files_are_not_reopened_while_they_are_written() -> None:
     env = MemoryEnv()
     world = TimedStore(env)
     for number in range(3):
@@ -638,7 +638,7 @@ def name_another_size(world: TimedStore) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip_body, name_another_size])
-def test_a_message_that_cannot_be_read_any_more_is_told_and_the_others_come(
+def test_a_message_that_became_unreadable_is_logged_and_the_others_are_delivered(
     damage: Callable[[TimedStore], None],
 ) -> None:
     world = TimedStore(MemoryEnv())
@@ -674,7 +674,7 @@ def test_a_full_disk_is_logged_once_until_the_timer_is_saved_again(monkeypatch: 
 DAY_MS = 24 * HOUR_MS
 
 
-def test_what_became_due_in_days_without_a_broker_comes_within_a_few_turns_of_the_next_start() -> None:
+def test_messages_that_became_due_during_a_long_downtime_are_delivered_within_a_few_turns() -> None:
     """Six days are 518,400 slots. A killed RocketMQ leaves a store that says it delivered nothing for days, too."""
     world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000), sizes=SIZES)
     hours = (2, 30, 100, 143)

@@ -90,7 +90,7 @@ def test_tags_and_nothing_are_not_kept(filters: ConsumerFilters, other: dict[str
     assert filters.changes() is None
 
 
-def test_who_leaves_is_dead_and_alive_again_when_back(filters: ConsumerFilters, env: MemoryEnv) -> None:
+def test_a_consumer_that_leaves_is_dead_and_alive_again_on_return(filters: ConsumerFilters, env: MemoryEnv) -> None:
     filters.update([wish()])
     env.advance(1000)
     filters.update([])
@@ -120,7 +120,7 @@ def test_a_newer_expression_takes_the_place_of_the_old_and_is_born_then(
     assert (entry.expression, entry.born_time, entry.client_version) == ("b = 1", BORN + 1000, 9)
 
 
-def test_what_cannot_be_read_is_not_kept_and_tried_once(filters: ConsumerFilters, checks: Checks) -> None:
+def test_an_invalid_expression_is_not_kept_and_is_compiled_once(filters: ConsumerFilters, checks: Checks) -> None:
     filters.update([wish()])
     for _ in range(3):
         filters.update([wish("?", 8)])
@@ -151,7 +151,7 @@ def test_names_of_chance_do_not_fill_the_memory(
 
 
 @pytest.mark.parametrize(("later", "died"), [(10_000, BORN), (100_000, BORN + 70_000)])
-def test_who_was_alive_in_the_file_died_before_it_was_read(
+def test_consumers_alive_in_the_file_are_dead_after_a_restart(
     env: MemoryEnv, checks: Checks, later: int, died: int
 ) -> None:
     env.replace(PATH, FROM_JAVA.replace(b'"bitNum":112,"bitPos":[66,71,76]', b'"bitNum":216,"bitPos":[122,199,60]'))

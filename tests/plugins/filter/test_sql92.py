@@ -61,7 +61,7 @@ def test_a_false_an_unknown_and_a_failing_expression_do_not_select(expression: s
     assert not wanted(expression, **properties)
 
 
-def test_what_decides_comes_before_what_fails() -> None:
+def test_a_deciding_operand_prevents_the_evaluation_of_a_failing_one() -> None:
     assert wanted("b = 'x' OR a > 5", a="many", b="x")
 
 
@@ -85,12 +85,12 @@ def test_an_expression_without_a_meaning_is_refused_with_its_place(expression: s
 @pytest.mark.parametrize(
     "behind", [" LIKE 'x'", " b", ")", " ANDb = 2", "07", ", 5", " -- no end of the line", " b ; 'not read"]
 )
-def test_what_does_not_fit_behind_a_complete_expression_is_not_read(behind: str) -> None:
+def test_text_behind_a_complete_expression_is_ignored(behind: str) -> None:
     assert wanted(f"a = 0{behind}", a="0", b="5")
     assert not wanted(f"a = 0{behind}", a="1", b="5")
 
 
-def test_what_a_loose_operator_made_is_no_operand_of_a_tighter_one() -> None:
+def test_an_operand_of_a_tighter_operator_is_not_an_expression_of_a_looser_one() -> None:
     assert wanted("a IS NULL NOT IN ('x')")
     assert not wanted("'x' IS NULL <= 5")
 

@@ -31,7 +31,7 @@ def test_a_double_is_read_as_java_reads_it(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "1_0", "infinity", "5e", "0x10", "1,5", "--5", "\xa05"])
-def test_what_java_does_not_read_as_a_double_fails(text: str) -> None:
+def test_text_that_java_does_not_parse_as_a_double_fails(text: str) -> None:
     with pytest.raises(EvaluationFailed):
         parse_double(text)
 

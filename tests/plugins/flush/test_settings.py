@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gantrymq.kernel.config.broker_conf import translate
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.fast.plain_flusher import Flusher
+from gantrymq.kernel.network.sweep import LONE_TURNS
 from gantrymq.plugins.flush import FlushConfig
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.javaproperties import read_properties
+from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.requests import send
 
 
 @pytest.mark.parametrize(
@@ -22,3 +31,41 @@ def test_the_transient_pool_is_the_flush_mode_buffered_where_the_disk_may_be_lat
     found = translate(read_properties(lines.encode()), {"plugin.flush": FlushConfig})
     assert found.settings["plugin.flush", "mode"] == mode
     assert found.unmapped == ()
+
+
+class CountingFlusher(Flusher):
+    """Counts what the thread is asked to flush."""
+
+    asked = 0
+
+    def ask(self) -> None:
+        self.asked += 1
+        super().ask()
+
+
+class CountingEnv(SystemEnv):
+    """The system with one :class:`CountingFlusher`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = CountingFlusher()
+
+    def flusher(self) -> Flusher:
+        return self.made
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("settings", "direct"), [({}, False), ({"plugin.flush.direct": "true"}, True)])
+async def test_with_direct_a_lone_senders_messages_are_durable_without_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], direct: bool
+) -> None:
+    monkeypatch.setattr("gantrymq.plugins.flush.sync.FAST_S", 10.0)  # the machine may have other work
+    env = CountingEnv()
+    broker = make_broker(tmp_path, env=env, settings=settings)
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        for number in range(LONE_TURNS + 10):
+            if number == LONE_TURNS + 5:
+                before = env.made.asked
+            assert (await channel.call(send("T", b"%d" % number))).code == ResponseCode.SUCCESS
+            assert broker.log.durable == broker.log.end
+        assert (env.made.asked == before) is direct

@@ -16,7 +16,7 @@ from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
-from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
+from gantrymq.plugins.flush.sync import SKIPS, DirectFlush, DurableGate, GroupCommit
 from gantrymq.testing import flushkit
 from gantrymq.testing.memory_env import MemoryEnv
 
@@ -112,6 +112,23 @@ async def test_the_contract_of_the_slot_is_kept(rule: flushkit.Rule, strategy: f
     await rule(strategy)
 
 
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "rule",
+    # the other rules append while the disk waits for the test, and a direct flush waits with it
+    [
+        flushkit.what_is_appended_becomes_durable,
+        flushkit.the_rest_is_flushed_at_the_end,
+        flushkit.a_failed_flush_ends_it_and_is_never_retried,
+    ],
+    ids=lambda rule: rule.__name__,
+)
+async def test_a_strategy_that_flushes_directly_keeps_the_contract(rule: flushkit.Rule) -> None:
+    await rule(
+        flushkit.Strategy(lambda log, waker: GroupCommit(log, waker, DirectFlush(log, lambda: True, lambda: 0.0)))
+    )
+
+
 class Deaf(IntervalFlush):
     """Flushes nothing."""
 
@@ -194,6 +211,41 @@ async def test_all_that_arrives_while_one_flush_runs_shares_the_next(log: Commit
         nursery.cancel_scope.cancel()
     assert env.slow.syncs == 2
     assert wakes.seen == [100, 1000]
+
+
+def test_a_sender_that_is_alone_has_its_message_flushed_before_the_next_step(log: CommitLog, env: FileEnv) -> None:
+    alone = True
+    strategy = GroupCommit(log, Wakes(log), DirectFlush(log, lambda: alone, lambda: 0.0))
+    grow(log, env, 100)
+    strategy.appended(100)
+    assert log.durable == 100
+    alone = False
+    grow(log, env, 200)
+    strategy.appended(200)
+    assert log.durable == 100, "the thread's business, which does not run here"
+
+
+def test_slow_flushes_are_left_to_the_thread_ever_longer_until_one_is_fast(log: CommitLog, env: FileEnv) -> None:
+    now, slow = 0.0, True
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0 if slow else 0.0
+        return now
+
+    direct = DirectFlush(log, lambda: True, clock)
+
+    def until_next() -> int:
+        """How many flushes the thread gets before the next direct one."""
+        for number in range(10_000):
+            grow(log, env, log.end + 100)
+            if direct.flush():
+                return number
+        raise AssertionError("no direct flush any more")
+
+    assert [until_next() for _ in range(4)] == [0, SKIPS, 2 * SKIPS, 4 * SKIPS]
+    slow = False
+    assert [until_next() for _ in range(3)] == [8 * SKIPS, 0, 0]
 
 
 @pytest.mark.trio

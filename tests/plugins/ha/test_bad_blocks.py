@@ -43,7 +43,7 @@ async def fill(master: Broker) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_row_16_a_slave_gets_what_lies_before_a_block_that_the_master_cannot_read(pair: Any) -> None:
+async def test_row_16_a_slave_receives_the_log_up_to_the_masters_unreadable_block(pair: Any) -> None:
     env = BadBlocksEnv()
     async with pair.master(env=env, role="sync_master", heartbeat="50ms", housekeeping="1s") as master:
         await fill(master)
@@ -70,7 +70,7 @@ async def test_row_16_a_slave_gets_what_lies_before_a_block_that_the_master_cann
                 assert await pair.send(master, b"again") == [0]
 
 
-async def test_row_16_a_slave_with_a_block_that_it_cannot_read_follows_all_the_same(pair: Any) -> None:
+async def test_row_16_a_slave_with_an_unreadable_block_follows_its_master(pair: Any) -> None:
     async with pair.master() as master:
         await fill(master)
         async with pair.slave(master) as slave:

@@ -29,7 +29,7 @@ def make(*there: Copy, count: int = 1, fall_behind_max: int = 500) -> CopiedGate
     return gate
 
 
-def test_the_lag_in_time_is_of_what_was_confirmed_also_while_more_comes_all_the_time() -> None:
+def test_the_lag_in_time_is_that_of_the_confirmed_offset_under_load() -> None:
     copy = Copy("slave:1", "slave", 0.0, start=0)
     for second in range(100):  # 100 bytes a second, and what is confirmed is three seconds old
         copy.acknowledged = max(100 * (second - 3), 0)
@@ -40,7 +40,7 @@ def test_the_lag_in_time_is_of_what_was_confirmed_also_while_more_comes_all_the_
     assert copy.level_at == 120.0
 
 
-def test_a_confirmation_wakes_whom_a_guarantee_keeps_waiting_and_nobody_without_one() -> None:
+def test_a_confirmation_wakes_the_sweep_only_for_waiting_senders() -> None:
     woken: list[int] = []
     copies = Copies(lambda: woken.append(1))
     one = copy("a", 0, 0)
@@ -52,20 +52,20 @@ def test_a_confirmation_wakes_whom_a_guarantee_keeps_waiting_and_nobody_without_
     assert woken == [1]
 
 
-def test_what_a_slave_was_sent_and_has_confirmed_counts() -> None:
+def test_a_slave_counts_as_a_replica_up_to_what_was_sent_and_confirmed() -> None:
     assert make(copy("a", 100, 700)).watermark == 700
 
 
-def test_what_a_slave_says_first_is_a_claim() -> None:
+def test_the_first_offset_of_a_slave_is_unverified() -> None:
     assert make(copy("a", 700, 700)).watermark == 100
 
 
-def test_two_connections_of_one_machine_are_one_copy() -> None:
+def test_two_connections_of_one_machine_count_as_one_replica() -> None:
     gate = make(copy("a", 100, 900), copy("a", 100, 800, port=2), copy("b", 100, 300), count=2)
     assert gate.watermark == 300
 
 
-def test_the_watermark_stays_when_slaves_go() -> None:
+def test_the_watermark_stays_when_slaves_disconnect() -> None:
     there = copy("a", 100, 700)
     gate = make(there)
     assert gate.watermark == 700
@@ -83,13 +83,13 @@ def test_the_watermark_stays_when_slaves_go() -> None:
     ],
     ids=["near", "none", "too far behind", "has said nothing yet"],
 )
-def test_who_is_not_there_is_not_waited_for(there: list[Copy], timeout: float, code: int) -> None:
+def test_disconnected_slaves_are_not_waited_for(there: list[Copy], timeout: float, code: int) -> None:
     gate = make(*there)
     assert (gate.timeout_s, gate.late_code) == (timeout, code)
     assert gate.late_remark
 
 
-def test_what_was_given_up_is_readable() -> None:
+def test_records_that_timed_out_are_readable() -> None:
     gate = make()
     gate.on_timeout(950)
     assert gate.watermark == 950

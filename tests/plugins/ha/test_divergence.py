@@ -39,7 +39,7 @@ async def diverge(pair: Any, *tail: bytes) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize("masters", [[], [b"other"], [b"other"] * 50], ids=["shorter", "other", "longer"])
-async def test_a_tail_that_was_never_the_masters_is_cut_off_and_kept(pair: Any, masters: list[bytes]) -> None:
+async def test_a_divergent_tail_is_truncated_and_saved(pair: Any, masters: list[bytes]) -> None:
     log, common = await diverge(pair, *[b"mine"] * 20)
     async with pair.master() as master:
         if masters:
@@ -56,7 +56,7 @@ async def test_a_tail_that_was_never_the_masters_is_cut_off_and_kept(pair: Any, 
     assert kept.read_bytes() == log[common:].rstrip(b"\0")
 
 
-async def test_a_group_that_had_consumed_the_cut_tail_goes_on_at_the_new_end(pair: Any) -> None:
+async def test_a_group_beyond_the_truncated_tail_resumes_at_the_new_end(pair: Any) -> None:
     """Else it would skip, once this broker is the master again, as many messages as were cut off."""
     await diverge(pair)
     async with pair.master(home="slave") as promoted:
@@ -70,7 +70,7 @@ async def test_a_group_that_had_consumed_the_cut_tail_goes_on_at_the_new_end(pai
             assert slave.registry.get(ConsumerOffsets).query("shop", "T", 0) == common
 
 
-async def test_nobody_is_served_before_the_log_is_known_to_be_the_masters(pair: Any) -> None:
+async def test_a_slave_serves_no_reader_before_its_log_was_compared(pair: Any) -> None:
     """While the master goes on taking messages."""
     _, common = await diverge(pair, *[b"mine"] * 20)
     async with pair.master() as master:
@@ -87,7 +87,7 @@ async def test_nobody_is_served_before_the_log_is_known_to_be_the_masters(pair: 
         assert "serving_without_comparison" not in events
 
 
-async def test_without_a_master_readers_are_served_as_they_are(pair: Any) -> None:
+async def test_a_slave_without_a_master_serves_readers(pair: Any) -> None:
     log, _ = await diverge(pair, *[b"mine"] * 20)
     async with pair.master() as master:
         gone = master.address
@@ -100,7 +100,7 @@ async def test_without_a_master_readers_are_served_as_they_are(pair: Any) -> Non
     assert gone in line["reason"]
 
 
-async def test_a_slave_whose_last_record_is_a_half_message_goes_on_at_once(pair: Any) -> None:
+async def test_a_slave_whose_log_ends_with_a_half_message_resumes_at_once(pair: Any) -> None:
     """The master has it and does not show it."""
     async with pair.master() as master:
         await pair.send(master, b"before")
@@ -116,7 +116,7 @@ async def test_a_slave_whose_last_record_is_a_half_message_goes_on_at_once(pair:
             await pair.until(lambda: slave.store.dispatched == master.log.end > end, timeout=5)
 
 
-async def test_what_the_master_cannot_read_is_no_reason_to_cut_it_off_here(pair: Any) -> None:
+async def test_a_block_that_the_master_cannot_read_truncates_no_slave(pair: Any) -> None:
     """The slave may have the only copy."""
     env = BadBlocksEnv()
     async with pair.master(env=env) as master:
@@ -136,7 +136,7 @@ async def test_what_the_master_cannot_read_is_no_reason_to_cut_it_off_here(pair:
                 assert not slave.restarting
 
 
-async def test_who_may_not_be_a_slave_learns_nothing_of_the_log(pair: Any) -> None:
+async def test_an_unauthorized_slave_gets_nothing_of_the_log(pair: Any) -> None:
     async with pair.master(peers="10.1.2.3") as master, open_channel(master.address) as channel:
         header = CompareLogHeader(offset=0, size=100, digest="")
         answer = await channel.call(Command(RequestCode.COMPARE_LOG, header.to_ext()))
@@ -144,7 +144,7 @@ async def test_who_may_not_be_a_slave_learns_nothing_of_the_log(pair: Any) -> No
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 0), (0, -1), (0, 1 << 30), (-1, 10), (1 << 62, 10)])
-async def test_numbers_that_no_slave_sends_are_refused_or_absent(pair: Any, offset: int, size: int) -> None:
+async def test_invalid_comparison_requests_are_refused(pair: Any, offset: int, size: int) -> None:
     async with pair.master() as master, open_channel(master.address) as channel:
         await pair.send(master, b"mine")
         header = CompareLogHeader(offset=offset, size=size, digest="x")
@@ -155,7 +155,7 @@ async def test_numbers_that_no_slave_sends_are_refused_or_absent(pair: Any, offs
             assert "no record has" in str(answer.remark)
 
 
-async def test_a_store_of_another_cluster_is_refused_and_left_alone(pair: Any) -> None:
+async def test_a_store_of_another_cluster_is_refused_and_not_changed(pair: Any) -> None:
     async with pair.master(home="slave") as other:
         await pair.send(other, b"not yours")
         log = pair.bytes_of(other)
@@ -193,7 +193,7 @@ async def test_a_slave_of_a_slave_waits_for_its_master(pair: Any) -> None:
                 assert misled.log.end == 0
 
 
-async def test_without_a_way_to_compare_nothing_is_appended(pair: Any) -> None:
+async def test_a_slave_that_cannot_compare_logs_appends_nothing(pair: Any) -> None:
     _, common = await diverge(pair)
     async with pair.master() as master:
         await pair.send(master, b"more")

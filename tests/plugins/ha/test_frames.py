@@ -28,20 +28,20 @@ def fed(pieces: Pieces, data: bytes) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 100])
-def test_reports_come_whole_and_in_pieces(size: int) -> None:
+def test_reports_are_decoded_complete_and_in_pieces(size: int) -> None:
     data = b"".join(REPORT.pack(offset) for offset in (0, 1, 2**62, 5))
     reports = Reports()
     found = [offset for at in range(0, len(data), size) for offset in reports.feed(data[at : at + size])]
     assert found == [0, 1, 2**62, 5]
 
 
-def test_an_offset_below_zero_is_no_report() -> None:
+def test_a_negative_offset_is_not_a_report() -> None:
     with pytest.raises(BadFrame, match="-1"):
         Reports().feed(REPORT.pack(-1))
 
 
 @pytest.mark.parametrize("size", [1, 5, 12, 13, 1000])
-def test_pieces_come_whole_and_in_pieces(size: int) -> None:
+def test_log_pieces_are_decoded_complete_and_in_parts(size: int) -> None:
     data = HEADER.pack(0, 10) + b"0123456789" + HEADER.pack(10, 0) + HEADER.pack(10, 2) + b"ab"
     pieces = Pieces()
     found = [piece for at in range(0, len(data), size) for piece in fed(pieces, data[at : at + size])]
@@ -49,13 +49,13 @@ def test_pieces_come_whole_and_in_pieces(size: int) -> None:
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 0), (0, -1), (0, CHUNK_MAX_BYTES + 1), (-(2**63), 2**31 - 1)])
-def test_numbers_that_cannot_be_are_refused_before_anything_is_kept(offset: int, size: int) -> None:
+def test_implausible_numbers_are_rejected_before_allocation(offset: int, size: int) -> None:
     with pytest.raises(BadFrame):
         Pieces().feed(HEADER.pack(offset, size))
 
 
 @given(st.lists(st.tuples(OFFSETS, st.binary(max_size=40)), max_size=6), st.lists(st.integers(1, 30), min_size=1))
-def test_any_cut_gives_the_same_bytes(chunks: list[tuple[int, bytes]], cuts: list[int]) -> None:
+def test_frames_split_anywhere_give_the_same_bytes(chunks: list[tuple[int, bytes]], cuts: list[int]) -> None:
     data = b"".join(HEADER.pack(offset, len(body)) + body for offset, body in chunks)
     pieces, at, turn = Pieces(), 0, 0
     found: list[tuple[int, bytes]] = []
@@ -67,7 +67,7 @@ def test_any_cut_gives_the_same_bytes(chunks: list[tuple[int, bytes]], cuts: lis
 
 
 @given(st.lists(st.binary(max_size=64), max_size=20))
-def test_random_bytes_are_refused_or_bounded(parts: list[bytes]) -> None:
+def test_random_bytes_are_rejected_or_limited(parts: list[bytes]) -> None:
     pieces, reports = Pieces(), Reports()
     for decoder in (pieces, reports):
         try:

@@ -11,7 +11,7 @@ from gantrymq.plugins.ha.copies import Copies, Copy
 from gantrymq.plugins.ha.lag import BEHIND_S, LagWatch
 
 
-def test_a_slave_that_falls_behind_and_comes_back_is_reported_once_each() -> None:
+def test_lagging_and_recovery_of_a_slave_are_each_reported_once() -> None:
     now = [100.0]
     log = SimpleNamespace(end=1000)
     broker: Any = SimpleNamespace(env=SimpleNamespace(monotonic=lambda: now[0]), log=log)

@@ -36,7 +36,7 @@ def lease_of(clocks: Any, *, nameservers: bool = True) -> Lease:
     return Lease(clocks, 10.0, has_nameservers=nameservers)
 
 
-def test_it_begins_with_the_first_nameservers_answer_and_lasts_from_the_question(clocks: Clocks) -> None:
+def test_the_lease_starts_with_the_first_response_and_counts_from_its_request(clocks: Clocks) -> None:
     lease = lease_of(clocks)
     assert "plugin.ha.lease" in lease.refusal
     asked_at = clocks.now
@@ -49,7 +49,7 @@ def test_it_begins_with_the_first_nameservers_answer_and_lasts_from_the_question
     assert lease.refusal
 
 
-def test_an_answer_that_waited_through_a_pause_renews_nothing(clocks: Clocks) -> None:
+def test_a_response_delayed_by_a_pause_does_not_renew_the_lease(clocks: Clocks) -> None:
     lease = lease_of(clocks)
     lease.nameserver_answered(clocks.now)
     asked_at = clocks.now
@@ -60,7 +60,7 @@ def test_an_answer_that_waited_through_a_pause_renews_nothing(clocks: Clocks) ->
     assert not lease.refusal
 
 
-def test_a_slave_keeps_it_and_cannot_bring_it_back_where_there_are_nameservers(clocks: Clocks) -> None:
+def test_a_slave_keeps_the_lease_and_cannot_restore_it_beside_nameservers(clocks: Clocks) -> None:
     lease = lease_of(clocks)
     lease.nameserver_answered(clocks.now)
     connected_at = clocks.now
@@ -74,7 +74,7 @@ def test_a_slave_keeps_it_and_cannot_bring_it_back_where_there_are_nameservers(c
     assert lease.refusal
 
 
-def test_without_nameservers_it_begins_with_a_slave_and_a_new_connection_brings_it_back(clocks: Clocks) -> None:
+def test_the_lease_of_a_master_without_nameservers_depends_on_slave_connections(clocks: Clocks) -> None:
     lease = lease_of(clocks, nameservers=False)
     clocks.go(1000)
     assert not lease.refusal, "nobody was ever there who could be promoted"
@@ -88,7 +88,7 @@ def test_without_nameservers_it_begins_with_a_slave_and_a_new_connection_brings_
     assert not lease.refusal
 
 
-def test_a_machine_that_was_suspended_is_noticed_by_its_wall_clock(clocks: Clocks) -> None:
+def test_a_suspended_machine_is_detected_by_its_wall_clock(clocks: Clocks) -> None:
     lease = lease_of(clocks)
     lease.nameserver_answered(clocks.now)
     clocks.wall += 3600

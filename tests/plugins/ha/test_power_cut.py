@@ -23,7 +23,7 @@ def send_some(master: Store, slave: Store, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_row_60_what_was_acknowledged_survives_on_both_machines(seed: int) -> None:
+def test_row_60_acknowledged_messages_survive_on_both_machines(seed: int) -> None:
     rng = random.Random(seed)
     machines = [MemoryEnv(seed), MemoryEnv(seed + 1)]
     master, slave = (open_store(machine)[0] for machine in machines)
@@ -56,7 +56,7 @@ def test_row_60_what_was_acknowledged_survives_on_both_machines(seed: int) -> No
         assert found[: len(promised)] == promised
 
 
-def test_some_of_these_ends_had_promised_something() -> None:
+def test_some_power_cuts_happen_after_acknowledgments() -> None:
     """The same road without an end: a guarantee that never holds would be kept by anything."""
     master, slave = open_store(MemoryEnv(1))[0], open_store(MemoryEnv(2))[0]
     copies, rng = Copies(lambda: None), random.Random(1)

@@ -37,7 +37,7 @@ async def stranger(master: Any) -> AsyncIterator[trio.SocketStream]:
         yield stream
 
 
-async def test_a_slave_has_the_masters_bytes_and_catches_up_after_a_stop(pair: Any) -> None:
+async def test_a_slave_has_the_masters_bytes_and_catches_up_after_a_restart(pair: Any) -> None:
     async with pair.master() as master:
         await pair.send(master, *[b"%d" % number for number in range(500)])
         async with pair.slave(master) as slave:
@@ -56,7 +56,7 @@ async def test_a_slave_has_the_masters_bytes_and_catches_up_after_a_stop(pair: A
 
 
 @pytest.mark.parametrize("full_copy", ["true", "false"])
-async def test_a_new_slave_begins_with_the_last_file_unless_all_is_wanted(pair: Any, full_copy: str) -> None:
+async def test_a_new_slave_starts_with_the_last_file_unless_all_is_requested(pair: Any, full_copy: str) -> None:
     async with pair.master(full_copy=full_copy) as master:
         for _ in range(11):
             await pair.send(master, *[b"y" * 100_000] * 10)
@@ -68,7 +68,7 @@ async def test_a_new_slave_begins_with_the_last_file_unless_all_is_wanted(pair: 
             assert pair.bytes_of(slave) == pair.bytes_of(master)[slave.log.min_offset :]
 
 
-async def test_a_sync_master_waits_for_a_slave_and_says_so_when_there_is_none(pair: Any) -> None:
+async def test_a_sync_master_waits_for_a_slave_and_reports_when_there_is_none(pair: Any) -> None:
     async with pair.master(role="sync_master", sync_timeout="300ms") as master:
         assert await pair.send(master, b"alone") == [ResponseCode.SLAVE_NOT_AVAILABLE]
         await pair.until(lambda: master.store.dispatched == master.log.end)
@@ -78,7 +78,7 @@ async def test_a_sync_master_waits_for_a_slave_and_says_so_when_there_is_none(pa
             assert slave.log.durable == master.log.end
 
 
-async def test_a_slave_that_confirms_nothing_is_late_and_the_message_readable(pair: Any) -> None:
+async def test_a_silent_slave_causes_a_timeout_and_the_message_is_readable(pair: Any) -> None:
     async with pair.master(role="sync_master", sync_timeout="100ms") as master:
         await pair.send(master, b"first")
         async with stranger(master) as mute:
@@ -89,7 +89,7 @@ async def test_a_slave_that_confirms_nothing_is_late_and_the_message_readable(pa
 
 
 @pytest.mark.parametrize("said", [b"\xff" * 8, REPORT.pack(2**40), REPORT.pack(-5), random.Random(3).randbytes(64)])
-async def test_what_no_slave_would_say_ends_that_connection_alone(pair: Any, said: bytes) -> None:
+async def test_invalid_bytes_of_a_slave_close_that_connection_only(pair: Any, said: bytes) -> None:
     async with pair.master(role="sync_master") as master, pair.slave(master):
         await pair.connected(master)
         assert await pair.send(master, b"before") == OK
@@ -100,7 +100,7 @@ async def test_what_no_slave_would_say_ends_that_connection_alone(pair: Any, sai
             assert await pair.send(master, b"after") == OK
 
 
-async def test_a_forged_acknowledgement_counts_for_nothing_and_ends_the_connection(pair: Any) -> None:
+async def test_a_forged_acknowledgment_is_ignored_and_closes_the_connection(pair: Any) -> None:
     async with pair.master(role="sync_master", sync_timeout="100ms") as master:
         await pair.send(master, b"first")
         end = master.log.end
@@ -111,7 +111,7 @@ async def test_a_forged_acknowledgement_counts_for_nothing_and_ends_the_connecti
             assert await pair.send(master, b"second") == [ResponseCode.SLAVE_NOT_AVAILABLE]
 
 
-async def test_a_half_report_is_waited_for_until_housekeeping(pair: Any) -> None:
+async def test_a_partial_report_times_out_at_housekeeping(pair: Any) -> None:
     async with pair.master(housekeeping="100ms") as master:
         async with stranger(master) as slow:
             await slow.send_all(b"\0\0\0")
@@ -119,14 +119,14 @@ async def test_a_half_report_is_waited_for_until_housekeeping(pair: Any) -> None
                 assert not await slow.receive_some(100)
 
 
-async def test_who_is_not_on_the_list_is_cut_off(pair: Any) -> None:
+async def test_unlisted_addresses_are_disconnected(pair: Any) -> None:
     async with pair.master(peers="10.1.2.3") as master:
         async with stranger(master) as other:
             with trio.fail_after(30):
                 assert not await other.receive_some(100)
 
 
-async def test_an_idle_master_sends_heartbeats_of_where_it_is(pair: Any) -> None:
+async def test_an_idle_master_sends_heartbeats_with_its_log_end(pair: Any) -> None:
     async with pair.master(heartbeat="20ms") as master:
         await pair.send(master, b"first")
         async with stranger(master) as idle:
@@ -138,7 +138,7 @@ async def test_an_idle_master_sends_heartbeats_of_where_it_is(pair: Any) -> None
             assert data[: 2 * HEADER.size] == HEADER.pack(master.log.end, 0) * 2
 
 
-async def test_a_slow_slave_delays_no_other(pair: Any) -> None:
+async def test_a_slow_slave_delays_no_other_slave(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master) as slave:
         async with stranger(master) as slow:
             await slow.send_all(REPORT.pack(0))
@@ -153,7 +153,7 @@ async def test_a_slow_slave_delays_no_other(pair: Any) -> None:
 
 
 @pytest.mark.parametrize(("flipped", "room"), [(True, 2**19), (False, 2**19), (False, 256)])
-async def test_a_stream_that_is_cut_or_flipped_is_refused_and_taken_up_again(
+async def test_a_truncated_or_corrupt_stream_is_rejected_and_resumed(
     pair: Any, monkeypatch: pytest.MonkeyPatch, flipped: bool, room: int
 ) -> None:
     """A proxy ends each connection after a random number of bytes, or flips one on the way.
@@ -220,7 +220,7 @@ async def test_a_slave_has_its_masters_topics_groups_and_offsets(pair: Any) -> N
         await pair.until(lambda: offsets.query("G", "T", 0) == 1)
 
 
-async def test_a_slaves_log_is_its_masters_alone(pair: Any) -> None:
+async def test_a_slave_appends_nothing_itself(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master) as slave:
         await pair.send(master, b"a")
         await pair.until(lambda: slave.store.dispatched == master.log.end)
@@ -228,7 +228,7 @@ async def test_a_slaves_log_is_its_masters_alone(pair: Any) -> None:
         assert slave.log.end == master.log.end
 
 
-async def test_a_promoted_slave_goes_on_and_its_old_master_follows(pair: Any) -> None:
+async def test_a_promoted_slave_continues_and_its_old_master_follows(pair: Any) -> None:
     async with pair.master() as master:
         await pair.send(master, *[b"%d" % number for number in range(100)])
         async with pair.slave(master) as slave:
@@ -241,7 +241,7 @@ async def test_a_promoted_slave_goes_on_and_its_old_master_follows(pair: Any) ->
             assert pair.bytes_of(follower) == pair.bytes_of(promoted)
 
 
-async def test_a_slave_without_room_waits_and_goes_on(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slave_with_a_full_disk_waits_and_resumes(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slave_module, "ROOM_PAUSE_S", 0.05)
     async with pair.master() as master:
         await pair.send(master, *[b"x" * 1000] * 100)
@@ -263,7 +263,7 @@ async def test_a_slave_without_room_waits_and_goes_on(pair: Any, monkeypatch: py
             await pair.until(lambda: slave.store.dispatched == master.log.end)
 
 
-async def test_a_slave_that_is_its_own_master_refuses_the_start(pair: Any) -> None:
+async def test_a_slave_configured_as_its_own_master_refuses_the_start(pair: Any) -> None:
     async with pair.slave("127.0.0.1:1") as slave:
         master_address = MasterAddress(slave.address, "", "")
         master_address.master_is(slave.address, "127.0.0.1:2")
@@ -275,7 +275,7 @@ async def test_a_slave_that_is_its_own_master_refuses_the_start(pair: Any) -> No
         await broker.run()
 
 
-async def test_a_master_that_stops_lets_its_slaves_have_everything_first(pair: Any) -> None:
+async def test_a_stopping_master_sends_its_slaves_everything_first(pair: Any) -> None:
     """Who takes its place then has it all, also what no sender waited for."""
     async with pair.master(full_copy="true") as master, stranger(master) as slow:
         await slow.send_all(REPORT.pack(0))
@@ -291,7 +291,7 @@ async def test_a_master_that_stops_lets_its_slaves_have_everything_first(pair: A
         assert reached == end
 
 
-async def test_a_slave_that_hangs_does_not_hold_up_its_masters_stop(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_slave_does_not_delay_its_masters_stop(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_module, "PARTING_S", 0.2)
     with trio.fail_after(10):
         async with pair.master() as master, stranger(master) as mute:

@@ -26,7 +26,7 @@ from gantrymq.testing.harness import make_broker, run_broker
 pytestmark = pytest.mark.trio
 
 
-async def test_a_number_that_a_flag_has_set_is_not_changed_over_it(pair: Any) -> None:
+async def test_a_broker_id_set_by_a_flag_is_not_changed(pair: Any) -> None:
     async with pair.slave("127.0.0.1:1") as slave, open_channel(slave.address) as channel:
         answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0"))
         assert answer.code == 1
@@ -50,7 +50,7 @@ async def settings_told(broker: Broker) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("of_master", ["sync_master", "async_master"])
-async def test_a_promoted_slave_promises_what_its_master_did(pair: Any, of_master: str) -> None:
+async def test_a_promoted_slave_has_its_masters_guarantees(pair: Any, of_master: str) -> None:
     """A SEND_OK that no slave has could be lost with the next master."""
     code = ResponseCode.SLAVE_NOT_AVAILABLE if of_master == "sync_master" else ResponseCode.SUCCESS
     async with pair.master(role=of_master) as master, pair.slave(master):
@@ -70,7 +70,7 @@ async def test_a_promoted_slave_promises_what_its_master_did(pair: Any, of_maste
                 assert ha_of(slave)._epochs.master_role == of_master
 
 
-async def test_what_the_configuration_says_of_the_role_counts_more(pair: Any) -> None:
+async def test_the_configured_role_takes_precedence(pair: Any) -> None:
     async with pair.master(role="sync_master") as master, pair.slave(master):
         await pair.connected(master)
     async with pair.master(home="slave", role="async_master") as promoted:
@@ -84,9 +84,7 @@ async def test_what_the_configuration_says_of_the_role_counts_more(pair: Any) ->
         (b"", r"0\);"),
     ],
 )
-async def test_a_deposed_broker_says_where_a_promotion_has_kept_its_number(
-    tmp_path: Path, overrides: bytes, hint: str
-) -> None:
+async def test_a_deposed_broker_names_the_file_with_its_former_id(tmp_path: Path, overrides: bytes, hint: str) -> None:
     settings = {"plugin.ha.listen": "127.0.0.1:0"}
     broker = make_broker(tmp_path, settings=settings, enable=["ha"])
     async with run_broker(broker):
@@ -101,7 +99,7 @@ async def test_a_deposed_broker_says_where_a_promotion_has_kept_its_number(
     assert failure.group_contains(StartError, match=hint)
 
 
-async def test_a_broker_that_a_promotion_made_the_master_starts_as_a_slave_again_once_it_is_deposed(
+async def test_a_promoted_broker_restarts_as_a_slave_after_it_was_deposed(
     tmp_path: Path,
 ) -> None:
     """Its configuration file says that it is a slave."""
@@ -129,7 +127,7 @@ async def test_a_broker_that_a_promotion_made_the_master_starts_as_a_slave_again
         assert (await settings_told(again))["brokerRole"] == "SLAVE"
 
 
-async def test_a_deposed_broker_that_cannot_keep_its_number_refuses_the_start(
+async def test_a_deposed_broker_that_cannot_store_its_id_refuses_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = b"[broker]\nid = 0\n"
@@ -149,7 +147,7 @@ async def test_a_deposed_broker_that_cannot_keep_its_number_refuses_the_start(
     assert failure.group_contains(StartError, match=r"start again as a slave: .*overrides\.toml")
 
 
-async def test_a_fenced_master_becomes_a_slave_when_it_is_given_another_number(tmp_path: Path) -> None:
+async def test_a_fenced_master_becomes_a_slave_with_another_id(tmp_path: Path) -> None:
     """Its configuration makes it the master, so it waits for somebody to say so."""
     settings, path = {"plugin.ha.listen": "127.0.0.1:0"}, tmp_path / OVERRIDES_PATH
     async with run_broker(make_broker(tmp_path, settings=settings, enable=["ha"])) as master:

@@ -22,7 +22,7 @@ def build(text: str) -> Config:
     return build_config(read, load_plugins(DEFAULT_PLUGINS, read.enable, read.disable))
 
 
-def test_a_masters_properties_are_understood_and_bring_the_plugin_with_them() -> None:
+def test_a_masters_broker_conf_enables_and_configures_the_plugin() -> None:
     config = build(
         "brokerId=4\nbrokerRole=SYNC_MASTER\nbindAddress=10.0.0.1\nhaListenPort=11912\nslaveTimeout=1500\n"
         "haSendHeartbeatInterval=2500\nhaHousekeepingInterval=9000\nhaTransferBatchSize=65536\n"
@@ -36,7 +36,7 @@ def test_a_masters_properties_are_understood_and_bring_the_plugin_with_them() ->
     assert config.notes == ()
 
 
-def test_a_slaves_properties_are_understood() -> None:
+def test_a_slaves_broker_conf_configures_the_plugin() -> None:
     config = build("brokerId=2\nbrokerRole=SLAVE\nhaMasterAddress=10.0.0.1:10912\nslaveReadEnable=true\n")
     assert (config.broker.id, config.section(HaConfig).master) == (2, "10.0.0.1:10912")
     assert config.notes == ()
@@ -50,13 +50,13 @@ def test_a_slaves_properties_are_understood() -> None:
         ("brokerRole=KING", 'plugin.ha.role = "KING" (file broker.conf): allowed: async_master, sync_master'),
     ],
 )
-def test_a_role_that_cannot_be_is_refused(text: str, told: str) -> None:
+def test_an_invalid_role_is_rejected(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as failed:
         build(text)
     assert failed.value.problems[0].startswith(told)
 
 
-def test_without_a_role_nothing_is_copied() -> None:
+def test_a_broker_without_a_role_does_not_replicate() -> None:
     read = read_settings("broker.conf", b"brokerName=a", optional=optional_plugins)
     assert "ha" not in read.enable
 

@@ -54,7 +54,7 @@ class Slave:
         return ""
 
 
-def test_what_comes_in_many_pieces_is_committed_when_the_caller_says_so(master: Store) -> None:
+def test_pieces_are_committed_together_on_request(master: Store) -> None:
     slave, asked = Slave(), []
     slave._broker.commit_encoded = lambda: asked.append(slave.store.log.end)
     tail, data = Tail(slave._broker), memoryview(bytes_of(master))
@@ -107,7 +107,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def test_row_57_cut_at_every_byte_the_next_connection_completes_the_same_log(master: Store) -> None:
+def test_row_57_a_connection_cut_at_any_byte_resumes_to_the_same_log(master: Store) -> None:
     whole = stream_from(master, 0)
     for cut in around_the_end_of_a_file(master, whole):
         slave = Slave()
@@ -118,7 +118,7 @@ def test_row_57_cut_at_every_byte_the_next_connection_completes_the_same_log(mas
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, BODY_SIZE_AT + 1, BODY_SIZE_AT + 2, BODY_SIZE_AT + 3])
-def test_row_57_a_length_that_is_wrong_is_not_waited_for(at: int, master: Store) -> None:
+def test_row_57_a_wrong_length_is_rejected_without_waiting(at: int, master: Store) -> None:
     """Else the slave would confirm nothing until so many bytes have come, and senders would wait for it in vain."""
     record = bytearray(master.log.view(0, int.from_bytes(master.log.view(0, 4), "big")))
     record[at] ^= 1 << 6
@@ -129,7 +129,7 @@ def test_row_57_a_length_that_is_wrong_is_not_waited_for(at: int, master: Store)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_row_57_a_blank_that_does_not_fill_its_file_is_not_waited_for(at: int, master: Store) -> None:
+def test_row_57_a_blank_of_wrong_size_is_rejected_without_waiting(at: int, master: Store) -> None:
     size = master.log.segments.file_bytes
     first = bytearray(bytes_of(master)[:size])
     blank_at = max(place for place in range(size - 8) if first[place + 4 : place + 8] == BLANK_MAGIC.to_bytes(4, "big"))
@@ -141,7 +141,7 @@ def test_row_57_a_blank_that_does_not_fill_its_file_is_not_waited_for(at: int, m
     assert bytes_of(slave.store) == bytes_of(master)
 
 
-def test_row_57_with_any_byte_flipped_no_body_is_altered_and_nothing_is_out_of_place(master: Store) -> None:
+def test_row_57_any_flipped_byte_alters_no_body_and_no_offset(master: Store) -> None:
     """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""
     rng, whole, refused = random.Random(57), stream_from(master, 0), 0
     messages, bodies_at = read_all(master), places_of_bodies(master)

@@ -39,7 +39,7 @@ def said(**offsets: int) -> bytes:
     return json.dumps({"offsetTable": {"T@G": {queue_id[1:]: offset for queue_id, offset in offsets.items()}}}).encode()
 
 
-def test_higher_offsets_are_taken_and_lower_ones_only_when_somebody_set_them_back() -> None:
+def test_higher_offsets_are_adopted_and_lower_ones_only_after_a_reset() -> None:
     offsets: Any = Offsets(q0=10, q1=10)
     life = MasterOffsets()
     life.merge(offsets, said(q0=5, q1=20, q2=3))
@@ -49,7 +49,7 @@ def test_higher_offsets_are_taken_and_lower_ones_only_when_somebody_set_them_bac
     assert offsets.table[("G", "T", 0)] == 10
 
 
-def test_another_life_of_the_master_sets_nobody_back() -> None:
+def test_a_restart_of_the_master_resets_no_group() -> None:
     offsets: Any = Offsets()
     MasterOffsets().merge(offsets, said(q0=100))
     MasterOffsets().merge(offsets, said(q0=90))
@@ -57,13 +57,13 @@ def test_another_life_of_the_master_sets_nobody_back() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"offsetTable":7}'])
-def test_what_is_no_table_is_a_fault(body: bytes) -> None:
+def test_an_invalid_table_is_a_fault(body: bytes) -> None:
     offsets: Any = Offsets()
     with pytest.raises(RemoteFault):
         MasterOffsets().merge(offsets, body)
 
 
-def test_names_without_group_or_with_negative_queues_are_left_out() -> None:
+def test_names_without_a_group_or_with_negative_queues_are_ignored() -> None:
     offsets: Any = Offsets()
     body = json.dumps({"offsetTable": {"T": {"0": 1}, "@G": {"0": 1}, "T@G": {"-1": 1}}}).encode()
     MasterOffsets().merge(offsets, body)
@@ -71,7 +71,7 @@ def test_names_without_group_or_with_negative_queues_are_left_out() -> None:
 
 
 @pytest.mark.trio
-async def test_a_topic_that_was_deleted_at_the_master_is_not_back_when_its_slave_takes_its_place(pair: Any) -> None:
+async def test_a_topic_deleted_at_the_master_stays_deleted_after_a_promotion(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master) as slave, open_channel(master.address) as channel:
         for topic in ("gone", "kept"):
             assert (await channel.call(send(topic, b"x"))).code == ResponseCode.SUCCESS
@@ -100,7 +100,7 @@ async def test_a_master_whose_table_is_older_deletes_no_message_of_a_slave(pair:
 
 
 @pytest.mark.trio
-async def test_topics_go_when_the_masters_go_and_system_names_stay(pair: Any) -> None:
+async def test_topics_deleted_at_the_master_are_deleted_except_system_topics(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master) as slave:
         topics, copied = master.registry.get(TopicTable), slave.registry.get(TopicTable)
         own = set(copied.names())
@@ -115,7 +115,7 @@ async def test_topics_go_when_the_masters_go_and_system_names_stay(pair: Any) ->
 
 
 @pytest.mark.trio
-async def test_delay_levels_are_told_and_kept(pair: Any) -> None:
+async def test_delay_levels_are_replicated_and_stored(pair: Any) -> None:
     async with pair.master() as master, open_channel(master.address) as channel:
         answer = await channel.call(Command(RequestCode.GET_ALL_DELAY_OFFSET))
         assert (answer.code, json.loads(answer.body)["offsetTable"]) == (ResponseCode.SUCCESS, {})
@@ -129,7 +129,7 @@ def tables_of(slave: Any) -> Tables:
 
 
 @pytest.mark.trio
-async def test_a_topic_that_is_not_known_is_asked_for_when_its_first_record_comes(pair: Any) -> None:
+async def test_an_unknown_topic_is_requested_at_its_first_record(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master, sync_tables="1h") as slave:
         topics, copied = master.registry.get(TopicTable), slave.registry.get(TopicTable)
         await pair.connected(master)
@@ -158,7 +158,7 @@ class Told(Channel):
 
 
 @pytest.mark.trio
-async def test_topics_that_nobody_knows_are_asked_for_once_and_not_all_the_time(
+async def test_topics_unknown_to_the_master_are_requested_once(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     known: Any = SimpleNamespace(get=lambda topic: None, adopt=lambda body, log_end: False)

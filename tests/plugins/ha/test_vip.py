@@ -37,7 +37,7 @@ async def reach(port: int) -> trio.SocketStream:
                 await trio.sleep(0.01)
 
 
-async def test_what_is_said_there_is_answered_by_the_broker() -> None:
+async def test_requests_at_the_vip_port_are_answered() -> None:
     (port,) = free_ports(around=(0, -2))
     broker: Any = Listening(f"127.0.0.1:{port}")
     async with trio.open_nursery() as nursery:
@@ -51,7 +51,7 @@ async def test_what_is_said_there_is_answered_by_the_broker() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_port_that_is_taken_stops_nothing() -> None:
+async def test_a_vip_port_in_use_does_not_stop_the_broker() -> None:
     (port,) = free_ports(around=(0, -2))
     broker: Any = Listening(f"127.0.0.1:{port}")
     async with trio.open_nursery() as nursery:

@@ -27,7 +27,7 @@ def settled(open_indexed: Callable) -> MemoryEnv:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_bytes_a_file_has_a_search_finds_nothing_wrong(
+def test_a_search_in_a_damaged_index_file_finds_no_wrong_message(
     open_indexed: Callable, settled: MemoryEnv, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -63,7 +63,7 @@ def test_whatever_bytes_a_file_has_a_search_finds_nothing_wrong(
 @pytest.mark.parametrize(
     "garbage", [b"\xff" * HEADER_BYTES, bytes(HEADER_BYTES), b"\x7f" * HEADER_BYTES, b"\0" * 36 + b"\0\0\0\x0c"]
 )
-def test_a_file_with_a_header_that_nobody_wrote_is_built_again(
+def test_a_file_with_a_forged_header_is_rebuilt(
     open_indexed: Callable, settled: MemoryEnv, which: int, garbage: bytes
 ) -> None:
     name = settled.listdir("store/index")[which]

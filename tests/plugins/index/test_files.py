@@ -152,7 +152,7 @@ def test_files_of_messages_that_are_gone_are_deleted_but_never_the_last(open_ind
     assert names(env) == kept[-1:]
 
 
-def test_what_waits_in_memory_is_found_and_kept_while_the_disk_is_full(open_indexed: Callable) -> None:
+def test_entries_in_memory_are_found_and_kept_while_the_disk_is_full(open_indexed: Callable) -> None:
     env = FaultEnv(MemoryEnv(), number=errno.ENOSPC, kinds=("pwrite",))
     indexed = open_indexed(env, ROOMY)
     indexed.send(["a"], ["b"])

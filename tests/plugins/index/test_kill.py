@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 ROUNDS = 6
 
 
-def test_what_was_acknowledged_is_found_by_its_keys_after_kills(tmp_path: Path) -> None:
+def test_acknowledged_messages_are_found_by_their_keys_after_kills(tmp_path: Path) -> None:
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ["serve", "--data", str(tmp_path / "data"), "--listen", broker, "--nameserver-listen", nameserver]
     small = ("slots=61", "entries=400", "flush_interval=10ms", "sync_interval=70ms")

@@ -66,6 +66,6 @@ def test_marks_are_read_as_they_were_written() -> None:
         b'{"version":1,"offset":1,"files":[{"name":"x","found":3,"state":"00"}]}', b"\xff",
     ],
 )  # fmt: skip
-def test_what_are_no_marks_is_refused(text: bytes) -> None:
+def test_invalid_marks_are_rejected(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_marks(text)

@@ -47,7 +47,7 @@ async def level(broker: Broker) -> None:
         await broker.registry.get(MessageIndex).wait_level()
 
 
-async def test_who_has_an_answer_finds_the_message(tmp_path: Path) -> None:
+async def test_an_acknowledged_message_is_found_at_once(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
         for number in range(12):
             await put(broker, number, number + 1)
@@ -84,7 +84,7 @@ async def test_a_cancelled_broker_leaves_an_index_that_is_built_on(tmp_path: Pat
         assert find(broker, "all") == list(range(9, -1, -1))
 
 
-async def test_what_came_while_the_plugin_was_off_is_built(tmp_path: Path) -> None:
+async def test_messages_stored_while_the_plugin_was_disabled_are_indexed(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
         await put(broker, 0, 4)
     without = {name: value for name, value in SMALL.items() if "index" not in name}
@@ -136,7 +136,9 @@ async def test_the_index_steps_over_damaged_records(tmp_path: Path) -> None:
         assert find(broker, "k5") == [5]
 
 
-async def test_what_is_deleted_while_it_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletion_during_a_read_is_not_reported_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
         async with open_channel(broker.address) as channel:
             for number in range(20):

@@ -145,7 +145,7 @@ def test_both_twins_put_the_same(rows: list[Any], slots: int, entries: int, begi
 
 @pytest.mark.skipif(compiled is None, reason="the extension is not built")
 @given(st.binary(max_size=200), st.integers(1, 5), st.integers(0, 3))
-def test_both_twins_judge_damaged_entries_alike(data: bytes, slots: int, offset: int) -> None:
+def test_both_twins_evaluate_damaged_entries_the_same(data: bytes, slots: int, offset: int) -> None:
     data = data[: len(data) // ENTRY.size * ENTRY.size]
     outcomes = []
     for twin in TWINS:

@@ -134,7 +134,7 @@ def test_without_readable_marks_an_orderly_left_index_is_taken_as_it_is(open_ind
     assert again.check_whole() == 10
 
 
-def test_without_readable_marks_after_a_crash_only_what_the_checkpoint_vouches_for_is_taken(
+def test_only_entries_covered_by_the_checkpoint_are_used_after_a_crash_without_marks(
     open_indexed: Callable,
 ) -> None:
     env = MemoryEnv()
@@ -216,7 +216,7 @@ def test_a_log_that_was_taken_away_takes_its_index_with_it(open_indexed: Callabl
     assert again.check_whole() == 3
 
 
-def test_what_is_no_index_file_is_left_alone(open_indexed: Callable) -> None:
+def test_foreign_files_in_the_index_folder_are_kept(open_indexed: Callable) -> None:
     env = MemoryEnv()
     env.mkdirs("store/index/20260101000000000")
     env.replace("store/index/notes.txt", b"mine")
@@ -229,7 +229,7 @@ def test_what_is_no_index_file_is_left_alone(open_indexed: Callable) -> None:
     assert env.is_dir("store/index/20260101000000000")
 
 
-def test_marks_never_vouch_for_what_the_log_may_lose(open_indexed: Callable) -> None:
+def test_marks_never_cover_index_entries_beyond_the_durable_log(open_indexed: Callable) -> None:
     disk = MemoryEnv()
     indexed = open_indexed(FaultEnv(disk, number=errno.EIO), SMALL)
     batch_end = indexed.store.log.end

@@ -106,7 +106,7 @@ def test_queues_of_clients_that_are_gone_make_room() -> None:
     assert len(table.table) == 1
 
 
-def test_who_unregisters_gives_its_queues_of_that_group_back_at_once() -> None:
+def test_unregistering_releases_the_locks_of_that_group_at_once() -> None:
     table = Locks()
     table.lock("G", {Q0, Q1}, "one")
     table.lock("H", {Q0}, "one")
@@ -117,7 +117,7 @@ def test_who_unregisters_gives_its_queues_of_that_group_back_at_once() -> None:
     assert table.lock("H", {Q0}, "three") == set()
 
 
-def test_who_unregistered_is_given_no_queue_until_it_is_a_member_again() -> None:
+def test_unregistered_clients_get_no_lock_until_they_are_members_again() -> None:
     table = Locks()
     table.leave("G", "one")
     assert table.lock("G", {Q0}, "one") == set(), "a rebalance that was under way"
@@ -128,14 +128,14 @@ def test_who_unregistered_is_given_no_queue_until_it_is_a_member_again() -> None
     assert table.lock("G", {Q0}, "one") == {Q0}, "that farewell is over"
 
 
-def test_who_unregistered_may_come_back_by_a_new_connection() -> None:
+def test_unregistered_clients_may_return_by_a_new_connection() -> None:
     table = Locks()
     table.leave("G", "one")
     table.reconnect("one")
     assert table.lock("G", {Q0}, "one") == {Q0}, "its first heartbeat may come later, as with RocketMQ's broker"
 
 
-def test_farewells_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_unregistrations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_table, "FAREWELLS_MAX", 2)
     table = Locks()
     for group in ("F", "G", "G", "H", "x" * 256):
@@ -157,7 +157,7 @@ def test_a_lost_connection_frees_the_queues_in_a_while() -> None:
     assert table.lock("G", {Q0, Q1}, "one") == set()
 
 
-def test_how_long_is_a_setting() -> None:
+def test_the_lock_expiry_is_configurable() -> None:
     table = Locks(free_after_disconnect=0.0)
     table.lock("G", {Q0}, "one")
     table.table.connection_lost(table.connection("one"))
@@ -307,5 +307,5 @@ def test_the_requests_speak_as_rocketmqs_clients_do(ask: Any) -> None:
     ],
     ids=len,
 )  # fmt: skip
-def test_what_is_no_request_is_refused(ask: Any, code: RequestCode, body: bytes) -> None:
+def test_invalid_lock_requests_are_refused(ask: Any, code: RequestCode, body: bytes) -> None:
     assert ask(code, body).code == ResponseCode.SYSTEM_ERROR

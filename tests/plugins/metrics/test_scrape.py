@@ -75,7 +75,7 @@ def value(families: dict[str, Metric], name: str, **labels: str) -> float:
     return found[0]
 
 
-async def test_what_went_in_and_out_is_told(tmp_path: Path) -> None:
+async def test_sent_and_delivered_messages_are_counted(tmp_path: Path) -> None:
     async with run_cluster(tmp_path, settings=ANYWHERE, enable=[PLUGIN]) as cluster:
         await scrape(cluster.broker)  # from now on sizes are counted
         async with gantrymq.connect(cluster.nameserver) as client, client.producer("P") as producer:
@@ -146,7 +146,7 @@ async def test_names_and_kinds_are_those_of_rocketmq(tmp_path: Path) -> None:
     assert all(name.startswith(("rocketmq_", "gantrymq_")) for name in families)
 
 
-async def test_the_page_says_of_each_of_rocketmqs_metrics_whether_it_is_told() -> None:
+async def test_the_page_lists_for_each_metric_of_rocketmq_whether_it_is_served() -> None:
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     told, _, others = text.partition("\n## RocketMQ's metrics that are missing\n")
     missing = others.partition("\n## ")[0]
@@ -167,7 +167,7 @@ async def test_openmetrics_for_who_asks_for_it(tmp_path: Path) -> None:
         assert media.startswith("text/plain")
 
 
-async def test_master_and_slave_tell_of_the_copy(tmp_path: Path) -> None:
+async def test_master_and_slave_have_replication_metrics(tmp_path: Path) -> None:
     settings = {**ANYWHERE, "plugin.ha.listen": "127.0.0.1:0"}
     async with run_broker(make_broker(tmp_path / "master", settings=settings, enable=[HA, PLUGIN])) as master:
         follow = {
@@ -212,7 +212,7 @@ def with_loud(path: Path, **settings: str) -> Broker:
     return Broker(build_config(read, manager), manager, SystemEnv())
 
 
-async def test_a_plugin_that_fails_costs_its_part_and_one_that_tells_too_much_is_cut(tmp_path: Path) -> None:
+async def test_a_failing_plugin_omits_its_part_and_an_excessive_one_is_truncated(tmp_path: Path) -> None:
     async with run_broker(with_loud(tmp_path, **{"plugin.metrics.series_max": "200"})) as broker:
         families = await scrape(broker)
     assert value(families, "gantrymq_metrics_failed_plugins") == 2
@@ -223,7 +223,7 @@ async def test_a_plugin_that_fails_costs_its_part_and_one_that_tells_too_much_is
     assert families["loud_rooms"].samples[0].labels["room"] == 'no. 0 "a\\b"\n'
 
 
-async def test_where_the_numbers_are_is_told_to_administrators(tmp_path: Path) -> None:
+async def test_runtime_info_has_the_address_of_the_metrics(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN])) as broker:
         told = {key: text for part in broker.manager.hook.runtime_info(broker=broker) for key, text in part.items()}
         assert told["metricsAddress"] == address_of(broker)

@@ -117,7 +117,7 @@ async def test_a_body_is_not_read() -> None:
         b"nonsense\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_ends_the_connection(request_bytes: bytes) -> None:
+async def test_an_invalid_http_request_closes_the_connection(request_bytes: bytes) -> None:
     async with running() as address:
         answer = await exchange(address, request_bytes + b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 400")
@@ -131,7 +131,7 @@ async def test_a_head_without_end_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /metr"])
-async def test_who_is_silent_is_cut_off(begun: bytes) -> None:
+async def test_silent_connections_are_closed(begun: bytes) -> None:
     async with running(timeout=0.1) as address, await connect(address) as stream:
         await stream.send_all(begun or b"\r\n"[:0])
         with trio.fail_after(5):

@@ -50,7 +50,7 @@ def test_no_group_goes_on_beyond_a_queues_end(broker: Any, queue_id: int, offset
     assert offsets_of(broker).query("g", "TBW102", queue_id) == taken
 
 
-def test_offsets_of_the_file_beyond_the_queues_ends_are_set_back_and_told_once_a_pair(
+def test_offsets_beyond_the_end_of_a_queue_are_corrected_and_logged_once(
     broker: Any, make_broker: Any, tmp_path: Path
 ) -> None:
     broker.queues.add("other", 0, 100)
@@ -128,7 +128,7 @@ def test_it_is_written_when_it_changed_and_only_then(broker: Any, tmp_path: Path
     assert b"{0:5}" in (tmp_path / "config/consumerOffset.json.bak").read_bytes()
 
 
-def test_what_was_written_is_read_again_and_kept_by_the_next_write(
+def test_written_offsets_are_read_again_and_kept_by_the_next_write(
     broker: Any, make_broker: Any, tmp_path: Path
 ) -> None:
     offsets_of(broker).commit("g", "TBW102", 0, 5)

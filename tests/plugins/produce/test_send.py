@@ -119,7 +119,7 @@ REFUSED = [
 
 
 @pytest.mark.trio
-async def test_what_breaks_the_rules_is_answered_and_nothing_is_stored(tmp_path: Path) -> None:
+async def test_invalid_messages_are_refused_with_an_error_and_not_stored(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path, store__max_message_bytes="64 KiB") as (broker, channel):
         assert (await channel.call(send())).code == ResponseCode.SUCCESS
         end = broker.log.end
@@ -132,7 +132,7 @@ async def test_what_breaks_the_rules_is_answered_and_nothing_is_stored(tmp_path:
 
 
 @pytest.mark.trio
-async def test_a_delayed_message_is_refused_where_nobody_serves_it(tmp_path: Path) -> None:
+async def test_a_delayed_message_is_refused_without_a_plugin_for_delays(tmp_path: Path) -> None:
     async with (
         run_broker(make_broker(tmp_path, disable=["delay"])) as broker,
         open_channel(broker.address) as channel,

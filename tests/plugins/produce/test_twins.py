@@ -258,7 +258,7 @@ def test_a_queue_that_a_prepared_record_names_first_has_its_place_in_the_order()
 
 
 @pytest.mark.parametrize("more", [{}, {"recallHandle": "r"}])
-def test_who_sent_what_is_prepared_is_told_the_queue_that_was_asked_for(more: dict[str, str]) -> None:
+def test_senders_of_prepared_messages_get_the_requested_queue(more: dict[str, str]) -> None:
     results: list[Any] = []
     twins: list[Any] = [SlowPath, plain, compiled]
     for twin in twins:

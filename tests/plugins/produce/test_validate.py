@@ -33,7 +33,7 @@ def test_a_captured_message_is_read() -> None:
 @given(
     st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=50), st.binary(max_size=50)), max_size=5)
 )
-def test_what_was_joined_is_split(messages: list[tuple[int, bytes, bytes]]) -> None:
+def test_encoded_batches_are_split(messages: list[tuple[int, bytes, bytes]]) -> None:
     assert list(split_batch(b"".join(encode(*message) for message in messages))) == messages
 
 
@@ -83,7 +83,7 @@ def test_traits_are_read_from_the_properties(properties: bytes, traits: int) -> 
     assert traits_of(properties) == traits
 
 
-def test_what_no_plugin_took_charge_of_is_refused_and_the_rest_goes_on() -> None:
+def test_rows_with_an_unserved_trait_are_refused_and_the_others_stored() -> None:
     batch = AppendBatch(traits=Trait.DELAY | Trait.PREPARED)
     for properties in (b"DELAY\x013", b"TAGS\x01a", b"TRAN_MSG\x01true"):
         batch.add("T", 0, b"x", properties)

@@ -154,7 +154,7 @@ async def test_a_query_without_a_field_names_it(tmp_path: Path, missing: str) ->
         assert missing in (answer.remark or "")
 
 
-async def test_what_no_gate_has_passed_is_not_shown(tmp_path: Path) -> None:
+async def test_unacknowledged_messages_are_not_returned_by_queries(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (broker, channel):
         identity = await put(channel, "a", "k")
         offset = int(identity[16:], 16)

@@ -49,7 +49,7 @@ async def test_a_second_one_of_a_name_and_number_refuses_the_start(tmp_path: Pat
             assert await successor.registry.get(Registration).wait_first(5)
 
 
-async def test_who_was_registered_and_is_gone_or_silent_gives_way(
+async def test_a_registered_broker_that_is_gone_or_silent_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that vanished stays with the nameserver for two minutes."""

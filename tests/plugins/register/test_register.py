@@ -112,7 +112,7 @@ def make(make_broker: Any, *addresses: str, **settings: str) -> Any:
 
 
 @pytest.mark.trio
-async def test_every_nameserver_is_told_at_the_start(
+async def test_the_broker_registers_at_every_nameserver_at_its_start(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker, FIRST, SECOND, FIRST)
@@ -133,7 +133,7 @@ async def test_nothing_is_said_before_the_sockets_listen(
         nursery.cancel_scope.cancel()
 
 
-def test_what_is_said_is_what_rocketmqs_nameservers_read(make_broker: Any) -> None:
+def test_registrations_are_readable_by_rocketmqs_nameservers(make_broker: Any) -> None:
     broker = make(make_broker, **{"broker.id": "3"})
     broker.registry.get(TopicTable).for_send("orders", "TBW102", 4)
     command = Announcement(broker).register()
@@ -294,7 +294,7 @@ async def test_the_wait_for_the_first_answer_is_bounded(
 
 
 @pytest.mark.trio
-async def test_a_broker_that_drains_says_farewell_at_once_and_stays_away(
+async def test_a_draining_broker_unregisters_at_once_and_does_not_register_again(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker, FIRST, SECOND)
@@ -310,7 +310,7 @@ async def test_a_broker_that_drains_says_farewell_at_once_and_stays_away(
 
 
 @pytest.mark.trio
-async def test_a_cancelled_broker_says_farewell_too(
+async def test_a_cancelled_broker_unregisters(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker)
@@ -321,7 +321,7 @@ async def test_a_cancelled_broker_says_farewell_too(
 
 @pytest.mark.trio
 @pytest.mark.parametrize("fault", ["away", "silent", "refuses"])
-async def test_the_farewell_holds_up_the_end_for_two_seconds_at_most(
+async def test_unregistering_delays_the_stop_by_at_most_two_seconds(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock, fault: str
 ) -> None:
     broker = make(make_broker)
@@ -362,7 +362,7 @@ async def test_a_real_nameserver_knows_the_routes_from_start_to_end(make_broker:
 
 
 @pytest.mark.trio
-async def test_the_first_nameserver_tells_which_topics_are_ordered(
+async def test_the_first_nameserver_returns_the_ordered_topics(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker, FIRST, SECOND)
@@ -417,7 +417,7 @@ async def test_one_that_hangs_delays_no_word_to_the_other(
 
 
 @pytest.mark.trio
-async def test_of_three_real_ones_the_living_know_what_the_others_miss(make_broker: Any) -> None:
+async def test_one_lost_nameserver_of_three_does_not_affect_registration_at_the_others(make_broker: Any) -> None:
     async def hang(stream: trio.SocketStream) -> None:
         async with stream:
             await trio.sleep_forever()

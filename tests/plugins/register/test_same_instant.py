@@ -129,7 +129,7 @@ async def test_the_later_one_ends_and_names_the_other(
     assert first.duplicate_check.runtime_info()["brokerSettled"] == "true"
 
 
-async def test_of_two_that_started_in_one_millisecond_one_ends(
+async def test_one_of_two_brokers_started_in_the_same_millisecond_stops(
     net: Net, start: Callable[..., None], autojump_clock: trio.testing.MockClock
 ) -> None:
     places = [Place(net, "10.0.0.1:1", 1000), Place(net, "10.0.0.2:1", 1000)]
@@ -139,7 +139,7 @@ async def test_of_two_that_started_in_one_millisecond_one_ends(
     assert [place.alive for place in places] == [True, False]
 
 
-async def test_who_is_settled_stays_whatever_a_newcomers_clock_says(
+async def test_a_registered_broker_stays_regardless_of_a_newcomers_clock(
     net: Net, start: Callable[..., None], autojump_clock: trio.testing.MockClock
 ) -> None:
     settled, newcomer = Place(net, "10.0.0.1:1", 5000), Place(net, "10.0.0.2:1", 1000)
@@ -151,7 +151,7 @@ async def test_who_is_settled_stays_whatever_a_newcomers_clock_says(
     assert net.history.count(newcomer.address) == 0
 
 
-async def test_who_is_settled_takes_its_place_back_from_a_nameserver_that_forgot_it(
+async def test_a_registered_broker_registers_again_at_a_nameserver_that_lost_it(
     net: Net, start: Callable[..., None], autojump_clock: trio.testing.MockClock
 ) -> None:
     settled, newcomer = Place(net, "10.0.0.1:1", 5000), Place(net, "10.0.0.2:1", 9000)

@@ -306,7 +306,7 @@ async def test_a_requester_that_has_its_share_waiting_gets_no_more_and_others_do
 @pytest.mark.parametrize(
     ("settings", "body"), [({"max_waiting": "4"}, b"42"), ({"max_waiting_bytes": "64 KiB"}, bytes(16_000))]
 )
-async def test_when_too_many_replies_wait_senders_are_told_that_the_broker_is_busy(
+async def test_senders_get_system_busy_when_too_many_replies_wait(
     tmp_path: Path, settings: dict[str, str], body: bytes
 ) -> None:
     async with running(tmp_path, **settings) as (broker, channel), AsyncExitStack() as stack:

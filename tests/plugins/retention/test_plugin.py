@@ -141,7 +141,7 @@ async def test_a_nearly_full_disk_refuses_messages_and_the_oldest_files_make_roo
         assert (await channel.call(pull("T", 0, 39))).code == ResponseCode.SUCCESS
 
 
-async def test_a_forced_deletion_tells_how_many_messages_went_and_which_groups_had_not_read_them(
+async def test_a_forced_deletion_logs_the_number_of_messages_and_the_groups_that_had_not_read_them(
     tmp_path: Path,
 ) -> None:
     env = DiskEnv()
@@ -199,7 +199,7 @@ async def test_hours_that_are_none_refuse_the_start(tmp_path: Path, hours: str) 
         make_broker(tmp_path, settings={"plugin.retention.at": hours})
 
 
-async def test_the_reserve_is_held_given_back_while_messages_are_refused_and_taken_again(tmp_path: Path) -> None:
+async def test_the_reserve_file_is_released_while_messages_are_refused_and_allocated_again(tmp_path: Path) -> None:
     env = DiskEnv()
     reserve = tmp_path / "gantrymq.reserve"
     async with filled(tmp_path, env) as (broker, _, cleaner):
@@ -222,7 +222,7 @@ async def test_without_a_size_there_is_no_reserve(tmp_path: Path) -> None:
         assert not (tmp_path / "gantrymq.reserve").exists()
 
 
-async def test_who_keeps_files_that_are_to_go_is_named_once_and_measured(
+async def test_a_plugin_that_holds_expired_files_is_named_once_and_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = DiskEnv()

@@ -46,7 +46,7 @@ def test_above_the_second_mark_as_many_go_as_bring_the_disk_below_it(percent: in
     assert expired_before(files(*[1] * 30), NOW, 12, used(percent), RULES) == gone * GIB
 
 
-def test_what_goes_by_age_counts_for_what_goes_by_force() -> None:
+def test_expired_files_count_towards_the_space_to_be_freed() -> None:
     assert expired_before(files(100, 100, 1, 1), NOW, 12, used(87), RULES) == 2 * GIB
 
 

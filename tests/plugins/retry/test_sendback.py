@@ -63,7 +63,7 @@ async def test_a_returned_message_waits_at_its_level_for_the_groups_retry_topic(
         assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
 
 
-async def test_each_return_waits_longer_and_tells_where_it_began(tmp_path: Path) -> None:
+async def test_each_send_back_has_a_longer_delay_and_keeps_the_original_topic_and_id(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (broker, channel):
         first = await stored(broker, channel)
         record = first
@@ -142,7 +142,7 @@ async def test_the_groups_number_of_retry_queues_counts(tmp_path: Path) -> None:
         assert broker.log.end == end, "a group without retries is done with the message"
 
 
-async def test_what_cannot_be_given_back_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+async def test_invalid_send_backs_are_refused_and_not_stored(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path, plugin__topics__auto_create_groups="false") as (broker, channel):
         group = SubscriptionGroupConfig("G")
         made = await channel.call(Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group.to_bytes()))

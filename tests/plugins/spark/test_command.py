@@ -21,7 +21,7 @@ def test_the_command_explains_itself_without_spark(capsys: pytest.CaptureFixture
     assert all(name in text for name in ("--topic", "--to", "--nameserver", "--starting-offsets", "--overwrite"))
 
 
-def test_a_machine_without_java_is_told_what_to_install(
+def test_missing_java_is_reported_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -50,7 +50,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
         (["--starting-offsets", "{"], "neither earliest, latest nor JSON"),
     ],
 )
-def test_what_cannot_be_exported_is_one_clear_line(
+def test_an_impossible_export_is_one_clear_line(
     arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gantrymq.spark import spark_status

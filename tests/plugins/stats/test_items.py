@@ -31,12 +31,12 @@ def test_an_item_of_which_nothing_is_known_yet() -> None:
     assert Item().tps == 0.0
 
 
-def test_the_first_sample_tells_of_the_time_before_it() -> None:
+def test_the_first_sample_covers_the_time_before_it() -> None:
     assert sampled([40]).data().stats_minute == StatsItem(40, 4.0, 40.0)
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=30), st.sampled_from([0, 1, 2]))
-def test_a_period_tells_the_last_samples(counts: list[int], period: int) -> None:
+def test_a_period_has_the_last_samples(counts: list[int], period: int) -> None:
     data = sampled(counts, period).data()
     told = (data.stats_minute, data.stats_hour, data.stats_day)[period]
     kept = PERIODS[period].kept - 1
@@ -64,7 +64,7 @@ def test_a_clock_that_stands_still_divides_nothing() -> None:
     assert item.tps == 0.0
 
 
-def test_latencies_are_told_of_the_minute_before() -> None:
+def test_latencies_are_those_of_the_previous_minute() -> None:
     latency = Latency()
     assert (latency.distribution(), latency.percentile(0.99)) == ("null", 0.0)
     latency.add(0.0004, 10)
@@ -96,7 +96,7 @@ def test_a_percentile_lies_in_the_bucket_of_its_rank(milliseconds: list[int], sh
         assert max(low, 0) <= latency.percentile(share) <= high or (true == 0 and latency.percentile(share) <= 1)
 
 
-def test_what_is_longer_than_all_buckets() -> None:
+def test_latencies_beyond_all_buckets_are_counted() -> None:
     latency = Latency()
     latency.add(100.0, 3)
     latency.turn()
@@ -107,7 +107,7 @@ def totals(second: int, puts: int, gets: int = 0, start: int = START) -> Totals:
     return Totals(start + second * 1000, puts, gets, 2 * gets, 3 * gets)
 
 
-def test_a_rate_is_told_when_its_span_is_over() -> None:
+def test_a_rate_is_reported_at_the_end_of_its_period() -> None:
     rates = Rates(totals(0, 0))
     for second in range(1, 11):
         assert rates.runtime_info()["putTps"] == "  "

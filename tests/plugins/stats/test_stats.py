@@ -71,7 +71,7 @@ async def test_puts_by_topic_queue_and_broker(bench: Bench) -> None:
     assert await bench.told("TOPIC_PUT_NUMS", "orders") == (5, 1.0)
 
 
-async def test_how_long_pulls_take_that_wait_for_the_disk(bench: Bench) -> None:
+async def test_pull_latencies_include_the_wait_for_the_disk(bench: Bench) -> None:
     await bench.send(2)
     for offset in (0, 1):
         await bench.channel.call(pull("orders", 0, offset, limit=1))
@@ -80,7 +80,7 @@ async def test_how_long_pulls_take_that_wait_for_the_disk(bench: Bench) -> None:
     assert await bench.told("GROUP_GET_LATENCY", "0@orders@consumers") == (500, 250.0)
 
 
-async def test_what_came_is_told_without_waiting_for_the_next_look(bench: Bench) -> None:
+async def test_new_messages_are_counted_without_waiting_for_the_next_sample(bench: Bench) -> None:
     await bench.send(1)
     assert await bench.told("TOPIC_PUT_NUMS", "orders") == (0, 0.0), "known, but no snapshot was taken yet"
     assert await bench.told("TOPIC_PUT_NUMS", "others") == "The stats <TOPIC_PUT_NUMS> <others> not exist"
@@ -129,7 +129,7 @@ async def test_other_plugins_count_too_but_nothing_that_has_no_name(bench: Bench
         statistics.add("TYPO", "orders", 1)
 
 
-async def test_what_the_store_had_before_is_not_counted(tmp_path: Path) -> None:
+async def test_messages_stored_before_the_start_are_not_counted(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (broker, channel):
         await Bench(broker, channel).send(4)
     async with broker_and_channel(tmp_path) as (broker, channel):

@@ -55,7 +55,7 @@ def handshakes(broker: Broker) -> dict[str, object]:
     return {labels[0]: value for labels, value in metrics.families["gantrymq_tls_handshakes_total"].series.items()}
 
 
-async def test_messages_go_and_come_encrypted(tmp_path: Path) -> None:
+async def test_messages_are_sent_and_received_over_tls(tmp_path: Path) -> None:
     large = bytes(range(256)) * 8192
     async with secured(tmp_path) as broker, encrypted(broker) as channel, encrypted(broker) as other:
         async with trio.open_nursery() as nursery:
@@ -215,7 +215,7 @@ async def test_files_that_cannot_be_used_refuse_the_start(
     assert failed.group_contains(StartError, match=reason)
 
 
-async def test_an_encrypted_key_refuses_the_start_and_asks_nobody(tmp_path: Path) -> None:
+async def test_an_encrypted_key_refuses_the_start_without_a_prompt(tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     command = ["openssl", "pkey", "-in", str(SERVER), "-aes256", "-passout", "pass:hush", "-out", str(key)]
     await trio.run_process(command)

@@ -83,7 +83,7 @@ def test_a_topic_made_by_a_message_is_announced(make_broker: Any) -> None:
         ("topic", "rmq_sys_x", "conflict with system topic"),
     ],
 )
-def test_what_could_not_work_is_refused(make_broker: Any, field: str, value: object, remark: str) -> None:
+def test_invalid_topic_configurations_are_refused(make_broker: Any, field: str, value: object, remark: str) -> None:
     broker, routes = with_routes(make_broker)
     answer = broker.ask(17, {**TOPIC, field: value})
     assert answer.code == 1
@@ -158,7 +158,7 @@ def test_a_group_is_set_listed_and_deleted(make_broker: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("field", ["removeOffset", "cleanOffset"])
-def test_a_deleted_group_keeps_its_offsets_unless_told_otherwise(make_broker: Any, field: str) -> None:
+def test_a_deleted_group_keeps_its_offsets_unless_requested_otherwise(make_broker: Any, field: str) -> None:
     broker = make_broker("topics", "offsets")
     broker.queues.add("TBW102", 0, 10)
     offset = {"consumerGroup": "shop", "topic": "TBW102", "queueId": 0, "commitOffset": 3}

@@ -117,7 +117,7 @@ def test_a_topic_without_attributes_has_rocketmq_4_9s_form(make_broker: Any) -> 
     ],
     ids=lambda text: text[:40],
 )
-def test_what_is_not_allowed_is_refused_and_creates_no_topic(make_broker: Any, attributes: str, remark: str) -> None:
+def test_invalid_attributes_are_refused_and_create_no_topic(make_broker: Any, attributes: str, remark: str) -> None:
     broker = make_broker("topics")
     answer = set_topic(broker, attributes)
     assert (answer.code, answer.remark) == (1, remark)
@@ -135,7 +135,7 @@ def test_what_is_not_allowed_is_refused_and_creates_no_topic(make_broker: Any, a
         ("xmessage.type-", "kv string format wrong."),
     ],
 )
-def test_of_a_topic_that_exists_some_may_not_change(make_broker: Any, attributes: str, remark: str) -> None:
+def test_some_attributes_of_an_existing_topic_cannot_change(make_broker: Any, attributes: str, remark: str) -> None:
     broker = make_broker("topics")
     set_topic(broker, "+queue.type=SimpleCQ,+message.type=FIFO")
     answer = set_topic(broker, attributes, readQueueNums=9)
@@ -213,7 +213,7 @@ FUTURE_GROUP = {"groupName": "shop", "retryMaxTimes": 5, "priority": "high", "at
 VERSION = {"counter": 3, "timestamp": 1_700_000_000_000, "stateVersion": 0}
 
 
-def test_fields_that_nobody_here_knows_survive(make_broker: Any, tmp_path: Path) -> None:
+def test_unknown_fields_are_kept(make_broker: Any, tmp_path: Path) -> None:
     topics = {"dataVersion": VERSION, "topicConfigTable": {"old": FUTURE_TOPIC}, "mappings": {"x": [1]}}
     groups = {
         "dataVersion": VERSION,

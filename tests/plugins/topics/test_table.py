@@ -74,7 +74,7 @@ def test_without_a_topic_for_traces_clients_create_it_as_any_other(make_broker: 
 
 
 @pytest.mark.parametrize("name", ["", "a topic", "x" * 128, "SCHEDULE_TOPIC_XXXX"])
-def test_a_name_to_which_nobody_can_send_refuses_the_start(make_broker: Any, name: str) -> None:
+def test_an_illegal_trace_topic_refuses_the_start(make_broker: Any, name: str) -> None:
     with pytest.raises(StartError, match=r"plugin\.topics\.trace_topic_name = "):
         make_broker("topics", **{"plugin.topics.trace_topic_name": name})
 
@@ -94,7 +94,7 @@ def test_a_first_message_creates_its_topic_after_tbw102(make_broker: Any, wished
     assert config == TopicConfig("orders", got, got, 6)
 
 
-def test_default_queues_bounds_what_a_client_may_wish_for(make_broker: Any) -> None:
+def test_default_queues_limits_the_queues_that_a_client_requests(make_broker: Any) -> None:
     broker = make_broker("topics", **{"plugin.topics.default_queues": "3"})
     config = topics_of(broker).for_send("orders", "TBW102", 4)
     assert config is not None
@@ -206,7 +206,7 @@ def test_a_full_disk_does_not_stop_the_sweep_and_the_next_one_tries_again(make_b
     assert "a" in stored(tmp_path).topic_config_table
 
 
-def test_what_was_written_is_read_again(make_broker: Any) -> None:
+def test_written_topics_are_read_again(make_broker: Any) -> None:
     broker = make_broker("topics")
     created = topics_of(broker).for_send("orders", "TBW102", 4)
     broker.registry.get(GroupTable).find("shop")
@@ -308,7 +308,7 @@ def test_two_broken_files_refuse_the_start_and_say_what_to_do(make_broker: Any, 
     assert (tmp_path / f"config/{name}").read_bytes() == b"{", "a refused start writes nothing"
 
 
-def test_what_a_sender_in_unit_mode_creates_is_marked(make_broker: Any) -> None:
+def test_topics_created_by_senders_in_unit_mode_are_flagged(make_broker: Any) -> None:
     broker = make_broker("topics")
     topics, groups = topics_of(broker), broker.registry.get(GroupTable)
     assert groups.find("consumers") is not None
@@ -330,7 +330,7 @@ def test_a_group_that_only_a_slave_s_reader_names_is_logged_once(make_broker: An
     assert [entry["group"] for entry in logs if entry["event"] == "group_created"] == ["reader"]
 
 
-def test_what_is_adopted_from_a_master_is_on_the_disk_at_once(make_broker: Any, tmp_path: Path) -> None:
+def test_topics_adopted_from_a_master_are_written_at_once(make_broker: Any, tmp_path: Path) -> None:
     told = TopicConfigSerializeWrapper({"orders": TopicConfig("orders", 2, 2, 6)})
     assert topics_of(make_broker("topics")).adopt(told.to_bytes())
     assert stored(tmp_path).topic_config_table["orders"].read_queue_nums == 2

@@ -57,7 +57,7 @@ async def test_a_walk_that_fails_does_not_keep_the_next_from_coming(autojump_clo
 
 
 @pytest.mark.trio
-async def test_who_is_stopped_ends_the_walk_and_begins_no_other(autojump_clock: MockClock) -> None:
+async def test_cancellation_ends_the_check_scan_and_starts_no_other(autojump_clock: MockClock) -> None:
     strategy: Any = Walker(100)
     task = CheckBack(strategy, 60)
     async with trio.open_nursery() as nursery:
@@ -81,7 +81,7 @@ def test_each_producer_of_a_group_is_asked_now_and_then_and_none_that_cannot_be(
     assert found == {members[0], members[2]}
 
 
-def test_a_message_without_a_unique_key_is_asked_about_by_its_place() -> None:
+def test_a_message_without_a_unique_key_is_checked_back_by_its_offset() -> None:
     producers: Any = Producers()
     member = producers.join()
     Questions(MemoryEnv(), producers).ask(member, Record("T", 1, b"x", queue_offset=7, offset=99))

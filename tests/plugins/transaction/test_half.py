@@ -132,7 +132,7 @@ def test_a_slave_ends_no_transactions() -> None:
 # ------------------------------------------------------------------------------------------------------- who is asked
 
 
-def test_each_question_is_counted_and_after_the_last_the_message_is_put_aside() -> None:
+def test_each_check_back_is_counted_and_the_last_one_discards_the_message() -> None:
     world = world_of(check_max=3)
     world.producers.join()
     world.half(b"x", queue_id=4)
@@ -155,7 +155,7 @@ def test_each_question_is_counted_and_after_the_last_the_message_is_put_aside() 
     assert world.bodies(queue_id=4) == []
 
 
-def test_a_commit_that_comes_when_the_message_was_put_aside_counts_all_the_same() -> None:
+def test_a_commit_of_a_discarded_message_takes_effect() -> None:
     world = world_of(check_max=1)
     world.producers.join()
     half = world.half(b"x")
@@ -170,7 +170,7 @@ def test_a_commit_that_comes_when_the_message_was_put_aside_counts_all_the_same(
     assert world.plugin.strategy.open_count == 0
 
 
-def test_questions_that_nobody_could_be_asked_cost_nothing_and_write_nothing() -> None:
+def test_check_backs_without_a_producer_are_not_counted_or_stored() -> None:
     world = world_of(check_max=2)
     world.half(b"x")
     world.commit()
@@ -227,7 +227,7 @@ def test_nothing_is_given_up_whose_end_is_noted_however_many_notes_there_are() -
     assert len(world.bodies()) == 40
 
 
-def test_a_message_whose_producers_never_come_back_is_put_aside_when_it_is_old() -> None:
+def test_an_old_message_without_producers_is_discarded() -> None:
     world = world_of()
     world.half(b"x", more=b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0199999999")
     world.commit()
@@ -256,7 +256,7 @@ def test_a_producer_whose_clock_is_wrong_has_its_time_all_the_same() -> None:
     assert asked(world) == [b"-5", b"5"]
 
 
-def test_what_keeps_too_much_from_being_forgotten_is_put_back_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_messages_that_delay_cleanup_are_rewritten_without_a_check_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_scan, "FAR_HALVES", 10)
     world = world_of()
     old = world.half(b"old")
@@ -354,7 +354,7 @@ def test_notes_of_many_ends_as_rocketmq_5_writes_them_are_read() -> None:
     assert world.bodies() == [b"2", b"4"]
 
 
-def test_copies_of_another_broker_that_has_not_noted_their_ends_are_asked_about_once() -> None:
+def test_copies_made_by_another_broker_without_op_messages_are_checked_back_once() -> None:
     """RocketMQ puts a message back without a note for the one before it; so does a crash between the two."""
     world = world_of()
     half = world.half(b"x")
@@ -410,7 +410,7 @@ def test_a_damaged_half_message_is_given_up_and_the_others_are_not() -> None:
     assert world.plugin.strategy.open_count == 2
 
 
-def test_a_half_message_that_belongs_nowhere_can_be_neither_ended_nor_asked_about() -> None:
+def test_a_half_message_without_a_topic_can_be_neither_ended_nor_checked_back() -> None:
     world = world_of()
     foreign(world, TRANS_HALF_TOPIC, b"x", b"TRAN_MSG\x01true\x02PGROUP\x01orders\x02REAL_TOPIC\x01T\x02REAL_QID\x01q")
     world.half(b"y")

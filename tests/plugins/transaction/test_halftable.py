@@ -27,7 +27,7 @@ def test_it_says_what_a_set_would_say() -> None:
             assert (table.state(offset) == OPEN) == (offset in is_open)
 
 
-def test_how_the_last_ones_ended_is_remembered_and_no_more_than_that() -> None:
+def test_the_outcomes_of_the_latest_transactions_are_remembered() -> None:
     count = 3 * REMEMBERED
     table = HalfTable(0, lambda: count)
     for offset in range(count):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+import attrs
 import pytest
 
+from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record
+from gantrymq.message import Outcome
+from gantrymq.plugins.transaction import TransactionPlugin
+from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.half import check_scan
 from gantrymq.plugins.transaction.half.load import count_open_halves
 from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.plugins.transaction.plain import Ending
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.testing import transactionkit
+from gantrymq.testing.fixtures import StartPluginBroker
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -99,12 +105,50 @@ class Gullible(HalfStrategy):
         (Gullible, transactionkit.forged_records_in_bodies_end_nothing),
     ],
 )
-def test_the_kit_finds_a_strategy_that_breaks_the_contract(
-    broken: Any, rule: transactionkit.Rule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gantrymq.plugins.transaction.STRATEGIES", {"broken": StrategyKind(broken, count_open_halves)})
+def test_the_kit_finds_a_strategy_that_breaks_the_contract(broken: Any, rule: transactionkit.Rule) -> None:
     with pytest.raises((AssertionError, ValueError)):
-        rule("broken")
+        rule(StrategyKind(broken, count_open_halves))
+
+
+@pytest.mark.parametrize("rule", transactionkit.RULES, ids=lambda rule: rule.__name__)
+def test_a_third_party_strategy_that_keeps_the_contract_passes(rule: transactionkit.Rule) -> None:
+    rule(StrategyKind(HalfStrategy, count_open_halves))
+
+
+def test_the_kit_finds_a_strategy_whose_open_transactions_others_do_not_see() -> None:
+    own = StrategyKind(HalfStrategy, lambda context: 0)
+    with pytest.raises(AssertionError, match="'half' started on open transactions of 'own'"):
+        transactionkit.another_strategy_refuses_to_start(own)
+
+
+@attrs.frozen(kw_only=True)
+class OwnConfig(TransactionConfig):
+    strategy: Literal["mine", "half"] = "mine"  # type: ignore[assignment]
+
+
+class OwnTransactions(TransactionPlugin):
+    """How somebody else enables a strategy (docs/howto/transactions.md)."""
+
+    name = "own_transactions"
+    strategies: ClassVar = {"mine": StrategyKind(HalfStrategy, count_open_halves)}
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[OwnConfig]]:
+        return "transaction", OwnConfig
+
+
+def test_a_plugin_runs_a_strategy_of_its_own(plugin_broker: StartPluginBroker) -> None:
+    running = plugin_broker(OwnTransactions, disable=["transaction"])
+    running.client.admin.create_topic("orders")
+    opened = running.client.transactional_producer(
+        "own", check=lambda _message: Outcome.COMMIT, local=lambda message, _id: Outcome[message.body.decode()]
+    )
+    with opened as producer:
+        producer.send("orders", b"ROLLBACK")
+        producer.send("orders", b"COMMIT")
+    with running.client.consumer("orders", "readers", start="first") as consumer:
+        assert next(consumer).body == b"COMMIT"
+    assert running.plugin.strategy.open_count == 0
 
 
 def test_the_kit_finds_a_walk_that_loses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:

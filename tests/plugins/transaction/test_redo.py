@@ -56,7 +56,7 @@ def test_open_is_what_was_prepared_and_not_ended() -> None:
     assert make(MemoryEnv()).find_open(0).newest is None
 
 
-def test_what_lies_behind_a_place_in_the_log_is_dropped_and_put_again() -> None:
+def test_entries_behind_a_log_offset_are_dropped_and_added_again() -> None:
     env = MemoryEnv()
     redo = make(env)
     put_pairs(redo, 0, 20)

@@ -62,7 +62,7 @@ def test_the_producer_is_asked_again_and_its_commit_makes_the_message_visible(st
 
 
 @BOTH
-def test_a_rollback_ends_it_and_it_may_be_put_aside_again(strategy: str) -> None:
+def test_a_resumed_message_can_be_rolled_back_or_discarded_again(strategy: str) -> None:
     world, producer, message_id = put_aside(strategy)
     for _ in range(2):
         world.resume(message_id)
@@ -80,7 +80,7 @@ def test_a_rollback_ends_it_and_it_may_be_put_aside_again(strategy: str) -> None
 
 
 @BOTH
-def test_what_was_not_put_aside_does_not_come_back(strategy: str) -> None:
+def test_a_message_that_was_not_discarded_is_not_resumed(strategy: str) -> None:
     world, _, message_id = put_aside(strategy)
     half = world.half(b"open")
     world.commit()
@@ -95,7 +95,7 @@ def test_what_was_not_put_aside_does_not_come_back(strategy: str) -> None:
 
 
 @BOTH
-def test_who_can_take_no_half_messages_says_so(strategy: str) -> None:
+def test_a_broker_that_accepts_no_half_messages_refuses_to_resume_them(strategy: str) -> None:
     world, _, message_id = put_aside(strategy)
 
     def refuse(batch: AppendBatch) -> None:
@@ -107,7 +107,7 @@ def test_who_can_take_no_half_messages_says_so(strategy: str) -> None:
     assert world.plugin.strategy.open_count == 0
 
 
-def test_what_belongs_nowhere_is_left_where_it_is() -> None:
+def test_messages_without_a_topic_are_not_resumed() -> None:
     world = TransactedStore(MemoryEnv())
     batch = AppendBatch()
     batch.add(TRANS_CHECK_MAX_TIME_TOPIC, 0, b"stray", b"TRAN_MSG\x01true\x02PGROUP\x01g")

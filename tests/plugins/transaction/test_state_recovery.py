@@ -160,7 +160,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_is_damaged_is_set_aside_and_built_again(name: str, clean: bool) -> None:
+def test_damaged_table_files_are_saved_and_rebuilt(name: str, clean: bool) -> None:
     env = MemoryEnv()
     world, halves = lived(env)
     if clean:
@@ -182,7 +182,7 @@ def test_what_is_damaged_is_set_aside_and_built_again(name: str, clean: bool) ->
     assert (loaded["rebuilt"], loaded["open"], errors) == (False, 0, [])
 
 
-def test_what_is_set_aside_again_takes_no_others_place() -> None:
+def test_files_saved_repeatedly_do_not_overwrite_each_other() -> None:
     env = MemoryEnv()
     world, halves = lived(env)
     world.close()
@@ -219,7 +219,7 @@ def test_a_store_that_rocketmq_3_left_in_order_is_gone_on_with() -> None:
     check(world, halves)
 
 
-def test_of_a_store_that_rocketmq_3_did_not_leave_in_order_all_of_the_log_is_read() -> None:
+def test_a_store_that_rocketmq_3_did_not_stop_cleanly_is_read_completely() -> None:
     env = MemoryEnv()
     world, halves = lived(env)
     world.persist()
@@ -288,7 +288,7 @@ def test_the_store_of_another_strategy_is_looked_at_without_the_table() -> None:
     assert world.bodies() == [b"done", b"of the other kind"]
 
 
-def test_rows_of_records_that_the_log_has_lost_are_left_out_loudly() -> None:
+def test_rows_of_lost_records_are_dropped_and_logged() -> None:
     env = MemoryEnv()
     world = TransactedStore(env, "state_table")
     first = world.half(b"first" + b"x" * 1000)

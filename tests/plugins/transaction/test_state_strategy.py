@@ -35,7 +35,7 @@ def fresh(env: MemoryEnv | FaultEnv | None = None, **settings: Any) -> Transacte
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_what_was_asked_about_too_often_is_put_aside_and_rolled_back(restart: bool) -> None:
+def test_a_transaction_with_too_many_check_backs_is_discarded_and_rolled_back(restart: bool) -> None:
     world = fresh(check_max=3)
     producer = world.producers.join()
     half = world.half(b"x")
@@ -61,7 +61,7 @@ def test_what_was_asked_about_too_often_is_put_aside_and_rolled_back(restart: bo
     assert world.bodies() == []
 
 
-def test_what_cannot_be_put_aside_stays_open() -> None:
+def test_a_transaction_that_cannot_be_discarded_stays_open() -> None:
     world = fresh(check_max=1)
     world.producers.join()
     half = world.half(b"x")
@@ -75,7 +75,7 @@ def test_what_cannot_be_put_aside_stays_open() -> None:
     assert world.bodies() == [b"x"]
 
 
-def test_what_could_not_be_put_aside_is_not_taken() -> None:
+def test_a_transaction_whose_discarding_failed_is_not_ended() -> None:
     world = fresh()
     for more in (b"\x02K\x01" + b"k" * 32_650, b""):
         batch = world.halves([b"ok", b"x" * (10 if more else ROOMY.max_message_bytes), b"ok"], more=more)
@@ -84,7 +84,7 @@ def test_what_could_not_be_put_aside_is_not_taken() -> None:
     assert world.half(b"next").queue_offset == 2
 
 
-def test_what_is_too_old_is_put_aside_whoever_is_there() -> None:
+def test_a_too_old_transaction_is_discarded_with_or_without_producers() -> None:
     world = fresh(max_age=3600.0)
     world.half(b"old")
     world.commit()
@@ -97,7 +97,7 @@ def test_what_is_too_old_is_put_aside_whoever_is_there() -> None:
     assert world.plugin.strategy.floor() == young.offset
 
 
-def test_nobody_is_asked_before_the_time_that_the_producer_wanted() -> None:
+def test_producers_are_not_checked_back_before_their_requested_time() -> None:
     world = fresh()
     producer = world.producers.join()
     world.half(b"patient", more=b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x01200")
@@ -111,7 +111,7 @@ def test_nobody_is_asked_before_the_time_that_the_producer_wanted() -> None:
     assert asked == [[b"other"], [b"other"], [b"patient", b"other"], [b"patient", b"other"]]
 
 
-def test_a_prepared_record_that_became_unreadable_ends_loudly() -> None:
+def test_a_prepared_record_that_became_unreadable_is_ended_and_logged() -> None:
     world = fresh()
     world.producers.join()
     half = world.half(b"x")
@@ -237,7 +237,7 @@ def test_files_of_the_table_go_when_all_their_rows_have_ended() -> None:
     assert (world.plugin.strategy.open_count, world.half(b"next").queue_offset) == (5, 40)
 
 
-def test_who_repeats_a_oneway_word_is_answered_when_the_first_is_safe() -> None:
+def test_a_repeated_oneway_end_is_answered_when_the_first_is_durable() -> None:
     world = fresh()
     half = world.half(b"x")
     world.commit()
@@ -249,7 +249,7 @@ def test_who_repeats_a_oneway_word_is_answered_when_the_first_is_safe() -> None:
     assert world.bodies() == [b"x"]
 
 
-def test_a_flush_that_failed_is_not_vouched_for() -> None:
+def test_a_failed_flush_is_not_recorded_as_durable() -> None:
     disk = MemoryEnv()
     env = FaultEnv(disk, number=errno.EIO, kinds=("datasync",))
     world = fresh(env)

@@ -109,7 +109,7 @@ def test_an_empty_table_may_begin_anywhere() -> None:
         (0, bytes(24)),
     ],
 )
-def test_what_cannot_be_a_row_ends_the_table(damage: tuple[int, bytes]) -> None:
+def test_an_invalid_row_ends_the_table(damage: tuple[int, bytes]) -> None:
     env = MemoryEnv()
     make(env).append(rows(0, 20))
     at, data = damage

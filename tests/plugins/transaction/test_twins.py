@@ -77,7 +77,7 @@ def told(endings: Any) -> list[Any]:
 
 
 @given(st.lists(ends(), max_size=5))
-def test_ends_are_read_alike(some: list[Command]) -> None:
+def test_both_twins_decode_ends_the_same(some: list[Command]) -> None:
     peer: Any = Producer()
     slow: list[Request] = [Request(peer, decode(frame)) for frame in cut_frames(b"".join(map(encode, some)))[0]]
     results = []
@@ -105,7 +105,7 @@ PROPERTIES = [
         max_size=4,
     ),
 )
-def test_ends_are_matched_with_their_records_alike(
+def test_both_twins_match_ends_with_their_records_the_same(
     group: str, named: int, given: list[tuple[bytes, int, str | None]]
 ) -> None:
     peer: Any = Producer()
@@ -142,7 +142,7 @@ def test_ends_are_matched_with_their_records_alike(
 )
 @example([(2**63 - 1, 700)], [ENTRY.pack(700, 91, 5)] * 4, 2**62, b"")
 @example([(0, 0), (1, 700), (1, 700)], [ENTRY.pack(0, 0x7FFFFFFF, 0), ENTRY.pack(700, 91, 5)], 0, b"")
-def test_the_ends_that_the_queue_names_are_found_alike(
+def test_both_twins_find_the_ends_in_the_op_queue_the_same(
     named: list[tuple[int, int]], entries: list[bytes], first: int, rest: bytes
 ) -> None:
     peer: Any = Producer()
@@ -184,7 +184,7 @@ HALVES = [
     st.lists(st.sampled_from([*GIVEN, "statuses"]), max_size=1),
 )  # fmt: skip
 @example([("orders", 0, HALVES[0], b"x" * 40, 0)], [], [])
-def test_half_messages_are_found_and_diverted_alike(
+def test_both_twins_find_and_divert_half_messages_the_same(
     rows: list[tuple[str, int, bytes, bytes, int]], refused: list[int], looked_at: list[str]
 ) -> None:
     results = []

@@ -1,0 +1,84 @@
+"""``gantrymq context``: keep the addresses and keys of clusters under names."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import attrs
+import rich_click as click
+
+from gantrymq.cli import contexts
+from gantrymq.cli.connecting import check_nameserver
+from gantrymq.cli.contexts import ConnectionContext
+
+
+@click.group()
+def context() -> None:
+    """Keep nameservers, keys and TLS settings of clusters under names.
+
+    Commands use the current context, or the one that `--context` or `GANTRYMQ_CONTEXT` names. A command with
+    `--nameserver` uses none, and neither does one with `GANTRYMQ_NAMESERVER` or `NAMESRV_ADDR` unless it names one.
+    """
+
+
+@context.command()
+@click.argument("name")
+@click.option("--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="Nameservers of the cluster.")
+@click.option("--access-key", default="", metavar="KEY", help="The account; needs --secret-key-file.")
+@click.option(
+    "--secret-key-file",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="A file whose first line is the secret key; only its path is kept.",
+)
+@click.option("--tls", is_flag=True, help="Encrypt all connections.")
+@click.option(
+    "--tls-ca",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="Trust the certificates of this file, with TLS.",
+)
+@click.option("--use", is_flag=True, help="Make it the current context.")
+def add(name: str, nameserver: str, access_key: str, secret_key_file: str, tls: bool, tls_ca: str, use: bool) -> None:
+    """Add a context, or replace one."""
+    check_nameserver(nameserver)
+    if bool(access_key) != bool(secret_key_file):
+        raise click.UsageError("--access-key and --secret-key-file must be given together")
+    made = ConnectionContext(nameserver, access_key, secret_key_file or "", tls or bool(tls_ca), tls_ca or "")
+    path = contexts.save(name, made)
+    if use:
+        contexts.make_current(name)
+    click.echo(f"context {name} is in {path}{' and is the current one' if use else ''}")
+
+
+@context.command()
+@click.argument("name", required=False)
+@click.option("--none", is_flag=True, help="Use no context unless a command names one.")
+def use(name: str | None, none: bool) -> None:
+    """Make a context the current one."""
+    if (name is None) != none:
+        raise click.UsageError("give the name of a context, or --none")
+    contexts.make_current(name)
+    click.echo("no context is the current one" if name is None else f"context {name} is the current one")
+
+
+@context.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per context.")
+def list_contexts(as_json: bool) -> None:
+    """List the contexts; a star marks the current one."""
+    current = os.environ.get(contexts.VARIABLE) or contexts.current_name()
+    for name in contexts.names():
+        found = contexts.load(name)
+        if as_json:
+            click.echo(json.dumps({"name": name, "current": name == current, **attrs.asdict(found)}))
+        else:
+            notes = [found.nameserver, *([f"as {found.access_key}"] if found.access_key else ())]
+            notes += ["TLS"] if found.tls else []
+            click.echo(f"{'*' if name == current else ' '} {name}  {'  '.join(notes)}")
+
+
+@context.command()
+@click.argument("name")
+def remove(name: str) -> None:
+    """Remove a context; the file with its secret key stays."""
+    contexts.remove(name)
+    click.echo(f"context {name} is removed")

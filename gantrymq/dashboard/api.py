@@ -1,0 +1,474 @@
+"""The requests of the API, under ``/api/v1``, and the files of the pages.
+
+Each request of the table :data:`ROUTES` is one function of a client and a request; ``openapi.json`` is made of the same
+table.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+import structlog
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gantrymq._version import __version__
+from gantrymq.client.errors import BrokerError, GantryError, NoRoute
+from gantrymq.dashboard import views
+from gantrymq.dashboard.access import COOKIE, Access, Guard, refuse
+from gantrymq.message import Message
+from gantrymq.operations import dead_letters, groups
+from gantrymq.operations.topics import delete_topic
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+
+log = structlog.get_logger("gantrymq.dashboard")
+
+PREFIX: Final = "/api/v1"
+STATIC: Final = Path(__file__).parent / "static"
+FILES: Final = {"/": "index.html", "/app.js": "app.js", "/charts.js": "charts.js", "/style.css": "style.css"}
+BODY_MAX_BYTES: Final = 1024 * 1024
+TIMEOUT_S: Final = 30.0
+"""How long the cluster may take for one request of the API."""
+SAMPLE_S: Final = 2.0
+SAMPLES_KEPT: Final = 150
+STREAMS_MAX: Final = 16
+MISSING_S: Final = 3600.0
+"""How long a broker that has gone is shown."""
+LOGIN_PAUSE_S: Final = 1.0
+"""How long the answer to an unknown token takes."""
+REPLAY_MAX: Final = 10_000
+"""The most dead letters that one request sends again."""
+
+
+class BadRequest(Exception):
+    """The request cannot be carried out as it is."""
+
+
+class Source:
+    """The client of the cluster, while there is one, and the latest samples of its counters."""
+
+    def __init__(self) -> None:
+        self.client: Client | None = None
+        self.problem = "the dashboard has just started"
+        self.samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES_KEPT)
+        self.sampled = anyio.Event()
+        self.streams = 0
+        self._seen: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
+
+    async def sample(self) -> None:
+        """Look at the cluster every :data:`SAMPLE_S` seconds, until cancelled."""
+        while True:
+            sample: dict[str, Any] = {"time": int(time.time() * 1000)}
+            try:
+                with anyio.fail_after(TIMEOUT_S):
+                    sample |= await views.overview(self.ready())
+                sample["brokers"] = self._with_missing(sample["brokers"])
+            except (GantryError, TimeoutError, OSError) as error:
+                sample["problem"] = str(error) or "the cluster does not answer"
+            self.samples.append(sample)
+            self.sampled.set()
+            self.sampled = anyio.Event()
+            await anyio.sleep(SAMPLE_S)
+
+    def _with_missing(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """``rows``, and those of brokers that no nameserver knows any more, for :data:`MISSING_S`."""
+        now = time.monotonic()
+        for row in rows:
+            self._seen[row["broker"], row["id"]] = (now, row)
+        found = list(rows)
+        for key, (seen, row) in list(self._seen.items()):
+            if now - seen > MISSING_S:
+                del self._seen[key]
+            elif seen != now:
+                found.append({**row, "role": "missing"})
+        return found
+
+    def ready(self) -> Client:
+        """The client; :class:`GantryError` while no nameserver can be reached."""
+        if self.client is None:
+            raise GantryError(self.problem)
+        return self.client
+
+
+Handler = Callable[["Client", Request, dict[str, Any]], Awaitable[Any]]
+
+
+@attrs.frozen
+class Operation:
+    """One request of the API: ``query`` and ``body`` describe its parameters, name to meaning."""
+
+    method: str
+    path: str
+    text: str
+    handler: Handler
+    query: dict[str, str] = attrs.field(factory=dict)
+    body: dict[str, str] = attrs.field(factory=dict)
+
+
+def _page(request: Request) -> views.Page:
+    return views.Page(
+        request.query_params.get("search", ""),
+        _int(request.query_params, "page", 1),
+        _int(request.query_params, "size", 50),
+    )
+
+
+def _int(values: Any, name: str, default: int, least: int = 0) -> int:
+    given = values.get(name, default)
+    try:
+        number = int(given)
+    except (TypeError, ValueError):
+        raise BadRequest(f"{name} must be a whole number, not {given!r}") from None
+    if not least <= number < 1 << 62:
+        raise BadRequest(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def _flag(request: Request, name: str) -> bool:
+    return request.query_params.get(name, "").lower() in ("1", "true", "yes")
+
+
+def _text(values: dict[str, Any], name: str, default: str | None = None) -> str:
+    given = values.get(name, default)
+    if not isinstance(given, str) or (default is None and not given):
+        raise BadRequest(f"{name} must be a text")
+    return given
+
+
+def _confirmed(body: dict[str, Any], name: str) -> None:
+    if body.get("confirm") != name:
+        raise BadRequest(f"confirm must be {name!r}: this cannot be undone")
+
+
+async def _overview(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.overview(client)
+
+
+async def _brokers(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return {"brokers": await views.brokers(client)}
+
+
+async def _runtime(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    known = [row["address"] for row in await views.brokers(client)]
+    if request.path_params["address"] not in known:
+        raise NoRoute(f"no nameserver knows a broker at {request.path_params['address']}")
+    return {"runtime": await views.runtime(client, request.path_params["address"])}
+
+
+async def _plugins(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return {"plugins": await views.plugins(client)}
+
+
+async def _topics(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.topics(client, _page(request), system=_flag(request, "system"))
+
+
+async def _topic(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.topic(client, request.path_params["topic"])
+
+
+async def _create_topic(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name, queues = _text(body, "topic"), _int(body, "queues", 8, 1)
+    if queues > 1024:
+        raise BadRequest("queues must be at most 1024")
+    if name in await client.admin.topics():
+        raise BadRequest(f"topic {name} exists; `gantrymq topic create --update` changes it")
+    return {"topic": name, "brokers": await client.admin.create_topic(name, queues)}
+
+
+async def _delete_topic(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name = request.path_params["topic"]
+    _confirmed(body, name)
+    await delete_topic(client, name)
+    return {"topic": name}
+
+
+async def _messages(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name, query = request.path_params["topic"], request.query_params
+    if query.get("key") or query.get("id"):
+        found = await views.find(client, name, key=query.get("key", ""), message_id=query.get("id", ""))
+    elif "offset" in query:
+        found = await views.at_offset(client, name, _int(query, "queue", 0), _int(query, "offset", 0))
+    else:
+        start = query.get("from", "last")
+        if start not in ("first", "last"):
+            start = str(_int(query, "from", 0))
+        found = await views.peek(client, name, start, _int(query, "max", 32, 1))
+    return {"messages": found}
+
+
+async def _send(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name = request.path_params["topic"]
+    await client.admin.route(name)  # a topic is not created by a typing error
+    keys = _text(body, "keys", "").split()
+    message = Message(name, _text(body, "body", "").encode(), _text(body, "tags", "") or None, keys)
+    async with client.producer("GANTRYMQ_DASHBOARD") as producer:
+        result = await producer.send(message)
+    place = result.queue
+    return {
+        "id": result.message_id, "status": result.status.name, "broker": place.broker_name, "queue": place.queue_id,
+        "offset": result.queue_offset,
+    }  # fmt: skip
+
+
+async def _groups(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.group_page(client, _page(request), system=_flag(request, "system"))
+
+
+async def _group(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.group(client, request.path_params["group"])
+
+
+async def _reset(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name, to = request.path_params["group"], body.get("to")
+    if to not in ("first", "last"):
+        to = _int(body, "to", 0)
+    topic = _text(body, "topic", "")
+    plan = await groups.plan_reset(client, name, [topic] if topic else [], to)
+    changed = not body.get("dry_run")
+    if changed:
+        _confirmed(body, name)
+        await groups.reset_offsets(client, name, plan, to)
+    return {"group": name, "changed": changed, "queues": [attrs.asdict(each) for each in plan]}
+
+
+async def _delete_group(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name = request.path_params["group"]
+    _confirmed(body, name)
+    if await groups.group_members(client, name):
+        raise BadRequest(f"group {name} has members: stop them first")
+    await groups.delete_group(client, name)
+    return {"group": name}
+
+
+async def _clients(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.clients(client, _page(request))
+
+
+async def _dead_letters(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return {"groups": await views.dead_letter_rows(client)}
+
+
+async def _dead_letter_messages(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    most = _int(request.query_params, "max", 32, 1)
+    return {"messages": await views.dead_letter_messages(client, request.path_params["group"], most)}
+
+
+async def _replay(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name = request.path_params["group"]
+    _confirmed(body, name)
+    most = min(_int(body, "max", REPLAY_MAX, 1), REPLAY_MAX)
+    return {"group": name, "sent": await dead_letters.replay(client, name, limit=most)}
+
+
+async def _delayed(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.delayed(client, request.query_params.get("topic") or None)
+
+
+PAGE: Final = {
+    "search": "part of the name",
+    "page": "number of the page, from 1",
+    "size": "rows of a page, at most 200",
+}
+SYSTEM: Final = {"system": "1: also the system's own"}
+CONFIRM: Final = {"confirm": "the same name again"}
+OPERATIONS: Final = (
+    Operation("GET", "/overview", "Brokers, totals, and the groups that lag most", _overview),
+    Operation("GET", "/brokers", "All brokers with role, version and counters", _brokers),
+    Operation("GET", "/brokers/{address}", "The runtime information of one broker", _runtime),
+    Operation("GET", "/plugins", "The plugins of each broker with their cost", _plugins),
+    Operation("GET", "/topics", "Topics with queues and messages", _topics, {**PAGE, **SYSTEM}),
+    Operation("POST", "/topics", "Create a topic", _create_topic, {}, {"topic": "name", "queues": "on each broker"}),
+    Operation("GET", "/topics/{topic}", "Queues and groups of a topic", _topic),
+    Operation("DELETE", "/topics/{topic}", "Delete a topic with its messages", _delete_topic, {}, CONFIRM),
+    Operation(
+        "GET", "/topics/{topic}/messages", "Messages by key, id, queue and offset, or time", _messages,
+        {
+            "key": "a key", "id": "a message id", "queue": "queue id", "offset": "queue offset",
+            "from": "first, last, or ms since 1970", "max": "messages, at most 64",
+        },
+    ),
+    Operation(
+        "POST", "/topics/{topic}/messages", "Send a message", _send, {},
+        {"body": "text", "tags": "one tag", "keys": "keys, separated by spaces"},
+    ),
+    Operation("GET", "/groups", "Consumer groups with members and lag", _groups, {**PAGE, **SYSTEM}),
+    Operation("GET", "/groups/{group}", "Queues with lag, and members", _group),
+    Operation("DELETE", "/groups/{group}", "Delete a group without members", _delete_group, {}, CONFIRM),
+    Operation(
+        "POST", "/groups/{group}/reset", "Set the offsets of a group", _reset, {},
+        {"to": "first, last, or ms since 1970", "topic": "default: all", "dry_run": "true: change nothing", **CONFIRM},
+    ),
+    Operation("GET", "/clients", "Connected members of the groups", _clients, PAGE),
+    Operation("GET", "/dead-letters", "Dead letters of each group", _dead_letters),
+    Operation("GET", "/dead-letters/{group}", "The oldest dead letters", _dead_letter_messages, {"max": "at most 64"}),
+    Operation(
+        "POST", "/dead-letters/{group}/replay", "Send dead letters to their group again", _replay, {},
+        {"max": f"messages, at most {REPLAY_MAX}", **CONFIRM},
+    ),
+    Operation("GET", "/delayed", "Timed messages that wait", _delayed, {"topic": "only those for it"}),
+)  # fmt: skip
+
+
+def make_app(source: Source, access: Access) -> Starlette:
+    """The ASGI application. ``source.client`` and ``source.sample`` are the caller's to provide and to run."""
+
+    def endpoint(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await _answer(operation, source, request)
+
+        return answer
+
+    async def stream(request: Request) -> Response:
+        if source.streams >= STREAMS_MAX:
+            return refuse(503, "streams", f"{STREAMS_MAX} pages are being kept up to date already; try again later")
+        return StreamingResponse(_events(source), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    async def session(request: Request) -> Response:
+        return await _session(access, request)
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(openapi_document())
+
+    async def file(request: Request) -> Response:
+        return FileResponse(STATIC / FILES[request.url.path], headers={"Cache-Control": "no-cache"})
+
+    routes = [Route(PREFIX + each.path, endpoint(each), methods=[each.method]) for each in OPERATIONS]
+    routes += [
+        Route(f"{PREFIX}/stream", stream), Route(f"{PREFIX}/openapi.json", openapi),
+        Route(f"{PREFIX}/session", session, methods=["GET", "POST", "DELETE"]),
+        *(Route(path, file) for path in FILES),
+    ]  # fmt: skip
+    return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
+
+
+async def _answer(operation: Operation, source: Source, request: Request) -> Response:
+    try:
+        body = {} if operation.method == "GET" else await _read_body(request)
+        with anyio.fail_after(TIMEOUT_S):
+            found = await operation.handler(source.ready(), request, body)
+    except (BadRequest, ValueError) as error:
+        return refuse(400, "bad_request", str(error))
+    except NoRoute as error:
+        return refuse(404, "not_found", str(error))
+    except BrokerError as error:
+        return refuse(409, "broker", str(error))
+    except (GantryError, OSError) as error:
+        return refuse(502, "cluster", str(error))
+    except TimeoutError:
+        return refuse(504, "timeout", f"the cluster did not answer in {TIMEOUT_S:g} s")
+    except Exception as error:
+        log.exception("dashboard_request_failed", path=request.url.path)
+        return refuse(500, "internal", f"{type(error).__name__}: see the log")
+    if operation.method != "GET":
+        log.info(
+            "dashboard_action",
+            method=operation.method,
+            path=request.url.path,
+            peer=request.client and request.client.host,
+        )
+    return JSONResponse(found)
+
+
+async def _read_body(request: Request) -> dict[str, Any]:
+    data = b""
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            data += piece
+            if len(data) > BODY_MAX_BYTES:
+                raise BadRequest(f"the body has more than {BODY_MAX_BYTES} bytes")
+    try:
+        body = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        raise BadRequest("the body must be a JSON object") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+async def _session(access: Access, request: Request) -> Response:
+    if request.method == "POST":
+        try:
+            began = access.begin_session(_text(await _read_body(request), "token"))
+        except BadRequest as error:
+            return refuse(400, "bad_request", str(error))
+        if began is None:
+            await anyio.sleep(LOGIN_PAUSE_S)
+            return refuse(401, "token", "the token is not known")
+        response = JSONResponse({"role": began[1]})
+        secure = request.url.scheme == "https"
+        response.set_cookie(COOKIE, began[0], httponly=True, samesite="strict", secure=secure)
+        return response
+    if request.method == "DELETE":
+        access.end_session(request)
+        return JSONResponse({"role": None})
+    return JSONResponse({"role": access.role_of(request), "tokens": bool(access.tokens), "version": __version__})
+
+
+async def _events(source: Source) -> AsyncIterator[str]:
+    """Server-sent events: all kept samples, then each new one."""
+    source.streams += 1
+    try:
+        yield f"event: history\ndata: {json.dumps(list(source.samples))}\n\n"
+        while True:
+            await source.sampled.wait()
+            yield f"event: sample\ndata: {json.dumps(source.samples[-1])}\n\n"
+    finally:
+        source.streams -= 1
+
+
+def openapi_document() -> dict[str, Any]:
+    """The API as OpenAPI 3.1."""
+    paths: dict[str, Any] = {}
+    for each in OPERATIONS:
+        names = [part[1:-1] for part in each.path.split("/") if part.startswith("{")]
+        parameters: list[dict[str, Any]] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+        parameters += [
+            {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
+            for name, text in each.query.items()
+        ]
+        described: dict[str, Any] = {"summary": each.text, "parameters": parameters}
+        described["responses"] = {
+            "200": {"description": "done", "content": {"application/json": {"schema": {"type": "object"}}}},
+            "default": {"description": "an error", "content": {"application/json": {"schema": {"$ref": _ERROR}}}},
+        }
+        if each.method != "GET":
+            fields = {name: {"description": text} for name, text in each.body.items()}
+            schema = {"type": "object", "properties": fields}
+            described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+        paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = described
+    error = {
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object", "properties": {"code": {"type": "string"}, "message": {"type": "string"}}
+            }
+        },
+    }  # fmt: skip
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "GantryMQ", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": {"Error": error}, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}
+        },
+        "security": [{"token": []}, {}],
+    }  # fmt: skip
+
+
+_ERROR: Final = "#/components/schemas/Error"

@@ -1,0 +1,91 @@
+"""The web server of the dashboard: Hypercorn on trio, with the client of the cluster beside it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+
+from gantrymq.client import connect
+from gantrymq.client.errors import GantryError
+from gantrymq.dashboard.access import Access
+from gantrymq.dashboard.api import Source, make_app
+from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.peers import is_loopback
+
+log = structlog.get_logger("gantrymq.dashboard")
+
+BACKLOG: Final = 64
+HEAD_MAX_BYTES: Final = 16 * 1024
+IDLE_S: Final = 15.0
+"""How long a connection may be silent before and between requests."""
+RETRY_S: Final = 1.0
+
+
+def listen(address: str, access: Access, *, has_credentials: bool = False) -> socket.socket:
+    """A socket that listens at ``host:port``.
+
+    ``ValueError`` if others could use the dashboard without a token: on an address that is not loopback, or where it
+    has credentials of its own. OSError if the address cannot be used.
+    """
+    host, port = parse_address(address, any_port=True)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    info = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
+    if not access.tokens and (has_credentials or not is_loopback(str(info[4][0]))):
+        why = "it acts with an access key" if has_credentials else f"other machines can connect to {address}"
+        raise ValueError(f"the dashboard needs a file of tokens, because {why}: set tokens, or listen on 127.0.0.1")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(info[4])
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def address_of(sock: socket.socket) -> str:
+    """``host:port`` of a listening socket."""
+    host, port = sock.getsockname()[:2]
+    return format_address(str(host), int(port))
+
+
+async def run(sock: socket.socket, nameservers: str, access: Access, settings: Mapping[str, Any] | None = None) -> None:
+    """Serve until cancelled. ``settings``: further arguments of :func:`gantrymq.connect`."""
+    source = Source()
+    config = Config()
+    config.bind = [f"fd://{sock.detach()}"]
+    config.h11_max_incomplete_size = HEAD_MAX_BYTES
+    config.keep_alive_timeout = IDLE_S
+    config.graceful_timeout = 0.5
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_connect, source, nameservers, dict(settings or {}))
+        nursery.start_soon(source.sample)
+        await serve(make_app(source, access), config, shutdown_trigger=trio.sleep_forever)  # type: ignore[arg-type]
+
+
+async def _connect(source: Source, nameservers: str, settings: dict[str, Any]) -> None:
+    """Keep a client connected; a nameserver may come later than the dashboard."""
+    if not nameservers:
+        source.problem = "the broker has no nameserver: set broker.nameservers"
+        return
+    while True:
+        try:
+            async with connect(nameservers, **settings) as client:
+                source.client = client
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    source.client = None
+        except (GantryError, OSError) as error:
+            source.problem = str(error)
+        await trio.sleep(RETRY_S)

@@ -1,0 +1,348 @@
+"""What the API answers, as values for JSON: sizes in bytes, times in ms since 1970 unless the name has another unit."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+import attrs
+
+from gantrymq.client.errors import BrokerError, GantryError
+from gantrymq.failover.brokers import broker_rows
+from gantrymq.operations import dead_letters, groups
+from gantrymq.operations.brokers import master_addresses
+from gantrymq.operations.topics import is_brokers_topic, named_after
+from gantrymq.remoting.bodies.queues import ToldTopicStats
+from gantrymq.remoting.bodies.tables import KVTable
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.names import DLQ_PREFIX, dlq_topic
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+    from gantrymq.message import DeliveredRecord
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+AT_ONCE: Final = 16
+PAGE_MAX: Final = 200
+MESSAGES_MAX: Final = 64
+BODY_SHOWN_MAX: Final = 16 * 1024
+"""The bytes of a body that are shown."""
+GROUPS_SUMMED_MAX: Final = 300
+"""Of so many groups the overview has the lag."""
+
+
+@attrs.frozen
+class Page:
+    """Which rows a list shows: those whose names contain ``search``, ``size`` of them from page ``number`` (1) on."""
+
+    search: str = ""
+    number: int = 1
+    size: int = 50
+
+    def cut(self, names: Sequence[str]) -> tuple[list[str], dict[str, int]]:
+        """The names of this page, and the fields that say which page it is."""
+        found = [name for name in names if self.search.lower() in name.lower()]
+        size = max(1, min(self.size, PAGE_MAX))
+        pages = max(1, -(-len(found) // size))
+        number = max(1, min(self.number, pages))
+        return found[(number - 1) * size : number * size], {
+            "total": len(found), "page": number, "pages": pages, "size": size
+        }  # fmt: skip
+
+
+async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
+    """The results of ``work`` for all items, in their order, of :data:`AT_ONCE` at the same time."""
+    results: dict[int, R] = {}
+    limit = anyio.CapacityLimiter(AT_ONCE)
+
+    async def one(index: int, item: T) -> None:
+        async with limit:
+            results[index] = await work(item)
+
+    async with anyio.create_task_group() as tasks:
+        for index, item in enumerate(items):
+            tasks.start_soon(one, index, item)
+    return [results[index] for index in range(len(items))]
+
+
+# ----------------------------------------------------------------------------------------------------------- brokers
+
+
+async def brokers(client: Client) -> list[dict[str, Any]]:
+    """A row for each broker, as ``gantrymq cluster status``, with its counters where it answers."""
+    rows = await broker_rows(client)
+
+    async def fill(row: dict[str, Any]) -> dict[str, Any]:
+        table = {} if row["role"] == "unreachable" else await runtime(client, row["address"])
+        number = int(row["id"])
+        return {
+            **{name: row[name] for name in ("cluster", "broker", "role", "address", "offset", "lag_seconds")},
+            "id": number,
+            "version": table.get("brokerVersionDesc", ""),
+            "started": _whole(table.get("bootTimestamp")),
+            "stored_total": _whole(table.get("msgPutTotalTodayNow")),
+            "delivered_total": _whole(table.get("msgGetTotalTodayNow")),
+            "disk_ratio": _number(table.get("commitLogDiskRatio")),
+            "open_transactions": _whole(table.get("openTransactions")),
+            "not_ready": table.get("notReady", ""),
+        }
+
+    return await each(rows, fill)
+
+
+async def runtime(client: Client, address: str) -> dict[str, str]:
+    """The runtime information of the broker at ``address`` (GET_BROKER_RUNTIME_INFO); empty if it does not answer."""
+    with anyio.move_on_after(3):
+        try:
+            answer = await client.admin.request(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+            return dict(KVTable.from_bytes(answer.body).table)
+        except GantryError:
+            pass
+    return {}
+
+
+async def plugins(client: Client) -> list[dict[str, Any]]:
+    """The plugins of each master with their cost, where it is one of GantryMQ."""
+    rows = []
+    for name, address in (await master_addresses(client)).items():
+        try:
+            answer = await client.admin.request(
+                address, Command(RequestCode.DESCRIBE_PLUGINS, {"measureSeconds": "60"})
+            )
+        except GantryError:
+            continue
+        for plugin in json.loads(answer.body)["plugins"]:
+            hooks = plugin["hooks"].values()
+            rows.append(
+                {
+                    "broker": name,
+                    "plugin": plugin["name"],
+                    "version": plugin["version"],
+                    "tasks": plugin["tasks"],
+                    "calls": sum(hook.get("calls", 0) for hook in hooks),
+                    "seconds": round(sum(hook.get("seconds", 0.0) for hook in hooks), 6),
+                    "errors": sum(error["count"] for error in plugin["errors"].values()),
+                }
+            )
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------------------ topics
+
+
+async def topics(client: Client, page: Page, *, system: bool = False) -> dict[str, Any]:
+    """One page of the topics, each with its number of queues and messages."""
+    info = await client.admin.cluster()
+    named = named_after(info)
+    names = [name for name in await client.admin.topics() if system or not is_brokers_topic(name, named)]
+    shown, place = page.cut(names)
+    masters = list((await master_addresses(client)).values())
+
+    async def row(name: str) -> dict[str, Any]:
+        stats = [entry for address in masters for entry in await topic_stats(client, address, name)]
+        return {
+            "topic": name,
+            "queues": len(stats),
+            "messages": sum(entry["messages"] for entry in stats),
+            "last_stored": max((entry["last_stored"] for entry in stats), default=0),
+        }
+
+    return {"topics": await each(shown, row), **place}
+
+
+async def topic_stats(client: Client, address: str, topic: str) -> list[dict[str, Any]]:
+    """The queues of a topic at one broker; empty if it does not have the topic."""
+    try:
+        answer = await client.admin.request(address, Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}))
+    except BrokerError:
+        return []
+    return [
+        {
+            "broker": queue.broker_name, "queue": queue.queue_id, "min": told.min_offset, "max": told.max_offset,
+            "messages": told.max_offset - told.min_offset, "last_stored": told.last_update_timestamp,
+        }
+        for queue, told in ToldTopicStats.from_bytes(answer.body).offsets
+    ]  # fmt: skip
+
+
+async def topic(client: Client, name: str) -> dict[str, Any]:
+    """One topic with its queues and the groups that consume it. :class:`NoRoute` if it does not exist."""
+    await client.admin.route(name)
+    rows: list[dict[str, Any]] = []
+    readers: set[str] = set()
+    for address in (await master_addresses(client)).values():
+        rows += await topic_stats(client, address, name)
+        try:
+            answer = await client.admin.request(
+                address, Command(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": name})
+            )
+            readers |= set(json.loads(answer.body)["groupList"])
+        except (BrokerError, KeyError, ValueError):
+            continue
+    rows.sort(key=lambda row: (row["broker"], row["queue"]))
+    return {"topic": name, "queues": rows, "groups": sorted(readers), "messages": sum(row["messages"] for row in rows)}
+
+
+# ------------------------------------------------------------------------------------------------------------ groups
+
+
+async def group_page(client: Client, page: Page, *, system: bool = False) -> dict[str, Any]:
+    """One page of the groups with members, topics and lag."""
+    shown, place = page.cut(await groups.group_names(client, system=system))
+    return {"groups": [attrs.asdict(row) for row in await groups.overview(client, shown)], **place}
+
+
+async def group(client: Client, name: str) -> dict[str, Any]:
+    """One group: its queues with their lag, and its members."""
+    lags = await groups.group_lags(client, name, times=True)
+    members = await groups.group_members(client, name, ask=True)
+    return {
+        "group": name,
+        "lag": sum(lag.lag for lag in lags),
+        "queues": [{**attrs.asdict(lag), "lag": lag.lag} for lag in lags],
+        "members": [attrs.asdict(member) for member in members],
+        "subscriptions_differ": groups.differing(members),
+    }
+
+
+async def clients(client: Client, page: Page) -> dict[str, Any]:
+    """The connected members of one page of the groups."""
+    shown, place = page.cut(await groups.group_names(client))
+    found = await each(shown, lambda name: groups.group_members(client, name))
+    rows = [
+        {"group": name, **{key: value for key, value in attrs.asdict(member).items() if key != "subscriptions"}}
+        for name, members in zip(shown, found, strict=True)
+        for member in members
+    ]
+    return {"clients": rows, **place}
+
+
+async def dead_letter_rows(client: Client) -> list[dict[str, Any]]:
+    """How many dead letters each group has, and how many of them were not replayed yet."""
+    return [attrs.asdict(row) for row in await dead_letters.dead_letters(client)]
+
+
+async def dead_letter_messages(client: Client, name: str, most: int) -> list[dict[str, Any]]:
+    """The oldest dead letters of a group."""
+    return await peek(client, dlq_topic(name), "first", most)
+
+
+async def delayed(client: Client, topic_name: str | None) -> dict[str, Any]:
+    """The timed messages that wait, the next one first."""
+    from gantrymq.cli.delayed import waiting_messages
+
+    found = await waiting_messages(client, topic_name)
+    return {"total": len(found), "messages": [attrs.asdict(one) for one in found[:PAGE_MAX]]}
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+async def peek(client: Client, topic_name: str, start: str, most: int) -> list[dict[str, Any]]:
+    """Messages of a topic without a group; ``start``: first, last (the newest), or ms since 1970."""
+    from datetime import UTC, datetime
+
+    most = max(1, min(most, MESSAGES_MAX))
+    begin: Any = datetime.fromtimestamp(int(start) / 1000, UTC) if start.isdecimal() else "first"
+    async with client.reader(topic_name, start=begin, until="end") as reader:
+        if start == "last":
+            ends, begins = await reader.end_offsets(), await reader.begin_offsets()
+            share = -(-most // max(1, len(ends)))
+            for queue, end in ends.items():
+                await reader.seek(queue, max(begins.get(queue, 0), end - share))
+        found: list[DeliveredRecord] = []
+        while len(found) < most:
+            messages = await reader.poll(max=most - len(found))
+            if not messages:
+                break
+            found += messages
+    found.sort(key=lambda message: message.store_timestamp, reverse=start == "last")
+    return [shown(message) for message in found]
+
+
+async def find(client: Client, topic_name: str, *, key: str = "", message_id: str = "") -> list[dict[str, Any]]:
+    """The messages with a key or an id."""
+    if message_id:
+        return [shown(message) for message in await client.admin.find_by_id(topic_name, message_id)]
+    return [shown(message) for message in await client.admin.find(topic_name, key, limit=MESSAGES_MAX)]
+
+
+async def at_offset(client: Client, topic_name: str, queue: int, offset: int) -> list[dict[str, Any]]:
+    """The messages at a queue offset, one of each broker."""
+    queues = [each for each in await client.admin.queues(topic_name) if each.queue_id == queue]
+    found = [await client.admin.message_at(each, offset) for each in queues]
+    return [shown(message) for message in found if message is not None]
+
+
+def shown(message: DeliveredRecord) -> dict[str, Any]:
+    """A message with the first :data:`BODY_SHOWN_MAX` bytes of its body: as text if it is UTF-8, and in Base64."""
+    body = message.body[:BODY_SHOWN_MAX]
+    text: str | None = None
+    for end in range(len(body), max(len(body) - 4, -1), -1):  # the cut may be inside a character
+        try:
+            text = body[:end].decode("utf-8")
+            break
+        except UnicodeDecodeError:
+            if len(body) == len(message.body):
+                break
+    return {
+        "topic": message.topic,
+        "broker": message.broker_name,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "id": message.message_id,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "born": message.born_timestamp,
+        "stored": message.store_timestamp,
+        "attempts": message.reconsume_times,
+        "properties": message.properties,
+        "body_bytes": len(message.body),
+        "body_text": text,
+        "body_base64": base64.b64encode(body).decode("ascii"),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- overview
+
+
+async def overview(client: Client) -> dict[str, Any]:
+    """The brokers, the number of topics and groups, and the groups that lag most."""
+    rows = await brokers(client)
+    info = await client.admin.cluster()
+    named = named_after(info)
+    names = await client.admin.topics()
+    try:
+        known = await groups.group_names(client)
+        lags = await groups.overview(client, known[:GROUPS_SUMMED_MAX])
+    except GantryError:  # a broker that has just gone
+        known, lags = [], []
+    lags.sort(key=lambda row: -row.lag)
+    return {
+        "brokers": rows,
+        "nameservers": list(client.admin.nameservers),
+        "topics": sum(not is_brokers_topic(name, named) for name in names),
+        "groups": len(known),
+        "dead_letter_topics": sum(name.startswith(DLQ_PREFIX) for name in names),
+        "lag": sum(row.lag for row in lags),
+        "stored_total": sum(row["stored_total"] or 0 for row in rows if row["id"] == 0),
+        "delivered_total": sum(row["delivered_total"] or 0 for row in rows),
+        "slowest": [attrs.asdict(row) for row in lags[:8]],
+    }
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdecimal() else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,270 @@
+"""The API of the dashboard against a real broker, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[dashboard])")
+pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[dashboard])")
+
+from gantrymq.dashboard.access import read_tokens
+from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX
+from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.remoting.bodies.topics import TopicConfig
+from gantrymq.testing.harness import cluster_in_thread, run_cluster
+from support.dashboard import PLUGIN, Site, address_of
+from support.processes import wait_for
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+
+
+def acknowledge(message: Any) -> None:
+    message.ack()
+
+
+def consume(site: Site, topic: str, group: str, count: int, use: Callable[[Any], None] = acknowledge) -> None:
+    """A consumer that takes ``count`` messages and commits its offsets at its end."""
+    with site.client.consumer(topic, group=group, start="first") as consumer:
+        for _ in range(count):
+            use(next(iter(consumer)))
+
+
+def test_a_topic_is_created_filled_read_and_deleted(site: Site) -> None:
+    assert site.change("POST", "/topics", {"topic": "api", "queues": 2})["topic"] == "api"
+    sent = site.change("POST", "/topics/api/messages", {"body": '{"a": "ä"}', "tags": "t", "keys": "k1 k2"})
+    assert (sent["status"], sent["offset"]) == ("OK", 0)
+    (message,) = site.get("/topics/api/messages")["messages"]
+    assert message["body_text"] == '{"a": "ä"}'
+    assert (message["tags"], message["keys"], message["id"]) == ("t", ["k1", "k2"], sent["id"])
+    wait_for(lambda: len(site.get("/topics/api/messages?key=k2")["messages"]) == 1)
+    for query in (f"id={sent['id']}", f"queue={sent['queue']}&offset=0", "from=first", "from=0"):
+        assert [one["id"] for one in site.get(f"/topics/api/messages?{query}")["messages"]] == [sent["id"]], query
+    assert site.get(f"/topics/api/messages?from={int(time.time() * 1000) + 60_000}")["messages"] == []
+    row = next(row for row in site.get("/topics?search=AP")["topics"] if row["topic"] == "api")
+    assert (row["queues"], row["messages"]) == (2, 1)
+    assert site.get("/topics/api")["messages"] == 1
+    status, found, _ = site.request("DELETE", f"{PREFIX}/topics/api", {"confirm": "other"})
+    assert (status, found["error"]["code"]) == (400, "bad_request")
+    site.change("DELETE", "/topics/api", {"confirm": "api"})
+    assert site.request("GET", f"{PREFIX}/topics/api")[0] == 404
+    assert "api" not in [row["topic"] for row in site.get("/topics?search=api")["topics"]]
+
+
+def test_a_body_that_is_no_text_and_a_long_one_are_shown_as_far_as_they_go(site: Site) -> None:
+    site.client.admin.create_topic("bytes", 1)
+    with site.client.producer("P") as producer:
+        producer.send("bytes", b"\xff\x00")
+        producer.send("bytes", "ä".encode() * 20_000)
+    binary, long = site.get("/topics/bytes/messages?from=first")["messages"]
+    assert (binary["body_text"], binary["body_base64"]) == (None, "/wA=")
+    assert (long["body_bytes"], long["body_text"]) == (40_000, "ä" * 8192)
+
+
+def test_the_lag_of_a_group_is_seen_and_its_offsets_are_reset(site: Site) -> None:
+    site.client.admin.create_topic("lagging", 1)
+    with site.client.producer("P") as producer:
+        for _ in range(5):
+            producer.send("lagging", b"x")
+    consume(site, "lagging", "lagger", 2)
+    group = site.get("/groups/lagger")
+    assert group["lag"] == 3
+    assert next(row for row in site.get("/groups?search=lagg")["groups"])["lag"] == 3
+    dry = site.change("POST", "/groups/lagger/reset", {"to": "last", "dry_run": True})
+    assert not dry["changed"]
+    assert dry["queues"][0]["after"] == 5
+    assert site.get("/groups/lagger")["lag"] == 3
+    assert site.request("POST", f"{PREFIX}/groups/lagger/reset", {"to": "last"})[0] == 400
+    site.change("POST", "/groups/lagger/reset", {"to": "last", "confirm": "lagger"})
+    assert site.get("/groups/lagger")["lag"] == 0
+    site.change("DELETE", "/groups/lagger", {"confirm": "lagger"})
+    assert site.get("/groups?search=lagger")["groups"] == []
+
+
+def test_dead_letters_are_counted_shown_and_replayed_once(site: Site) -> None:
+    site.client.admin.create_topic("failing", 1)
+    with site.client.producer("P") as producer:
+        producer.send("failing", b"bad")
+    consume(site, "failing", "failer", 1, lambda message: message.retry(-1))
+
+    def row() -> dict[str, Any] | None:
+        return next((row for row in site.get("/dead-letters")["groups"] if row["group"] == "failer"), None)
+
+    wait_for(lambda: (row() or {}).get("unreplayed") == 1)
+    assert [one["body_text"] for one in site.get("/dead-letters/failer")["messages"]] == ["bad"]
+    assert site.change("POST", "/dead-letters/failer/replay", {"confirm": "failer"})["sent"] == 1
+    assert row() == {"group": "failer", "messages": 1, "unreplayed": 0}
+    assert site.change("POST", "/dead-letters/failer/replay", {"confirm": "failer"})["sent"] == 0
+
+
+def test_brokers_plugins_and_totals_are_returned(site: Site) -> None:
+    (broker,) = site.get("/brokers")["brokers"]
+    assert (broker["role"], broker["address"], broker["id"]) == ("master", site.cluster.address, 0)
+    assert site.get(f"/brokers/{site.cluster.address}")["runtime"]["dashboardAddress"] == site.address
+    assert site.request("GET", f"{PREFIX}/brokers/192.0.2.1:1")[0] == 404
+    assert {"dashboard", "http"} <= {row["plugin"] for row in site.get("/plugins")["plugins"]}
+    overview = site.get("/overview")
+    assert overview["nameservers"] == [site.cluster.nameserver]
+    assert overview["brokers"][0]["broker"] == "broker-a"
+    assert site.get("/delayed") == {"total": 0, "messages": []}
+    assert site.get("/clients")["page"] == 1
+
+
+@pytest.mark.trio
+async def test_ten_thousand_topics_are_a_page_of_fifty(tmp_path: Path) -> None:
+    settings = {"plugin.dashboard.listen": "127.0.0.1:0"}
+    async with run_cluster(tmp_path, settings=settings, enable=[PLUGIN]) as cluster:
+        table = cluster.broker.registry.get(TopicTable)
+        for number in range(10_000):
+            table.ensure(TopicConfig(topic_name=f"many-{number:05}", read_queue_nums=1, write_queue_nums=1))
+        await trio.to_thread.run_sync(check_ten_thousand, Site(address_of(cluster), cluster))
+
+
+def check_ten_thousand(site: Site) -> None:
+    def total() -> int:
+        status, found, _ = site.request("GET", f"{PREFIX}/topics?search=many&size=1")
+        return int(found["total"]) if status == 200 else 0
+
+    wait_for(lambda: total() == 10_000, 60)
+    began = time.perf_counter()
+    status, found, fields = site.request("GET", f"{PREFIX}/topics?search=many-09&page=3&size=100000")
+    print(f"a page of {len(found['topics'])} of {found['total']} topics: {time.perf_counter() - began:.3f} s")
+    assert status == 200
+    assert (found["total"], found["pages"], found["size"], len(found["topics"])) == (1000, 5, 200, 200)
+    assert found["topics"][0]["topic"] == "many-09400"
+    assert int(fields["content-length"]) < 64 * 1024
+    assert len(site.get("/topics")["topics"]) == 50
+
+
+def test_samples_come_as_server_sent_events(site: Site) -> None:
+    connection = HTTPConnection(site.address, timeout=60)
+    connection.request("GET", f"{PREFIX}/stream")
+    response = connection.getresponse()
+    assert response.getheader("content-type", "").startswith("text/event-stream")
+    names = []
+    while "event: sample" not in names:
+        line = response.readline().decode().strip()
+        if line.startswith("event:"):
+            names.append(line)
+        elif line.startswith("data:") and names == ["event: history", "event: sample"]:
+            assert json.loads(line[5:])["brokers"][0]["role"] == "master"
+    connection.close()
+
+
+def test_the_openapi_document_has_every_operation(site: Site) -> None:
+    paths = site.request("GET", f"{PREFIX}/openapi.json")[1]["paths"]
+    listed = {(path, method) for path, methods in paths.items() for method in methods}
+    assert listed == {(PREFIX + each.path, each.method.lower()) for each in OPERATIONS}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/", "text/html"), ("/app.js", "javascript"), ("/charts.js", "javascript"), ("/style.css", "text/css")],
+)
+def test_the_pages_load_nothing_from_elsewhere(site: Site, path: str, kind: str) -> None:
+    status, data, fields = site.request("GET", path)
+    assert status == 200
+    assert kind in fields["content-type"]
+    assert "default-src 'none'" in fields["content-security-policy"]
+    assert fields["x-frame-options"] == "DENY"
+    text = data.decode().replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "innerHTML" not in text
+
+
+TOPIC = {"topic": "evil", "queues": 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({"Host": "attacker.example"}, 421, "host"),
+        ({"Host": "attacker.example:80", "X-GantryMQ-Change": "1"}, 421, "host"),
+        ({}, 403, "change_header"),
+        ({"X-GantryMQ-Change": "1", "Origin": "http://attacker.example"}, 403, "origin"),
+        ({"X-GantryMQ-Change": "1", "Origin": "null"}, 403, "origin"),
+        ({"X-GantryMQ-Change": "1", "Sec-Fetch-Site": "cross-site"}, 403, "origin"),
+    ],
+)
+def test_a_page_of_another_site_can_change_nothing(site: Site, headers: dict[str, str], status: int, code: str) -> None:
+    found = site.request("POST", f"{PREFIX}/topics", TOPIC, headers, plain=True)
+    assert (found[0], found[1]["error"]["code"]) == (status, code)
+    assert site.request("GET", f"{PREFIX}/topics/evil")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/topics?page=x", None, 400),
+        ("GET", "/topics?page=-1", None, 400),
+        ("GET", "/topics?page=999999999", None, 200),
+        ("GET", "/topics/no%20such", None, 400),
+        ("GET", "/topics/nothing/messages", None, 404),
+        ("GET", "/groups/nothing", None, 200),
+        ("POST", "/topics", b"{", 400),
+        ("POST", "/topics", b"[" * 100_000, 400),
+        ("POST", "/topics", [], 400),
+        ("POST", "/topics", {"topic": "x", "queues": 0}, 400),
+        ("POST", "/topics", {"topic": "x", "queues": 100_000}, 400),
+        ("POST", "/topics", {"topic": "a b", "queues": 1}, 400),
+        ("POST", "/topics/nothing/messages", {"body": "x"}, 404),
+        ("POST", "/topics/nothing/messages", b" " * (BODY_MAX_BYTES + 1), 400),
+    ],
+)
+def test_bad_requests_get_an_error_that_says_why(site: Site, method: str, path: str, body: object, status: int) -> None:
+    found = site.request(method, PREFIX + path, body)
+    assert found[0] == status, found[1]
+    if status >= 400:
+        assert found[1]["error"]["message"]
+
+
+def test_tokens_give_roles(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# who may\nviewer looks-only-0123456789\nadmin does-all-0123456789  # on call\n")
+    settings = {"plugin.dashboard.listen": "127.0.0.1:0", "plugin.dashboard.tokens": str(file)}
+    with cluster_in_thread(tmp_path / "store", settings=settings, enable=[PLUGIN]) as cluster:
+        site = Site(address_of(cluster), cluster)
+        assert site.request("GET", f"{PREFIX}/overview")[0] == 401
+        assert site.request("GET", f"{PREFIX}/overview", headers={"Authorization": "Bearer wrong"})[0] == 401
+        viewer = {"Authorization": "Bearer looks-only-0123456789"}
+        assert site.request("GET", f"{PREFIX}/session", headers=viewer)[1]["role"] == "viewer"
+        assert site.request("GET", f"{PREFIX}/overview", headers=viewer)[0] in (200, 502)
+        assert site.request("POST", f"{PREFIX}/topics", TOPIC, viewer)[1]["error"]["code"] == "role"
+        assert site.request("POST", f"{PREFIX}/session", {"token": "wrong"})[0] == 401
+        status, found, fields = site.request("POST", f"{PREFIX}/session", {"token": "does-all-0123456789"})
+        assert (status, found) == (200, {"role": "admin"})
+        assert "HttpOnly" in fields["set-cookie"]
+        assert "SameSite=strict" in fields["set-cookie"]
+        cookie = {"Cookie": fields["set-cookie"].partition(";")[0]}
+        assert site.request("GET", f"{PREFIX}/topics", headers=cookie)[0] == 200
+        assert site.request("DELETE", f"{PREFIX}/session", headers=cookie)[0] == 200
+        assert site.request("GET", f"{PREFIX}/topics", headers=cookie)[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"plugin.dashboard.listen": "0.0.0.0:0"}, "needs a file of tokens"),
+        ({"plugin.dashboard.tokens": "/nowhere"}, "/nowhere: No such file"),
+    ],
+)
+def test_a_dashboard_that_anybody_could_use_does_not_start(tmp_path: Path, settings: dict[str, str], text: str) -> None:
+    with pytest.raises(ExceptionGroup) as caught, cluster_in_thread(tmp_path, settings=settings, enable=[PLUGIN]):
+        pass
+    assert caught.group_contains(StartError, match=text)
+
+
+@pytest.mark.parametrize("text", ["", "admin short", "root 0123456789abcdef", "0123456789abcdef"])
+def test_a_file_of_tokens_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(ValueError, match="tokens"):
+        read_tokens(str(tmp_path / "tokens"))

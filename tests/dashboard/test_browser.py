@@ -1,0 +1,182 @@
+"""The pages in a real browser: what a user does and sees. GANTRYMQ_SCREENSHOTS=1 writes the pictures of the docs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[dashboard])")
+pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[dashboard])")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (gantrymq[test])")
+
+from gantrymq.sync import connect  # noqa: E402
+from support.dashboard import Site  # noqa: E402
+from support.debian import find_browser  # noqa: E402
+from support.foreign import ToolMissing, cache_folder  # noqa: E402
+from support.processes import gantrymq_child, wait_for  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TESTS = Path(__file__).resolve().parents[1]
+IMAGES = TESTS.parent / "docs" / "howto" / "images"
+PATIENCE_MS = 60_000
+PAGES = ("overview", "brokers", "topics", "groups", "clients", "messages", "dead-letters", "delayed", "plugins")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, without a window."""
+    try:
+        program = find_browser(cache_folder(TESTS / "interop" / ".cache"))
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages that must not raise an error or break the policy of the content."""
+    faults: list[str] = []
+    contexts = []
+
+    def opened(**options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 760}, "locale": "en-US", **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda line: faults.append(line.text) if "Content Security Policy" in line.text else None)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def picture(page: Any, name: str) -> None:
+    """Writes a picture of the documentation, if asked to."""
+    if os.environ.get("GANTRYMQ_SCREENSHOTS"):
+        IMAGES.mkdir(exist_ok=True)
+        page.screenshot(path=str(IMAGES / name))
+
+
+def test_a_topic_is_created_filled_and_its_messages_are_shown(site: Site, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    page.goto(f"http://{site.address}/")
+    page.get_by_role("link", name="Topics", exact=True).first.click()
+    page.get_by_role("button", name="Create topic").click()
+    page.get_by_label("Name").fill("parcels")
+    page.get_by_label("Queues on each broker").fill("2")
+    page.get_by_role("button", name="Create", exact=True).click()
+    page.get_by_role("link", name="parcels").click()
+    page.get_by_role("button", name="Send").click()
+    page.get_by_label("Body").fill('{"parcel": 1, "to": "Malmö"}')
+    page.get_by_label("Keys").fill("p-1")
+    page.get_by_role("dialog").get_by_role("button", name="Send").click()
+    page.get_by_text("Stored in queue").wait_for()
+    page.get_by_role("link", name="Messages", exact=True).last.click()
+    page.get_by_role("button", name="Show").click()
+    page.get_by_role("dialog").get_by_text('"to": "Malmö"').wait_for()
+    picture(page, "dashboard-message.png")
+    page.get_by_role("button", name="Hex").click()
+    page.get_by_role("dialog").get_by_text("000000  7b 22").wait_for()
+    page.get_by_role("button", name="Close").click()
+    page.goto(f"http://{site.address}/#/topics/parcels")
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    page.get_by_text("Type parcels to confirm.").wait_for()
+    page.get_by_role("textbox").fill("parcels")
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    page.get_by_text("Topic parcels is deleted.").wait_for()
+
+
+def test_the_lag_rises_and_falls_by_itself(site: Site, open_page: Callable[..., Any]) -> None:
+    site.client.admin.create_topic("invoices", 2)
+    page = open_page()
+    with site.client.producer("P") as producer:
+        with site.client.consumer("invoices", group="accounting", start="first") as consumer:
+            producer.send("invoices", b"first")
+            next(iter(consumer)).ack()
+        page.goto(f"http://{site.address}/#/groups/accounting")
+        lag = page.locator("#group-lag")
+        sync_api.expect(lag).to_have_text("0", timeout=PATIENCE_MS)
+        for number in range(25):
+            producer.send("invoices", b'{"invoice": %d}' % number)
+        sync_api.expect(lag).to_have_text("25", timeout=PATIENCE_MS)
+        picture(page, "dashboard-group.png")
+        with site.client.consumer("invoices", group="accounting", start="first") as consumer:
+            for _ in range(25):
+                next(iter(consumer)).ack()
+    sync_api.expect(lag).to_have_text("0", timeout=PATIENCE_MS)
+
+
+def test_a_dead_letter_is_replayed(site: Site, open_page: Callable[..., Any]) -> None:
+    site.client.admin.create_topic("claims", 1)
+    with site.client.producer("P") as producer:
+        producer.send("claims", b"broken claim")
+    with site.client.consumer("claims", group="claimer", start="first") as consumer:
+        next(iter(consumer)).retry(-1)
+    wait_for(lambda: any(row["unreplayed"] for row in site.get("/dead-letters")["groups"] if row["group"] == "claimer"))
+    page = open_page()
+    page.goto(f"http://{site.address}/#/dead-letters/claimer")
+    page.get_by_text("broken claim").wait_for()
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_role("textbox").fill("claimer")
+    page.keyboard.press("Enter")
+    page.get_by_text("1 messages are sent again.").wait_for()
+    with site.client.consumer("claims", group="claimer", start="first") as consumer:
+        message = next(iter(consumer))
+        assert message.body == b"broken claim"
+        message.ack()
+
+
+def test_a_broker_that_is_killed_is_seen(site: Site, open_page: Callable[..., Any], tmp_path: Path) -> None:
+    arguments = [
+        "broker", "--nameserver", site.cluster.nameserver, "--data", str(tmp_path / "store"), "--listen", "127.0.0.1:0",
+        "--set", "broker.name=broker-b", "--set", "store.commit_log_file_bytes=4 MiB", "--set", "plugin.http.listen=",
+    ]  # fmt: skip
+    page = open_page()
+    with gantrymq_child(arguments, tmp_path / "log") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        page.goto(f"http://{site.address}/")
+        page.get_by_role("row").filter(has_text="broker-b").get_by_text("master").wait_for()
+        sync_api.expect(page.locator("#state-text")).to_have_text("live", timeout=PATIENCE_MS)
+        with connect(site.cluster.nameserver) as client, client.producer("P") as producer:
+            client.admin.create_topic("orders", 4)
+            for number in range(300):
+                producer.send("orders", b'{"order": %d}' % number)
+        sync_api.expect(page.locator("svg[role=img]").first).to_be_visible()
+        if os.environ.get("GANTRYMQ_SCREENSHOTS"):
+            page.wait_for_timeout(15_000)
+        picture(page, "dashboard-overview.png")
+        child.kill()
+    page.get_by_role("row").filter(has_text="broker-b").get_by_text("missing").wait_for()
+    sync_api.expect(page.locator("#state-text")).to_have_text("1 of 2 brokers lost")
+
+
+def test_the_pages_work_with_the_keyboard_on_a_phone_and_in_the_dark(site: Site, open_page: Callable[..., Any]) -> None:
+    phone = open_page(viewport={"width": 390, "height": 780}, color_scheme="dark")
+    for name in PAGES:
+        phone.goto(f"http://{site.address}/#/{name}")
+        phone.locator("h1").first.wait_for()
+        assert phone.locator(".error").count() == 0, name
+        assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than a phone"
+    phone.goto(f"http://{site.address}/#/overview")
+    phone.locator(".cards").wait_for()
+    assert phone.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 20, 27)"
+    picture(phone, "dashboard-phone.png")
+    phone.goto(f"http://{site.address}/#/topics")
+    phone.get_by_role("button", name="Create topic").wait_for()
+    phone.keyboard.press("/")
+    phone.keyboard.type("no such")
+    phone.get_by_text("No topic has such a name.").wait_for()
+    assert phone.evaluate("document.activeElement.id") == "search"
+    assert phone.locator("#search").input_value() == "no such"
