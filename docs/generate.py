@@ -21,7 +21,8 @@ NOTE = "<!-- Written by `python docs/generate.py`; a test keeps it equal to the 
 INTRODUCTION = """\
 `gantrymq COMMAND --help` prints the same. The exit code is 0 when the command succeeds, 1 when it fails, 2 for wrong
 usage or configuration, and 130 after Ctrl-C. Data goes to stdout, logs and errors to stderr.
-`GANTRYMQ_TRACEBACK=1` adds the traceback to an error. `GANTRYMQ_NAMESERVER` replaces the default of `--nameserver`.
+`GANTRYMQ_TRACEBACK=1` adds the traceback to an error. `GANTRYMQ_NAMESERVER` replaces the default of `--nameserver`; so
+does the current context, which replaces the following variables too (`gantrymq context`).
 Commands that talk to a cluster sign their requests with `GANTRYMQ_ACCESS_KEY` and `GANTRYMQ_SECRET_KEY` (and
 `GANTRYMQ_SECURITY_TOKEN`) where these are set, and use TLS with `GANTRYMQ_TLS=1`, or with `GANTRYMQ_TLS_CA`, a file of
 trusted certificates.
@@ -91,7 +92,8 @@ Every key of the kernel and of the shipped plugins, with its default and the key
 sets it directly.
 [Configure](../howto/configure.md) explains where a value comes from, its units, and what each key of a default plugin
 means; [cluster](../howto/cluster.md) describes `plugin.ha`, [metrics](../howto/metrics.md) `plugin.metrics`,
-[secure a broker](../howto/secure.md) `plugin.acl` and `plugin.tls`.
+[secure a broker](../howto/secure.md) `plugin.acl`, `plugin.tls`, `plugin.quota` and
+`plugin.audit`.
 `gantrymq print-config` prints the values that are in force.
 """
 
@@ -120,10 +122,10 @@ plugin](../tutorial/write-a-plugin.md) runs the conformance rules of a slot. Nam
 with a leading underscore, may change without notice.
 """
 TESTING_MODULES = (
-    "fixtures", "plugin_broker", "harness", "requests", "memory_env", "fault_env", "flushkit", "transactionkit",
-    "transformkit", "transacted",
-    "tinystore", "ledger", "history", "simulated.run", "simulated.cluster", "simulated.machine", "simulated.env",
-    "simulated.network", "simulated.link", "simulated.weather", "simulated.load", "simulated.seeds",
+    "fixtures", "plugin_broker", "harness", "requests", "memory_env", "fault_env", "flushkit", "gatekit", "filterkit",
+    "transactionkit", "transformkit", "transacted", "tinystore", "ledger", "history", "simulated.run",
+    "simulated.cluster", "simulated.machine", "simulated.env", "simulated.network", "simulated.link",
+    "simulated.faults", "simulated.load", "simulated.seeds",
 )  # fmt: skip
 TESTING_FOLDER = Path(__file__).parents[1] / "gantrymq" / "testing"
 

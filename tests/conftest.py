@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Generator
 from functools import cache
@@ -13,15 +15,16 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("support")
 
 from support.etcd import find_etcd  # noqa: E402
 from support.foreign import ToolMissing, cache_folder  # noqa: E402
 from support.slices import NUMBER_VARIABLE, is_whole, slice_number, split  # noqa: E402
+from support.wheels import build_wheel  # noqa: E402
 
-settings.register_profile("any machine", deadline=None)
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 """A busy machine may take a second for what needs a millisecond: speed is measured in benchmarks, not here."""
 
@@ -69,14 +72,7 @@ ONE_BY_ONE = {
 BY_SYSTEM = {"interop/test_java_retry.py": ("java",), "client/test_against_a_broker.py": ("4.9.7", "5.3.3")}
 """Files whose tests run on our broker, which starts at once, or on RocketMQ's, which have these parameters: one worker
 takes all tests of such a one."""
-TOGETHER = {
-    "interop/test_fixtures.py": "java system",
-    "interop/test_operator_commands.py": "java5 system",
-    "interop/test_same_answers.py": "java5 system",
-    "interop/test_spark_source.py": "java system",
-    "interop/test_topic_attributes.py": "java5 system",
-    "spark/": "spark",
-}
+TOGETHER = {"spark/": "spark"}
 """Files and folders by what they share, which takes longer to start than they take."""
 
 DISK_GIB = 12
@@ -92,6 +88,19 @@ def pytest_configure(config: pytest.Config) -> None:
     free = shutil.disk_usage(tempfile.gettempdir()).free >> 30
     if os.environ.get("CI") == "true" and free < DISK_GIB and not hasattr(config, "workerinput"):
         pytest.exit(f"the tests write about {DISK_GIB} GiB to {tempfile.gettempdir()}, where {free} are free", 4)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A worker tells pytest-rerunfailures of each test by two small writes before it waits for an answer: without
+    TCP_NODELAY the system holds the second one back for 40 ms."""
+    if hasattr(session.config, "workerinput") and (link := getattr(session.config, "failures_db", None)):
+        link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def pytest_collection_finish() -> None:
+    """The tests stay until the end: a garbage collection that looks at all of them takes 0.1 s, and finds nothing."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:
@@ -128,6 +137,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if len(again) > MAX_SECOND_ATTEMPTS and session.exitstatus == pytest.ExitCode.OK:
         reporter.write_line(f"{len(again)} tests needed a second attempt, more than {MAX_SECOND_ATTEMPTS}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints why the first attempts failed: pytest-rerunfailures only counts them."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.write_sep("_", f"first attempt of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
 
 
 @cache
@@ -171,6 +187,12 @@ def etcd_program() -> Path:
         return find_etcd(cache_folder(TESTS / "interop" / ".cache"))
     except ToolMissing as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def gantrymq_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this tree; its compiled modules are empty files."""
+    return build_wheel(tmp_path_factory.mktemp("gantrymq_wheel"))
 
 
 @pytest.fixture(autouse=True)

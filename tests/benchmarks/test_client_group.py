@@ -18,7 +18,7 @@ def test_the_group_measures_each_way_to_send_and_to_consume(load: Any) -> None:
     assert len(told) == 1
 
 
-def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+def test_the_group_runs_when_selected(load: Any) -> None:
     read = load("arguments").read
     assert "client" not in read([]).groups
     assert "client" in read(["--groups", "client"]).groups

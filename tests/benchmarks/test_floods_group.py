@@ -20,7 +20,7 @@ def test_the_group_measures_a_sender_alone_and_beside_each_flood(load: Any, monk
     assert not any(line.endswith(" 0 answers/s to the others") for line in told[1:])
 
 
-def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+def test_the_group_runs_when_selected(load: Any) -> None:
     read = load("arguments").read
     assert "floods" not in read([]).groups
     assert "floods" in read(["--groups", "all"]).groups

@@ -10,7 +10,7 @@ import pytest
 from support.stores import log_records
 
 
-def test_the_log_that_is_indexed_is_all_that_is_left(load: Any, tmp_path: Path) -> None:
+def test_the_indexing_benchmark_keeps_the_log_only(load: Any, tmp_path: Path) -> None:
     indexing = load("indexing")
     indexing.make_store(tmp_path / "store", 2500)
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["commitlog"]
@@ -23,7 +23,7 @@ def test_the_log_that_is_indexed_is_all_that_is_left(load: Any, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_group_measures_a_broker(load: Any) -> None:
+def test_the_indexing_group_measures_a_broker(load: Any) -> None:
     living, measuring = load("living"), load("measuring")
     figures, told = load("figures").Figures(), []
     (measure,) = living.SPECIAL["indexing"]
@@ -34,7 +34,7 @@ def test_the_group_measures_a_broker(load: Any) -> None:
     assert "2,000 messages indexed" in told[0]
 
 
-def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+def test_the_group_runs_when_selected(load: Any) -> None:
     read = load("arguments").read
     assert "indexing" not in read([]).groups
     assert read([]).is_whole

@@ -40,7 +40,7 @@ def tiny(load: Any) -> tuple[Any, Any]:
         ("growth", {"send 8x16 at 0.01 GiB stored", "memory that is no file at 0.02 GiB stored"}),
     ],
 )
-def test_a_group_measures_ours(
+def test_each_group_measures_our_broker(
     load: Any, tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, group: str, expected: set[str]
 ) -> None:
     living = load("living")
@@ -55,7 +55,7 @@ def test_a_group_measures_ours(
     assert told
 
 
-def test_a_full_disk_leaves_out_what_does_not_fit(
+def test_a_full_disk_skips_scenarios_that_do_not_fit(
     load: Any, tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     living = load("living")
@@ -68,7 +68,7 @@ def test_a_full_disk_leaves_out_what_does_not_fit(
     assert [line.partition(" would")[0] for line in told] == ["left out: the crash", "left out: the old messages"]
 
 
-def test_idle_connections_are_held_and_those_that_were_closed_are_not_counted(load: Any, tmp_path: Path) -> None:
+def test_idle_connections_are_counted_while_they_are_open(load: Any, tmp_path: Path) -> None:
     settings = {"plugin.flush.mode": "async", "limits.connections": 8}
     with cluster_in_thread(tmp_path / "store", settings=settings) as cluster:
         broker = cluster.address
@@ -78,13 +78,13 @@ def test_idle_connections_are_held_and_those_that_were_closed_are_not_counted(lo
             assert 0 < count() <= 8
 
 
-def test_the_bare_disk_is_timed(load: Any) -> None:
+def test_the_disk_alone_is_timed(load: Any) -> None:
     (lone,) = load("scenarios").chosen("send 1x1 sync")
     found = load("fsync").bare_fdatasync(lone, 0.05)
     assert 0 < found["p50"] <= found["p99"]
 
 
-def test_files_leave_the_page_cache(load: Any, tmp_path: Path) -> None:
+def test_files_are_evicted_from_the_page_cache(load: Any, tmp_path: Path) -> None:
     stores = load("stores")
     folder = tmp_path / "commitlog"
     folder.mkdir()

@@ -40,7 +40,7 @@ def test_more_queues_than_a_topic_has_are_several_topics(load: Any) -> None:
     assert not many.is_plain_send
 
 
-def test_quick_is_shorter_and_all_grows_further(load: Any) -> None:
+def test_quick_runs_are_shorter_and_all_includes_more_growth_steps(load: Any) -> None:
     read = load("arguments").read
     usual, quick, everything = read([]), read(["--quick"]), read(["--groups", "all"])
     assert quick.timing.seconds < usual.timing.seconds
@@ -71,7 +71,7 @@ def test_wrong_usage_is_one_line(make_bench: MakeBench, arguments: list[str], to
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_java_brokers_heap_fits_the_machine(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_java_brokers_heap_is_limited_by_the_machines_memory(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     systems = load("systems")
     for memory, heap, direct in [(2, 1, 1), (24, 6, 11), (256, 8, 15)]:
         monkeypatch.setattr(systems, "memory_bytes", lambda memory=memory: memory * 2**30)
@@ -80,7 +80,7 @@ def test_the_java_brokers_heap_fits_the_machine(load: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_a_short_run_of_ours_alone_writes_page_pictures_and_values(make_bench: MakeBench, tmp_path: Path) -> None:
+def test_a_short_run_of_our_broker_writes_page_plots_and_values(make_bench: MakeBench, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     only = "send 8x16 async,64 KiB,batch 32 of,pull,1x1 sync,queues,with consumers"
     done = make_bench("--rounds", "2", "--only", only, "--json", str(tmp_path / "values.json"), *TINY)
@@ -102,7 +102,7 @@ def test_a_short_run_of_ours_alone_writes_page_pictures_and_values(make_bench: M
 
 
 @pytest.mark.slow
-def test_a_broker_that_dies_half_way_leaves_what_was_measured(tmp_path: Path) -> None:
+def test_a_benchmark_whose_broker_dies_reports_partial_results(tmp_path: Path) -> None:
     arguments = [
         "--results",
         str(tmp_path / "RESULTS.md"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 
-def test_a_topic_is_on_as_many_brokers_as_said(load: Any) -> None:
+def test_a_topic_is_on_the_given_number_of_brokers(load: Any) -> None:
     nameserver = load("nameserver")
     texts = [text for broker in range(nameserver.BROKERS) for text in nameserver._topics_of(broker, 50)]
     assert len(texts) == 50 * nameserver.SPREAD
@@ -26,7 +26,7 @@ def test_the_group_measures_a_nameserver(load: Any) -> None:
     assert "routes/s" in told[0]
 
 
-def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+def test_the_group_runs_when_selected(load: Any) -> None:
     read = load("arguments").read
     assert "nameserver" not in read([]).groups
     assert "nameserver" in read(["--groups", "all"]).groups

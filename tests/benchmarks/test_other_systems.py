@@ -17,18 +17,18 @@ CONSUMED = (
 )
 
 
-def test_what_redis_benchmark_says_is_read(load: Any) -> None:
+def test_output_of_redis_benchmark_is_parsed(load: Any) -> None:
     text = '"test","rps","avg_latency_ms"\n"XADD s * body xxx","123456.78","0.1"\n'
     assert load("streams").parse_rate(text) == 123456.78
 
 
-def test_what_kafkas_tools_say_is_read(load: Any) -> None:
+def test_output_of_kafkas_tools_is_parsed(load: Any) -> None:
     kafka = load("kafka")
     assert kafka.parse_producer(PRODUCED) == 123456.78
     assert kafka.parse_consumer(CONSUMED) == 909090.9
 
 
-def test_kafka_is_asked_for_what_its_tools_can_do(load: Any) -> None:
+def test_kafka_scenarios_are_those_that_its_tools_support(load: Any) -> None:
     expresses, scenarios = load("kafka").expresses, load("scenarios").SCENARIOS
     names = {each.name for each in scenarios if expresses(each)}
     assert {"pull 8 queues, 32 a pull", "send 8x16 async", "send 1x1 sync", "send 8x16 64 KiB"} <= names

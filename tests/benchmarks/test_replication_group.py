@@ -32,7 +32,7 @@ def test_the_group_measures_senders_that_wait_for_a_slave(load: Any, monkeypatch
 
 
 @pytest.mark.parametrize(("java", "told"), [(50.0, "reached"), (51.0, "MISSED")])
-def test_a_rate_is_held_against_as_many_times_javas_as_is_its_goal(load: Any, java: float, told: str) -> None:
+def test_a_rate_is_compared_with_the_goal_multiple_of_java(load: Any, java: float, told: str) -> None:
     figures = load("figures").Figures()
     for system, rate in (("gantrymq", 100.0), ("java", java)):
         figures.add("replication", "rate", "/s", system, rate, more_is_better=True, ratio_goal=2.0)
@@ -40,7 +40,7 @@ def test_a_rate_is_held_against_as_many_times_javas_as_is_its_goal(load: Any, ja
     assert figure.verdict == f"better; {100 / java:.2f} times, goal >= 2 times: {told}"
 
 
-def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+def test_the_group_runs_when_selected(load: Any) -> None:
     read = load("arguments").read
     assert "replication" not in read([]).groups
     assert "replication" in read(["--groups", "replication"]).groups

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 
-def test_a_win_and_a_loss_are_told_alike(report: Any) -> None:
+def test_wins_and_losses_are_reported_the_same_way(report: Any) -> None:
     assert report.verdicts(report.scenarios) == [
         "send 8x16 async: faster than the Java broker, 3.10 times; the goal is 3: reached",
         "send 1x1 async: SLOWER than the Java broker, 0.90 times; "
@@ -29,13 +29,13 @@ def test_the_page_has_circumstances_medians_and_every_round(load: Any, report: A
     assert "## Growth" not in page
 
 
-def test_without_java_there_is_no_ratio_and_no_verdict(load: Any, report: Any) -> None:
+def test_results_without_java_have_no_ratio_and_no_verdict(load: Any, report: Any) -> None:
     report.rounds = [each for each in report.rounds if each.system == "gantrymq"]
     assert report.verdicts(report.scenarios) == []
     assert "There was no Java broker to compare with." in load("page").page(report, "how.md")
 
 
-def test_a_part_says_that_it_is_one(load: Any, report: Any, tmp_path: Path) -> None:
+def test_a_partial_page_is_marked_as_partial(load: Any, report: Any, tmp_path: Path) -> None:
     load("page").write_page(report, tmp_path / "RESULTS-partial.md", ended="java, growth: it died")
     assert "**This is a part: it ended early. java, growth: it died**" in (tmp_path / "RESULTS-partial.md").read_text()
 
@@ -48,7 +48,7 @@ def test_a_ceiling_below_twice_the_rate_is_reported(load: Any, report: Any) -> N
     assert "may limit it: send 8x16 async." in page
 
 
-def test_other_systems_have_columns_where_they_were_measured(report: Any) -> None:
+def test_other_systems_have_columns_if_they_were_measured(report: Any) -> None:
     report.others = {"redis": {"send 8x16 async": [200.0]}, "kafka": {"batch 8, 4x4": [7.0]}}
     columns, rows = report.table(report.scenarios)
     assert "redis/s" in columns
@@ -70,7 +70,7 @@ def test_single_figures_have_medians_goals_and_verdicts(load: Any, report: Any) 
     assert "## Growth" in load("page").page(report, "how.md")
 
 
-def test_circumstances_have_no_verdict_and_equals_are_equal(load: Any) -> None:
+def test_circumstances_get_no_verdict_and_ties_are_ties(load: Any) -> None:
     figures = load("figures").Figures()
     for what, unit in (("bare fdatasync of the same bytes, p50", "us"), ("idle connections held", ""), ("same", "s")):
         for system in ("gantrymq", "java"):
@@ -78,7 +78,7 @@ def test_circumstances_have_no_verdict_and_equals_are_equal(load: Any) -> None:
     assert [each.verdict for each in figures.of("idle")] == ["", "", "equal"]
 
 
-def test_memory_is_the_budgets_where_that_was_run(report: Any) -> None:
+def test_memory_rows_use_the_memory_budget_run(report: Any) -> None:
     report.rounds[0].budget = report.rounds[1].budget = False
     report.rounds[0].loaded = (2**40, 2**40)
     _, rows = report.memory_and_start()
@@ -92,7 +92,7 @@ def test_the_values_are_json_with_every_round(report: Any) -> None:
     assert len(values["starts"]) == 6
 
 
-def test_pictures_show_both_systems(load: Any, report: Any, tmp_path: Path) -> None:
+def test_plots_show_both_systems(load: Any, report: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report.others = {"redis": {"send 8x16 async": [200.0]}}
     for mark in (1, 10):
@@ -107,7 +107,7 @@ def test_pictures_show_both_systems(load: Any, report: Any, tmp_path: Path) -> N
     assert (again / "throughput.svg").read_text() == throughput
 
 
-def test_nothing_measured_makes_no_picture(load: Any, report: Any, tmp_path: Path) -> None:
+def test_no_results_make_no_plot(load: Any, report: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report.rounds = []
     assert load("plots").draw(report, tmp_path) == []

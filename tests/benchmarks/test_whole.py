@@ -42,7 +42,7 @@ def measured(outcome: Callable[..., Any], fails: Callable[[str, str], bool], tol
     return measure
 
 
-def test_systems_take_turns_and_change_their_order(
+def test_systems_alternate_in_changing_order(
     load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -53,7 +53,7 @@ def test_systems_take_turns_and_change_their_order(
     assert run.report.rounds[1].first_message == 1.5
 
 
-def test_more_processes_drive_what_they_make_faster(
+def test_processes_are_added_while_they_increase_the_rate(
     load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load("whole"), "measure", measured(outcome, lambda *_: False, []))
@@ -63,7 +63,7 @@ def test_more_processes_drive_what_they_make_faster(
     assert set(run.report.ceilings.values()) == {200.0}
 
 
-def test_what_was_measured_before_a_failure_stays(
+def test_results_from_before_a_failure_are_kept(
     load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fails(system: str, name: str) -> bool:
@@ -80,7 +80,7 @@ def test_what_was_measured_before_a_failure_stays(
     assert "| send 64x16 async | 50 | - |" in page
 
 
-def test_a_group_that_fails_for_one_system_is_measured_for_the_next(
+def test_a_group_that_fails_for_one_system_runs_for_the_next(
     load: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def growth(system: str, timing: object, sizes: object, figures: Any, tell: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ def test_a_group_that_fails_for_one_system_is_measured_for_the_next(
     assert run.report.notes == ["left out: 20 GiB would need more disk"]
 
 
-def test_nothing_measured_writes_nothing(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_results_write_no_page(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run.failures.append("the broker is not there")
     run.tell()
     assert list(tmp_path.iterdir()) == []

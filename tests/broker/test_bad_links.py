@@ -118,7 +118,7 @@ class Sender:
 
 
 @pytest.mark.parametrize("directions", [("to",), ("from",), ("to", "from")], ids=["requests", "answers", "both"])
-async def test_row_34_while_a_broker_is_cut_off_the_other_takes_its_messages_and_nothing_is_lost(
+async def test_row_34_the_other_broker_takes_messages_during_a_partition_and_none_is_lost(
     tmp_path: Path, directions: tuple[str, ...]
 ) -> None:
     (port,) = free_ports()
@@ -158,7 +158,7 @@ class Book:
         self._read[queue_id, offset] = body
 
 
-async def test_row_35_delays_and_connections_that_end_anywhere_make_it_slower_and_not_wrong(tmp_path: Path) -> None:
+async def test_row_35_network_delays_and_broken_connections_cause_no_wrong_result(tmp_path: Path) -> None:
     """The order of each producer's messages in a queue stays, and no place is given twice."""
     ledger = Ledger(uuid.uuid4().hex)
     senders = 4
@@ -198,7 +198,7 @@ async def test_row_35_delays_and_connections_that_end_anywhere_make_it_slower_an
             ledger.check(await trio.to_thread.run_sync(read_all, one.broker.listening, "T", QUEUES, ledger))
 
 
-async def test_row_61_without_a_nameserver_clients_go_on_and_a_new_one_at_its_place_soon_knows_everything(
+async def test_row_61_clients_continue_without_a_nameserver_and_a_new_one_learns_all_routes(
     tmp_path: Path,
 ) -> None:
     (port,) = free_ports()

@@ -90,7 +90,7 @@ ONCE = {
 
 @pytest.mark.trio
 @pytest.mark.parametrize("hook_name", ONCE)
-async def test_a_plugin_that_raises_at_the_start_stops_it_by_name_and_leaves_the_store_whole(
+async def test_a_plugin_that_raises_at_the_start_is_named_and_the_store_is_unharmed(
     hook_name: str, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     disable = ["flush"] if hook_name == "make_flush_strategy" else []
@@ -114,7 +114,7 @@ NONSENSE: dict[str, Any] = {
 
 @pytest.mark.trio
 @pytest.mark.parametrize("hook_name", NONSENSE)
-async def test_a_plugin_that_answers_nonsense_at_the_start_stops_it_by_name(
+async def test_a_plugin_that_returns_a_wrong_type_at_the_start_is_named(
     hook_name: str, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     enable = bad(hook_name, ONCE[hook_name], lambda *arguments: NONSENSE[hook_name])
@@ -125,21 +125,23 @@ async def test_a_plugin_that_answers_nonsense_at_the_start_stops_it_by_name(
 
 
 @pytest.mark.parametrize("answer", [None, "section", ("a", int), ("flush", dict), 7])
-def test_a_configuration_section_that_is_none_stops_the_start_by_name(
+def test_an_invalid_configuration_section_stops_the_start_and_names_the_plugin(
     answer: Any, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     with pytest.raises(StartError, match="bad"):
         make_broker(tmp_path, enable=[bad("config_section", (), lambda: answer)])
 
 
-def test_a_configuration_section_that_raises_stops_the_start_by_name(bad: Callable[..., str], tmp_path: Path) -> None:
+def test_a_configuration_section_that_raises_stops_the_start_and_names_the_plugin(
+    bad: Callable[..., str], tmp_path: Path
+) -> None:
     with pytest.raises(StartError, match="plugin 'bad': config_section failed: Bug"):
         make_broker(tmp_path, enable=[bad("config_section", (), fail)])
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("hook_name", ["before_append", "dispatch"])
-async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker_by_name_and_the_log_is_whole(
+async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker_and_is_named(
     hook_name: str, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     def fail_late(batch: Any) -> None:
@@ -167,7 +169,7 @@ async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker_by_name_a
 
 
 @pytest.mark.trio
-async def test_a_start_that_fails_in_dispatch_says_how_to_start_without_the_plugin(
+async def test_a_start_that_fails_in_dispatch_explains_how_to_disable_the_plugin(
     bad: Callable[..., str], tmp_path: Path
 ) -> None:
     """A bug that the log brings back at each start."""
@@ -188,7 +190,7 @@ async def test_a_start_that_fails_in_dispatch_says_how_to_start_without_the_plug
 
 @pytest.mark.trio
 @pytest.mark.parametrize("code", [ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT])
-async def test_a_refusal_that_says_the_message_is_stored_is_a_bug_of_the_plugin(
+async def test_a_refusal_with_a_success_code_is_an_error_of_the_plugin(
     code: int, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     enable = bad("before_append", ("batch",), lambda batch: batch.refuse(0, code, "have it already"))
@@ -205,7 +207,7 @@ async def test_a_refusal_that_says_the_message_is_stored_is_a_bug_of_the_plugin(
 @pytest.mark.trio
 @pytest.mark.parametrize("hook_name", ["before_append", "dispatch"])
 @pytest.mark.parametrize(("key", "calls"), [("skip_errors", 3), ("disable_on_error", 1)])
-async def test_a_plugin_whose_errors_are_not_to_stop_the_broker_is_skipped_or_not_called_again(
+async def test_plugins_with_policy_skip_or_disable_do_not_stop_the_broker(
     key: str, calls: int, hook_name: str, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     called = []
@@ -235,7 +237,7 @@ TASK_ERRORS = pytest.mark.parametrize(
 
 @pytest.mark.trio
 @TASK_ERRORS
-async def test_a_background_task_of_such_a_plugin_ends_alone(
+async def test_a_failed_background_task_with_policy_skip_ends_alone(
     error: Exception, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -255,7 +257,7 @@ async def test_a_background_task_of_such_a_plugin_ends_alone(
 
 @pytest.mark.trio
 @TASK_ERRORS
-async def test_whatever_a_background_task_raises_its_plugin_is_in_the_log(
+async def test_errors_of_background_tasks_are_logged_with_their_plugin(
     error: Exception, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -273,7 +275,7 @@ async def test_whatever_a_background_task_raises_its_plugin_is_in_the_log(
 @pytest.mark.parametrize(
     ("own", "setting", "goes_on"), [("skip", None, True), ("stop", "bad", True), (None, None, False)]
 )
-async def test_a_plugin_may_say_itself_what_its_errors_lead_to_and_the_user_has_the_last_word(
+async def test_the_users_error_policy_overrides_that_of_the_plugin(
     own: str | None, setting: str | None, goes_on: bool, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     enable = bad("before_append", ("batch",), fail)
@@ -299,7 +301,7 @@ async def test_a_plugin_may_say_itself_what_its_errors_lead_to_and_the_user_has_
         ({}, "ignore", "on_error = 'ignore' must be 'stop', 'skip' or 'disable'"),
     ],
 )
-def test_a_policy_that_cannot_be_stops_the_start(
+def test_an_invalid_error_policy_stops_the_start(
     settings: dict[str, str], own: str | None, told: str, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     enable = bad("before_append", ("batch",), fail)
@@ -316,7 +318,7 @@ def test_a_policy_that_cannot_be_stops_the_start(
         (("bach",), r"the hook before_append has no argument 'bach'; did you mean 'batch'\?; write before_append"),
     ],
 )
-def test_a_hook_with_a_wrong_argument_is_told_the_right_ones(
+def test_a_hook_with_a_wrong_argument_gets_an_error_with_the_valid_ones(
     arguments: tuple[str, ...], told: str, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     with pytest.raises(StartError, match=rf"plugin 'bad' \(gantrymq_bad_plugin:Bad\): {told}"):
@@ -327,13 +329,15 @@ def test_a_hook_with_a_wrong_argument_is_told_the_right_ones(
 @pytest.mark.parametrize(
     ("hook_name", "arguments"),
     [
+        ("appended", ("batch",)),
+        ("acked", ("batch",)),
         ("connections_changed", ("batch",)),
         ("hold_pulls", ("batch",)),
         ("persist", ("broker",)),
         ("stopping", ("broker",)),
     ],
 )
-async def test_a_plugin_that_only_takes_part_costs_its_part_when_it_raises(
+async def test_an_error_outside_the_write_path_affects_that_plugin_only(
     hook_name: str, arguments: tuple[str, ...], bad: Callable[..., str], tmp_path: Path
 ) -> None:
     enable = bad(hook_name, arguments, fail)
@@ -354,7 +358,7 @@ async def test_a_plugin_that_only_takes_part_costs_its_part_when_it_raises(
 
 
 @pytest.mark.trio
-async def test_a_plugin_that_cannot_advertise_costs_the_registration_and_not_the_broker(
+async def test_an_error_while_registering_affects_the_registration_and_not_the_broker(
     bad: Callable[..., str], tmp_path: Path
 ) -> None:
     enable = bad("advertise", ("broker",), fail)
@@ -365,7 +369,7 @@ async def test_a_plugin_that_cannot_advertise_costs_the_registration_and_not_the
 
 
 @pytest.mark.trio
-async def test_a_service_that_raises_stops_the_broker_in_order_and_is_named(
+async def test_a_background_task_that_raises_stops_the_broker_and_is_named(
     bad: Callable[..., str], tmp_path: Path
 ) -> None:
     due = trio.Event()
@@ -399,7 +403,7 @@ async def test_a_service_that_raises_stops_the_broker_in_order_and_is_named(
 
 @pytest.mark.trio
 @pytest.mark.parametrize("answer", [7, "text", b"bytes", object()])
-async def test_a_processor_that_answers_nonsense_costs_its_request_an_error(
+async def test_a_processor_that_returns_a_wrong_type_fails_its_request_only(
     answer: object, bad: Callable[..., str], tmp_path: Path, logged: list[Any]
 ) -> None:
     async def later(request: Any) -> Any:
@@ -416,7 +420,7 @@ async def test_a_processor_that_answers_nonsense_costs_its_request_an_error(
 
 
 @pytest.mark.trio
-async def test_a_processor_that_hangs_delays_no_other_and_does_not_hold_up_the_stop(
+async def test_a_hanging_processor_delays_neither_other_requests_nor_the_stop(
     bad: Callable[..., str], tmp_path: Path
 ) -> None:
     async def hang(request: Any) -> None:
@@ -434,7 +438,7 @@ async def test_a_processor_that_hangs_delays_no_other_and_does_not_hold_up_the_s
 
 
 @pytest.mark.trio
-async def test_a_plugin_that_blocks_the_loop_is_named_while_it_does(bad: Callable[..., str], tmp_path: Path) -> None:
+async def test_a_plugin_that_blocks_the_event_loop_is_named_in_the_log(bad: Callable[..., str], tmp_path: Path) -> None:
     blocking, seen = threading.Event(), threading.Event()
 
     def block(batch: object) -> None:
@@ -462,7 +466,7 @@ async def test_a_plugin_that_blocks_the_loop_is_named_while_it_does(bad: Callabl
 
 
 @pytest.mark.trio
-async def test_nobody_looks_whether_the_loop_stands_still_where_that_is_switched_off(tmp_path: Path) -> None:
+async def test_the_watchdog_of_the_event_loop_can_be_disabled(tmp_path: Path) -> None:
     def watched() -> bool:
         return any(thread.name == "gantrymq-watchdog" for thread in threading.enumerate())
 

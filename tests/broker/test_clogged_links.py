@@ -109,7 +109,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.trio
-async def test_row_43_links_that_clog_one_by_one_and_heal_in_any_order_lose_nothing(tmp_path: Path) -> None:
+async def test_row_43_links_that_stall_and_recover_in_any_order_lose_nothing(tmp_path: Path) -> None:
     chance = random.Random(43)
     ledger = Ledger(uuid.uuid4().hex)
     (port,) = free_ports()

@@ -135,9 +135,7 @@ TAMPERED: dict[str, Tamper] = {
 
 @pytest.mark.trio
 @pytest.mark.parametrize("what", TAMPERED)
-async def test_what_was_acknowledged_is_served_whatever_happened_to_what_can_be_built_again(
-    what: str, crashed: Path
-) -> None:
+async def test_acknowledged_messages_are_served_after_any_damage_to_derived_files(what: str, crashed: Path) -> None:
     TAMPERED[what](crashed)
     for life in range(2):
         async with run_broker(broker_on(crashed)) as broker:
@@ -149,7 +147,7 @@ async def test_what_was_acknowledged_is_served_whatever_happened_to_what_can_be_
 @pytest.mark.trio
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("at", [0, 5, FLUSHED - 1])
-async def test_a_flipped_bit_in_a_record_costs_that_record_and_no_other(
+async def test_a_flipped_bit_in_a_record_affects_that_record_only(
     crashed: Path, tmp_path: Path, clean: bool, at: int
 ) -> None:
     if clean:
@@ -167,7 +165,7 @@ async def test_a_flipped_bit_in_a_record_costs_that_record_and_no_other(
 
 
 @pytest.mark.trio
-async def test_a_flipped_bit_behind_the_watermark_is_taken_for_the_torn_end_and_kept_aside(crashed: Path) -> None:
+async def test_a_flipped_bit_behind_the_watermark_truncates_the_log_and_the_tail_is_saved(crashed: Path) -> None:
     file = next(path for path in log_files(crashed) if BODIES[58] in path.read_bytes())
     flip(file, file.read_bytes().index(BODIES[58]) + 500)
     async with run_broker(broker_on(crashed)) as broker:
@@ -187,9 +185,7 @@ LOG_DAMAGE: dict[str, tuple[Tamper, str]] = {
 
 @pytest.mark.trio
 @pytest.mark.parametrize("what", LOG_DAMAGE)
-async def test_a_log_whose_files_contradict_each_other_refuses_the_start_and_changes_nothing(
-    what: str, crashed: Path
-) -> None:
+async def test_a_log_with_inconsistent_files_refuses_the_start_and_is_not_changed(what: str, crashed: Path) -> None:
     tamper, told = LOG_DAMAGE[what]
     tamper(crashed)
     before = {path.name: path.read_bytes() for path in log_files(crashed)}
@@ -220,7 +216,7 @@ async def offset_of_group(broker: Broker) -> Command:
 @pytest.mark.trio
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", BROKEN)
-async def test_a_broken_table_is_taken_from_its_backup_and_without_one_refuses_the_start(
+async def test_a_broken_state_file_is_replaced_by_its_backup_or_refuses_the_start(
     name: str, how: str, crashed: Path
 ) -> None:
     path = crashed / "config" / name

@@ -56,7 +56,7 @@ def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(cluster: Cluster, bystander: RawPeer) -> None:
+def test_a_thousand_closed_connections_leave_no_resources_behind(cluster: Cluster, bystander: RawPeer) -> None:
     host, _, port = cluster.address.rpartition(":")
     before = len(cluster.broker.connections)
     files = descriptors()
@@ -71,9 +71,7 @@ def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(cluster: C
     assert descriptors() <= files
 
 
-def test_idle_connections_cost_little_and_a_busy_one_is_served_all_the_same(
-    cluster: Cluster, bystander: RawPeer
-) -> None:
+def test_idle_connections_do_not_slow_down_a_busy_one(cluster: Cluster, bystander: RawPeer) -> None:
     count = 2000
     host, _, port = cluster.address.rpartition(":")
     before = memory_bytes()
@@ -90,7 +88,7 @@ def test_idle_connections_cost_little_and_a_busy_one_is_served_all_the_same(
             sock.close()
 
 
-def test_a_trickled_frame_is_given_up_and_its_connection_closed(impatient: Cluster) -> None:
+def test_an_unfinished_frame_times_out_and_its_connection_closes(impatient: Cluster) -> None:
     frame = encode(Command(9999))
     with RawPeer(impatient.address) as slow, RawPeer(impatient.address) as other:
         started = time.monotonic()
@@ -107,7 +105,7 @@ def test_a_trickled_frame_is_given_up_and_its_connection_closed(impatient: Clust
         assert other.is_served()
 
 
-def test_a_large_frame_that_never_ends_costs_what_was_sent_and_no_more(impatient: Cluster) -> None:
+def test_an_unfinished_large_frame_takes_memory_for_its_received_bytes_only(impatient: Cluster) -> None:
     before = memory_bytes()
     peers = [RawPeer(impatient.address) for _ in range(40)]
     for peer in peers:
@@ -141,7 +139,7 @@ def test_a_pull_with_any_numbers_is_answered_in_time(brief: Cluster, limit: int)
 
 
 @pytest.mark.parametrize("field", ["maxMsgNums", "queueId", "queueOffset", "suspendTimeoutMillis"])
-def test_a_number_of_too_many_bits_is_refused_by_its_name(brief: Cluster, field: str) -> None:
+def test_a_number_out_of_range_is_refused_with_the_name_of_its_field(brief: Cluster, field: str) -> None:
     command = pull("T")
     command.ext = {**(command.ext or {}), field: str(2**64)}
     with RawPeer(brief.address) as peer:
@@ -151,7 +149,7 @@ def test_a_number_of_too_many_bits_is_refused_by_its_name(brief: Cluster, field:
     assert field in (answer.remark or "")
 
 
-def test_held_pulls_are_capped_and_keep_nothing_of_what_came_with_them(tmp_path: Path) -> None:
+def test_held_pulls_are_limited_and_release_their_request_bytes(tmp_path: Path) -> None:
     body = bytes(200_000)
     settings = {"plugin.longpoll.max_held": "500", "plugin.longpoll.max_wait": "10m"}
     with cluster_in_thread(tmp_path, settings=settings) as cluster, RawPeer(cluster.address, timeout=60) as peer:
@@ -172,7 +170,7 @@ def test_held_pulls_are_capped_and_keep_nothing_of_what_came_with_them(tmp_path:
     assert {answer and answer.code for answer in later} == {ResponseCode.SUCCESS}
 
 
-def test_an_expression_of_its_own_with_every_pull_leaves_nothing_behind(brief: Cluster) -> None:
+def test_different_expressions_in_every_pull_do_not_accumulate(brief: Cluster) -> None:
     tags = [f"{number:02x}" for number in range(256)] + [f"{number:03x}" for number in range(256, 900)]
     with RawPeer(brief.address) as peer:
         before = memory_bytes()
@@ -184,7 +182,7 @@ def test_an_expression_of_its_own_with_every_pull_leaves_nothing_behind(brief: C
 
 
 @pytest.mark.once
-def test_long_expressions_of_their_own_with_every_pull_leave_nothing_behind(cluster: Cluster) -> None:
+def test_different_long_expressions_in_every_pull_do_not_accumulate(cluster: Cluster) -> None:
     tags = "||".join(f"{number:04x}" for number in range(10_000))
     with RawPeer(cluster.address) as peer:
         first = peer.ask(send("Long", b"first"))
@@ -205,7 +203,7 @@ def test_long_expressions_of_their_own_with_every_pull_leave_nothing_behind(clus
         assert memory_bytes() - before < 160 * MIB
 
 
-def test_twenty_thousand_held_pulls_are_one_arrival_away_from_their_answers(cluster: Cluster) -> None:
+def test_one_message_answers_twenty_thousand_held_pulls(cluster: Cluster) -> None:
     count = 20_000
     with RawPeer(cluster.address) as producer, RawPeer(cluster.address, timeout=30) as consumer:
         first = producer.ask(send("Held", b"first"))
@@ -227,7 +225,7 @@ def test_twenty_thousand_held_pulls_are_one_arrival_away_from_their_answers(clus
     assert ResponseCode.SUCCESS in codes <= {ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY}
 
 
-def test_a_flood_of_oneway_requests_is_taken_without_an_answer(cluster: Cluster) -> None:
+def test_a_flood_of_oneway_requests_is_processed_without_responses(cluster: Cluster) -> None:
     message = send("Oneway", b"x")
     message.flag = ONEWAY_FLAG
     unknown = Command(9999, flag=ONEWAY_FLAG)
@@ -241,7 +239,7 @@ def test_a_flood_of_oneway_requests_is_taken_without_an_answer(cluster: Cluster)
     assert (last.ext or {})["queueOffset"] == "3000", "all before it are stored"
 
 
-def test_responses_that_nobody_waits_for_are_dropped(target: str, bystander: RawPeer) -> None:
+def test_unexpected_responses_are_dropped(target: str, bystander: RawPeer) -> None:
     with RawPeer(target) as peer:
         for flag in (RESPONSE_FLAG, RESPONSE_FLAG | ONEWAY_FLAG):
             peer.send(*[Command(code, flag=flag, opaque=code) for code in (0, 10, 11, 105, -1)] * 20)
@@ -285,7 +283,7 @@ BAD_BATCHES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", BAD_BATCHES)
-def test_a_batch_that_does_not_add_up_is_refused_whole(cluster: Cluster, what: str) -> None:
+def test_an_inconsistent_batch_is_refused_entirely(cluster: Cluster, what: str) -> None:
     request = send("Batches", BAD_BATCHES[what])
     request.code = RequestCode.SEND_BATCH_MESSAGE
     with RawPeer(cluster.address) as peer:
@@ -299,9 +297,7 @@ def test_a_batch_that_does_not_add_up_is_refused_whole(cluster: Cluster, what: s
     assert int((after.ext or {})["queueOffset"]) == int((good.ext or {})["queueOffset"]) + 1, "nothing was stored"
 
 
-def test_row_51_a_body_that_unpacks_to_a_thousand_times_its_size_passes_the_broker_as_it_is(
-    cluster: Cluster, bystander: RawPeer
-) -> None:
+def test_row_51_a_decompression_bomb_passes_the_broker_unchanged(cluster: Cluster, bystander: RawPeer) -> None:
     """Only who consumes it unpacks it, up to a limit. Broken on purpose: with the limit left out it was unpacked."""
     bomb = zlib.compress(bytes(64 * MIB), 9)
     assert len(bomb) < MIB // 8
@@ -342,7 +338,7 @@ LONG_HEADERS = [
 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize(("command", "code"), LONG_HEADERS, ids=[str(number) for number in range(len(LONG_HEADERS))])
-def test_a_header_of_more_than_64_kib_is_answered_and_the_connection_lives(
+def test_a_header_above_64_kib_gets_a_response_and_the_connection_stays_open(
     brief: Cluster, command: Command, code: int, kind: int
 ) -> None:
     command.kind = kind
@@ -369,7 +365,7 @@ def peak_bytes(pid: int) -> int:
     return int(kibibytes) * 1024
 
 
-def test_a_header_that_fills_its_frame_costs_no_more_memory_than_the_frame(tmp_path: Path) -> None:
+def test_a_header_as_long_as_its_frame_takes_no_more_memory_than_the_frame(tmp_path: Path) -> None:
     # The broker has a process of its own, and its peak counts: what the peer and other tests hold would count as well,
     # and what is free again a moment later would count or not.
     command = send("T", b"", properties="x" * (15 * MIB))

@@ -42,7 +42,7 @@ ANSWERS: dict[str, Answer] = {
 
 @pytest.mark.trio
 @pytest.mark.parametrize("what", ANSWERS)
-async def test_a_nameserver_that_lies_costs_its_registration_only(what: str, tmp_path: Path) -> None:
+async def test_a_nameserver_with_false_responses_affects_its_registration_only(what: str, tmp_path: Path) -> None:
     asked = trio.Event()
 
     async def lie(stream: trio.SocketStream) -> None:

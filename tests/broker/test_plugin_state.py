@@ -106,7 +106,7 @@ async def live(folder: Path, count: int, *, counts: bool = True) -> tuple[list[i
         return await put(broker, count), plugin
 
 
-async def test_a_plugin_that_was_disabled_sees_what_it_missed_once(tmp_path: Path) -> None:
+async def test_a_plugin_enabled_again_gets_the_missed_messages_once(tmp_path: Path) -> None:
     sent, _ = await live(tmp_path, 20)
     for count in (30, 40):
         sent += (await live(tmp_path, count, counts=False))[0]
@@ -116,14 +116,14 @@ async def test_a_plugin_that_was_disabled_sees_what_it_missed_once(tmp_path: Pat
     assert len(plugin.given) == 1
 
 
-async def test_a_new_plugin_begins_with_what_comes(tmp_path: Path) -> None:
+async def test_a_new_plugin_starts_with_the_next_message(tmp_path: Path) -> None:
     await live(tmp_path, 20, counts=False)
     sent, plugin = await live(tmp_path, 5)
     assert plugin.offsets == sent
     assert plugin.given == [SavedState(None, sent[0])]
 
 
-async def test_a_plugin_may_begin_with_the_first_message_of_the_log(tmp_path: Path, counter: Any) -> None:
+async def test_a_plugin_can_request_the_log_from_its_first_message(tmp_path: Path, counter: Any) -> None:
     sent, _ = await live(tmp_path, 20, counts=False)
     counter.from_start = True
     for _ in range(2):
@@ -132,7 +132,7 @@ async def test_a_plugin_may_begin_with_the_first_message_of_the_log(tmp_path: Pa
         assert plugin.offsets == sent
 
 
-async def test_what_was_deleted_meanwhile_is_reported(tmp_path: Path) -> None:
+async def test_a_deleted_range_of_the_log_is_reported_to_the_plugin(tmp_path: Path) -> None:
     sent, _ = await live(tmp_path, 20)
     async with run_broker(broker_in(tmp_path, counts=False)) as broker:
         sent += await put(broker, 200)
@@ -149,7 +149,7 @@ async def test_what_was_deleted_meanwhile_is_reported(tmp_path: Path) -> None:
     assert [(line["start"], line["end"]) for line in lines if line["event"] == "plugin_state_gap"] == [(stood, start)]
 
 
-async def test_a_damaged_state_is_taken_from_the_one_before(tmp_path: Path) -> None:
+async def test_a_damaged_state_is_replaced_by_the_previous_one(tmp_path: Path) -> None:
     sent, _ = await live(tmp_path, 20)
     sent += (await live(tmp_path, 20))[0]
     path = state_file(tmp_path)
@@ -164,7 +164,7 @@ async def test_a_damaged_state_is_taken_from_the_one_before(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("has_older", [True, False])
-async def test_a_state_that_counts_what_the_log_has_lost_is_built_again(tmp_path: Path, *, has_older: bool) -> None:
+async def test_a_state_ahead_of_the_log_is_rebuilt(tmp_path: Path, *, has_older: bool) -> None:
     """As after the cut of a slave's log. Once the log has grown again nobody could tell: such a state goes at once."""
     sent, _ = await live(tmp_path, 20)
     path = state_file(tmp_path)
@@ -180,7 +180,7 @@ async def test_a_state_that_counts_what_the_log_has_lost_is_built_again(tmp_path
     assert all(stands_at(each) < 10**9 for each in (path, older))
 
 
-async def test_a_state_is_not_written_before_the_log_is_on_the_disk(tmp_path: Path) -> None:
+async def test_a_state_is_written_after_the_log_is_durable(tmp_path: Path) -> None:
     """Else it would count what a power cut takes back."""
     settings = {**SMALL, "plugin.flush.interval": "10s"}
     async with run_broker(broker_in(tmp_path, settings=settings)) as broker:
@@ -192,7 +192,7 @@ async def test_a_state_is_not_written_before_the_log_is_on_the_disk(tmp_path: Pa
         assert stands == broker.log.end == broker.log.durable
 
 
-async def test_a_plugin_that_cannot_save_keeps_the_state_before(tmp_path: Path, counter: Any) -> None:
+async def test_a_failed_save_keeps_the_previous_state(tmp_path: Path, counter: Any) -> None:
     sent, _ = await live(tmp_path, 20)
     counter.fails = True
     with structlog.testing.capture_logs() as lines:
@@ -202,9 +202,7 @@ async def test_a_plugin_that_cannot_save_keeps_the_state_before(tmp_path: Path, 
     assert (await live(tmp_path, 0))[1].offsets == sent
 
 
-async def test_a_plugin_that_is_disabled_after_an_error_goes_on_there_at_the_next_start(
-    tmp_path: Path, counter: Any
-) -> None:
+async def test_a_plugin_disabled_by_an_error_resumes_there_at_the_next_start(tmp_path: Path, counter: Any) -> None:
     sent, _ = await live(tmp_path, 20)
     counter.on_error = "disable"
     proper = counter.dispatch
@@ -219,7 +217,7 @@ async def test_a_plugin_that_is_disabled_after_an_error_goes_on_there_at_the_nex
 
 
 @pytest.mark.parametrize("hook_name", ["load_state", "save_state", "dispatch"])
-async def test_the_hooks_of_a_state_belong_together(tmp_path: Path, hook_name: str, counter: Any) -> None:
+async def test_load_state_and_save_state_require_each_other(tmp_path: Path, hook_name: str, counter: Any) -> None:
     module = sys.modules["counter_of_a_test"]
     rest = {name: value for name, value in vars(Counter).items() if name not in (hook_name, "__dict__", "__weakref__")}
     module.Counter = type("Counter", (), rest)  # type: ignore[attr-defined]

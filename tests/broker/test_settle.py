@@ -92,7 +92,7 @@ def batch_send(*messages: tuple[bytes, str]) -> Command:
     return Command(RequestCode.SEND_BATCH_MESSAGE, {**(command.ext or {}), "m": "true"}, body)
 
 
-async def test_the_answer_is_that_of_the_earlier_message(tmp_path: Path, plugin: str) -> None:
+async def test_a_settled_send_gets_the_response_of_the_earlier_message(tmp_path: Path, plugin: str) -> None:
     async with run_broker(broker(tmp_path, plugin)) as running, open_channel(running.address) as channel:
         await channel.call(send("T", b"before", queues=2))
         first = place_in(await channel.call(send("T", b"x", properties="KEYS\x01k", queue_id=1)))
@@ -103,7 +103,7 @@ async def test_the_answer_is_that_of_the_earlier_message(tmp_path: Path, plugin:
         assert stats["putMessageFailedTimes"] == "0"
 
 
-async def test_a_message_and_its_duplicate_of_one_turn_have_one_answer(tmp_path: Path, plugin: str) -> None:
+async def test_a_message_and_its_duplicate_in_one_turn_get_the_same_response(tmp_path: Path, plugin: str) -> None:
     async with run_broker(broker(tmp_path, plugin)) as running, open_channel(running.address) as channel:
         answers: list[Command] = []
 
@@ -125,7 +125,7 @@ async def test_a_oneway_duplicate_is_not_stored(tmp_path: Path, plugin: str) -> 
         assert await bodies(channel) == [b"x", b"last"]
 
 
-async def test_a_batch_names_the_earlier_message_where_one_of_its_own_is_settled(tmp_path: Path, plugin: str) -> None:
+async def test_a_batch_response_has_the_earlier_id_for_a_settled_message(tmp_path: Path, plugin: str) -> None:
     async with run_broker(broker(tmp_path, plugin)) as running, open_channel(running.address) as channel:
         first = place_in(await channel.call(send("T", b"a", properties="KEYS\x01a")))
         ids, queue_id, queue_offset = place_in(
@@ -142,9 +142,7 @@ async def test_a_batch_names_the_earlier_message_where_one_of_its_own_is_settled
 
 
 @pytest.mark.parametrize("strategy", ["half", "state_table"])
-async def test_a_half_message_that_is_sent_again_is_the_same_transaction(
-    tmp_path: Path, plugin: str, strategy: str
-) -> None:
+async def test_a_half_message_sent_again_has_the_first_transaction(tmp_path: Path, plugin: str, strategy: str) -> None:
     half = "KEYS\x01k\x02TRAN_MSG\x01true\x02PGROUP\x01orders\x02UNIQ_KEY\x01u"
     running = broker(tmp_path, plugin, settings={"plugin.transaction.strategy": strategy})
     async with run_broker(running), open_channel(running.address) as channel:
@@ -165,7 +163,7 @@ async def test_a_half_message_that_is_sent_again_is_the_same_transaction(
         assert await bodies(channel) == [b"x"]
 
 
-async def test_a_delayed_message_that_is_sent_again_is_told_its_own_queue(tmp_path: Path, plugin: str) -> None:
+async def test_a_delayed_message_sent_again_gets_its_requested_queue(tmp_path: Path, plugin: str) -> None:
     async with run_broker(broker(tmp_path, plugin)) as running, open_channel(running.address) as channel:
         await channel.call(send("T", b"before", queues=2))
         delayed = "KEYS\x01k\x02DELAY\x0118"
@@ -233,7 +231,7 @@ def env() -> Iterator[HangingEnv]:
 
 
 @pytest.mark.parametrize("key", ["k", "flushed"])
-async def test_no_duplicate_is_acknowledged_before_what_it_names_is_on_the_disk(
+async def test_a_duplicate_is_acknowledged_after_its_original_is_durable(
     tmp_path: Path, plugin: str, env: HangingEnv, key: str
 ) -> None:
     running = broker(tmp_path, plugin, env=env, settings={"plugin.flush.timeout": "60s"})
@@ -259,7 +257,9 @@ async def test_no_duplicate_is_acknowledged_before_what_it_names_is_on_the_disk(
         assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 2
 
 
-async def test_a_duplicate_is_told_that_the_disk_is_late(tmp_path: Path, plugin: str, env: HangingEnv) -> None:
+async def test_a_duplicate_gets_a_flush_timeout_if_the_disk_is_late(
+    tmp_path: Path, plugin: str, env: HangingEnv
+) -> None:
     running = broker(tmp_path, plugin, env=env, settings={"plugin.flush.timeout": "100ms"})
     async with run_broker(running), open_channel(running.address) as channel:
         await channel.call(send("T", b"flushed"))
@@ -270,7 +270,9 @@ async def test_a_duplicate_is_told_that_the_disk_is_late(tmp_path: Path, plugin:
         env.open_gate.set()
 
 
-async def test_settling_with_what_is_not_stored_is_the_plugins_error(tmp_path: Path, plugin: str) -> None:
+async def test_settling_with_a_message_that_is_not_stored_is_an_error_of_the_plugin(
+    tmp_path: Path, plugin: str
+) -> None:
     async def life() -> None:
         async with run_broker(broker(tmp_path, plugin)) as running, open_channel(running.address) as channel:
             await channel.call(send("T", b"x", properties="KEYS\x01ahead"))
@@ -283,7 +285,7 @@ async def test_settling_with_what_is_not_stored_is_the_plugins_error(tmp_path: P
         await life()
 
 
-async def test_the_python_client_takes_a_settled_send_for_a_send(tmp_path: Path, plugin: str) -> None:
+async def test_the_python_client_treats_a_settled_send_as_sent(tmp_path: Path, plugin: str) -> None:
     async with (
         run_cluster(tmp_path / "store", enable=[plugin]) as cluster,
         gantrymq.connect(cluster.nameserver) as client,

@@ -31,7 +31,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_reader_that_asks_for_more_than_the_write_buffer_at_once_gets_all_of_it(full: Cluster) -> None:
+def test_a_slow_reader_gets_responses_larger_than_the_write_buffer_completely(full: Cluster) -> None:
     got = dict.fromkeys(range(QUEUES), 0)
     with RawPeer(full.address) as peer, RawPeer(full.address) as other:
         peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)

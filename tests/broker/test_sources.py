@@ -125,7 +125,7 @@ class Dedup:
 
 
 @pytest.mark.parametrize("waits", [DELAYED, TIMED], ids=["level", "timer"])
-async def test_deduplication_leaves_delayed_messages_alone(
+async def test_deduplication_does_not_affect_delayed_messages(
     tmp_path: Path, install: Install, waits: dict[str, Any]
 ) -> None:
     async with using(tmp_path, install(Dedup)) as user:
@@ -135,13 +135,13 @@ async def test_deduplication_leaves_delayed_messages_alone(
             await user.send(Message("T", b"again", keys=["k"]))
 
 
-async def test_deduplication_blocks_no_commit(tmp_path: Path, install: Install) -> None:
+async def test_deduplication_does_not_block_commits(tmp_path: Path, install: Install) -> None:
     async with using(tmp_path, install(Dedup)) as user:
         await user.transaction(Message("T", b"paid", keys=["k"]))
         assert (await user.receive("T")).body == b"paid"
 
 
-async def test_deduplication_lets_a_retry_come_and_a_dead_letter_go(tmp_path: Path, install: Install) -> None:
+async def test_deduplication_does_not_block_retries_and_dead_letters(tmp_path: Path, install: Install) -> None:
     async with using(tmp_path, install(Dedup)) as user:
         await user.send(Message("T", b"hard", keys=["k"]))
         again = await user.receive("T", retry=1)
@@ -154,7 +154,9 @@ async def test_deduplication_lets_a_retry_come_and_a_dead_letter_go(tmp_path: Pa
         assert (await user.receive("%DLQ%U-readers")).body == b"dead"
 
 
-async def test_a_client_that_sends_to_the_retry_topic_itself_is_no_duplicate(tmp_path: Path, install: Install) -> None:
+async def test_a_message_that_a_client_resends_to_the_retry_topic_is_not_a_duplicate(
+    tmp_path: Path, install: Install
+) -> None:
     """As clients do that cannot give a message back by its offset."""
     async with using(tmp_path, install(Dedup)) as user:
         await user.send(Message("T", b"hard", keys=["k"]))
@@ -176,7 +178,9 @@ class Mark:
             batch.bodies[row] += b"!"
 
 
-async def test_a_body_is_changed_once_however_often_the_broker_stores_it(tmp_path: Path, install: Install) -> None:
+async def test_a_body_is_transformed_once_although_the_broker_stores_it_repeatedly(
+    tmp_path: Path, install: Install
+) -> None:
     async with using(tmp_path, install(Mark)) as user:
         await user.send(Message("D", b"level", **DELAYED))
         await user.send(Message("E", b"timed", **TIMED))
@@ -212,7 +216,7 @@ class Watch:
         self.broker.wake()
 
 
-async def test_each_row_says_where_it_comes_from(tmp_path: Path, install: Install) -> None:
+async def test_each_row_has_its_source(tmp_path: Path, install: Install) -> None:
     async with using(tmp_path, install(Watch)) as user:
         await user.send(Message("D", b"level", **DELAYED))
         await user.send(Message("E", b"timed", **TIMED))
@@ -265,7 +269,7 @@ class SpoilTwice(RefuseTwice):
 
 @pytest.mark.parametrize("kind", [RefuseTwice, SpoilTwice])
 @pytest.mark.parametrize(("waits", "source"), [(DELAYED, Source.DELAY), (TIMED, Source.TIMER)], ids=["level", "timer"])
-async def test_what_a_plugin_refuses_of_the_brokers_own_is_delivered_later(
+async def test_internal_messages_refused_by_a_plugin_are_delivered_later(
     tmp_path: Path, install: Install, waits: dict[str, Any], source: str, kind: type
 ) -> None:
     with structlog.testing.capture_logs() as lines:
@@ -279,9 +283,7 @@ async def test_what_a_plugin_refuses_of_the_brokers_own_is_delivered_later(
     assert not [line for line in lines if line["event"] == "delayed_message_lost"]
 
 
-async def test_a_commit_that_a_plugin_refuses_is_reported_and_asked_about_again(
-    tmp_path: Path, install: Install
-) -> None:
+async def test_a_refused_commit_is_reported_and_checked_back_again(tmp_path: Path, install: Install) -> None:
     with structlog.testing.capture_logs() as lines:
         async with using(tmp_path, install(RefuseTwice)) as user:
             await user.transaction(Message("T", b"paid"))
@@ -298,9 +300,7 @@ async def test_a_commit_that_a_plugin_refuses_is_reported_and_asked_about_again(
         (7, "sources = 7 must be a tuple"),
     ],
 )
-async def test_a_source_that_there_is_not_stops_the_start(
-    tmp_path: Path, install: Install, sources: object, told: str
-) -> None:
+async def test_an_unknown_source_stops_the_start(tmp_path: Path, install: Install, sources: object, told: str) -> None:
     enable = install(type("Wrong", (Dedup,), {"sources": sources}))
     with pytest.raises(StartError, match=f"plugin 'dedup': {told}"):
         make_broker(tmp_path, enable=[enable])

@@ -58,7 +58,7 @@ async def test_requests_of_every_kind_are_signed(fake_cluster: Cluster) -> None:
     assert any(request.is_oneway for request in seen)
 
 
-async def test_answers_to_the_broker_are_not_signed(fake_cluster: Cluster) -> None:
+async def test_responses_to_the_broker_are_not_signed(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address, **KEYS) as client,
@@ -86,7 +86,7 @@ async def test_answers_to_the_broker_are_not_signed(fake_cluster: Cluster) -> No
         ),
     ],
 )
-async def test_a_refused_send_is_not_repeated(fake_cluster: Cluster, code: int, remark: str, error: type) -> None:
+async def test_an_unauthorized_send_is_not_retried(fake_cluster: Cluster, code: int, remark: str, error: type) -> None:
     async with fake_cluster(brokers=2, T=1) as cluster:
         for broker in cluster.brokers:
             broker.answers[RequestCode.SEND_MESSAGE_V2] = refuse(remark, code)
@@ -97,7 +97,7 @@ async def test_a_refused_send_is_not_repeated(fake_cluster: Cluster, code: int, 
     assert sum(len(broker.seen(RequestCode.SEND_MESSAGE_V2)) for broker in cluster.brokers) == 1
 
 
-async def test_other_refusals_are_repeated_on_another_broker(fake_cluster: Cluster) -> None:
+async def test_other_refusals_are_retried_on_another_broker(fake_cluster: Cluster) -> None:
     async with fake_cluster(brokers=2, T=1) as cluster:
         cluster.broker.answers[RequestCode.SEND_MESSAGE_V2] = refuse("the broker's sending message is forbidden", 16)
         async with gantrymq.connect(cluster.address, **KEYS) as client, client.producer() as producer:
@@ -105,7 +105,7 @@ async def test_other_refusals_are_repeated_on_another_broker(fake_cluster: Clust
                 assert (await producer.send("T", b"x")).queue.broker_name == "broker-b"
 
 
-async def test_a_consumer_that_is_refused_does_not_begin(fake_cluster: Cluster) -> None:
+async def test_an_unauthorized_consumer_fails_at_its_start(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         cluster.broker.answers[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = refuse(WRONG_KEY)
         async with gantrymq.connect(cluster.address, **KEYS) as client:
@@ -132,7 +132,7 @@ async def test_a_heartbeat_that_is_refused_fails_only_the_consumer_whose_topic_i
             assert (await anext(messages)).body == b"x"
 
 
-async def test_the_first_message_needs_no_permission_to_ask_for_offsets(fake_cluster: Cluster) -> None:
+async def test_the_first_message_needs_no_permission_for_offset_queries(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address, **KEYS) as client:
         cluster.broker.store("T", 0, b"first")
         cluster.broker.answers[RequestCode.GET_MIN_OFFSET] = refuse(
@@ -143,7 +143,7 @@ async def test_the_first_message_needs_no_permission_to_ask_for_offsets(fake_clu
                 assert (await anext(messages)).body == b"first"
 
 
-async def test_pulls_that_are_refused_end_the_iteration(fake_cluster: Cluster) -> None:
+async def test_unauthorized_pulls_end_the_iteration(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address, **KEYS) as client:
         async with client.consumer("T", "g", start="first") as messages:
             cluster.broker.store("T", 0, b"before")
@@ -175,7 +175,7 @@ async def test_secrets_are_neither_logged_nor_part_of_errors(
         assert "tok-en" not in text
 
 
-async def test_half_of_the_credentials_is_refused_before_anything_is_sent(fake_cluster: Cluster) -> None:
+async def test_half_of_the_credentials_is_rejected_before_any_request(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         with pytest.raises(ValueError, match="secret_key is missing"):
             async with gantrymq.connect(cluster.address, access_key="worker"):
@@ -184,7 +184,7 @@ async def test_half_of_the_credentials_is_refused_before_anything_is_sent(fake_c
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_blocking_client_signs_as_well(fake_in_thread: Any, backend: Any) -> None:
+def test_the_blocking_client_signs_requests(fake_in_thread: Any, backend: Any) -> None:
     with gantrymq.sync.connect(fake_in_thread.address, backend=backend, **KEYS) as client:
         with client.producer() as producer, client.consumer("T", "g", start="first") as messages:
             producer.send("T", b"x")
@@ -196,7 +196,7 @@ def test_the_blocking_client_signs_as_well(fake_in_thread: Any, backend: Any) ->
         assert_signed(request)
 
 
-def test_an_answer_that_only_sounds_alike_is_an_ordinary_error() -> None:
+def test_an_error_with_a_similar_text_is_an_ordinary_error() -> None:
     for code, remark in (
         (1, "disk full"),
         (16, "the topic[T] is forbidden"),

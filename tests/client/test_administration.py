@@ -78,7 +78,7 @@ async def test_a_reset_takes_effect_in_a_running_consumer(fake_cluster: Callable
                 await tell(broker, 220)
 
 
-async def test_a_reset_that_the_broker_does_not_take_at_once_is_tried_again(
+async def test_a_failed_offset_reset_is_retried(
     fake_cluster: Callable[..., Any], no_pause: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -101,7 +101,7 @@ async def test_a_reset_that_the_broker_does_not_take_at_once_is_tried_again(
             assert messages.statistics().last_error is not None
 
 
-async def test_where_a_consumer_is_can_be_asked(fake_cluster: Callable[..., Any]) -> None:
+async def test_administrators_can_query_a_consumers_progress(fake_cluster: Callable[..., Any]) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         broker = cluster.broker
         for number in range(3):
@@ -122,7 +122,7 @@ async def test_where_a_consumer_is_can_be_asked(fake_cluster: Callable[..., Any]
                 assert (answer.code, "does not consume as group other" in (answer.remark or "")) == (1, True)
 
 
-async def test_a_message_can_be_consumed_directly(
+async def test_administrators_can_have_a_message_consumed_directly(
     fake_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.direct.ANSWER_SECONDS", 0.3)

@@ -63,7 +63,7 @@ async def make_group(client: gantrymq.Client, topic: str, group: str) -> None:
         pass
 
 
-async def test_a_message_that_is_given_back_comes_again_and_ends_as_a_dead_letter(cluster: str, topic: str) -> None:
+async def test_a_message_sent_back_is_redelivered_and_becomes_a_dead_letter(cluster: str, topic: str) -> None:
     group = f"{topic}-g"
     async with gantrymq.connect(cluster) as client:
         await client.admin.create_topic(topic, queues=1)
@@ -87,7 +87,7 @@ async def test_a_message_that_is_given_back_comes_again_and_ends_as_a_dead_lette
         assert await offsets_left(client, topic, group) == {0: 0}
 
 
-def test_a_message_is_given_back_without_async(cluster: str, topic: str) -> None:
+def test_the_blocking_consumer_sends_messages_back(cluster: str, topic: str) -> None:
     group = f"{topic}-g"
     with gantrymq.sync.connect(cluster) as client:
         client.admin.create_topic(topic, queues=1)
@@ -141,7 +141,7 @@ async def test_ten_thousand_messages_arrive_once_and_unaltered(cluster: str, top
         assert set((await offsets_left(client, topic, f"g-{topic}")).values()) == {0}
 
 
-async def test_a_batch_lies_in_one_queue_in_its_order(cluster: str, topic: str) -> None:
+async def test_a_batch_is_stored_in_one_queue_in_order(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         await client.admin.create_topic(topic, 4)
         batch = [Message(topic, b"%d" % number, "t", (f"k{number}",), {"own": "x"}, number) for number in range(32)]
@@ -168,14 +168,14 @@ async def test_a_oneway_message_arrives(cluster: str, topic: str) -> None:
                 assert (await anext(messages)).body == b"no answer wanted"
 
 
-async def test_a_topic_is_created_when_it_is_first_sent_to(cluster: str, topic: str) -> None:
+async def test_a_topic_is_created_by_the_first_send(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         result = await producer.send(topic, b"first")
         assert result.queue_offset == 0
         assert result.queue.queue_id in range(4)
 
 
-async def test_a_consumer_that_waits_gets_what_is_sent_later(cluster: str, topic: str) -> None:
+async def test_a_waiting_consumer_gets_later_messages(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         await client.admin.create_topic(topic, 2)
         await producer.send(topic, b"before")
@@ -187,7 +187,7 @@ async def test_a_consumer_that_waits_gets_what_is_sent_later(cluster: str, topic
                     assert (await anext(messages)).body == b"%d" % number
 
 
-async def test_what_was_not_acknowledged_comes_again_to_the_next_member(cluster: str, topic: str) -> None:
+async def test_unacknowledged_messages_are_redelivered_to_the_next_member(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         await client.admin.create_topic(topic, 1)
         for number in range(10):
@@ -245,7 +245,7 @@ async def test_members_share_the_queues_and_take_over_from_one_that_leaves(clust
     assert sorted(done, key=int) == [b"%d" % number for number in range(400)]
 
 
-async def test_one_consumer_takes_several_topics(cluster: str, topic: str) -> None:
+async def test_one_consumer_subscribes_to_several_topics(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         for name in (topic, f"{topic}-2"):
             await client.admin.create_topic(name, 1)
@@ -258,7 +258,7 @@ async def test_one_consumer_takes_several_topics(cluster: str, topic: str) -> No
         assert got == {f"{topic} a", f"{topic} b", f"{topic}-2 b"}
 
 
-async def test_a_group_gets_the_tags_it_asked_for(cluster: str, topic: str) -> None:
+async def test_a_group_gets_only_its_tags(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         await client.admin.create_topic(topic, 1)
         # the first two have the same hash, by which the broker tells tags apart
@@ -273,7 +273,7 @@ async def test_a_group_gets_the_tags_it_asked_for(cluster: str, topic: str) -> N
         assert await offsets_left(client, topic, f"g-{topic}") == {0: 0}
 
 
-async def test_queues_can_be_asked_for_their_offsets(cluster: str, topic: str) -> None:
+async def test_offsets_of_queues_can_be_queried(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         admin = client.admin
         await admin.create_topic(topic, 2)
@@ -334,7 +334,7 @@ async def send_new(client: gantrymq.Client, topic: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["last", "time", "earlier"])
-async def test_a_new_group_gets_what_its_start_says_while_all_lies_in_memory(
+async def test_a_new_group_starts_at_its_option_while_all_messages_are_in_memory(
     cluster: str, topic: str, start: str
 ) -> None:
     async with gantrymq.connect(cluster) as client:
@@ -357,7 +357,7 @@ async def test_a_new_group_gets_what_its_start_says_while_all_lies_in_memory(
             assert got == wanted
 
 
-async def test_a_start_counts_from_the_first_member_on(cluster: str, topic: str) -> None:
+async def test_the_start_option_applies_from_the_first_member_on(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         await client.admin.create_topic(topic, 1)
         (queue,) = await client.admin.queues(topic)
@@ -372,7 +372,7 @@ async def test_a_start_counts_from_the_first_member_on(cluster: str, topic: str)
                 assert (await anext(messages)).body == b"new"
 
 
-async def test_an_offset_of_zero_outranks_the_start(cluster: str, topic: str) -> None:
+async def test_a_stored_offset_of_zero_takes_precedence_over_the_start_option(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         await client.admin.create_topic(topic, 1)
         (queue,) = await client.admin.queues(topic)
@@ -406,7 +406,7 @@ async def other_queues(cluster: str, topic: str) -> list[MessageQueue]:
         return await client.admin.queues(topic)
 
 
-async def test_what_the_broker_refuses_is_an_error_with_code_and_address(cluster: str, topic: str) -> None:
+async def test_a_refusal_of_the_broker_is_an_error_with_code_and_address(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         await client.admin.create_topic(topic, 2)
         (queue, _) = await client.admin.queues(topic)
@@ -435,7 +435,7 @@ async def test_an_offset_beyond_the_end_is_corrected(cluster: str, topic: str) -
         assert seen
 
 
-def test_the_blocking_client_does_the_same(cluster: str, topic: str) -> None:
+def test_the_blocking_client_behaves_like_the_async_client(cluster: str, topic: str) -> None:
     with gantrymq.sync.connect(cluster) as client, client.producer() as producer:
         client.admin.create_topic(topic, 4)
         with client.consumer(topic, f"g-{topic}", start="first") as messages:
@@ -455,7 +455,7 @@ def test_the_blocking_client_does_the_same(cluster: str, topic: str) -> None:
         assert sum(client.admin.consumer_offset(f"g-{topic}", queue) or 0 for queue in queues) == 103
 
 
-async def test_enqueued_messages_keep_their_order_and_their_parts(cluster: str, topic: str) -> None:
+async def test_enqueued_messages_keep_their_order_and_fields(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer(batch_bytes=4096) as producer:
         await client.admin.create_topic(topic, queues=4)
         deliveries = [
@@ -486,7 +486,7 @@ async def test_enqueued_messages_keep_their_order_and_their_parts(cluster: str, 
                         assert message.message_id == results[number].message_id
 
 
-async def test_a_timed_message_comes_at_its_time_or_is_refused(
+async def test_a_timed_message_arrives_at_its_time_or_is_refused(
     cluster: str, topic: str, request: pytest.FixtureRequest
 ) -> None:
     """RocketMQ 4.9 would deliver it at once: the client does not send it there."""
@@ -513,7 +513,7 @@ async def test_a_timed_message_comes_at_its_time_or_is_refused(
         assert second.store_timestamp >= now.timestamp() * 1000 + 3900
 
 
-async def test_requests_get_their_replies_and_a_requester_that_is_gone_is_reported(cluster: str, topic: str) -> None:
+async def test_requests_get_replies_and_a_disconnected_requester_is_reported(cluster: str, topic: str) -> None:
     gone = anyio.Event()
     async with gantrymq.connect(cluster) as client, gantrymq.connect(cluster) as other:
         await client.admin.create_topic(topic, queues=2)
@@ -553,7 +553,7 @@ async def test_requests_get_their_replies_and_a_requester_that_is_gone_is_report
             gone.set()
 
 
-def test_threads_may_share_one_blocking_producer(cluster: str, topic: str) -> None:
+def test_threads_can_share_one_blocking_producer(cluster: str, topic: str) -> None:
     with gantrymq.sync.connect(cluster) as client, client.producer() as producer:
         client.admin.create_topic(topic, 4)
 
@@ -570,9 +570,7 @@ def test_threads_may_share_one_blocking_producer(cluster: str, topic: str) -> No
             assert len({next(messages).message_id for _ in range(100)}) == 100
 
 
-async def test_transactions_count_when_they_are_committed_at_once_or_when_the_broker_asks(
-    cluster: str, topic: str
-) -> None:
+async def test_transactions_are_committed_at_once_or_at_a_check_back(cluster: str, topic: str) -> None:
     outcomes = {"now": Outcome.COMMIT, "never": Outcome.ROLLBACK, "asked": Outcome.UNKNOWN, "denied": Outcome.UNKNOWN}
     answers = {"asked": Outcome.COMMIT, "denied": Outcome.ROLLBACK}
     asked: dict[str, str] = {}
@@ -631,7 +629,7 @@ async def test_an_sql_expression_selects_by_properties(cluster: str, topic: str)
                 pytest.fail("no expression")
 
 
-async def test_an_ordered_group_keeps_order_at_a_handover(cluster: str, topic: str) -> None:
+async def test_an_ordered_group_keeps_order_when_queues_move(cluster: str, topic: str) -> None:
     group = f"g-{topic}"
     done: dict[int, list[int]] = {number: [] for number in range(4)}
 
@@ -682,7 +680,7 @@ async def test_an_ordered_group_keeps_order_at_a_handover(cluster: str, topic: s
     assert done == {number: list(range(30)) for number in range(4)}
 
 
-async def test_every_member_of_a_broadcast_group_gets_everything(cluster: str, topic: str, tmp_path: Path) -> None:
+async def test_every_member_of_a_broadcast_group_gets_all_messages(cluster: str, topic: str, tmp_path: Path) -> None:
     async with gantrymq.connect(cluster) as one, gantrymq.connect(cluster) as two, one.producer() as producer:
         await one.admin.create_topic(topic, 2)
         for number in range(10):
@@ -727,7 +725,7 @@ async def test_a_reader_reads_from_any_place_to_the_end(cluster: str, topic: str
                 assert await reader.end_offsets() == dict.fromkeys(queues, 50)
 
 
-async def test_a_worker_keeps_the_order_of_keys_retries_and_commits_what_is_done(cluster: str, topic: str) -> None:
+async def test_a_worker_keeps_key_order_retries_and_commits_finished_messages(cluster: str, topic: str) -> None:
     group = f"g-{topic}"
     seen: dict[str, list[int]] = {}
     failed: list[bytes] = []

@@ -38,7 +38,7 @@ def end() -> None:
 
 
 @pytest.mark.anyio
-async def test_handlers_get_bodies_as_they_are_annotated(fake_cluster: Cluster) -> None:
+async def test_handlers_get_bodies_of_their_annotated_type(fake_cluster: Cluster) -> None:
     names = ("orders", "refunds", "texts", "raw", "whole", "packed", "listed")
     async with fake_cluster(**dict.fromkeys(names, 1)) as cluster:
         app = gantrymq.App(cluster.address)
@@ -143,7 +143,7 @@ async def test_a_body_that_cannot_be_read_is_a_dead_letter_and_the_next_message_
 
 
 @pytest.mark.anyio
-async def test_hooks_surround_the_handlers_and_have_the_client(
+async def test_startup_and_shutdown_hooks_run_around_the_handlers_with_the_client(
     fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with fake_cluster(T=1, U=1) as cluster:
@@ -247,7 +247,9 @@ async def test_a_refused_handler_ends_the_app_and_the_others_drain(fake_cluster:
 
 
 @pytest.mark.anyio
-async def test_what_is_missing_to_run_is_an_error(fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_app_without_handlers_or_nameserver_raises(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with pytest.raises(gantrymq.GantryError, match="no handlers"):
         await gantrymq.App("127.0.0.1:1").run()
@@ -296,7 +298,7 @@ def of_no_json(body: list[threading.Thread]) -> None: ...
         ("U", {"group": "taken"}, print, ValueError, "group taken has the handler message_alone"),
     ],
 )
-def test_what_a_handler_cannot_be_is_refused_at_once(
+def test_invalid_handlers_are_rejected_at_once(
     topics: Any, options: dict[str, Any], function: Any, error: type[Exception], text: str
 ) -> None:
     app = gantrymq.App("127.0.0.1:9876")
@@ -341,7 +343,7 @@ def test_an_app_has_the_arguments_of_connect_and_the_options_of_run() -> None:
         ("empty:app", "make one with"),
     ],
 )
-def test_an_app_that_is_not_there_is_an_error_that_says_why(
+def test_an_app_that_cannot_be_imported_is_an_error_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, text: str
 ) -> None:
     (tmp_path / "shop.py").write_text("import gantrymq\napp = gantrymq.App('127.0.0.1:9876')\nnumber = 7\n")

@@ -28,7 +28,9 @@ async def take(messages: gantrymq.Consumer[gantrymq.ReceivedMessage], count: int
         return [await anext(messages) for _ in range(count)]
 
 
-async def test_every_member_gets_everything_and_goes_on_where_it_was(fake_cluster: Cluster, tmp_path: Path) -> None:
+async def test_broadcast_members_get_all_messages_and_resume_at_their_offsets(
+    fake_cluster: Cluster, tmp_path: Path
+) -> None:
     async with (
         fake_cluster(T=2) as cluster,
         gantrymq.connect(cluster.address) as one,
@@ -58,7 +60,7 @@ async def test_every_member_gets_everything_and_goes_on_where_it_was(fake_cluste
             assert (await take(messages, 1))[0].body == b"new"
 
 
-async def test_a_message_given_back_counts_as_done_and_is_logged(
+async def test_a_broadcast_message_sent_back_is_acknowledged_and_logged(
     fake_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -73,7 +75,7 @@ async def test_a_message_given_back_counts_as_done_and_is_logged(
     assert offsets.get(Q0) == 1
 
 
-async def test_a_damaged_file_is_an_error_that_names_it(fake_cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_damaged_offset_file_is_an_error_that_names_it(fake_cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "offsets.json"
     file.write_text("{ no json")
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -82,7 +84,7 @@ async def test_a_damaged_file_is_an_error_that_names_it(fake_cluster: Cluster, t
                 pytest.fail("damaged")
 
 
-def test_the_file_is_rocketmqs(tmp_path: Path) -> None:
+def test_the_offset_file_has_rocketmqs_format(tmp_path: Path) -> None:
     file = tmp_path / "group" / "offsets.json"
     offsets = LocalOffsets(file)
     offsets.load()
@@ -103,7 +105,7 @@ def test_the_file_is_rocketmqs(tmp_path: Path) -> None:
     assert default_path("10.0.0.1", "g").parts[-4:] == (".rocketmq_offsets", "10.0.0.1@DEFAULT", "g", "offsets.json")
 
 
-async def test_a_file_that_cannot_be_written_costs_no_message(
+async def test_a_failed_write_of_the_offset_file_loses_no_message(
     fake_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -122,7 +124,7 @@ async def test_a_file_that_cannot_be_written_costs_no_message(
     assert "commit_failed" in caplog.text
 
 
-def test_broadcast_without_async(fake_in_thread: Any, tmp_path: Path) -> None:
+def test_the_blocking_consumer_supports_broadcast(fake_in_thread: Any, tmp_path: Path) -> None:
     fake_in_thread.broker.store("T", 0, b"x")
     file = str(tmp_path / "offsets.json")
     with (

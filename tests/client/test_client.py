@@ -23,7 +23,7 @@ QUEUE = MessageQueue(topic="T", broker_name="broker-a", queue_id=1)
 
 
 @pytest.mark.anyio
-async def test_connecting_where_nothing_listens_says_which_addresses_were_tried() -> None:
+async def test_a_failed_connect_names_all_tried_addresses() -> None:
     with pytest.raises(gantrymq.ConnectFailed, match=r"127.0.0.1:1: no nameserver can be reached: connection refused"):
         async with gantrymq.connect("127.0.0.1:1"):
             pytest.fail("nobody is there")
@@ -33,14 +33,14 @@ async def test_connecting_where_nothing_listens_says_which_addresses_were_tried(
 
 
 @pytest.mark.anyio
-async def test_what_is_no_address_is_a_value_error() -> None:
+async def test_an_invalid_address_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="host:port"):
         async with gantrymq.connect("localhost"):
             pytest.fail("no address")
 
 
 @pytest.mark.anyio
-async def test_the_next_nameserver_is_asked_when_one_is_down_or_hangs_up(fake_cluster: Cluster) -> None:
+async def test_the_next_nameserver_is_used_when_one_is_down_or_closes_the_connection(fake_cluster: Cluster) -> None:
     async def hang_up(connection: PeerConnection) -> None:
         await connection.read()
 
@@ -51,7 +51,7 @@ async def test_the_next_nameserver_is_asked_when_one_is_down_or_hangs_up(fake_cl
 
 
 @pytest.mark.anyio
-async def test_a_nameserver_that_answers_with_an_error_is_named(fake_cluster: Cluster) -> None:
+async def test_a_nameserver_that_returns_an_error_is_named(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.nameserver.answers[206] = lambda request: request.answer(1, "disk on fire")
         with pytest.raises(gantrymq.BrokerError, match=rf"{cluster.address} answered 1 SYSTEM_ERROR: disk on fire"):
@@ -59,7 +59,7 @@ async def test_a_nameserver_that_answers_with_an_error_is_named(fake_cluster: Cl
 
 
 @pytest.mark.anyio
-async def test_a_broker_given_as_nameserver_is_told_as_such(fake_cluster: Cluster) -> None:
+async def test_a_broker_given_as_nameserver_is_reported_as_a_broker(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.nameserver.answers[105] = lambda request: request.answer(3, " request type 105 not supported")
         cluster.nameserver.answers[206] = lambda request: request.answer(3, " request type 206 not supported")
@@ -74,7 +74,7 @@ async def test_a_broker_given_as_nameserver_is_told_as_such(fake_cluster: Cluste
 
 
 @pytest.mark.anyio
-async def test_a_name_that_is_no_text_is_reported(fake_cluster: Cluster) -> None:
+async def test_a_name_that_is_not_a_string_is_rejected(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.producer() as producer:
             with pytest.raises(gantrymq.InvalidMessage, match="a topic and a body, or a Message, not list"):
@@ -88,7 +88,7 @@ async def test_a_name_that_is_no_text_is_reported(fake_cluster: Cluster) -> None
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"brokerDatas":7}', b"\xff"])
 @pytest.mark.anyio
-async def test_a_route_that_cannot_be_read_is_reported(fake_cluster: Cluster, body: bytes) -> None:
+async def test_an_unreadable_route_is_reported(fake_cluster: Cluster, body: bytes) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.nameserver.answers[105] = lambda request: request.answer(0, body=body)
         with pytest.raises(gantrymq.BadAnswer, match=cluster.address):
@@ -96,7 +96,7 @@ async def test_a_route_that_cannot_be_read_is_reported(fake_cluster: Cluster, bo
 
 
 @pytest.mark.anyio
-async def test_questions_about_topics_and_offsets(fake_cluster: Cluster) -> None:
+async def test_topics_and_offsets_can_be_queried(fake_cluster: Cluster) -> None:
     async with fake_cluster(brokers=2, T=2, U=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 1, b"x")
         admin = client.admin
@@ -119,7 +119,7 @@ async def test_questions_about_topics_and_offsets(fake_cluster: Cluster) -> None
 
 
 @pytest.mark.anyio
-async def test_a_topic_is_created_on_every_master_and_waited_for(fake_cluster: Cluster) -> None:
+async def test_a_topic_is_created_on_every_master_and_its_route_awaited(fake_cluster: Cluster) -> None:
     async with fake_cluster(brokers=2, U=1) as cluster, gantrymq.connect(cluster.address) as client:
         asked: list[str] = []
 
@@ -156,7 +156,7 @@ async def test_a_topic_that_cannot_be_created_is_reported(fake_cluster: Cluster)
 
 
 @pytest.mark.anyio
-async def test_a_closed_client_answers_nothing(fake_cluster: Cluster) -> None:
+async def test_a_closed_client_raises(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster:
         async with gantrymq.connect(cluster.address) as client:
             pass
@@ -169,7 +169,7 @@ async def test_a_closed_client_answers_nothing(fake_cluster: Cluster) -> None:
 
 
 @pytest.mark.anyio
-async def test_routes_are_refreshed_and_heartbeats_go_on(
+async def test_routes_are_refreshed_and_heartbeats_sent_periodically(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.cluster.ROUTE_INTERVAL_SECONDS", 0.01)
@@ -186,9 +186,7 @@ async def test_routes_are_refreshed_and_heartbeats_go_on(
 
 
 @pytest.mark.anyio
-async def test_a_refresh_that_fails_leaves_the_route_as_it_was(
-    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_refresh_keeps_the_route(fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.client.cluster.ROUTE_INTERVAL_SECONDS", 0.01)
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.producer() as producer:
         await producer.send("T", b"x")
@@ -240,7 +238,7 @@ def test_the_names_of_gantrymq_are_those_of_its_modules() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_nameserver_that_hangs_is_asked_once_and_then_left_alone(
+async def test_a_hanging_nameserver_is_tried_once_and_then_avoided(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(request: Command) -> None:
@@ -259,7 +257,7 @@ async def test_a_nameserver_that_hangs_is_asked_once_and_then_left_alone(
 
 
 @pytest.mark.anyio
-async def test_blocks_may_end_in_another_task_than_they_began_in(fake_cluster: Cluster) -> None:
+async def test_blocks_may_end_in_another_task_than_they_started_in(fake_cluster: Cluster) -> None:
     stack = AsyncExitStack()
     got: list[bytes] = []
 
@@ -284,7 +282,7 @@ async def test_blocks_may_end_in_another_task_than_they_began_in(fake_cluster: C
 
 
 @pytest.mark.anyio
-async def test_a_bug_in_the_background_is_raised_to_all_that_wait(
+async def test_an_internal_error_in_the_background_is_raised_to_all_waiting_calls(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Any) -> None:

@@ -27,7 +27,7 @@ async def take(messages: gantrymq.Consumer[gantrymq.ReceivedMessage], count: int
         return [await anext(messages) for _ in range(count)]
 
 
-async def test_messages_come_in_order_with_all_their_parts(fake_cluster: Cluster) -> None:
+async def test_messages_are_received_in_order_with_all_fields(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(100):
             cluster.broker.store(
@@ -42,7 +42,7 @@ async def test_messages_come_in_order_with_all_their_parts(fake_cluster: Cluster
     assert (first.queue, first.broker_name, first.topic) == (Q0, "broker-a", "T")
 
 
-async def test_what_is_acknowledged_is_committed_at_the_end_and_not_got_again(fake_cluster: Cluster) -> None:
+async def test_acknowledged_messages_are_committed_at_the_end_and_not_redelivered(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(10):
             cluster.broker.store("T", number % 2, b"%d" % number)
@@ -56,7 +56,7 @@ async def test_what_is_acknowledged_is_committed_at_the_end_and_not_got_again(fa
             assert (await take(messages, 1))[0].body == b"new"
 
 
-async def test_what_is_not_acknowledged_comes_again_from_the_oldest_on(fake_cluster: Cluster) -> None:
+async def test_unacknowledged_messages_are_redelivered_from_the_oldest_on(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(5):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -69,7 +69,7 @@ async def test_what_is_not_acknowledged_comes_again_from_the_oldest_on(fake_clus
             assert [message.body for message in await take(messages, 3)] == [b"2", b"3", b"4"]
 
 
-async def test_offsets_are_told_in_between_without_waiting_for_an_answer(
+async def test_offsets_are_committed_periodically_without_waiting_for_responses(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 0.01)
@@ -85,7 +85,7 @@ async def test_offsets_are_told_in_between_without_waiting_for_an_answer(
             assert cluster.broker.seen(15)[-1].is_oneway
 
 
-async def test_a_commit_can_be_asked_for(fake_cluster: Cluster) -> None:
+async def test_a_commit_can_be_requested(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
         async with client.consumer("T", "g", start="first") as messages:
@@ -105,7 +105,7 @@ async def test_a_commit_can_be_asked_for(fake_cluster: Cluster) -> None:
         (datetime(2023, 11, 14, 22, 13, 20, 5_000, tzinfo=UTC), b"1", 29),
     ],
 )
-async def test_a_new_group_starts_where_it_is_told(
+async def test_a_new_group_starts_at_the_given_position(
     fake_cluster: Cluster, start: Any, expected: bytes, asked: int
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -126,7 +126,7 @@ async def test_a_new_group_that_starts_last_gets_what_is_sent_from_then_on(fake_
             assert (await take(messages, 1))[0].body == b"new"
 
 
-async def test_a_4x_brokers_zero_for_a_group_without_an_offset_does_not_count(fake_cluster: Cluster) -> None:
+async def test_a_zero_offset_of_a_4x_broker_for_a_new_group_is_ignored(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"old")
         cluster.broker.answers[14] = lambda request: request.answer(0, ext={"offset": "0"})
@@ -141,7 +141,7 @@ async def test_a_4x_brokers_zero_for_a_group_without_an_offset_does_not_count(fa
             assert (await take(messages, 1))[0].body == b"old"
 
 
-async def test_a_group_with_an_offset_goes_on_there_whatever_it_is_told(fake_cluster: Cluster) -> None:
+async def test_a_group_with_an_offset_resumes_there_whatever_its_start_option(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -150,7 +150,7 @@ async def test_a_group_with_an_offset_goes_on_there_whatever_it_is_told(fake_clu
             assert (await take(messages, 1))[0].body == b"2"
 
 
-async def test_tags_are_compared_as_text_and_the_offset_passes_the_others(fake_cluster: Cluster) -> None:
+async def test_tags_are_compared_as_text_and_other_messages_are_skipped(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         # Aa and BB have one hash, by which a broker may let both pass
         for tag in ("Aa", "BB", "c", "Aa", "d"):
@@ -164,7 +164,7 @@ async def test_tags_are_compared_as_text_and_the_offset_passes_the_others(fake_c
         assert cluster.broker.offsets == {("g", "T", 0): 6}
 
 
-async def test_a_member_tells_the_broker_what_it_wants_and_goes_with_a_farewell(fake_cluster: Cluster) -> None:
+async def test_a_member_sends_its_subscription_in_heartbeats_and_unregisters(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.consumer("T", "g", tags="a||b", start="first"):
             (consumer,) = HeartbeatData.from_bytes(cluster.broker.seen(34)[0].body).consumer_data_set
@@ -178,13 +178,13 @@ async def test_a_member_tells_the_broker_what_it_wants_and_goes_with_a_farewell(
     assert (subscription.topic, subscription.tags_set, subscription.code_set) == ("T", {"a", "b"}, {97, 98})
     pull = cluster.broker.seen(11)[0].ext
     assert (pull["subVersion"], pull["sysFlag"], pull["suspendTimeoutMillis"], pull["maxMsgNums"]) == (
-        str(subscription.sub_version), "2", "15000", "32",
+        str(subscription.sub_version), "2", "15000", "256",
     )  # fmt: skip
     assert pull["gantrymqMaxBytes"] == "1048576", "so that our brokers give 32 messages from the disk, too"
     assert farewell.ext == {"clientID": client.client_id, "consumerGroup": "g"}
 
 
-async def test_a_consumer_of_the_retry_topic_itself_announces_it_once(fake_cluster: Cluster) -> None:
+async def test_a_consumer_of_the_retry_topic_subscribes_to_it_once(fake_cluster: Cluster) -> None:
     async with fake_cluster(**{"%RETRY%g": 1}) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.consumer("%RETRY%g", "g", start="first") as messages:
             (consumer,) = HeartbeatData.from_bytes(cluster.broker.seen(34)[0].body).consumer_data_set
@@ -193,7 +193,7 @@ async def test_a_consumer_of_the_retry_topic_itself_announces_it_once(fake_clust
     assert subscription.topic == "%RETRY%g"
 
 
-async def test_what_came_by_the_retry_topic_shows_where_it_began(fake_cluster: Cluster) -> None:
+async def test_a_retried_message_has_its_original_topic_and_id(fake_cluster: Cluster) -> None:
     async with fake_cluster(**{"T": 1, "%RETRY%g": 1}) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("%RETRY%g", 0, b"again", "RETRY_TOPIC\x01T\x02TAGS\x01other")
         async with client.consumer("T", "g", tags="a", start="last") as messages:
@@ -204,7 +204,7 @@ async def test_what_came_by_the_retry_topic_shows_where_it_began(fake_cluster: C
         assert cluster.broker.offsets["g", "%RETRY%g", 0] == 1
 
 
-async def test_a_message_that_the_broker_does_not_take_back_is_not_done(fake_cluster: Cluster) -> None:
+async def test_a_message_whose_send_back_fails_stays_unsettled(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
         cluster.broker.answers[36] = lambda request: request.answer(1, "look message by offset failed, 0")
@@ -220,7 +220,7 @@ async def test_a_message_that_the_broker_does_not_take_back_is_not_done(fake_clu
             await message.retry()
 
 
-async def test_members_share_the_queues_and_one_takes_over_what_another_leaves(fake_cluster: Cluster) -> None:
+async def test_members_share_queues_and_take_over_those_of_a_leaving_member(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=4) as cluster,
         gantrymq.connect(cluster.address) as one,
@@ -256,7 +256,7 @@ async def test_members_share_the_queues_and_one_takes_over_what_another_leaves(f
             assert len(first.queues) == 4
 
 
-async def test_an_acknowledgement_after_the_queue_was_lost_moves_nothing(fake_cluster: Cluster) -> None:
+async def test_an_acknowledgment_after_the_queue_was_revoked_has_no_effect(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
         async with client.consumer("T", "g", start="first") as messages:
@@ -270,7 +270,7 @@ async def test_an_acknowledgement_after_the_queue_was_lost_moves_nothing(fake_cl
         assert cluster.broker.offsets.get(("g", "T", 0), 0) == 0
 
 
-async def test_an_offset_that_the_broker_corrects_is_taken_over(fake_cluster: Cluster) -> None:
+async def test_an_offset_corrected_by_the_broker_is_used(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -285,7 +285,7 @@ async def test_an_offset_that_the_broker_corrects_is_taken_over(fake_cluster: Cl
 
 
 @pytest.mark.parametrize("code", [19, 20])
-async def test_an_empty_answer_moves_on_to_the_offset_it_names(fake_cluster: Cluster, code: int) -> None:
+async def test_an_empty_response_advances_to_its_next_offset(fake_cluster: Cluster, code: int) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -300,7 +300,7 @@ async def test_an_empty_answer_moves_on_to_the_offset_it_names(fake_cluster: Clu
 
 
 @pytest.mark.parametrize("code", [0, 19, 20, 21])
-async def test_a_broker_that_holds_no_pulls_is_not_asked_in_a_busy_loop(fake_cluster: Cluster, code: int) -> None:
+async def test_a_broker_without_held_pulls_is_not_polled_in_a_busy_loop(fake_cluster: Cluster, code: int) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.answers[11] = lambda request: cluster.broker.pulled(request, code, b"", 0)
         began = anyio.current_time()
@@ -310,7 +310,7 @@ async def test_a_broker_that_holds_no_pulls_is_not_asked_in_a_busy_loop(fake_clu
         assert anyio.current_time() - began >= 3 * IDLE_INTERVAL_SECONDS
 
 
-async def test_a_pull_that_was_held_and_brought_nothing_is_repeated_at_once(
+async def test_a_held_pull_without_messages_is_repeated_at_once(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.puller.IDLE_INTERVAL_SECONDS", 0)
@@ -321,7 +321,7 @@ async def test_a_pull_that_was_held_and_brought_nothing_is_repeated_at_once(
 
 
 @pytest.mark.parametrize("code", [0, 20, 21])
-async def test_an_answer_that_leads_back_is_followed(fake_cluster: Cluster, code: int) -> None:
+async def test_a_response_with_a_lower_next_offset_is_followed(fake_cluster: Cluster, code: int) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -340,7 +340,7 @@ async def test_an_answer_that_leads_back_is_followed(fake_cluster: Cluster, code
 
 
 @pytest.mark.parametrize("code", [1, 2, 16, 24, 25, 26])
-async def test_a_pull_that_is_refused_is_tried_again(fake_cluster: Cluster, no_pause: None, code: int) -> None:
+async def test_a_refused_pull_is_retried(fake_cluster: Cluster, no_pause: None, code: int) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
 
@@ -355,7 +355,7 @@ async def test_a_pull_that_is_refused_is_tried_again(fake_cluster: Cluster, no_p
             assert len(cluster.broker.seen(34)) == (2 if code in (24, 25) else 1)
 
 
-async def test_a_pull_body_that_cannot_be_read_is_tried_again(fake_cluster: Cluster, no_pause: None) -> None:
+async def test_a_pull_with_an_unreadable_response_is_retried(fake_cluster: Cluster, no_pause: None) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
 
@@ -368,7 +368,7 @@ async def test_a_pull_body_that_cannot_be_read_is_tried_again(fake_cluster: Clus
             assert (await take(messages, 1))[0].body == b"x"
 
 
-async def test_a_lost_connection_is_opened_again_and_the_broker_told_who_comes(
+async def test_a_lost_connection_is_reopened_and_the_heartbeat_sent_again(
     fake_cluster: Cluster, no_pause: None
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -381,14 +381,14 @@ async def test_a_lost_connection_is_opened_again_and_the_broker_told_who_comes(
             assert len(cluster.broker.seen(34)) == 2
 
 
-async def test_nothing_more_is_pulled_while_too_much_is_outstanding(
+async def test_no_pull_is_sent_while_too_many_messages_are_outstanding(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.progress.OUTSTANDING_MAX_MESSAGES", 64)
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(200):
             cluster.broker.store("T", 0, b"%d" % number)
-        async with client.consumer("T", "g", start="first") as messages:
+        async with client.consumer("T", "g", start="first", pull_batch=32) as messages:
             got = await take(messages, 64)
             with anyio.move_on_after(0.05) as scope:
                 await anext(messages)
@@ -409,7 +409,7 @@ async def test_a_cancelled_wait_loses_no_message(fake_cluster: Cluster) -> None:
                 assert (await take(messages, 1))[0].body == b"%d" % number
 
 
-async def test_batches_hold_what_is_there_up_to_their_size(fake_cluster: Cluster) -> None:
+async def test_batches_contain_available_messages_up_to_their_size(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(70):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -426,7 +426,7 @@ async def test_batches_hold_what_is_there_up_to_their_size(fake_cluster: Cluster
     assert max(sizes) == 20
 
 
-async def test_a_batch_is_acknowledged_at_once_whatever_was_done_with_its_messages_before(
+async def test_a_batch_is_acknowledged_whole_after_single_acknowledgments(
     fake_cluster: Cluster,
 ) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
@@ -455,7 +455,7 @@ async def test_a_batch_is_acknowledged_at_once_whatever_was_done_with_its_messag
             await batch.ack()
 
 
-async def test_tasks_that_wait_share_what_one_answer_brings(fake_cluster: Cluster) -> None:
+async def test_waiting_tasks_share_the_messages_of_one_response(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.consumer("T", "g", start="first") as messages, anyio.create_task_group() as tasks:
             busy: list[bytes] = []
@@ -478,7 +478,7 @@ async def test_tasks_that_wait_share_what_one_answer_brings(fake_cluster: Cluste
     assert sorted(busy) == [b"a", b"b", b"c", b"d"]
 
 
-async def test_a_body_that_cannot_be_unpacked_is_an_error_of_its_message_alone(fake_cluster: Cluster) -> None:
+async def test_a_body_that_cannot_be_decompressed_is_an_error_of_its_message_only(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"no zlib stream", sys_flag=1)
         cluster.broker.store("T", 0, b"good")
@@ -491,7 +491,7 @@ async def test_a_body_that_cannot_be_unpacked_is_an_error_of_its_message_alone(f
         assert cluster.broker.offsets == {("g", "T", 0): 1}
 
 
-async def test_reads_go_to_the_broker_that_the_answers_suggest_and_commits_to_the_master(
+async def test_pulls_go_to_the_suggested_broker_and_commits_to_the_master(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -523,7 +523,7 @@ async def test_reads_go_to_the_broker_that_the_answers_suggest_and_commits_to_th
         assert not slave.seen(15)
 
 
-async def test_a_topic_that_appears_later_is_consumed_from_then_on(fake_cluster: Cluster, no_pause: None) -> None:
+async def test_a_topic_created_later_is_consumed(fake_cluster: Cluster, no_pause: None) -> None:
     async with fake_cluster(Other=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.consumer("T", "g", start="first") as messages:
             assert messages.queues == []
@@ -532,7 +532,7 @@ async def test_a_topic_that_appears_later_is_consumed_from_then_on(fake_cluster:
             assert (await take(messages, 1))[0].body == b"x"
 
 
-async def test_a_topic_that_nameservers_learn_of_a_moment_later_is_no_warning(
+async def test_a_topic_registered_a_moment_later_causes_no_warning(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.REBALANCE_RETRY_SECONDS", 0.3)
@@ -549,7 +549,7 @@ async def test_a_topic_that_nameservers_learn_of_a_moment_later_is_no_warning(
                         await anyio.sleep(0.01)
 
 
-async def test_a_member_that_cannot_ask_for_the_others_keeps_what_it_has(fake_cluster: Cluster, no_pause: None) -> None:
+async def test_a_member_that_cannot_query_the_group_keeps_its_queues(fake_cluster: Cluster, no_pause: None) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.consumer("T", "g", start="first") as messages:
             asked = len(cluster.broker.seen(38))
@@ -574,7 +574,7 @@ async def test_a_closed_consumer_raises_and_never_hangs(fake_cluster: Cluster) -
             await message.ack()
 
 
-async def test_one_who_waits_in_another_task_is_told_that_the_consumer_closed(fake_cluster: Cluster) -> None:
+async def test_a_waiting_task_gets_an_error_when_the_consumer_closes(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         told: list[gantrymq.ClientClosed] = []
 
@@ -591,7 +591,7 @@ async def test_one_who_waits_in_another_task_is_told_that_the_consumer_closed(fa
         assert len(told) == 1
 
 
-async def test_a_second_consumer_of_one_group_in_one_client_is_refused(fake_cluster: Cluster) -> None:
+async def test_a_second_consumer_of_a_group_in_one_client_is_rejected(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.consumer("T", "g"):
             with pytest.raises(gantrymq.GantryError, match="already consumes as group g"):
@@ -612,7 +612,7 @@ async def test_a_second_consumer_of_one_group_in_one_client_is_refused(fake_clus
         ({"topics": "T", "group": "g", "start": True}, "neither first, last"),
     ],
 )
-async def test_what_no_broker_would_take_is_refused_before_the_network(
+async def test_invalid_names_and_options_are_rejected_before_any_request(
     fake_cluster: Cluster, arguments: dict[str, Any], match: str
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -623,7 +623,7 @@ async def test_what_no_broker_would_take_is_refused_before_the_network(
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
-async def test_errors_of_the_block_come_out_as_they_are_and_what_is_done_is_committed(
+async def test_errors_of_the_block_propagate_and_settled_messages_are_committed(
     fake_cluster: Cluster, stop: type[BaseException]
 ) -> None:
     async with fake_cluster(T=1) as cluster:
@@ -657,13 +657,13 @@ async def test_a_cancelled_block_still_commits_and_leaves_the_group(fake_cluster
         assert cluster.broker.groups["g"] == []
 
 
-async def test_a_message_that_came_from_no_consumer_cannot_be_acknowledged() -> None:
+async def test_a_message_of_no_consumer_cannot_be_acknowledged() -> None:
     message = gantrymq.ReceivedMessage("T", 0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, b"x", b"", 100)
     with pytest.raises(gantrymq.GantryError, match="did not come from a consumer"):
         await message.ack()
 
 
-async def test_a_consumer_that_stops_acknowledging_is_told_once_a_queue(
+async def test_a_missing_acknowledgment_is_logged_once_for_each_queue(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gantrymq.client.puller.STALL_SECONDS", 0.2)
@@ -728,7 +728,7 @@ async def test_a_broker_that_is_down_is_reported_twice_a_minute(
 
 
 @pytest.mark.parametrize("topics", [["T", "U"], ("U", "T"), {"T": "a", "U": "*"}])
-async def test_one_consumer_takes_several_topics(fake_cluster: Cluster, topics: Any) -> None:
+async def test_one_consumer_subscribes_to_several_topics(fake_cluster: Cluster, topics: Any) -> None:
     async with fake_cluster(T=2, U=1) as cluster, gantrymq.connect(cluster.address) as client:
         for topic, queue_id, body, tag in (("T", 0, b"1", "a"), ("T", 1, b"2", "b"), ("U", 0, b"3", "b")):
             cluster.broker.store(topic, queue_id, body, f"TAGS\x01{tag}\x02")
@@ -746,7 +746,7 @@ async def test_one_consumer_takes_several_topics(fake_cluster: Cluster, topics: 
         assert b'"topic":"U"' in heartbeat.body
 
 
-async def test_a_topic_that_is_not_there_yet_keeps_no_other_one_waiting(fake_cluster: Cluster, no_pause: None) -> None:
+async def test_a_missing_topic_does_not_delay_the_other_topics(fake_cluster: Cluster, no_pause: None) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
         async with client.consumer(["Later", "T"], "g", start="first") as messages:
@@ -757,7 +757,7 @@ async def test_a_topic_that_is_not_there_yet_keeps_no_other_one_waiting(fake_clu
 
 
 @pytest.mark.parametrize("topics", [[], {}, [1], 5, None, {"T": None}])
-async def test_what_names_no_topics_is_refused(fake_cluster: Cluster, topics: Any) -> None:
+async def test_a_consumer_without_topics_is_rejected(fake_cluster: Cluster, topics: Any) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         with pytest.raises(gantrymq.InvalidName):
             async with client.consumer(topics, "g"):

@@ -31,7 +31,7 @@ async def take(messages: gantrymq.Consumer[gantrymq.ReceivedMessage], count: int
         return [await anext(messages) for _ in range(count)]
 
 
-async def test_an_sql_expression_goes_to_the_broker_as_it_is(fake_cluster: Cluster) -> None:
+async def test_an_sql_expression_is_sent_unchanged(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x", "TAGS\x01b")
         async with client.consumer({"T": Sql("n > 3"), "U": "a"}, "g", start="first") as messages:
@@ -68,7 +68,7 @@ async def test_an_expression_that_the_broker_refuses_is_reported_at_once(
 
 
 @pytest.mark.parametrize("code", [27, 28])
-async def test_a_broker_that_lost_the_expression_is_told_again(
+async def test_a_broker_that_lost_the_expression_gets_it_again(
     fake_cluster: Cluster, no_pause: None, code: int
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -103,7 +103,7 @@ async def test_a_broker_that_lost_the_expression_is_told_again(
         ({"offsets_file": "x"}, "offsets_file is for broadcast=True"),
     ],
 )
-async def test_an_option_that_cannot_be_is_refused_before_the_network(
+async def test_invalid_options_are_rejected_before_any_request(
     fake_cluster: Cluster, arguments: dict[str, Any], match: str
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -129,7 +129,21 @@ async def test_batch_and_prefetch_bound_what_is_fetched(fake_cluster: Cluster) -
             assert (await take(messages, 1))[0].body == b"21"
 
 
-async def test_max_retries_goes_with_what_is_given_back(fake_cluster: Cluster) -> None:
+async def test_a_pull_asks_for_256_messages_and_for_no_more_than_may_be_outstanding(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(100):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first") as messages:
+            await take(messages, 100)
+        assert {pull.ext["maxMsgNums"] for pull in cluster.broker.seen(11)} == {"256"}
+        async with client.consumer("T", "few", start="first", prefetch=20) as messages:
+            await take(messages, 20)
+            assert messages.statistics().outstanding == 20
+        pulls = [pull for pull in cluster.broker.seen(11) if pull.ext["consumerGroup"] == "few"]
+        assert {pull.ext["maxMsgNums"] for pull in pulls if pull.ext["topic"] == "T"} == {"20"}
+
+
+async def test_max_retries_is_sent_with_messages_sent_back(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.answers[36] = lambda request: request.answer(0)
         for number in range(2):
@@ -143,7 +157,7 @@ async def test_max_retries_goes_with_what_is_given_back(fake_cluster: Cluster) -
         assert "maxReconsumeTimes" not in second.ext, "then the group's configuration counts"
 
 
-async def test_a_message_in_work_for_too_long_is_given_back(fake_cluster: Cluster) -> None:
+async def test_a_message_processed_for_too_long_is_sent_back(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.answers[36] = lambda request: request.answer(0)
         for number in range(3):
@@ -164,7 +178,7 @@ async def test_a_message_in_work_for_too_long_is_given_back(fake_cluster: Cluste
 
 
 @pytest.mark.parametrize("kind", ["functions", "coroutines"])
-async def test_callbacks_are_told_of_queues_and_what_they_acknowledge_counts(fake_cluster: Cluster, kind: str) -> None:
+async def test_callbacks_get_assigned_and_revoked_queues_and_may_acknowledge(fake_cluster: Cluster, kind: str) -> None:
     told: list[tuple[str, list[int]]] = []
     held: list[gantrymq.ReceivedMessage] = []
 
@@ -198,9 +212,7 @@ async def test_callbacks_are_told_of_queues_and_what_they_acknowledge_counts(fak
         assert cluster.broker.offsets["g", "T", 1] == 1
 
 
-async def test_an_error_of_a_callback_is_logged_and_costs_nothing(
-    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_error_in_a_callback_is_logged_only(fake_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     def fail(queues: Sequence[MessageQueue]) -> None:
         raise ZeroDivisionError
 
@@ -212,7 +224,7 @@ async def test_an_error_of_a_callback_is_logged_and_costs_nothing(
     assert [record.getMessage() for record in caplog.records if "rebalance_callback_failed" in record.getMessage()]
 
 
-async def test_the_chosen_strategy_shares_the_queues_out(fake_cluster: Cluster) -> None:
+async def test_the_chosen_strategy_allocates_the_queues(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=4) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.groups["g"] = ["zzz"]
         async with client.consumer("T", "g", allocation="circle") as messages:
@@ -221,7 +233,7 @@ async def test_the_chosen_strategy_shares_the_queues_out(fake_cluster: Cluster) 
             assert messages.queues == [queue(3)]
 
 
-def test_strategies_as_rocketmq_has_them() -> None:
+def test_allocation_strategies_equal_those_of_rocketmq() -> None:
     queues = [queue(number, broker) for broker in ("hz@a", "sh@b") for number in range(3)]
     members = ["hz-1", "hz-2", "sh-1"]
     for strategy in (circle, ConsistentHash(), ConsistentHash(1), NearestRoom(
@@ -241,7 +253,7 @@ def test_strategies_as_rocketmq_has_them() -> None:
         ConsistentHash(0)
 
 
-def test_the_same_options_without_async(fake_in_thread: Any) -> None:
+def test_the_blocking_consumer_has_the_same_options(fake_in_thread: Any) -> None:
     told: list[int] = []
     fake_in_thread.broker.store("T", 1, b"x")
     with (

@@ -54,21 +54,23 @@ def directory() -> Iterator[Directory]:
     found.server.server_close()
 
 
-async def test_the_environment_has_the_nameservers(fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nameservers_are_read_from_the_environment(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with fake_cluster(T=1) as cluster:
         monkeypatch.setenv("NAMESRV_ADDR", f"{cluster.address};127.0.0.1:1")
         async with gantrymq.connect() as client:
             assert await client.admin.topics() == ["T"]
 
 
-async def test_without_any_nameserver_the_error_names_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_nameserver_setting_is_an_error_that_names_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with pytest.raises(ValueError, match=r"pass host:port to connect, or set NAMESRV_ADDR"):
         async with gantrymq.connect():
             pass
 
 
-async def test_a_url_names_the_nameservers(fake_cluster: Cluster, directory: Directory) -> None:
+async def test_nameservers_are_fetched_from_a_url(fake_cluster: Cluster, directory: Directory) -> None:
     async with fake_cluster(T=1) as cluster:
         directory.text = f"\n{cluster.address};{cluster.address}\r\nmore"
         async with gantrymq.connect(directory.url) as client:
@@ -77,7 +79,7 @@ async def test_a_url_names_the_nameservers(fake_cluster: Cluster, directory: Dir
     assert directory.paths == ["/rocketmq/nsaddr"]
 
 
-async def test_a_unit_has_nameservers_of_its_own(
+async def test_the_unit_name_selects_its_nameservers(
     fake_cluster: Cluster, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", directory.url)
@@ -88,14 +90,14 @@ async def test_a_unit_has_nameservers_of_its_own(
     assert directory.paths == ["/rocketmq/nsaddr-east?nofix=1"]
 
 
-def test_the_blocking_client_asks_as_well(fake_in_thread: Any, directory: Directory) -> None:
+def test_the_blocking_client_fetches_nameservers_from_a_url(fake_in_thread: Any, directory: Directory) -> None:
     directory.text = fake_in_thread.address
     with gantrymq.sync.connect(directory.url, unit_name="west") as client:
         assert client.admin.topics() == ["T"]
     assert directory.paths == ["/rocketmq/nsaddr-west?nofix=1"]
 
 
-async def test_new_addresses_are_used_and_old_connections_end(
+async def test_new_nameserver_addresses_are_used_and_old_connections_closed(
     fake_cluster: Cluster, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.cluster.DISCOVERY_INTERVAL_SECONDS", 0.01)
@@ -127,28 +129,30 @@ async def test_new_addresses_are_used_and_old_connections_end(
         (200, "x" * (ANSWER_MAX_BYTES + 1), "more than 65536 bytes"),
     ],
 )
-async def test_a_useless_answer_is_reported(directory: Directory, status: int, text: str, reason: str) -> None:
+async def test_an_invalid_response_of_the_url_is_reported(
+    directory: Directory, status: int, text: str, reason: str
+) -> None:
     directory.status, directory.text = status, text
     with pytest.raises(gantrymq.ConnectFailed, match=reason):
         async with gantrymq.connect(directory.url):
             pass
 
 
-async def test_a_url_that_nobody_serves_is_reported() -> None:
+async def test_an_unreachable_url_is_reported() -> None:
     with pytest.raises(gantrymq.ConnectFailed, match=r"http://127\.0\.0\.1:1/rocketmq/nsaddr.*refused"):
         async with gantrymq.connect("http://127.0.0.1:1/rocketmq/nsaddr"):
             pass
 
 
 @pytest.mark.parametrize("given", [["http://h:1/a", "h:2"], "ftp://h:1/a", "https://h:1"])
-async def test_a_url_stands_alone_and_has_a_path(given: Any) -> None:
+async def test_a_url_must_be_the_only_address_and_have_a_path(given: Any) -> None:
     with pytest.raises(ValueError, match=r"is no nameserver: give its host:port"):
         async with gantrymq.connect(given):
             pass
 
 
 @pytest.mark.parametrize("unit", ["a b", "a@b", "a/b", 5])
-async def test_a_unit_name_that_breaks_a_url_is_refused(unit: Any) -> None:
+async def test_a_unit_name_with_illegal_url_characters_is_rejected(unit: Any) -> None:
     with pytest.raises(ValueError, match="unit_name"):
         async with gantrymq.connect("127.0.0.1:1", unit_name=unit):
             pass

@@ -47,7 +47,7 @@ def in_batch(request: Command) -> list[bytes]:
     return found
 
 
-async def test_messages_are_gathered_and_each_has_its_own_result(fake_cluster: Cluster) -> None:
+async def test_messages_are_batched_and_each_has_its_own_result(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -67,7 +67,7 @@ async def test_messages_are_gathered_and_each_has_its_own_result(fake_cluster: C
         assert (await deliveries[7]).queue_offset == 7  # as often as one likes
 
 
-async def test_a_message_keeps_all_its_parts(fake_cluster: Cluster) -> None:
+async def test_an_enqueued_message_keeps_all_its_fields(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -85,7 +85,7 @@ async def test_a_message_keeps_all_its_parts(fake_cluster: Cluster) -> None:
         assert view.body == b"view"
 
 
-async def test_one_message_alone_is_no_batch(fake_cluster: Cluster) -> None:
+async def test_a_single_message_is_not_sent_as_a_batch(fake_cluster: Cluster) -> None:
     """A batch of one would not be compressed, and some brokers let batches into fewer topics."""
     async with (
         fake_cluster(T=1) as cluster,
@@ -100,7 +100,7 @@ async def test_one_message_alone_is_no_batch(fake_cluster: Cluster) -> None:
         assert "TAGS\x01a" in request.ext["i"]
 
 
-async def test_a_delayed_message_goes_alone_and_keeps_its_place(fake_cluster: Cluster) -> None:
+async def test_a_delayed_message_is_sent_alone_and_in_order(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -117,7 +117,7 @@ async def test_a_delayed_message_goes_alone_and_keeps_its_place(fake_cluster: Cl
         ]  # fmt: skip
 
 
-async def test_batches_of_a_topic_take_turns_over_its_queues(fake_cluster: Cluster) -> None:
+async def test_batches_of_a_topic_rotate_over_its_queues(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(brokers=2, T=2) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -135,7 +135,7 @@ async def test_batches_of_a_topic_take_turns_over_its_queues(fake_cluster: Clust
         assert sum(len(broker.seen(320)) for broker in cluster.brokers) < 20
 
 
-async def test_a_queue_has_one_batch_under_way_and_keeps_its_order_when_attempts_fail(fake_cluster: Cluster) -> None:
+async def test_a_queue_has_one_batch_in_flight_and_keeps_its_order_through_retries(fake_cluster: Cluster) -> None:
     """Attempts fail at random, and answers get lost: what is stored again comes behind what is there already."""
     flying: list[int] = []
     rng = random.Random(5)
@@ -193,7 +193,7 @@ async def test_only_the_message_at_fault_fails(fake_cluster: Cluster) -> None:
                 assert stored[(await delivery).queue_offset] == name
 
 
-async def test_a_batch_goes_to_another_broker_and_one_with_a_chosen_queue_does_not(fake_cluster: Cluster) -> None:
+async def test_a_failed_batch_is_sent_to_another_broker_unless_its_queue_was_given(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(brokers=2, T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -211,7 +211,7 @@ async def test_a_batch_goes_to_another_broker_and_one_with_a_chosen_queue_does_n
         assert not any(body.startswith(b"chosen") for body in bodies(cluster.brokers[1], "T", 0))
 
 
-async def test_what_waits_behind_a_dead_broker_does_not_wait_one_timeout_after_the_other(fake_cluster: Cluster) -> None:
+async def test_messages_waiting_for_a_dead_broker_do_not_add_up_timeouts(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -256,7 +256,7 @@ async def test_a_full_buffer_makes_enqueue_wait(fake_cluster: Cluster) -> None:
         assert len(cluster.broker.queues["T", 0]) == enqueued + 2
 
 
-async def test_linger_waits_for_more_and_a_full_batch_or_flush_does_not(fake_cluster: Cluster) -> None:
+async def test_linger_waits_for_more_messages_and_full_batches_and_flush_do_not(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -304,7 +304,7 @@ async def test_the_end_of_the_block_sends_what_is_enqueued(
             await producer.flush()
 
 
-async def test_who_is_cancelled_sends_for_a_moment_and_what_is_left_fails(
+async def test_cancellation_sends_for_a_grace_period_and_fails_the_rest(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.producer.LEAVE_SECONDS", 0.2)
@@ -346,14 +346,14 @@ async def test_messages_are_checked_when_they_are_enqueued(fake_cluster: Cluster
     ("option", "value"),
     [("linger", -1.0), ("batch_bytes", 0), ("batch_bytes", 4 * 1024 * 1024 + 1), ("buffer_bytes", 0)],
 )
-async def test_options_that_make_no_sense_are_refused(fake_cluster: Cluster, option: str, value: float) -> None:
+async def test_invalid_options_are_rejected(fake_cluster: Cluster, option: str, value: float) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         with pytest.raises(ValueError, match=option):
             async with client.producer(**{option: value}):
                 pytest.fail("an option without sense")
 
 
-async def test_idle_queues_are_forgotten_and_nothing_is_lost(
+async def test_idle_queues_are_dropped_without_losing_messages(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accumulator, "LANES_KEPT", 4)
@@ -372,7 +372,7 @@ async def test_idle_queues_are_forgotten_and_nothing_is_lost(
         assert len(producer._accumulator._lanes) <= 40
 
 
-def test_enqueueing_without_async(fake_in_thread: Any) -> None:
+def test_the_blocking_producer_enqueues(fake_in_thread: Any) -> None:
     with gantrymq.sync.connect(fake_in_thread.address) as client:
         with client.producer(linger=100, batch_bytes=1000, buffer_bytes=5000) as producer:
             deliveries = [producer.enqueue("T", b"%d" % number, tags="a") for number in range(50)]

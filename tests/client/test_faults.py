@@ -18,7 +18,7 @@ async def avoided_seconds(faults: Faults) -> float:
 
 
 @pytest.mark.trio
-async def test_each_further_failure_of_a_broker_doubles_the_time_without_it(autojump_clock: MockClock) -> None:
+async def test_each_failure_of_a_broker_doubles_the_time_it_is_avoided(autojump_clock: MockClock) -> None:
     faults = Faults()
     assert faults.is_usable("b")
     for expected in (1, 2, 4, 8, 16, 32, 60, 60):
@@ -39,7 +39,7 @@ async def test_sends_that_fail_together_count_as_one_failure(autojump_clock: Moc
 
 
 @pytest.mark.trio
-async def test_one_send_alone_tries_a_broker_whose_time_is_over(autojump_clock: MockClock) -> None:
+async def test_one_send_probes_a_broker_after_its_avoidance_time(autojump_clock: MockClock) -> None:
     faults = Faults()
     faults.failed("b")
     await avoided_seconds(faults)

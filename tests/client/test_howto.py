@@ -24,12 +24,12 @@ def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield cluster.nameserver
 
 
-def test_the_pages_have_their_snippets() -> None:
+def test_the_how_to_pages_have_snippets() -> None:
     assert len(SNIPPETS) >= 8
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_a_snippet_runs_as_it_stands(nameserver: str, number: int) -> None:
+def test_a_snippet_runs_unchanged(nameserver: str, number: int) -> None:
     # in their order: the first one sends what the later ones receive
     code = SNIPPETS[number].replace("127.0.0.1:9876", nameserver)
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)

@@ -136,7 +136,7 @@ async def test_an_enqueued_message_that_fails_is_reported(fake_cluster: Cluster)
         assert told == [True]
 
 
-async def test_consumed_messages_are_told_of_until_they_are_settled(fake_cluster: Cluster) -> None:
+async def test_interceptors_see_consumed_messages_until_they_are_settled(fake_cluster: Cluster) -> None:
     recorder = Recorder()
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address, interceptors=[recorder]) as client:
         for number in range(4):
@@ -158,7 +158,7 @@ async def test_consumed_messages_are_told_of_until_they_are_settled(fake_cluster
         assert cluster.broker.offsets["g", "T", 0] == 4
 
 
-async def test_an_ordered_message_that_comes_again_is_reported_again(
+async def test_an_ordered_message_is_reported_again_at_redelivery(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0.01)
@@ -174,7 +174,7 @@ async def test_an_ordered_message_that_comes_again_is_reported_again(
         assert recorder.told == [("given", b"x"), ("settled", b"x", False), ("given", b"x"), ("settled", b"x", True)]
 
 
-async def test_what_an_interceptor_raises_loses_no_message(
+async def test_errors_of_interceptors_lose_no_message(
     fake_cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[tuple[Any, ...]] = []
@@ -197,7 +197,7 @@ async def test_what_an_interceptor_raises_loses_no_message(
             gantrymq.connect("127.0.0.1:1", interceptors=[bad])  # type: ignore[list-item]
 
 
-async def test_without_serializers_and_interceptors_nothing_is_in_the_way(fake_cluster: Cluster) -> None:
+async def test_messages_pass_directly_without_serializers_and_interceptors(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         assert type(client.producer()) is gantrymq.Producer
         assert type(client.consumer("T", "g")) is gantrymq.Consumer
@@ -225,7 +225,7 @@ async def test_a_body_that_cannot_be_serialized_is_not_sent(fake_cluster: Cluste
             client.consumer("T", "g", bad_bodies="raise")  # type: ignore[arg-type]
 
 
-async def test_a_bad_body_that_cannot_be_given_back_at_once_is_given_back_later(
+async def test_a_bad_body_that_cannot_be_sent_back_at_once_is_sent_back_later(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.intercepted.SEND_BACK_PAUSE_SECONDS", 0.01)
@@ -265,7 +265,7 @@ async def wait_routed(client: gantrymq.Client, topic: str) -> None:
 
 
 @pytest.mark.twins
-async def test_objects_go_through_a_real_cluster_and_bad_bodies_become_dead_letters(cluster: str, topic: str) -> None:
+async def test_objects_pass_a_real_cluster_and_bad_bodies_become_dead_letters(cluster: str, topic: str) -> None:
     group = f"{topic}-g"
     recorder = Recorder()
     async with (
@@ -302,7 +302,7 @@ async def test_objects_go_through_a_real_cluster_and_bad_bodies_become_dead_lett
         assert "the body cannot be read as Order: ValidationError" in values[3]
 
 
-async def test_a_worker_gets_values_and_bad_bodies_may_come_again(fake_cluster: Cluster) -> None:
+async def test_a_worker_gets_decoded_values_and_bad_bodies_are_redelivered(fake_cluster: Cluster) -> None:
     handled: list[int] = []
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         broker = cluster.broker
@@ -325,7 +325,7 @@ async def test_a_worker_gets_values_and_bad_bodies_may_come_again(fake_cluster: 
         assert handled == [7]
 
 
-def test_the_blocking_client_has_serializers_and_interceptors(cluster: str, topic: str) -> None:
+def test_the_blocking_client_supports_serializers_and_interceptors(cluster: str, topic: str) -> None:
     recorder = Recorder()
     with gantrymq.sync.connect(cluster, interceptors=[recorder]) as client:
         client.admin.create_topic(topic, queues=1)

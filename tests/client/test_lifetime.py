@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 Cluster = Callable[..., Any]
 
 
-async def test_all_begin_with_start_and_end_with_close(fake_cluster: Cluster) -> None:
+async def test_clients_producers_and_consumers_have_start_and_close(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = gantrymq.connect(cluster.address)
         assert await client.start() is client
@@ -40,7 +40,7 @@ async def test_all_begin_with_start_and_end_with_close(fake_cluster: Cluster) ->
                 await use()
 
 
-async def test_another_task_may_close(fake_cluster: Cluster) -> None:
+async def test_close_may_be_called_in_another_task(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = await gantrymq.connect(cluster.address).start()
         consumer = await client.consumer("T", "g").start()
@@ -60,7 +60,7 @@ async def test_another_task_may_close(fake_cluster: Cluster) -> None:
         assert client._cluster.closed
 
 
-async def test_the_client_ends_what_was_started_and_not_closed(fake_cluster: Cluster) -> None:
+async def test_closing_the_client_closes_what_was_started_from_it(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = await gantrymq.connect(cluster.address).start()
         producer = await client.producer(linger=60).start()
@@ -74,7 +74,7 @@ async def test_the_client_ends_what_was_started_and_not_closed(fake_cluster: Clu
             await anext(consumer)
 
 
-async def test_what_is_not_started_says_so(fake_cluster: Cluster) -> None:
+async def test_use_before_start_raises(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = gantrymq.connect(cluster.address)
         with pytest.raises(gantrymq.ClientClosed, match="the client is not started: use `async with`, or await"):
@@ -92,7 +92,7 @@ async def test_what_is_not_started_says_so(fake_cluster: Cluster) -> None:
             assert not cluster.broker.connections
 
 
-async def test_nothing_starts_twice(fake_cluster: Cluster) -> None:
+async def test_starting_twice_raises(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         with pytest.raises(gantrymq.ClientClosed, match="the client was started before: make a new one"):
             await client.start()
@@ -104,7 +104,7 @@ async def test_nothing_starts_twice(fake_cluster: Cluster) -> None:
                 pass
 
 
-async def test_a_start_that_fails_leaves_nothing_behind(fake_cluster: Cluster) -> None:
+async def test_a_failed_start_releases_everything_in_the_client(fake_cluster: Cluster) -> None:
     client = gantrymq.connect("127.0.0.1:1")
     with pytest.raises(gantrymq.ConnectFailed):
         await client.start()

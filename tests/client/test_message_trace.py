@@ -41,7 +41,7 @@ def stored_traces(cluster: Any, topic: str = TRACES) -> tuple[list[list[str]], s
     return lines, keys
 
 
-async def test_sent_and_consumed_messages_are_traced_as_javas_clients_do(fake_cluster: Cluster) -> None:
+async def test_message_traces_equal_those_of_javas_clients(fake_cluster: Cluster) -> None:
     async with fake_cluster(**{"NS%T": 1, TRACES: 1}) as cluster:
         cluster.broker.answers[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda request: request.answer(0)
         async with gantrymq.connect(cluster.address, trace=True, namespace="NS") as client:
@@ -83,7 +83,7 @@ async def test_sent_and_consumed_messages_are_traced_as_javas_clients_do(fake_cl
     ]  # fmt: skip
 
 
-async def test_traces_are_sent_while_the_client_works_and_go_to_a_topic_of_choice(fake_cluster: Cluster) -> None:
+async def test_traces_are_sent_in_the_background_to_the_configured_topic(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1, mine=1) as cluster,
         gantrymq.connect(cluster.address, trace="mine") as client,
@@ -96,7 +96,7 @@ async def test_traces_are_sent_while_the_client_works_and_go_to_a_topic_of_choic
         await producer.send("mine", b"a message of the user's own is not traced there")
 
 
-async def test_many_traces_take_several_messages_and_too_many_are_dropped(
+async def test_many_traces_are_split_over_messages_and_excess_ones_dropped(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gantrymq.client.message_trace.GATHER_SECONDS", 3600)
@@ -113,9 +113,7 @@ async def test_many_traces_take_several_messages_and_too_many_are_dropped(
     assert "100" in caplog.text
 
 
-async def test_no_message_suffers_when_traces_cannot_be_stored(
-    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unstored_traces_do_not_affect_messages(fake_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     async with fake_cluster(T=1) as cluster:
         broker = cluster.broker
 
@@ -130,7 +128,7 @@ async def test_no_message_suffers_when_traces_cannot_be_stored(
     assert "message_traces_lost" in caplog.text
 
 
-async def test_what_is_no_choice_is_refused() -> None:
+async def test_unknown_choices_are_rejected() -> None:
     for bad in (1, "", None):
         with pytest.raises(ValueError, match="trace is True, False or a topic"):
             gantrymq.connect("127.0.0.1:1", trace=bad)  # type: ignore[arg-type]

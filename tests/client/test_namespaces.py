@@ -47,14 +47,14 @@ def namespace() -> str:
         ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_TRANS"),
     ],
 )
-async def test_names_are_those_of_rocketmqs_clients(name: str, real: str) -> None:
+async def test_namespaced_names_equal_those_of_rocketmqs_clients(name: str, real: str) -> None:
     names = Namespace("NS")
     assert (names.topic(name), names.group(name)) == (real, real)
     assert names.without(real) == name.replace("NS%", "")
     assert Namespace("N").without("NS%orders") == "NS%orders"
 
 
-async def test_bad_namespaces_and_names_that_get_too_long_are_refused(fake_cluster: Cluster) -> None:
+async def test_invalid_namespaces_and_overlong_names_are_rejected(fake_cluster: Cluster) -> None:
     for bad in ("a%b", "ä", "a b"):
         with pytest.raises(ValueError, match="characters other than letters"):
             gantrymq.connect("127.0.0.1:9876", namespace=bad)
@@ -68,7 +68,7 @@ async def test_bad_namespaces_and_names_that_get_too_long_are_refused(fake_clust
             client.consumer("orders", "g" * 200)
 
 
-async def test_every_request_has_the_real_names(fake_cluster: Cluster) -> None:
+async def test_every_request_has_namespaced_names(fake_cluster: Cluster) -> None:
     topics = {"NS%T": 2, "%RETRY%NS%g": 1}
     async with (
         fake_cluster(**topics) as cluster,
@@ -98,7 +98,7 @@ async def test_every_request_has_the_real_names(fake_cluster: Cluster) -> None:
         assert routed == {"NS%T", "%RETRY%NS%g"}
 
 
-async def test_administrators_use_the_real_names(fake_cluster: Cluster) -> None:
+async def test_administration_uses_namespaced_names(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(**{"NS%T": 1}) as cluster,
         gantrymq.connect(cluster.address, namespace="NS") as client,
@@ -127,7 +127,7 @@ async def test_administrators_use_the_real_names(fake_cluster: Cluster) -> None:
         await messages.commit()
 
 
-async def test_a_namespace_of_5x_goes_with_each_request_and_is_signed(fake_cluster: Cluster) -> None:
+async def test_a_5x_namespace_is_sent_and_signed_with_each_request(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address, namespace_v2="NS", access_key="a", secret_key="b") as client,
@@ -160,7 +160,7 @@ def topic_of(messages: list[DeliveredRecord]) -> set[str]:
 
 
 @pytest.mark.twins
-async def test_a_client_works_in_its_namespace_only(cluster: str, namespace: str) -> None:
+async def test_a_client_is_limited_to_its_namespace(cluster: str, namespace: str) -> None:
     async with (
         gantrymq.connect(cluster, namespace=namespace) as client,
         gantrymq.connect(cluster) as plain,
@@ -223,7 +223,7 @@ async def test_a_client_works_in_its_namespace_only(cluster: str, namespace: str
 
 
 @pytest.mark.twins
-async def test_transactions_and_requests_stay_in_their_namespace(cluster: str, namespace: str) -> None:
+async def test_transactions_and_requests_use_their_namespace(cluster: str, namespace: str) -> None:
     asked: list[tuple[str, bytes]] = []
 
     def check(half: DeliveredRecord) -> Outcome:
@@ -262,7 +262,7 @@ async def test_transactions_and_requests_stay_in_their_namespace(cluster: str, n
 
 
 @pytest.mark.twins
-def test_the_blocking_client_has_namespaces(cluster: str, namespace: str) -> None:
+def test_the_blocking_client_supports_namespaces(cluster: str, namespace: str) -> None:
     with gantrymq.sync.connect(cluster, namespace=namespace) as client:
         client.admin.create_topic("T", queues=1)
         with client.producer() as producer:

@@ -47,7 +47,9 @@ async def nothing_comes(messages: gantrymq.Consumer[gantrymq.ReceivedMessage]) -
     return scope.cancelled_caught
 
 
-async def test_the_next_message_of_a_queue_comes_when_the_one_before_is_done(fake_cluster: Cluster) -> None:
+async def test_the_next_message_of_a_queue_is_delivered_after_the_previous_one_is_settled(
+    fake_cluster: Cluster,
+) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(6):
             cluster.broker.store("T", number % 2, b"%d" % number)
@@ -63,7 +65,7 @@ async def test_the_next_message_of_a_queue_comes_when_the_one_before_is_done(fak
         assert cluster.broker.offsets["g", "T", second.queue.queue_id] == 1
 
 
-async def test_a_batch_is_of_one_queue_and_no_other_one_of_it_comes_before_all_is_done(fake_cluster: Cluster) -> None:
+async def test_a_batch_is_from_one_queue_and_the_next_follows_when_it_is_settled(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(10):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -80,7 +82,7 @@ async def test_a_batch_is_of_one_queue_and_no_other_one_of_it_comes_before_all_i
             assert messages.statistics().returned == 1
 
 
-async def test_a_message_given_back_comes_again_before_all_others_until_it_is_a_dead_letter(
+async def test_a_message_sent_back_is_redelivered_first_until_it_is_a_dead_letter(
     fake_cluster: Cluster,
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -99,7 +101,7 @@ async def test_a_message_given_back_comes_again_before_all_others_until_it_is_a_
         assert cluster.broker.offsets["g", "T", 0] == 2
 
 
-async def test_a_queue_is_not_consumed_while_another_member_has_its_lock(fake_cluster: Cluster) -> None:
+async def test_a_queue_locked_by_another_member_is_not_consumed(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
         cluster.broker.locks["g", Q0] = "another"
@@ -112,7 +114,7 @@ async def test_a_queue_is_not_consumed_while_another_member_has_its_lock(fake_cl
             assert (await take(messages, 1))[0].body == b"y", "the offset is read when the lock is there"
 
 
-async def test_locks_are_renewed_and_one_that_is_lost_starts_the_queue_anew(
+async def test_locks_are_renewed_and_a_lost_lock_restarts_the_queue(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.05)
@@ -135,7 +137,7 @@ async def test_locks_are_renewed_and_one_that_is_lost_starts_the_queue_anew(
             assert message.body == b"2"
 
 
-async def test_a_lock_that_is_too_old_holds_back_messages_and_commits(
+async def test_an_expired_lock_blocks_messages_and_commits(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -152,7 +154,7 @@ async def test_a_lock_that_is_too_old_holds_back_messages_and_commits(
             assert ("g", "T", 0) not in cluster.broker.offsets
 
 
-async def test_a_queue_goes_to_another_member_when_what_is_in_work_is_done(fake_cluster: Cluster) -> None:
+async def test_a_queue_moves_to_another_member_after_messages_in_progress_are_settled(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -174,7 +176,7 @@ async def test_a_queue_goes_to_another_member_when_what_is_in_work_is_done(fake_
             assert codes.index(42) > codes.index(15)
 
 
-async def test_a_lock_that_was_asked_for_while_leaving_is_given_back(fake_cluster: Cluster) -> None:
+async def test_a_lock_granted_while_leaving_is_released(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.consumer("T", "g", ordered=True) as messages:
             cluster.broker.groups["g"] = ["0-another-member"]
@@ -189,7 +191,7 @@ async def test_a_lock_that_was_asked_for_while_leaving_is_given_back(fake_cluste
         assert not cluster.broker.locks
 
 
-async def test_a_lock_that_came_too_late_is_given_back_when_the_queue_is_another_members(
+async def test_a_lock_granted_after_a_rebalance_is_released(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.locks.CALL_SECONDS", 0.05)
@@ -205,7 +207,7 @@ async def test_a_lock_that_came_too_late_is_given_back_when_the_queue_is_another
                     await cluster.broker.changed.wait()
 
 
-async def test_a_renewal_that_overtakes_the_release_is_given_back(
+async def test_a_renewal_that_overtakes_the_release_is_released(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.05)
@@ -323,7 +325,7 @@ class Group:
 
 
 @pytest.mark.parametrize(("seed", "ordered"), [(0, True), (1, True), (2, "key")])
-async def test_order_holds_whoever_joins_leaves_or_dies(
+async def test_order_is_kept_when_members_join_leave_or_die(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int, ordered: Ordered
 ) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 0.02)
@@ -362,7 +364,7 @@ async def test_order_holds_whoever_joins_leaves_or_dies(
             stop.event.set()
 
 
-def test_a_lane_that_is_not_held_gives_nothing() -> None:
+def test_a_lane_without_its_lock_returns_nothing() -> None:
     offered: list[Lane[Any]] = []
     held = False
     lane: Lane[Any] = Lane(offered.append, lambda: held)
@@ -389,7 +391,7 @@ def record_of(offset: int, key: str | None) -> gantrymq.ReceivedMessage:
     return gantrymq.ReceivedMessage("T", 0, 0, offset, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, b"x", raw, 100)
 
 
-def test_a_lane_of_keys_gives_out_one_message_of_each_key() -> None:
+def test_a_keyed_lane_returns_one_message_of_each_key() -> None:
     offered: list[Lane[Any]] = []
     lane: KeyLane[Any] = KeyLane(offered.append, lambda: True)
     a0, b1, a2, free3, free4, a5 = records = [
@@ -429,7 +431,7 @@ def test_a_lane_of_keys_gives_out_one_message_of_each_key() -> None:
     assert lane.take(10) == []
 
 
-def test_a_lane_of_keys_that_is_not_held_gives_nothing() -> None:
+def test_a_keyed_lane_without_its_lock_returns_nothing() -> None:
     held = False
     lane: KeyLane[Any] = KeyLane(lambda _: None, lambda: held)
     lane.add([record_of(0, "a")])
@@ -456,7 +458,7 @@ async def test_a_batch_of_a_consumer_ordered_by_key_has_one_message_of_each_key(
         assert cluster.broker.offsets["g", "T", 0] == 1
 
 
-def test_ordered_without_async(fake_in_thread: Any) -> None:
+def test_the_blocking_consumer_supports_order(fake_in_thread: Any) -> None:
     for number in range(4):
         fake_in_thread.broker.store("T", 0, b"%d" % number)
     with (

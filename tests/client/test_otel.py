@@ -93,7 +93,7 @@ def client_id(span: Any) -> str:
     return str(span.attributes["messaging.client.id"])
 
 
-async def test_what_fails_and_what_is_given_back_has_the_status_of_an_error(
+async def test_failed_and_sent_back_messages_have_error_status(
     fake_cluster: Cluster, telemetry: Any, spans: Any
 ) -> None:
     async with (

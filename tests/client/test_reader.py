@@ -37,7 +37,7 @@ def numbers(first: int, last: int) -> set[bytes]:
     return {b"%d" % number for number in range(first, last)}
 
 
-async def test_a_reader_gives_all_and_follows(fake_cluster: Cluster) -> None:
+async def test_a_reader_returns_all_messages_and_follows_the_topic(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
         fill(cluster, 100)
         assert set(await poll(reader, 100)) == numbers(0, 100)
@@ -52,7 +52,7 @@ async def test_a_reader_gives_all_and_follows(fake_cluster: Cluster) -> None:
         assert not cluster.broker.offsets
 
 
-async def test_the_iteration_ends_at_the_end_as_it_was(fake_cluster: Cluster) -> None:
+async def test_an_iteration_ends_at_the_end_offsets_of_its_start(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         fill(cluster, 20)
         got = []
@@ -75,7 +75,7 @@ async def test_the_iteration_ends_at_the_end_as_it_was(fake_cluster: Cluster) ->
             assert [message async for message in reader] == []
 
 
-async def test_seeks_go_to_offsets_times_and_ends(fake_cluster: Cluster) -> None:
+async def test_seek_accepts_offsets_times_beginning_and_end(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         fill(cluster, 20)
         async with client.reader("T", start="last") as reader:
@@ -96,7 +96,7 @@ async def test_seeks_go_to_offsets_times_and_ends(fake_cluster: Cluster) -> None
                     await wrong
 
 
-async def test_what_was_fetched_before_a_seek_does_not_come(fake_cluster: Cluster) -> None:
+async def test_messages_fetched_before_a_seek_are_dropped(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
         for number in range(50):
             cluster.broker.store("T", 0, b"%d" % number)
@@ -105,7 +105,7 @@ async def test_what_was_fetched_before_a_seek_does_not_come(fake_cluster: Cluste
         assert (await anext(reader)).body == b"40"
 
 
-async def test_a_paused_queue_rests_and_the_others_go_on(fake_cluster: Cluster) -> None:
+async def test_a_paused_queue_returns_nothing_while_others_continue(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
         await reader.assign()
         reader.pause(Q0)
@@ -138,7 +138,7 @@ async def test_only_assigned_queues_are_read(fake_cluster: Cluster) -> None:
             await reader.assign([MessageQueue("U", "broker-a", 0)])
 
 
-async def test_a_group_keeps_the_place(fake_cluster: Cluster) -> None:
+async def test_a_reader_with_a_group_commits_its_offsets(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         fill(cluster, 10)
         async with client.reader("T", group="g") as reader:
@@ -156,7 +156,7 @@ async def test_a_group_keeps_the_place(fake_cluster: Cluster) -> None:
                 await reader.commit()
 
 
-async def test_subscriptions_go_with_each_pull(fake_cluster: Cluster) -> None:
+async def test_each_pull_has_the_subscription(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.reader({"T": Sql("n > 3"), "U": "a || b"}, pull_batch=7) as reader:
             await reader.poll(timeout=0.05)
@@ -168,7 +168,7 @@ async def test_subscriptions_go_with_each_pull(fake_cluster: Cluster) -> None:
         assert {pull["maxMsgNums"] for pull in sent.values()} == {"7"}
 
 
-async def test_what_goes_wrong_is_raised_and_the_next_poll_goes_on(fake_cluster: Cluster, no_pause: None) -> None:
+async def test_errors_are_raised_and_the_next_poll_continues(fake_cluster: Cluster, no_pause: None) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
         cluster.broker.store("T", 0, b"x")
         cluster.broker.answers[11] = lambda request: request.answer(1, "disk")
@@ -197,7 +197,7 @@ async def test_a_closed_reader_raises(fake_cluster: Cluster) -> None:
                     pytest.fail("refused")
 
 
-def test_a_reader_without_async(fake_in_thread: Any) -> None:
+def test_the_blocking_reader_reads(fake_in_thread: Any) -> None:
     fill(fake_in_thread, 20)
     with gantrymq.sync.connect(fake_in_thread.address) as client:
         with client.reader("T", until="end", group="g") as reader:

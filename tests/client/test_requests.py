@@ -48,7 +48,7 @@ def replying(broker: Any, *pushes: Callable[[str], Command]) -> Callable[[Comman
     return answer
 
 
-async def test_a_request_names_its_client_and_gets_its_own_reply(fake_cluster: Cluster) -> None:
+async def test_a_request_has_its_client_id_and_gets_its_own_reply(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=2) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -97,7 +97,7 @@ async def test_a_request_without_a_reply_times_out(fake_cluster: Cluster) -> Non
         assert not client._cluster.replies._waiting
 
 
-async def test_a_reply_goes_to_the_broker_that_has_the_request(fake_cluster: Cluster) -> None:
+async def test_a_reply_is_sent_to_the_broker_of_its_request(fake_cluster: Cluster) -> None:
     asked = {"CORRELATION_ID": "id", "REPLY_TO_CLIENT": "asker", "TTL": "3000", "CLUSTER": "C"}
     async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
         second = cluster.brokers[1]
@@ -128,7 +128,7 @@ async def test_a_reply_goes_to_the_broker_that_has_the_request(fake_cluster: Clu
             await request.reply(b"answer")
 
 
-async def test_a_push_that_is_no_reply_is_refused_and_affects_no_other(fake_cluster: Cluster) -> None:
+async def test_an_invalid_push_is_refused_and_affects_no_other(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=2) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -147,7 +147,7 @@ async def test_a_push_that_is_no_reply_is_refused_and_affects_no_other(fake_clus
         assert len(await cluster.broker.wait_for(1, 2)) == 2
 
 
-def test_requests_and_replies_without_async(fake_in_thread: Any) -> None:
+def test_the_blocking_client_sends_requests_and_replies(fake_in_thread: Any) -> None:
     broker = fake_in_thread.broker
     broker.answers[SEND] = replying(broker, lambda ours: push(ours, b"answer"))
     broker.answers[REPLY] = taken

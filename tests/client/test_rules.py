@@ -18,9 +18,18 @@ from gantrymq.client.addresses import parse_nameservers
 from gantrymq.client.allocation import allocate
 from gantrymq.client.checks import check_group, check_message, check_topic, encode_message_properties
 from gantrymq.client.ids import UniqueKeys, make_client_id
+from gantrymq.client.outgoing import (
+    ONLY_KEY,
+    PlainFrames,
+    PlainRequest,
+    encode_plain_row,
+    encode_row,
+    prepare_plain,
+)
 from gantrymq.client.progress import Progress
 from gantrymq.client.routes import queues_to_publish, queues_to_subscribe
 from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
+from gantrymq.remoting.command import encode
 from gantrymq.remoting.properties import decode_properties
 
 
@@ -29,13 +38,13 @@ def queue(number: int, broker: str = "broker-a") -> MessageQueue:
 
 
 @pytest.mark.parametrize("name", ["T", "%RETRY%group", "a|b", "A-z_0", "x" * 127])
-def test_names_that_rocketmq_takes_pass(name: str) -> None:
+def test_names_accepted_by_rocketmq_are_accepted(name: str) -> None:
     check_topic(name)
     check_group(name)
 
 
 @pytest.mark.parametrize("name", ["", " ", "../x", "a b", "a\0b", "a/b", "ä", "a\n", "x" * 128])
-def test_topics_that_rocketmq_refuses_are_refused(name: str) -> None:
+def test_topics_rejected_by_rocketmq_are_rejected(name: str) -> None:
     with pytest.raises(InvalidName, match="topic"):
         check_topic(name)
 
@@ -66,11 +75,11 @@ def test_a_message_that_breaks_a_rule_is_refused_with_the_reason(message: Messag
         check_message(message)
 
 
-def test_the_largest_body_passes() -> None:
+def test_the_largest_body_is_accepted() -> None:
     check_message(Message("T", bytes(4 * 1024 * 1024)))
 
 
-def test_keys_may_be_one_text() -> None:
+def test_keys_may_be_a_single_string() -> None:
     assert Message("T", b"x", keys="a  b").keys == ("a", "b")
 
 
@@ -86,12 +95,12 @@ def test_keys_may_be_one_text() -> None:
         ({"n": "€" * 11000}, "32767 is the limit"),
     ],
 )
-def test_properties_that_cannot_travel_are_refused(properties: dict[str, str], match: str) -> None:
+def test_properties_that_cannot_be_encoded_are_rejected(properties: dict[str, str], match: str) -> None:
     with pytest.raises(InvalidMessage, match=match):
         encode_message_properties(Message("T", b"x", properties=properties), "KEY")
 
 
-def test_an_empty_tag_is_refused_and_none_is_no_tag() -> None:
+def test_an_empty_tag_is_rejected_and_none_means_no_tag() -> None:
     with pytest.raises(InvalidMessage, match="'TAGS' has no value"):
         encode_message_properties(Message("T", b"x", tags=""), "KEY")
     assert decode_properties(encode_message_properties(Message("T", b"x"), "KEY")) == {"UNIQ_KEY": "KEY"}
@@ -117,8 +126,25 @@ def test_a_hundred_thousand_unique_keys_are_unique() -> None:
     assert {len(key) for key in made} == {56}
 
 
-def test_two_generators_of_one_process_do_not_meet() -> None:
+def test_two_id_generators_of_one_process_do_not_collide() -> None:
     assert UniqueKeys("10.0.0.1").next()[:20] != UniqueKeys("10.0.0.1").next()[:20]
+
+
+NAMES = st.from_regex(r"[%|a-zA-Z0-9_-]{1,60}", fullmatch=True)
+
+
+@given(NAMES, NAMES, st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.binary(min_size=1))
+def test_a_message_without_properties_is_encoded_by_template_to_the_same_bytes(
+    group: str, topic: str, queue_id: int, opaque: int, body: bytes
+) -> None:
+    frames, keys, target = PlainFrames(group), UniqueKeys("127.0.0.1"), queue(queue_id)
+    key = keys.next()
+    assert encode_plain_row(body, key) == encode_row(body, ONLY_KEY + key, 0)
+    for _ in range(2):
+        message = prepare_plain(topic, body, keys.next())
+        command = message.command(group, target)
+        command.opaque = opaque
+        assert PlainRequest(message, frames.template(topic, target)).encode(opaque) == encode(command)
 
 
 def test_client_ids_name_the_address_and_differ() -> None:
@@ -136,7 +162,7 @@ def test_client_ids_name_the_address_and_differ() -> None:
         (0, 2, [0, 0]),
     ],
 )
-def test_queues_are_shared_as_the_java_strategy_does(queues: int, members: int, shares: list[int]) -> None:
+def test_queues_are_allocated_as_by_the_java_strategy(queues: int, members: int, shares: list[int]) -> None:
     names = [f"member-{number}" for number in range(members)]
     share = [allocate([queue(number) for number in range(queues)], names, name) for name in names]
     assert [len(part) for part in share] == shares
@@ -144,18 +170,20 @@ def test_queues_are_shared_as_the_java_strategy_does(queues: int, members: int, 
 
 
 @given(st.permutations(range(9)), st.permutations(["a", "b", "c", "d"]))
-def test_every_member_comes_to_the_same_whatever_order_it_was_told(numbers: list[int], names: list[str]) -> None:
+def test_every_member_computes_the_same_allocation_in_any_order(numbers: list[int], names: list[str]) -> None:
     got = [one for name in sorted(names) for one in allocate([queue(n) for n in numbers], names, name)]
     assert got == [queue(number) for number in range(9)]
 
 
-def test_nothing_falls_to_one_who_is_no_member() -> None:
+def test_a_client_outside_the_group_is_allocated_nothing() -> None:
     assert allocate([queue(0)], ["a"], "b") == []
     assert allocate([queue(0)], [], "b") == []
 
 
 @given(st.lists(st.integers(0, 30), unique=True).map(sorted), st.data())
-def test_the_committable_offset_is_the_oldest_that_is_not_done(offsets: list[int], data: st.DataObject) -> None:
+def test_the_committable_offset_is_that_of_the_oldest_unsettled_message(
+    offsets: list[int], data: st.DataObject
+) -> None:
     progress = Progress(0)
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(offsets))))))
     pulls = [offsets[begin:end] for begin, end in pairwise([0, *cuts, len(offsets)])]
@@ -188,7 +216,7 @@ def test_the_committable_offset_is_the_oldest_that_is_not_done(offsets: list[int
     assert progress.done_until(41, 42) == 0
 
 
-def test_a_queue_is_full_by_count_by_bytes_and_by_span() -> None:
+def test_a_queue_is_limited_by_count_bytes_and_span() -> None:
     count = Progress(0)
     for offset in range(limits.OUTSTANDING_MAX_MESSAGES):
         assert not count.full
@@ -211,7 +239,7 @@ def test_a_queue_is_full_by_count_by_bytes_and_by_span() -> None:
     assert not span.full
 
 
-def test_a_reset_forgets_what_was_outstanding() -> None:
+def test_a_reset_drops_outstanding_messages() -> None:
     progress = Progress(5)
     progress.pulled([5], [limits.OUTSTANDING_MAX_BYTES], 0.0)
     progress.reset(2)
@@ -236,7 +264,7 @@ def route(**fields: object) -> TopicRouteData:
     )
 
 
-def test_messages_go_to_writable_queues_of_masters() -> None:
+def test_messages_are_sent_to_writable_queues_of_masters() -> None:
     assert queues_to_publish("T", route()) == [queue(0, "a"), queue(1, "a"), queue(0, "b"), queue(0, "write-only")]
 
 
@@ -246,13 +274,13 @@ def test_messages_are_read_from_readable_queues_slaves_included() -> None:
     ]  # fmt: skip
 
 
-def test_an_order_configuration_outranks_the_brokers_own_numbers() -> None:
+def test_an_order_configuration_takes_precedence_over_the_brokers_queue_numbers() -> None:
     assert queues_to_publish("T", route(order_topic_conf="b:2;a:1")) == [queue(0, "b"), queue(1, "b"), queue(0, "a")]
     with pytest.raises(NoRoute, match="order configuration 'b'"):
         queues_to_publish("T", route(order_topic_conf="b"))
 
 
-def test_nameservers_are_read_from_text_and_from_a_list() -> None:
+def test_nameservers_are_parsed_from_text_and_lists() -> None:
     assert parse_nameservers("a:1; b:2;") == ("a:1", "b:2")
     assert parse_nameservers(["a:1", "[::1]:2"]) == ("a:1", "[::1]:2")
     assert parse_nameservers("a:1,b:2, c:3\n") == ("a:1", "b:2", "c:3")
@@ -263,7 +291,7 @@ def test_nameservers_are_read_from_text_and_from_a_list() -> None:
 @pytest.mark.parametrize(
     "text", ["", ";", "a", "a:b", "a:1;b", "a:99999", [], [1], "https://a:1", "http://a:1/rocketmq/nsaddr", "http://a"]
 )
-def test_what_is_no_nameserver_is_refused(text: str) -> None:
+def test_invalid_nameserver_addresses_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"address|nameserver"):
         parse_nameservers(text)
 
@@ -275,7 +303,7 @@ def test_every_error_of_the_client_is_a_gantry_error_with_one_catch() -> None:
     assert all(issubclass(error, gantrymq.GantryError) for error in errors)
 
 
-def test_an_error_code_that_nobody_knows_is_reported_by_its_number() -> None:
+def test_an_unknown_error_code_is_reported_by_its_number() -> None:
     assert str(gantrymq.BrokerError(12345, None, "h:1")) == "h:1 answered 12345: no remark"
     assert "create the topic first" in str(gantrymq.BrokerError(17, "r", "h:1"))
 

@@ -42,7 +42,7 @@ def test_an_order_key_has_the_hash_code_of_java(key: str | int, code: int) -> No
     assert java_hash_of(key) == code
 
 
-async def test_equal_order_keys_go_to_one_queue_however_they_are_sent(fake_cluster: Cluster) -> None:
+async def test_equal_order_keys_select_one_queue_in_every_way_of_sending(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(brokers=2, T=4) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -69,7 +69,7 @@ async def test_equal_order_keys_go_to_one_queue_however_they_are_sent(fake_clust
                 await producer.send("T", b"x", order_key=bad)  # type: ignore[arg-type]
 
 
-async def test_a_queue_can_be_given_by_its_place(fake_cluster: Cluster) -> None:
+async def test_a_queue_can_be_given_by_its_index(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(brokers=2, T=2) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -86,7 +86,7 @@ async def test_a_queue_can_be_given_by_its_place(fake_cluster: Cluster) -> None:
                 await producer.enqueue("T", b"x", queue=bad)
 
 
-async def test_delays_and_times_travel_as_the_properties_of_timed_messages(fake_cluster: Cluster) -> None:
+async def test_delays_and_times_become_properties_of_timed_messages(fake_cluster: Cluster) -> None:
     at = datetime(2030, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
     async with (
         fake_cluster(T=1) as cluster,
@@ -125,7 +125,7 @@ async def test_delays_and_times_travel_as_the_properties_of_timed_messages(fake_
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["connected before", "connected by the send"])
-async def test_a_broker_that_would_deliver_a_timed_message_at_once_does_not_get_it(
+async def test_a_timed_message_is_not_sent_to_a_broker_that_would_deliver_it_at_once(
     fake_cluster: Cluster, early: bool
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -172,7 +172,7 @@ async def test_a_message_is_recalled_by_its_result_or_handle(fake_cluster: Clust
             await producer.recall(handle)
 
 
-def test_a_batch_over_the_limit_takes_several_requests() -> None:
+def test_a_batch_over_the_limit_is_split_into_several_requests() -> None:
     numbers = iter(range(100))
     messages = [Message("T", b"%02d" % number * 50) for number in range(10)]
     requests = prepare_batches(messages, lambda: f"K{next(numbers):02}", limit=400)
@@ -181,7 +181,7 @@ def test_a_batch_over_the_limit_takes_several_requests() -> None:
     assert all(len(request.body) <= 400 for request in requests)
 
 
-async def test_parts_of_a_batch_go_to_one_queue_and_a_failure_says_what_is_stored(fake_cluster: Cluster) -> None:
+async def test_parts_of_a_batch_use_one_queue_and_a_failure_names_the_stored_ones(fake_cluster: Cluster) -> None:
     body = b"x" * (1024 * 1024)
     async with (
         fake_cluster(T=4) as cluster,
@@ -208,7 +208,9 @@ async def test_parts_of_a_batch_go_to_one_queue_and_a_failure_says_what_is_store
 
 
 @pytest.mark.parametrize("way", ["send", "enqueue"])
-async def test_what_is_not_stored_safely_goes_to_another_broker_on_request(fake_cluster: Cluster, way: str) -> None:
+async def test_a_send_with_an_unmet_guarantee_is_retried_on_another_broker_on_request(
+    fake_cluster: Cluster, way: str
+) -> None:
     async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
 
         def unsafe(request: Command) -> Command:
@@ -235,7 +237,7 @@ async def test_what_is_not_stored_safely_goes_to_another_broker_on_request(fake_
             assert {result.status for result in results} == {SendStatus.FLUSH_SLAVE_TIMEOUT}  # stored all the same
 
 
-def test_options_without_async(fake_in_thread: Any) -> None:
+def test_the_blocking_producer_has_the_send_options(fake_in_thread: Any) -> None:
     fake_in_thread.broker.answers[RECALL] = lambda request: request.answer(0, ext={"msgId": "ID"})
     with (
         gantrymq.sync.connect(fake_in_thread.address) as client,
@@ -252,12 +254,12 @@ def test_options_without_async(fake_in_thread: Any) -> None:
         assert producer.recall(encode_handle("T", "broker-a", 5, "ID")) == "ID"
 
 
-def test_a_choice_is_made_once() -> None:
+def test_a_given_queue_is_used() -> None:
     assert choose_queue(None, None) is None
     assert choose_queue(3, None) == 3
 
 
-async def test_half_messages_take_no_delay(fake_cluster: Cluster) -> None:
+async def test_half_messages_accept_no_delay(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         opened = client.transactional_producer("g", check=lambda half: gantrymq.Outcome.COMMIT)
         async with opened as producer:

@@ -60,17 +60,19 @@ class Model:
         (lambda text: text.encode("latin-1"), "ä", b"\xe4", lambda body: body.decode("latin-1"), "ä"),
     ],
 )  # fmt: skip
-def test_bodies_are_written_and_read(serializer: Any, value: Any, body: bytes, deserializer: Any, again: Any) -> None:
+def test_serializers_encode_and_decode_bodies(
+    serializer: Any, value: Any, body: bytes, deserializer: Any, again: Any
+) -> None:
     assert serializer_of(serializer)(value) == body
     assert deserializer_of(deserializer)(body) == again
 
 
-def test_models_write_and_read_themselves() -> None:
+def test_models_encode_and_decode_themselves() -> None:
     assert serializer_of("json")(Model(3)) == b'{"number":3}'
     assert deserializer_of(Model)(b'{"number":3}').number == 3
 
 
-def test_models_of_pydantic_write_and_read_themselves() -> None:
+def test_pydantic_models_encode_and_decode_themselves() -> None:
     pydantic = pytest.importorskip("pydantic")
     kind = pydantic.create_model("Kind", number=(int, ...))
     body = serializer_of("json")(kind(number=3))
@@ -90,7 +92,7 @@ def test_models_of_pydantic_write_and_read_themselves() -> None:
         (lambda value: str(value), 1, "serializer <lambda> returned str, not bytes"),
     ],
 )
-def test_what_cannot_be_written_is_an_invalid_message(serializer: Any, value: Any, reason: str) -> None:
+def test_a_value_that_cannot_be_encoded_is_an_invalid_message(serializer: Any, value: Any, reason: str) -> None:
     with pytest.raises(gantrymq.InvalidMessage, match=reason):
         serializer_of(serializer)(value)
 
@@ -106,20 +108,20 @@ def test_what_cannot_be_written_is_an_invalid_message(serializer: Any, value: An
         (lambda body: 1 // 0, b"x", "cannot be read as <lambda>: ZeroDivisionError"),
     ],
 )
-def test_what_cannot_be_read_is_a_body_error(deserializer: Any, body: bytes, reason: str) -> None:
+def test_a_body_that_cannot_be_decoded_is_a_body_error(deserializer: Any, body: bytes, reason: str) -> None:
     with pytest.raises(gantrymq.BodyError, match=reason):
         deserializer_of(deserializer)(body)
 
 
 @pytest.mark.parametrize("choice", ["xml", None, 5])
-def test_what_is_no_choice_is_refused(choice: Any) -> None:
+def test_unknown_choices_are_rejected(choice: Any) -> None:
     with pytest.raises(ValueError, match="serializer"):
         serializer_of(choice)
     with pytest.raises(ValueError, match="deserializer"):
         deserializer_of(choice)
 
 
-def test_a_type_that_json_cannot_stand_for_is_refused() -> None:
+def test_a_type_that_json_cannot_represent_is_rejected() -> None:
     with pytest.raises(ValueError, match="no type that JSON can stand for"):
         deserializer_of(list[Order | Struct])
     with pytest.raises(ValueError, match="no type that JSON can stand for"):

@@ -31,7 +31,7 @@ def pair_of(cluster: Any) -> tuple[Any, Any]:
     return master, other
 
 
-async def test_sends_to_a_master_that_hangs_go_to_its_successor_before_their_timeout(fake_cluster: Cluster) -> None:
+async def test_sends_to_a_hanging_master_reach_its_successor_before_their_timeout(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(brokers=2, T=4) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -52,7 +52,7 @@ async def test_sends_to_a_master_that_hangs_go_to_its_successor_before_their_tim
         assert len(successor.seen(310)) == 20
 
 
-async def test_a_successor_that_comes_late_is_found_too_and_one_question_a_second_is_asked(
+async def test_a_late_successor_is_found_with_one_route_query_a_second(
     fake_cluster: Cluster,
 ) -> None:
     async with (
@@ -95,7 +95,7 @@ async def test_a_send_without_retries_fails_when_its_master_is_replaced_and_the_
         assert [request.body for request in master.seen(310)] == [b"x"]
 
 
-async def test_a_master_that_hangs_while_the_connection_is_opened_is_left_as_well(fake_cluster: Cluster) -> None:
+async def test_a_master_that_hangs_during_connect_is_abandoned(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(brokers=2, T=4) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -109,7 +109,7 @@ async def test_a_master_that_hangs_while_the_connection_is_opened_is_left_as_wel
         assert len(successor.seen(310)) == 1
 
 
-async def test_an_answer_that_is_slow_costs_a_question_and_nothing_else(fake_cluster: Cluster) -> None:
+async def test_a_slow_response_causes_one_route_query_only(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=4) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -134,7 +134,7 @@ async def test_an_answer_that_is_slow_costs_a_question_and_nothing_else(fake_clu
         assert len(broker.connections) == 1
 
 
-async def test_answers_in_time_cost_no_question(fake_cluster: Cluster) -> None:
+async def test_timely_responses_cause_no_route_query(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=4) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -149,7 +149,7 @@ async def test_answers_in_time_cost_no_question(fake_cluster: Cluster) -> None:
         assert len(cluster.nameserver.seen(105)) == asked
 
 
-async def test_a_broker_that_was_replaced_is_not_avoided_where_there_are_others(fake_cluster: Cluster) -> None:
+async def test_a_replaced_broker_is_not_avoided_if_there_are_others(fake_cluster: Cluster) -> None:
     """Its successor did not fail."""
     async with (
         fake_cluster(brokers=3, T=4) as cluster,

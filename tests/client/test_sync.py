@@ -19,7 +19,7 @@ def backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def test_sending_and_consuming_without_async(fake_in_thread: Any, backend: Any) -> None:
+def test_the_blocking_client_sends_and_consumes(fake_in_thread: Any, backend: Any) -> None:
     broker = fake_in_thread.broker
     with gantrymq.sync.connect(fake_in_thread.address, backend=backend) as client:
         assert "@" in client.client_id
@@ -38,7 +38,7 @@ def test_sending_and_consuming_without_async(fake_in_thread: Any, backend: Any) 
             assert messages.next_batch(timeout=0) == []
 
 
-def test_what_is_acknowledged_last_is_committed_at_the_end(fake_in_thread: Any) -> None:
+def test_the_last_acknowledgments_are_committed_at_the_end(fake_in_thread: Any) -> None:
     for number in range(6):
         fake_in_thread.broker.store("T", 0, b"%d" % number)
     with gantrymq.sync.connect(fake_in_thread.address) as client:
@@ -69,7 +69,7 @@ def test_a_batch_is_acknowledged_at_once(fake_in_thread: Any, backend: Any) -> N
         batch.ack()
 
 
-def test_messages_of_a_queue_that_was_lost_are_left_out(fake_in_thread: Any) -> None:
+def test_messages_of_a_revoked_queue_are_dropped(fake_in_thread: Any) -> None:
     for number in range(6):
         fake_in_thread.broker.store("T", 0, b"%d" % number)
     with (
@@ -83,7 +83,7 @@ def test_messages_of_a_queue_that_was_lost_are_left_out(fake_in_thread: Any) -> 
         assert next(messages).body == b"other"
 
 
-def test_questions_without_async(fake_in_thread: Any) -> None:
+def test_the_blocking_client_queries_topics_and_offsets(fake_in_thread: Any) -> None:
     queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
     fake_in_thread.broker.store("T", 0, b"x")
     with gantrymq.sync.connect(fake_in_thread.address) as client:
@@ -99,7 +99,7 @@ def test_questions_without_async(fake_in_thread: Any) -> None:
         assert admin.create_topic("T", cluster="C") == [fake_in_thread.broker.address]
 
 
-def test_errors_are_the_same_as_with_async(fake_in_thread: Any) -> None:
+def test_the_blocking_client_raises_the_same_errors(fake_in_thread: Any) -> None:
     with pytest.raises(gantrymq.ConnectFailed, match="connection refused"), gantrymq.sync.connect("127.0.0.1:1"):
         pytest.fail("nobody is there")
     with pytest.raises(ValueError, match="host:port"), gantrymq.sync.connect("nowhere"):
@@ -111,7 +111,7 @@ def test_errors_are_the_same_as_with_async(fake_in_thread: Any) -> None:
             pytest.fail("no group")
 
 
-def test_what_is_closed_raises_and_the_thread_is_gone(fake_in_thread: Any) -> None:
+def test_a_closed_blocking_client_raises_and_its_thread_has_ended(fake_in_thread: Any) -> None:
     fake_in_thread.broker.store("T", 0, b"x")
     before = threading.active_count()
     with gantrymq.sync.connect(fake_in_thread.address) as client:
@@ -132,7 +132,7 @@ def test_what_is_closed_raises_and_the_thread_is_gone(fake_in_thread: Any) -> No
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
-def test_ctrl_c_in_the_block_comes_out_as_it_is_and_what_is_done_is_committed(
+def test_ctrl_c_in_the_block_propagates_and_settled_messages_are_committed(
     fake_in_thread: Any, backend: Any, stop: type[BaseException]
 ) -> None:
     fake_in_thread.broker.store("T", 0, b"x")
@@ -179,7 +179,7 @@ if child == 0:
 """
 
 
-def test_a_forked_process_is_told_to_connect_itself(fake_in_thread: Any) -> None:
+def test_a_forked_process_gets_an_error_that_asks_it_to_connect(fake_in_thread: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED, fake_in_thread.address], capture_output=True, text=True, timeout=60, check=False
     )
@@ -187,7 +187,7 @@ def test_a_forked_process_is_told_to_connect_itself(fake_in_thread: Any) -> None
     assert len(fake_in_thread.broker.seen(310)) == 3
 
 
-def test_all_begin_with_start_and_end_with_close(fake_in_thread: Any, backend: Any) -> None:
+def test_clients_producers_and_consumers_have_start_and_close(fake_in_thread: Any, backend: Any) -> None:
     broker = fake_in_thread.broker
     before = threading.active_count()
     client = gantrymq.sync.connect(fake_in_thread.address, backend=backend)
@@ -215,7 +215,7 @@ def test_all_begin_with_start_and_end_with_close(fake_in_thread: Any, backend: A
     assert threading.active_count() == before
 
 
-def test_the_client_ends_what_was_started_and_not_closed(fake_in_thread: Any, backend: Any) -> None:
+def test_closing_the_client_closes_what_was_started_from_it(fake_in_thread: Any, backend: Any) -> None:
     client = gantrymq.sync.connect(fake_in_thread.address, backend=backend).start()
     producer = client.producer("p", linger=60).start()
     consumer = client.consumer("T", "g", start="first").start()
@@ -227,7 +227,7 @@ def test_the_client_ends_what_was_started_and_not_closed(fake_in_thread: Any, ba
             use()
 
 
-def test_a_program_that_closes_nothing_ends_and_sends_what_it_has(fake_in_thread: Any, backend: Any) -> None:
+def test_a_program_without_close_ends_and_sends_its_enqueued_messages(fake_in_thread: Any, backend: Any) -> None:
     program = f"""
 import gantrymq.sync
 client = gantrymq.sync.connect({fake_in_thread.address!r}, backend={backend!r}).start()

@@ -54,7 +54,7 @@ def check_parameters(name: str, wanted: Any, offered: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "blocking"), PAIRS, ids=lambda kind: kind.__name__)
-def test_a_class_has_all_of_the_async_one(kind: type[Any], blocking: type[Any]) -> None:
+def test_blocking_classes_have_all_methods_of_the_async_ones(kind: type[Any], blocking: type[Any]) -> None:
     wanted_names = public_names(kind) | OF_INSTANCES.get(kind.__name__, set())
     missing = {INSTEAD.get(name, name) for name in wanted_names} - set(dir(blocking))
     assert not missing
@@ -65,5 +65,5 @@ def test_a_class_has_all_of_the_async_one(kind: type[Any], blocking: type[Any]) 
             check_parameters(name, wanted, offered)
 
 
-def test_connect_takes_the_same() -> None:
+def test_both_connect_functions_take_the_same_options() -> None:
     check_parameters("connect", gantrymq.connect, gantrymq.sync.connect)

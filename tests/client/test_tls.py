@@ -26,7 +26,7 @@ def by_name(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 
-async def test_everything_works_over_tls(fake_cluster: Cluster) -> None:
+async def test_all_client_operations_work_over_tls(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=2, tls=server_context()) as cluster,
         gantrymq.connect(cluster.address, tls=client_context()) as client,
@@ -45,7 +45,7 @@ async def test_everything_works_over_tls(fake_cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_blocking_client_speaks_tls(fake_cluster: Cluster, backend: Any) -> None:
+def test_the_blocking_client_supports_tls(fake_cluster: Cluster, backend: Any) -> None:
     with start_blocking_portal() as portal:
         served = portal.wrap_async_context_manager(fake_cluster(T=1, tls=server_context()))
         with served as cluster, gantrymq.sync.connect(cluster.address, tls=client_context(), backend=backend) as client:
@@ -63,7 +63,7 @@ def test_the_blocking_client_speaks_tls(fake_cluster: Cluster, backend: Any) -> 
         ("elsewhere", client_context, r"IP address mismatch.*127\.0\.0\.1.*check_hostname"),
     ],
 )
-async def test_a_certificate_that_is_not_accepted(
+async def test_an_untrusted_certificate_is_reported(
     fake_cluster: Cluster, certificate: str, context: Callable[[], ssl.SSLContext], reason: str
 ) -> None:
     async with fake_cluster(T=1, tls=server_context(certificate)) as cluster:
@@ -74,13 +74,13 @@ async def test_a_certificate_that_is_not_accepted(
     assert cluster.address in str(caught.value)
 
 
-async def test_another_name_is_accepted_where_names_are_not_checked(fake_cluster: Cluster) -> None:
+async def test_another_host_name_is_accepted_if_verification_is_off(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, tls=server_context("elsewhere")) as cluster:
         async with gantrymq.connect(cluster.address, tls=by_name(client_context())) as client:
             assert await client.admin.topics() == ["T"]
 
 
-async def test_a_port_that_closes_on_tls(fake_cluster: Cluster) -> None:
+async def test_a_port_that_closes_tls_connections_is_reported(fake_cluster: Cluster) -> None:
     async def hang_up(connection: PeerConnection) -> None:
         await connection.stream.receive()
 
@@ -90,7 +90,7 @@ async def test_a_port_that_closes_on_tls(fake_cluster: Cluster) -> None:
                 pass
 
 
-async def test_a_port_that_answers_something_else(fake_cluster: Cluster) -> None:
+async def test_a_port_without_tls_is_reported(fake_cluster: Cluster) -> None:
     async def http(connection: PeerConnection) -> None:
         await connection.stream.receive()
         await connection.stream.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -102,7 +102,7 @@ async def test_a_port_that_answers_something_else(fake_cluster: Cluster) -> None
                 pass
 
 
-async def test_a_server_that_wants_a_certificate_and_gets_none(fake_cluster: Cluster) -> None:
+async def test_a_missing_client_certificate_is_reported(fake_cluster: Cluster) -> None:
     strict = server_context()
     strict.verify_mode = ssl.CERT_REQUIRED
     strict.load_verify_locations(CA)
@@ -115,7 +115,7 @@ async def test_a_server_that_wants_a_certificate_and_gets_none(fake_cluster: Clu
                 await client.admin.topics()
 
 
-async def test_a_client_without_tls_at_a_port_that_speaks_nothing_else(fake_cluster: Cluster) -> None:
+async def test_a_plain_client_at_a_tls_port_gets_a_clear_error(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, tls=server_context()) as cluster:
         with anyio.fail_after(20), pytest.raises(gantrymq.ConnectError, match=r"connect with tls=True"):
             async with gantrymq.connect(cluster.address) as client:
@@ -130,13 +130,35 @@ async def test_a_broker_with_a_bad_certificate_fails_the_send_with_its_reason(fa
                 await producer.send("T", b"x", timeout=2.0)
 
 
-async def test_what_is_no_tls_setting_is_refused() -> None:
+async def test_a_send_reports_why_no_connection_was_made_when_the_last_attempt_hangs(fake_cluster: Cluster) -> None:
+    connections = 0
+
+    async def close_first(stream: anyio.abc.ByteStream) -> None:
+        nonlocal connections
+        connections += 1
+        async with stream:
+            if connections > 1:
+                await anyio.sleep_forever()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, fake_cluster(T=1, tls=server_context()) as cluster, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, close_first)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        cluster.broker.address = f"127.0.0.1:{port}"
+        async with gantrymq.connect(cluster.address, tls=client_context()) as client, client.producer() as producer:
+            with pytest.raises(gantrymq.TlsFailed, match="closed the connection in the TLS handshake"):
+                await producer.send("T", b"x", timeout=2.0)
+        assert connections > 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_invalid_tls_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"tls is True, False or an ssl\.SSLContext, not str"):
         async with gantrymq.connect("127.0.0.1:1", tls="yes"):  # type: ignore[arg-type]
             pass
 
 
-def test_the_command_line_takes_tls_from_its_environment() -> None:
+def test_the_command_line_reads_tls_settings_from_the_environment() -> None:
     assert connect_settings({}) == {}
     assert connect_settings({"GANTRYMQ_TLS": "off"}) == {}
     assert connect_settings({"GANTRYMQ_TLS": "1"})["tls"].verify_mode == ssl.CERT_REQUIRED

@@ -56,7 +56,7 @@ class BrokenText(Exception):
         raise ValueError("no text")
 
 
-async def test_a_half_message_is_sent_and_then_its_outcome(fake_cluster: Cluster) -> None:
+async def test_a_half_message_is_sent_before_its_outcome(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -82,7 +82,7 @@ async def test_a_half_message_is_sent_and_then_its_outcome(fake_cluster: Cluster
     assert (result.sent.status, result.sent.queue_offset) == (SendStatus.OK, HALF_OFFSET)
 
 
-async def test_the_branch_gets_the_message_and_its_id_once_the_broker_has_it(fake_cluster: Cluster) -> None:
+async def test_the_local_branch_gets_the_stored_message_and_its_id(fake_cluster: Cluster) -> None:
     seen: list[tuple[Message, str, int, int]] = []
     async with (
         fake_cluster(T=1) as cluster,
@@ -103,7 +103,7 @@ async def test_the_branch_gets_the_message_and_its_id_once_the_broker_has_it(fak
 
 
 @pytest.mark.parametrize("status", [10, 11, 12])
-async def test_what_is_not_stored_as_promised_is_rolled_back_without_the_branch(
+async def test_a_half_message_with_an_unmet_guarantee_is_rolled_back_without_the_branch(
     fake_cluster: Cluster, status: int
 ) -> None:
     async with (
@@ -147,7 +147,7 @@ async def test_a_branch_that_fails_leaves_the_outcome_unknown_and_the_producer_u
     assert (ended.ext["commitOrRollback"], good.outcome, good.error) == ("8", Outcome.COMMIT, None)
 
 
-async def test_what_the_broker_refuses_has_no_transaction(fake_cluster: Cluster) -> None:
+async def test_a_refused_half_message_starts_no_transaction(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -178,7 +178,7 @@ async def test_the_outcome_goes_to_the_broker_that_has_the_half_message(fake_clu
             assert {end.ext["commitLogOffset"] for end in ends} == {str(number)}
 
 
-async def test_a_broker_that_is_gone_at_the_end_is_no_error_of_the_send(fake_cluster: Cluster) -> None:
+async def test_a_broker_lost_before_the_outcome_does_not_fail_the_send(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -196,7 +196,7 @@ async def test_a_broker_that_is_gone_at_the_end_is_no_error_of_the_send(fake_clu
     assert not cluster.broker.seen(37)
 
 
-async def test_a_branch_that_is_cancelled_tells_nothing(fake_cluster: Cluster) -> None:
+async def test_a_cancelled_branch_sends_no_outcome(fake_cluster: Cluster) -> None:
     async def branch(message: Message, transaction_id: str) -> Outcome:
         scope.cancel()
         await anyio.sleep_forever()
@@ -215,7 +215,7 @@ async def test_a_branch_that_is_cancelled_tells_nothing(fake_cluster: Cluster) -
     assert [end.ext["commitOrRollback"] for end in cluster.broker.seen(37)] == ["8"]
 
 
-async def test_brokers_know_the_group_before_anything_was_sent(fake_cluster: Cluster) -> None:
+async def test_brokers_get_the_producer_group_before_the_first_message(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -227,7 +227,7 @@ async def test_brokers_know_the_group_before_anything_was_sent(fake_cluster: Clu
     assert bye.ext["producerGroup"] == "payers"
 
 
-async def test_brokers_that_create_topics_know_the_group_without_being_named(fake_cluster: Cluster) -> None:
+async def test_brokers_that_create_topics_get_the_producer_group(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(TBW102=8) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -237,7 +237,7 @@ async def test_brokers_that_create_topics_know_the_group_without_being_named(fak
         assert b'"groupName":"payers"' in beat.body
 
 
-async def test_a_question_is_answered_with_what_check_says_while_other_work_goes_on(fake_cluster: Cluster) -> None:
+async def test_a_check_back_is_answered_by_check_beside_other_work(fake_cluster: Cluster) -> None:
     asked: list[DeliveredRecord] = []
     known = anyio.Event()
 
@@ -270,7 +270,7 @@ async def test_a_question_is_answered_with_what_check_says_while_other_work_goes
 
 
 @pytest.mark.parametrize("fault", [LookupError("no row"), BrokenText(), None])
-async def test_a_check_that_fails_answers_unknown_and_the_next_one_is_asked(fake_cluster: Cluster, fault: Any) -> None:
+async def test_a_failing_check_answers_unknown_and_the_next_one_runs(fake_cluster: Cluster, fault: Any) -> None:
     def check(record: DeliveredRecord) -> Any:
         if record.message_id == "GOOD":
             return Outcome.ROLLBACK
@@ -291,7 +291,7 @@ async def test_a_check_that_fails_answers_unknown_and_the_next_one_is_asked(fake
     assert (good.ext["msgId"], good.ext["commitOrRollback"], good.remark) == ("GOOD", "12", None)
 
 
-async def test_so_many_checks_run_at_once_so_many_wait_and_the_rest_is_dropped(
+async def test_running_and_waiting_checks_are_limited_and_the_rest_is_dropped(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "CHECKS_WAITING_MAX", 3)
@@ -328,7 +328,7 @@ async def test_so_many_checks_run_at_once_so_many_wait_and_the_rest_is_dropped(
     assert answered == {"K0", "K1", "K2", "K3", "K4"}
 
 
-async def test_questions_that_nobody_can_answer_do_no_harm(fake_cluster: Cluster) -> None:
+async def test_unanswerable_check_backs_are_ignored(fake_cluster: Cluster) -> None:
     ext = {"tranStateTableOffset": "3", "commitLogOffset": "4"}
     async with (
         fake_cluster(T=1) as cluster,
@@ -346,7 +346,7 @@ async def test_questions_that_nobody_can_answer_do_no_harm(fake_cluster: Cluster
         assert len(broker.connections) == 1
 
 
-async def test_one_transactional_producer_of_a_group_and_none_after_its_block(fake_cluster: Cluster) -> None:
+async def test_a_group_has_one_transactional_producer_at_a_time(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.transactional_producer("g", check=unknown) as producer, client.producer("g"):
             with pytest.raises(gantrymq.GantryError, match="already has a transactional producer of group g"):
@@ -363,7 +363,7 @@ async def test_one_transactional_producer_of_a_group_and_none_after_its_block(fa
             pass
 
 
-def test_without_async_the_branch_runs_in_the_calling_thread_and_checks_in_others(fake_in_thread: Any) -> None:
+def test_the_blocking_producer_runs_branches_in_the_caller_and_checks_in_threads(fake_in_thread: Any) -> None:
     broker = fake_in_thread.broker
     broker.answers[310] = stored()
     threads: dict[str, int] = {}

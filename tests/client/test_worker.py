@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 Cluster = Callable[..., Any]
 
 
-async def test_handlers_run_at_once_and_what_they_finish_is_committed_at_sigterm(fake_cluster: Cluster) -> None:
+async def test_handlers_run_concurrently_and_finished_messages_are_committed_at_sigterm(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(20):
             cluster.broker.store("T", number % 2, b"%d" % number)
@@ -51,7 +51,7 @@ async def test_handlers_run_at_once_and_what_they_finish_is_committed_at_sigterm
         assert cluster.broker.offsets == {("g", "T", 0): 10, ("g", "T", 1): 10}
 
 
-async def test_the_messages_of_one_batch_are_handled_at_once(fake_cluster: Cluster) -> None:
+async def test_messages_of_a_batch_are_handled_concurrently(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         begun: list[bytes] = []
         together = anyio.Event()
@@ -72,7 +72,7 @@ async def test_the_messages_of_one_batch_are_handled_at_once(fake_cluster: Clust
                 await together.wait()
 
 
-async def test_what_a_handler_does_not_finish_in_time_is_not_committed(fake_cluster: Cluster) -> None:
+async def test_messages_unfinished_after_the_drain_timeout_are_not_committed(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
 
@@ -85,7 +85,7 @@ async def test_what_a_handler_does_not_finish_in_time_is_not_committed(fake_clus
         assert not cluster.broker.offsets.get(("g", "T", 0))
 
 
-async def test_a_plain_function_runs_in_a_thread_and_its_error_gives_the_message_back(
+async def test_a_plain_function_runs_in_a_thread_and_its_error_sends_the_message_back(
     fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -115,7 +115,7 @@ async def test_a_plain_function_runs_in_a_thread_and_its_error_gives_the_message
     assert "handler_failed" in caplog.text
 
 
-async def test_an_ordered_worker_handles_a_queue_one_by_one(fake_cluster: Cluster) -> None:
+async def test_an_ordered_worker_handles_messages_of_a_queue_in_sequence(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(20):
             cluster.broker.store("T", number % 2, b"%d" % number)
@@ -137,7 +137,7 @@ async def test_an_ordered_worker_handles_a_queue_one_by_one(fake_cluster: Cluste
 
 
 @pytest.mark.parametrize("concurrency", [0, 1001, "2"])
-async def test_a_concurrency_that_cannot_be_is_refused(fake_cluster: Cluster, concurrency: Any) -> None:
+async def test_an_invalid_concurrency_is_rejected(fake_cluster: Cluster, concurrency: Any) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         with pytest.raises(ValueError, match="concurrency"):
             await client.run(print, "T", "g", concurrency=concurrency)
@@ -147,7 +147,7 @@ def order_key(key: object) -> str:
     return f"__SHARDINGKEY\x01{key}\x02"
 
 
-async def test_messages_of_a_key_are_handled_one_by_one_and_those_of_others_meanwhile(fake_cluster: Cluster) -> None:
+async def test_messages_of_a_key_are_handled_in_sequence_beside_other_keys(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(60):
             cluster.broker.store("T", 0, b"%d" % number, order_key(number % 3))
@@ -175,7 +175,7 @@ async def test_messages_of_a_key_are_handled_one_by_one_and_those_of_others_mean
         assert cluster.broker.offsets["g", "T", 0] == 60
 
 
-async def test_a_failed_message_holds_back_its_key_alone_and_nothing_behind_it_is_committed(
+async def test_a_failed_message_blocks_its_key_only_and_no_later_offset_is_committed(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0)
@@ -201,7 +201,7 @@ async def test_a_failed_message_holds_back_its_key_alone_and_nothing_behind_it_i
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_handler_chooses_when_the_message_comes_again_or_that_it_does_not(
+async def test_a_handler_can_choose_the_retry_delay_or_no_retry(
     fake_cluster: Cluster, caplog: pytest.LogCaptureFixture, ordered: bool
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -230,12 +230,12 @@ async def test_a_handler_chooses_when_the_message_comes_again_or_that_it_does_no
     assert "Traceback" not in caplog.text
 
 
-def test_a_delay_level_that_means_something_else_is_refused() -> None:
+def test_a_delay_level_that_the_broker_defines_differently_is_rejected() -> None:
     with pytest.raises(ValueError, match="raise DeadLetter"):
         gantrymq.RetryLater(delay_level=-1)
 
 
-async def test_what_could_not_be_given_back_is_given_back_later_while_others_are_handled(
+async def test_a_failed_send_back_is_retried_while_others_are_handled(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.worker.SEND_BACK_PAUSE_SECONDS", 0.01)
@@ -263,7 +263,7 @@ async def test_what_could_not_be_given_back_is_given_back_later_while_others_are
         assert cluster.broker.offsets["g", "T", 0] == 2
 
 
-async def test_what_cannot_be_given_back_at_the_end_is_left_to_the_next_member(fake_cluster: Cluster) -> None:
+async def test_messages_that_cannot_be_sent_back_at_the_end_are_left_to_the_next_member(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.answers[36] = lambda request: request.answer(14, "the disk is full")
         cluster.broker.store("T", 0, b"x")
@@ -287,7 +287,7 @@ async def test_a_broker_that_refuses_the_credentials_ends_the_worker_with_that_e
                 await client.run(print, "T", "g", start="first", concurrency=4)
 
 
-async def test_one_signal_ends_all_workers(fake_cluster: Cluster) -> None:
+async def test_one_signal_stops_all_workers(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1, U=1, V=1) as cluster,
         gantrymq.connect(cluster.address) as client,
@@ -321,7 +321,7 @@ async def test_one_signal_ends_all_workers(fake_cluster: Cluster) -> None:
         assert {cluster.broker.offsets[f"g-{topic}", topic, 0] for topic in "TUV"} == {1}
 
 
-async def test_closing_the_client_drains_its_workers_before_anything_they_use_ends(fake_cluster: Cluster) -> None:
+async def test_closing_the_client_drains_its_workers_before_their_resources_close(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, anyio.create_task_group() as tasks:
         client = await gantrymq.connect(cluster.address).start()
         producer = await client.producer().start()
@@ -392,7 +392,7 @@ async def test_a_handler_that_retries_an_ordered_message_itself_does_not_acknowl
         (print, {"prefetch": 0}, ValueError),
     ],
 )
-async def test_what_a_worker_cannot_be_is_refused(
+async def test_invalid_worker_options_are_rejected(
     fake_cluster: Cluster, handler: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -409,7 +409,7 @@ def test_the_blocking_worker_has_the_options_of_the_async_one() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_worker_without_async_drains_at_a_signal(fake_in_thread: Any, backend: Any) -> None:
+def test_a_blocking_worker_drains_at_a_signal(fake_in_thread: Any, backend: Any) -> None:
     broker = fake_in_thread.broker
     broker.answers[36] = lambda request: request.answer(0)
     for number in range(20):
@@ -457,7 +457,7 @@ def test_a_second_signal_ends_a_blocking_worker_at_once(fake_in_thread: Any) -> 
     assert not fake_in_thread.broker.offsets.get(("g", "T", 0))
 
 
-def test_a_blocking_worker_in_a_thread_ends_when_the_client_is_closed(fake_in_thread: Any) -> None:
+def test_a_blocking_worker_in_a_thread_stops_when_the_client_closes(fake_in_thread: Any) -> None:
     fake_in_thread.broker.store("T", 0, b"x")
     client = gantrymq.sync.connect(fake_in_thread.address).start()
     begun, closing = threading.Event(), threading.Event()
@@ -477,7 +477,7 @@ def test_a_blocking_worker_in_a_thread_ends_when_the_client_is_closed(fake_in_th
     assert fake_in_thread.broker.offsets["g", "T", 0] == 1
 
 
-def test_an_ordered_message_that_a_blocking_handler_gives_back_comes_again(
+def test_an_ordered_message_sent_back_by_a_blocking_handler_is_redelivered(
     fake_in_thread: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0)
@@ -498,7 +498,7 @@ def test_an_ordered_message_that_a_blocking_handler_gives_back_comes_again(
     assert fake_in_thread.broker.offsets["g", "T", 0] == 3
 
 
-def test_a_blocking_worker_takes_plain_functions_alone(fake_in_thread: Any) -> None:
+def test_a_blocking_worker_accepts_plain_functions_only(fake_in_thread: Any) -> None:
     async def handle(message: gantrymq.ReceivedMessage) -> None:
         pass
 

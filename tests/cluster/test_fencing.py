@@ -97,7 +97,7 @@ async def beside(*tasks: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("seed", seeds(1))
 @pytest.mark.parametrize("more_s", [0.5, 14.0])
-def test_a_promoted_broker_stays_when_the_hung_master_goes_on(more_s: float, seed: int) -> None:
+def test_a_promoted_broker_remains_master_when_the_hanging_one_resumes(more_s: float, seed: int) -> None:
     """``more_s``: for how long the promoted one is there alone."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -125,7 +125,7 @@ def test_a_promoted_broker_stays_when_the_hung_master_goes_on(more_s: float, see
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
-def test_with_asynchronous_replication_no_place_is_given_twice(seed: int) -> None:
+def test_asynchronous_replication_assigns_no_offset_twice(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         three = Trio(cluster, ASYNC)
         await three.start()
@@ -149,7 +149,7 @@ def test_with_asynchronous_replication_no_place_is_given_twice(seed: int) -> Non
 
 
 @pytest.mark.parametrize("settings", [QUICK, ASYNC], ids=["sync", "async"])
-def test_a_master_that_was_paused_for_longer_than_its_lease_takes_nothing_before_it_was_told_that_it_may(
+def test_a_master_paused_beyond_its_lease_takes_no_message_before_it_renews_it(
     settings: dict[str, str],
 ) -> None:
     """Nobody was promoted: it asks the nameserver first, and goes on. Cut off from everybody it does not."""
@@ -185,7 +185,7 @@ def test_a_master_that_was_paused_for_longer_than_its_lease_takes_nothing_before
     simulate(scenario, 5)
 
 
-def test_without_the_refusal_a_master_without_a_lease_takes_messages_and_confirms_none() -> None:
+def test_without_fencing_a_master_without_a_lease_stores_messages_and_acknowledges_none() -> None:
     async def scenario(cluster: Cluster) -> None:
         two = Trio(cluster, {**QUICK, "plugin.ha.refuse_without_lease": "false", "plugin.ha.lease": "12s"})
         await two.start(slaves=1)
@@ -265,7 +265,7 @@ def test_a_promotion_is_refused_where_something_acknowledged_could_be_lost() -> 
 
 
 @pytest.mark.parametrize("seed", seeds(3))
-def test_of_two_that_promote_at_the_same_time_only_one_does(seed: int) -> None:
+def test_only_one_of_two_simultaneous_promotions_succeeds(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         three = Trio(cluster, QUICK)
         await three.start()
@@ -299,7 +299,7 @@ def test_of_two_that_promote_at_the_same_time_only_one_does(seed: int) -> None:
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("release", [4, 5])
-def test_with_a_rocketmq_nameserver_the_deposed_master_leaves_the_route_and_takes_nothing(
+def test_a_deposed_master_leaves_the_route_of_a_rocketmq_nameserver_and_takes_no_message(
     release: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows no epochs; that of 4.x takes whoever came last, that of 5.x compares state versions while both live."""

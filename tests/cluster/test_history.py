@@ -206,7 +206,7 @@ class Rounds:
 @pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("brokers", [2, 3])
-def test_whatever_happens_to_masters_no_promise_is_broken(brokers: int, seed: int) -> None:
+def test_histories_of_master_failures_have_no_violation(brokers: int, seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         await Rounds(cluster, brokers).run()
 

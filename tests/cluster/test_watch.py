@@ -95,7 +95,7 @@ class Watched:
 @pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -> None:
+def test_a_slave_replaces_a_lost_master(how: str, seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
             machine = cluster.machine(A)
@@ -123,7 +123,7 @@ def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -
 @pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_a_send_that_waits_for_the_lost_master_reaches_the_promoted_one_before_its_timeout(how: str, seed: int) -> None:
+def test_a_send_waiting_for_the_lost_master_reaches_the_promoted_one_before_its_timeout(how: str, seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair, cluster.client("10.0.1.3") as client:
             async with client.producer("patient", timeout=20.0) as producer:
@@ -162,7 +162,7 @@ def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(4))
-def test_a_promoted_broker_that_is_deposed_follows_its_successor_by_itself(seed: int) -> None:
+def test_a_deposed_broker_follows_its_successor_automatically(seed: int) -> None:
     """Under the number that it had, or another one if the first master has taken that."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -190,7 +190,7 @@ def test_a_promoted_broker_that_is_deposed_follows_its_successor_by_itself(seed:
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
-def test_a_watcher_whose_lease_has_run_out_leaves_the_promotion_to_the_next_holder(seed: int) -> None:
+def test_a_watcher_with_an_expired_lease_leaves_the_promotion_to_the_next_holder(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
             first = pair.process_that_holds()
@@ -209,7 +209,7 @@ def test_a_watcher_whose_lease_has_run_out_leaves_the_promotion_to_the_next_hold
     simulate(scenario, seed)
 
 
-def test_without_the_store_nobody_promotes_and_with_it_again_somebody_does() -> None:
+def test_no_watcher_promotes_without_its_lock_store_and_one_does_when_it_returns() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
             pair.store.away = True
@@ -225,7 +225,7 @@ def test_without_the_store_nobody_promotes_and_with_it_again_somebody_does() -> 
     simulate(scenario, 1)
 
 
-def test_without_a_nameserver_nobody_promotes_and_with_it_again_somebody_does() -> None:
+def test_no_watcher_promotes_without_a_nameserver_and_one_does_when_it_returns() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
             cluster.machine(NAMES).kill()
@@ -241,7 +241,7 @@ def test_without_a_nameserver_nobody_promotes_and_with_it_again_somebody_does() 
     simulate(scenario, 1)
 
 
-def test_a_watcher_that_alone_is_cut_off_from_the_master_does_not_depose_it() -> None:
+def test_a_watcher_that_alone_cannot_reach_the_master_does_not_depose_it() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, SETTINGS) as pair:
             for link in cluster.network.between(A, WATCHERS):
@@ -256,7 +256,7 @@ def test_a_watcher_that_alone_is_cut_off_from_the_master_does_not_depose_it() ->
     simulate(scenario, 1)
 
 
-def test_a_slave_that_answers_slowly_is_promoted_all_the_same() -> None:
+def test_a_slowly_responding_slave_is_promoted() -> None:
     """As that of a machine that is overloaded: it is given more time with each attempt."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -273,7 +273,7 @@ def test_a_slave_that_answers_slowly_is_promoted_all_the_same() -> None:
     simulate(scenario, 1)
 
 
-def test_a_slave_that_was_lost_with_the_master_may_have_what_the_others_lack() -> None:
+def test_a_slave_lost_with_the_master_blocks_a_promotion_because_it_may_have_more() -> None:
     """Also for a watcher that takes the lock when both are gone: what was known lies beside the lock."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -295,7 +295,7 @@ def test_a_slave_that_was_lost_with_the_master_may_have_what_the_others_lack() -
     simulate(scenario, 1)
 
 
-def test_a_slave_that_is_missing_is_reported_and_can_be_given_up_while_the_master_is_there() -> None:
+def test_a_missing_slave_is_reported_and_can_be_removed_while_the_master_is_alive() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 2, SETTINGS) as three:
             cluster.machine(C).kill()
@@ -311,7 +311,7 @@ def test_a_slave_that_is_missing_is_reported_and_can_be_given_up_while_the_maste
     simulate(scenario, 1)
 
 
-def test_a_slave_that_comes_with_the_number_of_one_that_is_gone_replaces_it() -> None:
+def test_a_new_slave_with_a_former_id_replaces_the_former_one() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 2, SETTINGS) as three:
             cluster.machine(C).kill()
@@ -330,7 +330,7 @@ def test_a_slave_that_comes_with_the_number_of_one_that_is_gone_replaces_it() ->
     simulate(scenario, 1)
 
 
-def test_with_accept_loss_it_promotes_what_is_left() -> None:
+def test_accept_loss_promotes_a_remaining_slave() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 2, SETTINGS, accept_loss=True) as three:
             cluster.machine(A).kill()
@@ -340,7 +340,7 @@ def test_with_accept_loss_it_promotes_what_is_left() -> None:
     simulate(scenario, 1)
 
 
-def test_a_master_that_comes_back_in_time_keeps_its_place() -> None:
+def test_a_master_that_returns_in_time_remains_master() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, SETTINGS) as pair:
             cluster.machine(A).pause()

@@ -1,16 +1,19 @@
-"""The cost of a hook is paid once a sweep: 512 messages call as many hooks as one does."""
+"""The cost of a hook is paid once a sweep: 512 messages call as many hooks as one does, and a plugin costs one call."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
@@ -53,10 +56,81 @@ async def calls_of_a_sweep(broker: Broker, rows: int, calls: Counter[str]) -> Co
 
 
 @pytest.mark.trio
-async def test_one_message_and_512_call_the_same_hooks(tmp_path: Path, calls: Counter[str]) -> None:
+async def test_a_sweep_calls_the_same_hooks_for_1_and_512_messages(tmp_path: Path, calls: Counter[str]) -> None:
     async with run_broker(make_broker(tmp_path / "store")) as broker:
         one = await calls_of_a_sweep(broker, 1, calls)
         many = await calls_of_a_sweep(broker, 512, calls)
         assert one == many
         assert one["produce.before_append"] == 1
         assert one["longpoll.dispatch"] == 1
+
+
+class Looking:
+    """Looks at what a batch is about, and leaves it alone."""
+
+    name = "looking"
+
+    @hookimpl
+    def before_append(self, batch: AppendBatch) -> None:
+        if batch.traits & Trait.DELAY:
+            raise AssertionError("there is no delayed message")
+
+
+def looking(count: int) -> list[Any]:
+    return [type("Looking", (Looking,), {"name": f"looking{number}"}) for number in range(count)]
+
+
+def functions_called(broker: Broker, rows: int) -> Counter[str]:
+    """The Python functions that one batch enters, by their files and names."""
+    found: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            found[f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}"] += 1
+
+    batch = AppendBatch(source=Source.CLIENT)
+    for number in range(rows):
+        batch.add("T", number % 4, b"body", b"TAGS\x01a")
+    sys.setprofile(note)
+    try:
+        broker.append(batch)
+    finally:
+        sys.setprofile(None)
+    broker.log.flush()
+    broker.progress()
+    return found
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("rows", [1, 512])
+async def test_ten_plugins_that_look_on_cost_ten_calls_of_their_own_and_nothing_else(tmp_path: Path, rows: int) -> None:
+    found = []
+    for count in (0, 1, 10):
+        async with run_broker(make_broker(tmp_path / f"store-{count}", enable=looking(count))) as broker:
+            functions_called(broker, rows)  # creates the queues and the files
+            found.append(functions_called(broker, rows))
+    own = "test_call_count.py:Looking.before_append"
+    assert [each.pop(own, 0) for each in found] == [0, 1, 10]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.trio
+async def test_observing_hooks_cost_nothing_where_no_plugin_has_them(tmp_path: Path) -> None:
+    def observed(calls: Counter[str]) -> list[str]:
+        return [name for name in calls if "Observers" in name or "acked" in name.lower()]
+
+    for disable, expected in ((["stats"], 0), ([], 1)):
+        async with run_broker(make_broker(tmp_path / f"store-{expected}", disable=disable)) as broker:
+            batch = AppendBatch()
+            batch.add("T", 0, b"body", b"", wait=False)  # is answered at once
+            found: Counter[str] = Counter()
+
+            def note(frame: FrameType, event: str, _argument: object, found: Counter[str] = found) -> None:
+                found[frame.f_code.co_qualname] += event == "call"
+
+            sys.setprofile(note)
+            try:
+                broker.append(batch)
+            finally:
+                sys.setprofile(None)
+            assert bool(observed(found)) == bool(expected), observed(found)

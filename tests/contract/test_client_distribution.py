@@ -65,7 +65,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_everywhere_and_has_the_clients_modules(wheel: Path) -> None:
+def test_the_client_wheel_is_pure_python_and_has_the_clients_modules(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {f"gantrymq/{name}" for name in ("__init__.py", "_version.py", "message.py", "py.typed", "sync.py")}
@@ -94,7 +94,7 @@ def test_the_client_imports_nothing_of_unix_or_of_the_broker(wheel: Path, tmp_pa
     assert "gantrymq.kernel" not in done.stdout
 
 
-def test_what_both_distributions_need_is_the_same_version() -> None:
+def test_both_distributions_require_the_same_versions() -> None:
     own, whole = configparser.ConfigParser(), configparser.ConfigParser()
     own.read(PROJECT / "setup.cfg")
     whole.read(ROOT / "setup.cfg")

@@ -42,7 +42,7 @@ def implements(path: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_the_page_names_exactly_who_uses_a_hook(name: str) -> None:
+def test_the_page_lists_exactly_the_plugins_that_use_a_hook(name: str) -> None:
     section = re.split(r"^#+ ", PAGE.read_text().partition(f"## `{name}(")[2], maxsplit=1, flags=re.MULTILINE)[0]
     told = re.search(r"^Used by: ([^.]+)\.", section, re.MULTILINE)
     assert told, f"{name}: the page does not say who uses it"
@@ -53,6 +53,22 @@ def test_the_page_names_exactly_who_uses_a_hook(name: str) -> None:
 def test_each_hook_is_documented_with_its_exact_signature(name: str) -> None:
     arguments = ", ".join(inspect.signature(HOOKS[name]).parameters)
     assert f"## `{name}({arguments})`" in PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_each_entry_of_a_hook_has_all_fields_in_order(name: str) -> None:
+    section = re.split(r"^#+ ", PAGE.read_text().partition(f"## `{name}(")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    fields = re.findall(r"^- \*\*(\w+):\*\* \S.*[^.]\.$", section, re.MULTILINE)
+    assert fields == ["When", "Gets", "May", "Order", "Errors", "Cost"]
+    assert "<!-- plugin -->" in section, "no example"
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_each_entry_of_a_hook_names_its_kind_as_the_hook_does(name: str) -> None:
+    kind = re.search(r"When: (once|rare|sweep)\b", HOOKS[name].__doc__ or "")
+    assert kind, f"{name}: the docstring names no kind"
+    section = PAGE.read_text().partition(f"## `{name}(")[2]
+    assert section.partition("- **When:** ")[2].startswith(kind[1])
 
 
 def test_the_page_documents_no_hook_that_does_not_exist() -> None:

@@ -63,11 +63,11 @@ def cycles(with_types: bool) -> list[list[str]]:
 
 
 @pytest.mark.once
-def test_modules_do_not_import_each_other_in_circles() -> None:
+def test_modules_have_no_import_cycles() -> None:
     assert cycles(with_types=False) == []
 
 
 @pytest.mark.once
-def test_few_modules_name_each_others_types() -> None:
+def test_type_only_import_cycles_stay_small() -> None:
     large = [group for group in cycles(with_types=True) if len(group) > TYPE_CYCLE_MAX]
     assert large == []

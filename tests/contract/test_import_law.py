@@ -69,7 +69,7 @@ PLUGINS = [
 
 
 @pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.stem if "examples" in path.parts else module_of(path))
-def test_a_plugin_knows_the_broker_by_the_documented_names_alone(path: Path) -> None:
+def test_plugins_use_only_documented_names_of_the_broker(path: Path) -> None:
     """``gantrymq.kernel.api`` has them; mypy refuses any other name of that type."""
     for name, line in imports_of(path):
         assert name != "gantrymq.kernel.broker", f"{path}:{line}: import Broker from gantrymq.kernel.api"
@@ -79,7 +79,7 @@ COMPILED = sorted(path for path in (ROOT / "plugins").rglob("_*.p[yx]*") if path
 
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_compiled_loops_of_plugins_know_no_broker(path: Path) -> None:
+def test_compiled_code_of_plugins_does_not_access_the_broker(path: Path) -> None:
     """They are given what they need, so that there is nothing for mypy to miss."""
     assert not re.search(r"\bbroker\.\w", path.read_text(), re.IGNORECASE)
 
@@ -105,7 +105,7 @@ SYSTEM_CALLS = {"open", "eval", "exec", "input", "print", "__import__"}
     [path for path in SOURCES if module_of(path).startswith(("gantrymq.kernel", "gantrymq.plugins"))],
     ids=module_of,
 )
-def test_only_the_environment_touches_the_operating_system(path: Path) -> None:
+def test_only_the_environment_module_accesses_the_operating_system(path: Path) -> None:
     if module_of(path) in ("gantrymq.kernel.env", "gantrymq.kernel.env.system"):
         return
     for name, line in imports_of(path):
@@ -118,7 +118,7 @@ def test_only_the_environment_touches_the_operating_system(path: Path) -> None:
 FEATURES = ("delay", "slave", "half", "retry", "transaction")
 
 
-def test_the_kernel_knows_no_feature() -> None:
+def test_the_kernel_imports_no_plugin() -> None:
     """Flag constants and prose may name one; identifiers and code may not."""
     for path in SOURCES:
         if not module_of(path).startswith("gantrymq.kernel"):

@@ -67,13 +67,13 @@ CODES = {int(code) for code in RequestCode}
 FIELDS = field_names()
 
 
-def test_the_names_that_are_looked_for_are_those_of_the_headers() -> None:
+def test_the_names_of_the_check_are_those_of_the_headers() -> None:
     assert {"consumerGroup", "queueOffset", "commitOrRollback"} <= FIELDS
     assert not FIELDS & FRAME_KEYS
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_the_loops_of_the_kernel_hold_nothing_of_a_feature(path: Path) -> None:
+def test_compiled_kernel_code_contains_no_feature_code(path: Path) -> None:
     assert features_in(path.read_text()) == set()
 
 
@@ -91,5 +91,5 @@ def test_the_loops_of_the_kernel_hold_nothing_of_a_feature(path: Path) -> None:
         ('def senders_of(batch):\n    """Who sends, by pull."""', set()),
     ],
 )
-def test_what_a_feature_leaves_behind_is_found(text: str, found: set[str]) -> None:
+def test_the_check_finds_feature_code(text: str, found: set[str]) -> None:
     assert features_in(text) == found

@@ -68,7 +68,7 @@ def forbidden(package: str, text: str, *, compiled: bool = False) -> list[str]:
     return found
 
 
-def test_every_package_of_the_kernel_has_a_row() -> None:
+def test_every_kernel_package_has_a_layer() -> None:
     packages = {path.parent.name for path in (ROOT / "kernel").glob("*/__init__.py")}
     assert packages == set(ALLOWED)
 
@@ -102,7 +102,7 @@ def test_a_forbidden_import_is_found(package: str, text: str, found: list[str]) 
         assert forbidden(package, text, compiled=True) == found
 
 
-def test_what_only_annotations_name_is_told_apart() -> None:
+def test_imports_for_annotations_only_are_distinguished() -> None:
     text = "if TYPE_CHECKING:\n    from gantrymq.kernel.network.connection import Connection"
     assert forbidden("fast", text) == []
     assert forbidden("store", text) == ["network.connection.Connection"]

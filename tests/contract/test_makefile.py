@@ -27,7 +27,7 @@ def words_of(variable: str) -> set[str]:
 @pytest.mark.parametrize(
     ("variable", "patterns"), [("BUILD_INPUTS", ("*.pyx", "*.pxd", "*.pxi")), ("MODULES", ("*.py",))]
 )
-def test_make_builds_anew_when_any_source_changes(variable: str, patterns: tuple[str, ...]) -> None:
+def test_make_rebuilds_when_any_source_changes(variable: str, patterns: tuple[str, ...]) -> None:
     sources = {
         path.relative_to(ROOT).as_posix()
         for folder in ("kernel", "plugins", "gantrymq")
@@ -40,7 +40,7 @@ def test_make_builds_anew_when_any_source_changes(variable: str, patterns: tuple
 
 
 @pytest.mark.once
-def test_make_runs_with_the_plain_twins_what_has_them(request: pytest.FixtureRequest) -> None:
+def test_make_runs_tests_of_twins_with_both_twins(request: pytest.FixtureRequest) -> None:
     """Other folders are not even collected for it: that takes each worker ten seconds."""
     plugins = request.config.pluginmanager.get_plugins()
     folders: Any = next(plugin.TWIN_FOLDERS for plugin in plugins if hasattr(plugin, "TWIN_FOLDERS"))

@@ -52,7 +52,7 @@ def test_a_property_is_spelled_in_one_module() -> None:
     assert elsewhere == set(SOMETHING_ELSE)
 
 
-def test_compiled_loops_know_no_name_that_is_not_defined() -> None:
+def test_compiled_code_uses_only_defined_property_names() -> None:
     spelled = set()
     for folder in ("kernel", "plugins"):
         for suffix in ("pyx", "pxi", "pxd"):

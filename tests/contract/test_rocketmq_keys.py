@@ -57,12 +57,12 @@ def test_the_configuration_names_no_section_of_a_plugin() -> None:
     assert places_of(set(PLUGIN_SECTIONS), "kernel/config") == []
 
 
-def test_the_kernels_own_keys_stand_where_its_sections_are_declared() -> None:
+def test_the_kernels_keys_are_declared_with_their_sections() -> None:
     found = {place.partition(":")[0] for place in places_of(names_of(KERNEL_SECTIONS), "kernel/config")}
     assert found == {"kernel/config/declarations.py"}
 
 
-def test_a_name_is_one_setting_and_every_setting_is_read_by_it() -> None:
+def test_each_rocketmq_key_sets_one_setting_and_is_read() -> None:
     # two settings of one name are an error of declared_keys
     keys = declared_keys(SECTIONS)
     names = [name for key in keys.values() for name in (key.name, *key.older)]
@@ -73,7 +73,7 @@ def test_a_name_is_one_setting_and_every_setting_is_read_by_it() -> None:
             assert list(translate({name: "1"}, SECTIONS).settings) == [place]
 
 
-def test_every_key_that_can_be_read_is_shown_and_no_other() -> None:
+def test_exactly_the_readable_keys_are_shown() -> None:
     sections = {name: kind() for name, kind in SECTIONS.items()}
     assert sections["plugin.ha"].listen == sections["broker"].advertise == "", "what is empty is not shown"
     sections["plugin.ha"] = attrs.evolve(sections["plugin.ha"], listen="127.0.0.1:10912")
@@ -86,7 +86,7 @@ def test_every_key_that_can_be_read_is_shown_and_no_other() -> None:
     assert again.settings["broker", "advertise"] == "10.0.0.7:10911"
 
 
-def test_the_page_of_the_configuration_has_every_key_that_can_be_read_and_no_other() -> None:
+def test_the_configuration_page_lists_exactly_the_readable_keys() -> None:
     page = (ROOT / "docs" / "howto" / "configure.md").read_text().partition("## RocketMQ's broker.conf")[2]
     rows = re.findall(r"^\|(.*?)\|", page, re.MULTILINE)
     told = {name for row in rows for name in re.findall(r"`(\w+)(?:=\w+)?`", row)}

@@ -25,7 +25,7 @@ def ident(path: Path) -> str:
 
 @pytest.mark.filterwarnings("default:.* lines:UserWarning")
 @pytest.mark.parametrize("path", SOURCES, ids=ident)
-def test_functions_are_read_in_one_sitting(path: Path) -> None:
+def test_functions_stay_within_the_length_limit(path: Path) -> None:
     text = path.read_text()
     if (lines := text.count("\n")) > MODULE_LINES:
         warnings.warn(f"{ident(path)} has {lines} lines", stacklevel=1)  # a subject may need them
@@ -36,7 +36,7 @@ def test_functions_are_read_in_one_sitting(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=ident)
-def test_what_is_public_says_what_it_promises(path: Path) -> None:
+def test_public_names_have_docstrings(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), f"{path}: module without a docstring"
     for node in tree.body:
@@ -45,7 +45,7 @@ def test_what_is_public_says_what_it_promises(path: Path) -> None:
             assert overloaded or ast.get_docstring(node), f"{path}:{node.lineno}: {node.name} without a docstring"
 
 
-def test_nothing_is_left_to_do() -> None:
+def test_no_todo_comment_remains() -> None:
     pattern = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     for path in SOURCES:
         for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("anyio", "attr", "attrs", "msgspec", "structlog")
 
 
-def test_all_types_of_the_client_are_known(tmp_path: Path) -> None:
+def test_the_client_has_complete_types(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyright") is None:
         pytest.skip("needs pyright: pip install 'gantrymq[test]'")
     # as it is installed: in one folder with what it needs, and without the broker

@@ -57,9 +57,7 @@ def log_file(disk: LoopDisk) -> Path:
     return disk.folder / "data" / "commitlog" / f"{0:020d}"
 
 
-def test_row_16_a_block_of_the_log_that_cannot_be_read_costs_its_message_and_no_other(
-    disk: LoopDisk, tmp_path: Path
-) -> None:
+def test_row_16_an_unreadable_log_block_affects_its_message_only(disk: LoopDisk, tmp_path: Path) -> None:
     with Served(disk.folder / "data", tmp_path / "err") as broker:
         fill(broker.address)
         assert broker.child.terminate() == 0
@@ -84,7 +82,7 @@ def test_row_16_a_block_of_the_log_that_cannot_be_read_costs_its_message_and_no_
     assert broker.told() == []
 
 
-def test_row_16_a_recovery_steps_over_a_block_that_cannot_be_read(disk: LoopDisk, tmp_path: Path) -> None:
+def test_row_16_recovery_skips_an_unreadable_block(disk: LoopDisk, tmp_path: Path) -> None:
     with Served(disk.folder / "data", tmp_path / "err") as broker:
         fill(broker.address)
         wait_for(lambda: (disk.folder / "data" / "gantrymq.watermark").read_bytes().strip(b"\0") != b"")
@@ -103,7 +101,7 @@ def test_row_16_a_recovery_steps_over_a_block_that_cannot_be_read(disk: LoopDisk
         assert broker.told() == []
 
 
-def test_row_16_what_waits_in_a_block_that_cannot_be_read_holds_up_nothing_else(disk: LoopDisk, tmp_path: Path) -> None:
+def test_row_16_a_delayed_message_in_an_unreadable_block_delays_no_other(disk: LoopDisk, tmp_path: Path) -> None:
     """A delayed message that is not there any more; the others of its level come."""
     with Served(disk.folder / "data", tmp_path / "err") as broker:
         with RawPeer(broker.address) as peer:
@@ -131,9 +129,7 @@ def search(peer: RawPeer, number: int) -> list[bytes]:
     return [record.body[:8] for record in decode_records(answer.body)]
 
 
-def test_row_16_an_index_that_is_built_over_a_block_that_cannot_be_read_has_all_other_messages(
-    disk: LoopDisk, tmp_path: Path
-) -> None:
+def test_row_16_an_index_built_over_an_unreadable_block_has_all_other_messages(disk: LoopDisk, tmp_path: Path) -> None:
     with Served(disk.folder / "data", tmp_path / "err") as broker:
         fill(broker.address)
         assert broker.child.terminate() == 0
@@ -149,9 +145,7 @@ def test_row_16_an_index_that_is_built_over_a_block_that_cannot_be_read_has_all_
 
 
 @pytest.mark.once
-def test_row_16_a_slave_gets_what_lies_before_a_block_that_its_master_cannot_read(
-    disk: LoopDisk, tmp_path: Path
-) -> None:
+def test_row_16_a_slave_gets_the_log_up_to_a_block_that_its_master_cannot_read(disk: LoopDisk, tmp_path: Path) -> None:
     settings = {"store.queue_file_units": "1000", "plugin.ha.heartbeat": "100ms", "plugin.ha.housekeeping": "2s"}
     stores = (disk.folder / "data", tmp_path / "data-1")
     with HaPair(tmp_path, settings, file_bytes=1 << 20, stores=stores) as pair:

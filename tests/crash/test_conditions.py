@@ -29,7 +29,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
         yield lambda shell=":": stack.enter_context(Served(tmp_path / "data", tmp_path / "err", shell))
 
 
-def test_without_room_sends_are_refused_and_reads_served_until_there_is_room(serve: Callable[..., Served]) -> None:
+def test_a_full_disk_refuses_sends_and_serves_reads_until_space_is_free(serve: Callable[..., Served]) -> None:
     """The room ends by a limit on the size of files, which is raised and lowered from outside."""
     broker = serve()
     pid = broker.child.pid
@@ -57,7 +57,7 @@ def test_without_room_sends_are_refused_and_reads_served_until_there_is_room(ser
 
 
 @pytest.mark.once
-def test_without_room_a_broker_stops_in_order_and_keeps_what_it_acknowledged(serve: Callable[..., Served]) -> None:
+def test_a_broker_on_a_full_disk_stops_cleanly_and_keeps_acknowledged_messages(serve: Callable[..., Served]) -> None:
     broker = serve()
     with RawPeer(broker.address) as peer:
         resource.prlimit(broker.child.pid, resource.RLIMIT_FSIZE, (FILE_BYTES // 2, resource.RLIM_INFINITY))
@@ -78,7 +78,7 @@ def address_space(pid: int) -> int:
 
 
 @pytest.mark.parametrize("room", [1, 24], ids=lambda mebibytes: f"{mebibytes} MiB left")
-def test_row_6_without_memory_it_refuses_or_dies_whole_and_keeps_what_it_acknowledged(
+def test_row_6_a_broker_without_memory_refuses_or_ends_and_keeps_acknowledged_messages(
     serve: Callable[..., Served], room: int
 ) -> None:
     """Large frames that never end take the memory while another peer sends.
@@ -117,7 +117,7 @@ def test_row_6_without_memory_it_refuses_or_dies_whole_and_keeps_what_it_acknowl
 
 
 @pytest.mark.once
-def test_with_few_descriptors_connections_are_limited_and_the_store_goes_on(serve: Callable[..., Served]) -> None:
+def test_scarce_file_descriptors_limit_connections_and_not_the_store(serve: Callable[..., Served]) -> None:
     broker = serve(shell="ulimit -n 64")
     with RawPeer(broker.address) as peer, ExitStack() as stack:
         assert broker.send(peer).code == 0
@@ -140,7 +140,7 @@ def test_with_few_descriptors_connections_are_limited_and_the_store_goes_on(serv
 
 
 @pytest.mark.once
-def test_without_any_descriptor_who_is_connected_is_served_and_others_wait(serve: Callable[..., Served]) -> None:
+def test_existing_connections_are_served_when_no_file_descriptor_is_left(serve: Callable[..., Served]) -> None:
     broker = serve()
     pid = broker.child.pid
     usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -173,9 +173,7 @@ def test_without_any_descriptor_who_is_connected_is_served_and_others_wait(serve
     assert 1 <= len(shortages) <= 2, "told once, not with each attempt"
 
 
-def test_a_flood_of_topics_needs_no_more_descriptors_than_there_are(
-    serve: Callable[..., Served], tmp_path: Path
-) -> None:
+def test_many_topics_stay_within_the_file_descriptor_limit(serve: Callable[..., Served], tmp_path: Path) -> None:
     broker = serve(shell="ulimit -n 128")
     with RawPeer(broker.address) as peer:
         for turn in range(2):
@@ -193,7 +191,7 @@ def test_a_flood_of_topics_needs_no_more_descriptors_than_there_are(
 
 
 @pytest.mark.once
-def test_a_broker_that_is_stopped_and_continued_serves_its_connections(serve: Callable[..., Served]) -> None:
+def test_a_paused_and_resumed_broker_serves_its_connections(serve: Callable[..., Served]) -> None:
     broker = serve()
     with RawPeer(broker.address) as peer, RawPeer(broker.address) as holding:
         assert broker.send(peer).code == 0
@@ -212,7 +210,7 @@ def test_a_broker_that_is_stopped_and_continued_serves_its_connections(serve: Ca
         broker.check_all(peer)
 
 
-def test_ended_under_load_it_drains_and_the_next_start_reads_nothing_again(
+def test_sigterm_under_load_drains_and_the_next_start_needs_no_recovery(
     serve: Callable[..., Served], tmp_path: Path
 ) -> None:
     broker = serve()

@@ -135,7 +135,7 @@ def stored(folder: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_no_kill_stores_a_message_twice_or_loses_an_acknowledged_one(
+def test_deduplication_stores_each_acknowledged_message_once_through_kills(
     tmp_path: Path, flush: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(SOURCE))

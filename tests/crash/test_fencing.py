@@ -77,9 +77,7 @@ def is_follower(pair: HaPair) -> bool:
 
 @pytest.mark.soak(1)  # tests/cluster/test_fencing.py has both
 @pytest.mark.parametrize("role", ["SYNC_MASTER", pytest.param("ASYNC_MASTER", marks=pytest.mark.once)])
-def test_row_5_a_master_that_was_stopped_while_its_slave_was_promoted_takes_nothing_that_waited(
-    tmp_path: Path, role: str
-) -> None:
+def test_row_5_a_master_paused_during_a_promotion_stores_none_of_its_queued_requests(tmp_path: Path, role: str) -> None:
     ledger = Ledger(uuid.uuid4().hex)
     with HaPair(tmp_path, SETTINGS) as pair:
         first, second = pair.addresses

@@ -28,7 +28,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_disk_that_fills_up_is_survived_and_its_broker_restarted(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_stops_no_broker_and_allows_a_restart(small_disk: Path, tmp_path: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(3 * 1024 * 1024))
     with Served(small_disk / "data", tmp_path / "err") as broker, RawPeer(broker.address) as peer:

@@ -2,7 +2,7 @@
 
 Each round starts the broker on the store of the round before, reads what is new, loads it from our own client (single
 messages, batches, and a consumer that reads along) and kills it at a random instant. ``GANTRYMQ_KILL_ROUNDS`` sets how
-often: 24 times in CI, 100 times, half of them on each of two stores, with ``make soak``. The index follows, and old
+often: 20 times in CI, 100 times, half of them on each of two stores, with ``make soak``. The index follows, and old
 files are deleted meanwhile: what goes by age was read before.
 """
 
@@ -29,7 +29,7 @@ from support.foreign import ask
 from support.processes import free_ports, gantrymq_child
 from support.slices import is_whole
 
-ROUNDS = int(os.environ.get("GANTRYMQ_KILL_ROUNDS", 100 if is_whole() else 24 if os.environ.get("CI") == "true" else 8))
+ROUNDS = int(os.environ.get("GANTRYMQ_KILL_ROUNDS", 100 if is_whole() else 20 if os.environ.get("CI") == "true" else 8))
 STORES = [ROUNDS] if ROUNDS < 40 else [ROUNDS - ROUNDS // 2, ROUNDS // 2]
 """The rounds on each store. Old files go only from a store that lives long enough."""
 TOPIC = "LedgerTopic"
@@ -203,7 +203,7 @@ async def _create_topic(nameserver: str) -> None:
         await client.admin.create_topic(TOPIC, queues=QUEUES)
 
 
-def test_a_broker_killed_during_recovery_recovers_all_the_same(tmp_path: Path):
+def test_a_broker_killed_during_recovery_recovers_at_the_next_start(tmp_path: Path):
     ledger = Ledger(uuid.uuid4().hex)
     broker = Broker(tmp_path)
     with broker.running() as child:

@@ -213,7 +213,7 @@ class Load:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("strategy", ["half", "state_table"])
-def test_no_fate_is_forgotten_by_kill_9(tmp_path: Path, strategy: str):
+def test_no_delayed_or_transactional_message_is_lost_by_kill_9(tmp_path: Path, strategy: str):
     seed = int(os.environ.get("GANTRYMQ_KILL_SEED", random.SystemRandom().randrange(2**32)))
     print(f"GANTRYMQ_KILL_SEED={seed}")
     chance = random.Random(seed)

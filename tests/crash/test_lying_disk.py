@@ -84,7 +84,7 @@ def run(env: FaultEnv, *, turns_after: int, save: bool) -> tuple[int, range, int
 @pytest.mark.parametrize("save", [False, True], ids=["no mark after it", "marked as durable"])
 @pytest.mark.parametrize("turns_after", [0, 1, 4])
 @pytest.mark.parametrize("kind", ["datasync", "pwrite"])
-def test_row_33_what_a_lying_disk_threw_away_is_missed_and_never_replaced(
+def test_row_33_data_lost_by_a_lying_disk_is_reported_and_its_offsets_are_not_reused(
     kind: str, turns_after: int, save: bool
 ) -> None:
     lies = noticed = 0
@@ -120,7 +120,7 @@ def test_row_33_what_a_lying_disk_threw_away_is_missed_and_never_replaced(
     assert noticed or not save
 
 
-def test_row_33_a_replay_that_meets_the_hole_names_it() -> None:
+def test_row_33_a_replay_reports_the_range_lost_by_a_lying_disk() -> None:
     disk = MemoryEnv()
     env = OnlyTheLogLies(disk, 3, lie=True, kinds=("pwrite",))
     acknowledged, doubtful, durable = run(env, turns_after=3, save=True)

@@ -131,7 +131,7 @@ def check_kept(broker: Served, serve: Callable[..., Served]) -> None:
         assert again.send(peer).code == 0
 
 
-def test_a_broker_that_waits_for_a_lost_result_ends_in_time_when_it_is_told_to(serve: Callable[..., Served]) -> None:
+def test_a_broker_that_waits_for_a_lost_result_stops_in_time_on_sigterm(serve: Callable[..., Served]) -> None:
     """Without a deadline it ended never: the wait for a worker thread is not cancelled."""
     broker = serve(RESULT_LOST)
     begin_fault(broker)
@@ -141,7 +141,7 @@ def test_a_broker_that_waits_for_a_lost_result_ends_in_time_when_it_is_told_to(s
     check_kept(broker, serve)
 
 
-def test_a_broker_that_waits_for_a_lost_result_ends_in_time_when_it_fails(serve: Callable[..., Served]) -> None:
+def test_a_broker_that_waits_for_a_lost_result_stops_in_time_on_a_failure(serve: Callable[..., Served]) -> None:
     broker = serve(THREADS_END_AND_A_RESULT_IS_LOST)
     begin_fault(broker)
     assert ended_with(broker) == [OVERDUE]

@@ -87,7 +87,7 @@ def start_both(pair: HaPair) -> tuple[Child, Child]:
     return master, slave
 
 
-def test_row_56_a_slave_that_is_stopped_holds_up_senders_for_the_time_out_and_catches_up(
+def test_row_56_senders_wait_for_a_paused_slave_until_the_timeout_and_it_catches_up(
     pair: HaPair, ledger: Ledger
 ) -> None:
     _, slave = start_both(pair)
@@ -108,7 +108,7 @@ def test_row_56_a_slave_that_is_stopped_holds_up_senders_for_the_time_out_and_ca
     assert load.statuses[None] == 0
 
 
-def test_row_5_a_master_that_is_stopped_and_continued_goes_on_with_its_slave(pair: HaPair, ledger: Ledger) -> None:
+def test_row_5_a_paused_and_resumed_master_continues_with_its_slave(pair: HaPair, ledger: Ledger) -> None:
     master, _ = start_both(pair)
     load = Load(pair.nameserver, TOPIC, ledger)
 
@@ -160,7 +160,7 @@ def is_level_under_load(pair: HaPair) -> bool:
     return pair.end(1) >= end
 
 
-def test_row_34_a_slave_that_was_cut_off_under_load_is_level_again_in_half_of_that_time(tmp_path: Path) -> None:
+def test_row_34_a_partitioned_slave_catches_up_in_half_of_the_partition_time(tmp_path: Path) -> None:
     """Either side gives the other up after a third of the partition, as it does of a minute with the defaults."""
     ports = free_ports(2)
     settings = {
@@ -212,7 +212,7 @@ def test_row_34_a_slave_that_was_cut_off_under_load_is_level_again_in_half_of_th
         assert pair.log(0) == pair.log(1)
 
 
-def test_after_a_masters_kill_consumers_read_from_the_slave_which_has_everything_that_was_acknowledged(
+def test_consumers_read_every_acknowledged_message_from_the_slave_after_a_master_kill(
     pair: HaPair, ledger: Ledger
 ) -> None:
     """One group consumes all the time, another comes when the master is dead: its client knows the dead one only.

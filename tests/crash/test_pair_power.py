@@ -213,7 +213,7 @@ def group_offset(address: str, topic: str, queue_id: int) -> int:
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_row_60_whichever_of_a_pair_loses_power_nothing_that_was_promised_is_lost(
+def test_row_60_no_acknowledged_message_is_lost_when_either_broker_of_a_pair_loses_power(
     flush: str, tmp_path: Path, disks: list[LoopDisk]
 ) -> None:
     seed = int(os.environ.get("GANTRYMQ_POWER_SEED", random.SystemRandom().randrange(2**32)))

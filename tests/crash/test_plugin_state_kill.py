@@ -145,7 +145,7 @@ class Sender:
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_a_plugin_counts_exactly_through_kills(tmp_path: Path, flush: str) -> None:
+def test_a_plugins_count_is_exact_after_kills(tmp_path: Path, flush: str) -> None:
     rng = random.Random(KILLS)
     acknowledged = killed_with = 0
     for round_number in range(KILLS // 2 + 1):

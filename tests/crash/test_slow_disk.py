@@ -76,7 +76,7 @@ class SickEnv(SystemEnv):
         return Flusher()
 
 
-async def test_while_the_disk_hangs_senders_learn_of_it_and_readers_are_served(tmp_path: Path) -> None:
+async def test_senders_get_errors_and_readers_are_served_while_the_disk_hangs(tmp_path: Path) -> None:
     env = SickEnv()
     settings = {"plugin.flush.timeout": "300ms", "plugin.flowcontrol.busy_after": "600ms"}
     broker = make_broker(tmp_path, env=env, settings=settings)
@@ -99,7 +99,7 @@ async def test_while_the_disk_hangs_senders_learn_of_it_and_readers_are_served(t
         assert bodies[:2] == [b"before", b"late"], "stored, as its sender was told"
 
 
-async def test_a_block_that_cannot_be_read_costs_its_queue_and_no_other(tmp_path: Path) -> None:
+async def test_an_unreadable_block_affects_its_queue_only(tmp_path: Path) -> None:
     settings = {"store.queue_file_units": "20"}
     async with run_broker(make_broker(tmp_path, settings=settings)) as broker, open_channel(broker.address) as channel:
         for queue_id in (0, 1):

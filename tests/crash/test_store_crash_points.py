@@ -103,7 +103,7 @@ def recover(env: MemoryEnv, chance: random.Random) -> Store:
 
 
 @pytest.mark.slow
-def test_an_end_before_any_call_loses_nothing_that_was_acknowledged() -> None:
+def test_a_crash_before_any_call_loses_no_acknowledged_message() -> None:
     stop_at = 0
     while True:
         stop_at += 1
@@ -130,7 +130,7 @@ def test_an_end_before_any_call_loses_nothing_that_was_acknowledged() -> None:
     assert stop_at > 100
 
 
-def test_the_environment_stops_where_it_is_told() -> None:
+def test_the_fault_environment_stops_at_the_given_call() -> None:
     env = StoppingEnv(MemoryEnv(), 3)
     env.mkdirs("a")
     file = env.open("a/b", create=True)

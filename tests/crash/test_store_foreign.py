@@ -13,7 +13,7 @@ BODIES = [f"message {number}".encode() for number in range(9)]
 
 @pytest.mark.parametrize("tail_bytes", [20, 10_000], ids=["entries written at once", "entries held in memory"])
 @pytest.mark.parametrize("queued", [0, 4, 9])
-def test_each_message_is_queued_once_however_many_the_other_broker_had_queued(queued: int, tail_bytes: int) -> None:
+def test_recovery_queues_each_message_once_after_another_broker_wrote_queues(queued: int, tail_bytes: int) -> None:
     config = attrs.evolve(TINY, queue_tail_bytes=tail_bytes)
     env = MemoryEnv()
     store, _, _ = open_store(env, config=config)

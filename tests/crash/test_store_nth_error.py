@@ -43,7 +43,7 @@ def run(env: FaultEnv, acked: list[bytes]) -> None:
 @pytest.mark.soak(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "forever", "tear"), FAULTS)
-def test_whatever_was_acknowledged_survives_a_failure_of_any_call(number: int, forever: bool, tear: str) -> None:
+def test_acknowledged_messages_survive_an_error_of_any_system_call(number: int, forever: bool, tear: str) -> None:
     fail_at = 0
     while True:
         fail_at += 1
@@ -73,7 +73,7 @@ def test_whatever_was_acknowledged_survives_a_failure_of_any_call(number: int, f
     assert fail_at > 100
 
 
-def test_row_6_without_memory_in_any_call_the_process_dies_whole_and_leaves_no_half_batch() -> None:
+def test_row_6_a_process_without_memory_in_any_call_ends_and_leaves_no_partial_batch() -> None:
     """Broken on purpose: with what is appended counted as flushed (acknowledged before the sync), it failed."""
     fail_at = 0
     while True:
@@ -98,7 +98,7 @@ def test_row_6_without_memory_in_any_call_the_process_dies_whole_and_leaves_no_h
     assert fail_at > 100
 
 
-def test_a_failed_flush_is_never_tried_again() -> None:
+def test_a_failed_flush_is_not_retried() -> None:
     env = FaultEnv(MemoryEnv())
     store, _, _ = open_store(env)
     store.append(batch_of([b"safe"]))

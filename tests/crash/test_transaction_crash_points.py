@@ -132,7 +132,7 @@ def survivors(disk: MemoryEnv, seed: int) -> Iterator[MemoryEnv]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_end_before_any_call_keeps_every_transaction(strategy: str) -> None:
+def test_a_crash_before_any_call_keeps_every_transaction(strategy: str) -> None:
     stop_at = 0
     while True:
         stop_at += 1

@@ -1,5 +1,6 @@
 """Real processes and a real etcd: whatever is killed or paused, a slave takes a lost master's place, and no promise is
-broken. What watchers decide in detail is in ``tests/cluster/test_watch.py``.
+broken. What watchers decide in detail is in ``tests/cluster/test_watch.py``. A day has a kill or a pause of each test,
+and both among them.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def promoted(group: HaGroup) -> int:
     return sum(len(group.events(number, "slave_promoted")) for number in range(len(group.watchers)))
 
 
-def test_a_slave_takes_the_place_of_a_killed_master_and_the_old_one_follows_it(pair: HaGroup) -> None:
+def test_the_promoted_slave_replaces_a_killed_master_which_returns_as_a_slave(pair: HaGroup) -> None:
     pair.watch()
     wait_for(lambda: bool(pair.events(0, "lock_taken")))
     pair.watch()
@@ -114,8 +115,9 @@ def test_a_slave_takes_the_place_of_a_killed_master_and_the_old_one_follows_it(p
     assert pair.events(0, "lock_released")
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_another_watcher_goes_on_when_the_one_with_the_lock_is_lost_with_the_master(pair: HaGroup, how: str) -> None:
+def test_another_watcher_takes_over_when_the_lock_holder_is_lost_with_the_master(pair: HaGroup, how: str) -> None:
     first = pair.watch("--lease", "2")
     wait_for(lambda: bool(pair.events(0, "lock_taken")))
     pair.watch("--lease", "2")
@@ -135,7 +137,7 @@ def test_another_watcher_goes_on_when_the_one_with_the_lock_is_lost_with_the_mas
     assert promoted(pair) == 1
 
 
-def test_without_etcd_nobody_is_promoted_and_when_it_is_back_somebody_is(pair: HaGroup) -> None:
+def test_no_slave_is_promoted_without_etcd_and_one_is_when_etcd_returns(pair: HaGroup) -> None:
     for _ in range(2):
         pair.watch("--lease", "2")
     wait_for(lambda: any(pair.events(number, "lock_taken") for number in range(2)))
@@ -156,8 +158,9 @@ def test_without_etcd_nobody_is_promoted_and_when_it_is_back_somebody_is(pair: H
     assert promoted(pair) == 1
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_a_slave_is_promoted_also_while_etcds_leader_is_lost_with_the_master(
+def test_a_slave_is_promoted_when_etcds_leader_is_lost_with_the_master(
     tmp_path: Path, etcd_program: Path, how: str
 ) -> None:
     """Of three members; the watchers have the addresses of all."""
@@ -181,8 +184,9 @@ def test_a_slave_is_promoted_also_while_etcds_leader_is_lost_with_the_master(
         print(f"{how}: silent {silences(pair)}")
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_with_two_slaves_everything_acknowledged_is_on_both_that_are_left(three: HaGroup, how: str) -> None:
+def test_both_remaining_brokers_of_three_have_every_acknowledged_message(three: HaGroup, how: str) -> None:
     """And a master that was paused takes nothing when it goes on."""
     for _ in range(2):
         three.watch()
@@ -204,8 +208,9 @@ def test_with_two_slaves_everything_acknowledged_is_on_both_that_are_left(three:
 
 
 @pytest.mark.timeout(180 + 60 * ROUNDS)
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_masters_are_lost_one_after_the_other(three: HaGroup, how: str) -> None:
+def test_each_of_several_masters_lost_in_turn_is_replaced(three: HaGroup, how: str) -> None:
     """``GANTRYMQ_WATCH_ROUNDS=20`` measures for how long nothing is acknowledged, with default settings."""
     for _ in range(2):
         three.watch()

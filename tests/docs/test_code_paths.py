@@ -36,7 +36,7 @@ def test_every_source_file_on_the_page_exists(page: Path) -> None:
     assert [path for path in named if not exists(path)] == []
 
 
-def test_a_page_that_names_a_source_file_is_looked_at() -> None:
+def test_every_page_that_names_a_source_file_is_checked() -> None:
     assert exists("kernel/broker.py")
     assert exists("headers/table.py")
     assert not exists("oker.py")

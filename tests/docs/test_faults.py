@@ -18,7 +18,7 @@ def test_every_test_on_the_page_exists() -> None:
             assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
 
 
-def test_every_row_of_the_catalogue_is_there() -> None:
+def test_every_row_of_the_fault_catalog_is_on_the_page() -> None:
     rows: set[int] = set()
     for line in (ROOT / "docs" / "design" / "faults.md").read_text().splitlines():
         found = re.match(r"\| ([0-9][0-9, to]*) \|", line)

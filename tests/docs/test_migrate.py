@@ -37,13 +37,13 @@ def ours() -> list[str]:
     return [code for code in dict.fromkeys(found) if code.removeprefix("await ").split(".")[0] in KINDS]
 
 
-def test_the_page_has_its_tables() -> None:
+def test_the_migration_page_has_its_tables() -> None:
     assert len(re.findall(r"^\|---\|---\|$", PAGE.read_text(), re.MULTILINE)) == 4
     assert len(ours()) > 60
 
 
 @pytest.mark.parametrize("code", ours())
-def test_a_call_of_ours_exists(code: str) -> None:
+def test_calls_named_on_the_migration_page_exist(code: str) -> None:
     awaits = code.startswith("await ")
     tree = ast.parse(code.removeprefix("await "), mode="eval")
     for node in ast.walk(tree):

@@ -30,13 +30,13 @@ def figures() -> list[tuple[str, str]]:
     return [(what, figure) for what, figure in found if figure not in {"50", "99"}]  # p50 and p99
 
 
-def test_the_figures_in_the_readme_are_those_of_the_results() -> None:
+def test_figures_in_the_readme_equal_the_results() -> None:
     results = set(FIGURE.findall((ROOT / "benchmarks" / "RESULTS.md").read_text()))
     assert len(figures()) > 30
     assert [(what, figure) for what, figure in figures() if figure not in results] == []
 
 
-def test_the_comparison_repeats_the_rows_of_the_results() -> None:
+def test_the_comparison_equals_the_rows_of_the_results() -> None:
     """GantryMQ's, RocketMQ's, Kafka's and Redis' figures are of one scenario, in the columns that name them."""
     scenarios = [
         [cell.strip() for cell in line.split("|")[1:-1]]

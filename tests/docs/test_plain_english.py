@@ -85,6 +85,12 @@ OLD_PHRASES = (
     r"\bwhat there is\b",
     r"(?<!_)(?:[Bb]ehaviour|[Aa]cknowledgement|[Cc]olour|[Ll]icence|[Ss]erialise)",  # American spelling
 )
+RIDDLE_IN_A_NAME = (
+    r"^(?:who|what|whoever|whatever|whichever|of|so_many)_"
+    r"|(?:^|_)(?:put_aside|set_aside|given_back|gives?_back|loudly|vouch\w*|farewells?|wish|wishes|strangers?|told|tells?"
+    r"|road|alike|anew|asked_about|weather)(?:_|$)"
+)
+"""Relative clauses in place of a subject, and words of our own where a standard term exists."""
 
 
 def pages() -> list[Path]:
@@ -108,7 +114,7 @@ def is_name_in_code(text: str, line: str) -> bool:
 
 
 @pytest.mark.parametrize("old", [*OLD_NAMES, *OLD_PHRASES])
-def test_an_old_term_is_not_used(old: str) -> None:
+def test_replaced_terms_are_not_used(old: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in pages()
@@ -120,12 +126,12 @@ def test_an_old_term_is_not_used(old: str) -> None:
 
 
 @pytest.mark.parametrize("old", [each for each in OLD_PHRASES if "[Aa]cknowledgement" not in each])
-def test_an_old_phrase_does_not_come_back_to_kernel_and_plugins(old: str) -> None:
+def test_replaced_phrases_do_not_occur_in_kernel_and_plugins(old: str) -> None:
     assert re.findall(old, code()) == []
 
 
 @pytest.mark.parametrize("old", OLD_NAMES)
-def test_a_renamed_identifier_does_not_come_back(old: str) -> None:
+def test_replaced_identifiers_do_not_occur(old: str) -> None:
     assert re.findall(old, code()) == []
 
 
@@ -135,3 +141,9 @@ def test_the_glossary_is_sorted_and_defines_each_term_once() -> None:
     assert len(terms) > 60
     keys = [re.sub(r"[^a-z ]", "", term.lower()) for term in terms]
     assert keys == sorted(set(keys))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.name)
+def test_names_of_tests_have_a_subject_and_standard_terms(path: Path) -> None:
+    names = re.findall(r"^\s*(?:async )?def test_(\w+)", path.read_text(), re.MULTILINE)
+    assert [name for name in names if re.search(RIDDLE_IN_A_NAME, name)] == []

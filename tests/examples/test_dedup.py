@@ -69,7 +69,7 @@ async def end(channel: Channel, place: Place, state: TransactionState, *, oneway
         assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
-async def test_a_key_counts_in_its_topic_and_both_senders_get_one_answer(tmp_path: Path) -> None:
+async def test_duplicates_are_detected_by_topic_and_both_senders_get_one_answer(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
         first = await sent(channel, queue_id=1)
         assert await sent(channel, body=b"again") == first
@@ -78,7 +78,7 @@ async def test_a_key_counts_in_its_topic_and_both_senders_get_one_answer(tmp_pat
         assert (len(await bodies(channel)), await bodies(channel, queue_id=1)) == (2, [b"x"])
 
 
-async def test_only_the_named_topics_and_the_named_property_count(tmp_path: Path) -> None:
+async def test_deduplication_applies_to_configured_topics_and_property_only(tmp_path: Path) -> None:
     settings = {"plugin.dedup.topics": "T", "plugin.dedup.property": "UNIQ_KEY"}
     async with run_broker(broker(tmp_path, **settings)) as running, open_channel(running.address) as channel:
         assert await sent(channel, "UNIQ_KEY\x01u") == await sent(channel, f"UNIQ_KEY\x01u\x02{KEY}")
@@ -86,7 +86,7 @@ async def test_only_the_named_topics_and_the_named_property_count(tmp_path: Path
         assert await sent(channel, "UNIQ_KEY\x01u", "U") != await sent(channel, "UNIQ_KEY\x01u", "U")
 
 
-async def test_a_key_is_forgotten_when_its_time_is_over(tmp_path: Path) -> None:
+async def test_a_key_expires_after_the_window(tmp_path: Path) -> None:
     settings = {"plugin.dedup.window": "1ms"}
     async with run_broker(broker(tmp_path, **settings)) as running, open_channel(running.address) as channel:
         first = await sent(channel)
@@ -96,7 +96,7 @@ async def test_a_key_is_forgotten_when_its_time_is_over(tmp_path: Path) -> None:
         assert await sent(channel) != first
 
 
-async def test_the_newest_keys_count_and_the_memory_is_bounded(tmp_path: Path) -> None:
+async def test_the_newest_keys_are_kept_within_the_memory_limit(tmp_path: Path) -> None:
     settings = {"plugin.dedup.max_keys": "3"}
     async with run_broker(broker(tmp_path, **settings)) as running, open_channel(running.address) as channel:
         first, second, *_ = [await sent(channel, f"KEYS\x01{number}") for number in range(4)]
@@ -106,7 +106,7 @@ async def test_the_newest_keys_count_and_the_memory_is_bounded(tmp_path: Path) -
         assert len(plugin.keys) == 3
 
 
-async def test_keys_outlive_a_restart_and_the_deletion_of_what_they_name(tmp_path: Path) -> None:
+async def test_keys_survive_a_restart_and_the_deletion_of_their_messages(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
         places = [await sent(channel), await sent(channel, HALF.replace(KEY, "KEYS\x01half"))]
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
@@ -118,7 +118,9 @@ async def test_keys_outlive_a_restart_and_the_deletion_of_what_they_name(tmp_pat
 
 
 @pytest.mark.parametrize("waits", ["DELAY\x011", "TIMER_DELAY_MS\x01300"], ids=["level", "timer"])
-async def test_a_delayed_message_is_delivered_once_and_settles_before_and_after(tmp_path: Path, waits: str) -> None:
+async def test_a_delayed_message_is_delivered_once_and_settles_duplicates_before_and_after(
+    tmp_path: Path, waits: str
+) -> None:
     settings = {"plugin.delay.levels": "1s"}
     with trio.fail_after(40):
         async with run_broker(broker(tmp_path, **settings)) as running, open_channel(running.address) as channel:
@@ -134,7 +136,7 @@ async def test_a_delayed_message_is_delivered_once_and_settles_before_and_after(
 
 
 @pytest.mark.parametrize("strategy", ["half", "state_table"])
-async def test_a_transaction_is_one_however_often_it_is_sent(tmp_path: Path, strategy: str) -> None:
+async def test_a_half_message_sent_again_is_the_same_transaction(tmp_path: Path, strategy: str) -> None:
     settings = {"plugin.transaction.strategy": strategy}
     async with run_broker(broker(tmp_path, **settings)) as running, open_channel(running.address) as channel:
         half = await sent(channel, HALF)
@@ -152,7 +154,7 @@ async def test_a_transaction_is_one_however_often_it_is_sent(tmp_path: Path, str
 
 @pytest.mark.parametrize("strategy", ["half", "state_table"])
 @pytest.mark.parametrize("ends", [(TransactionState.ROLLBACK,), (TransactionState.ROLLBACK, TransactionState.ROLLBACK)])
-async def test_what_was_rolled_back_can_be_sent_again_at_once(
+async def test_a_rolled_back_message_can_be_sent_again_at_once(
     tmp_path: Path, strategy: str, ends: Sequence[TransactionState]
 ) -> None:
     """The next half message comes before the rollback is on the disk; nor may it become that of the rollback."""
@@ -181,7 +183,7 @@ async def test_an_ordinary_message_does_not_wait_for_a_transaction(tmp_path: Pat
         assert await bodies(channel) == [b"ordinary"]
 
 
-async def test_a_half_message_that_the_broker_asks_about_stays_the_same_transaction(tmp_path: Path) -> None:
+async def test_a_checked_back_half_message_stays_the_same_transaction(tmp_path: Path) -> None:
     settings = {
         "plugin.transaction.check_interval": "20ms", "plugin.transaction.timeout": "10ms",
         "plugin.transaction.check_max": "1000000",
@@ -204,7 +206,7 @@ def heartbeat() -> bytes:
     return HeartbeatData("client", [ProducerData("orders")]).to_bytes()
 
 
-async def test_retries_and_dead_letters_come_and_batches_lose_only_what_they_had(tmp_path: Path) -> None:
+async def test_retries_and_dead_letters_are_delivered_and_batches_lose_only_duplicates(tmp_path: Path) -> None:
     settings = {"plugin.delay.levels": "1s"}
     with trio.fail_after(60):
         async with (

@@ -63,7 +63,7 @@ async def bodies(channel: Channel, topic: str, queue_id: int = 0) -> list[bytes]
     return [record.body for record in records]
 
 
-async def test_bodies_are_clear_for_consumers_and_not_in_the_files(tmp_path: Path) -> None:
+async def test_bodies_are_decrypted_for_consumers_and_encrypted_in_the_files(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
         for body in (SECRET, b""):
             answer = await channel.call(send("T", body, properties="KEYS\x01order-1\x02TAGS\x01a"))
@@ -83,7 +83,7 @@ async def test_bodies_are_clear_for_consumers_and_not_in_the_files(tmp_path: Pat
     assert is_on_disk(tmp_path, b"order-1"), "properties stay readable: queries and filters need them"
 
 
-async def test_who_looks_for_a_message_gets_it_clear(tmp_path: Path) -> None:
+async def test_queries_return_decrypted_messages(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
         sent = await channel.call(send("T", SECRET, properties="KEYS\x01order-1\x02UNIQ_KEY\x01u"))
         assert sent.ext is not None
@@ -100,7 +100,7 @@ async def test_who_looks_for_a_message_gets_it_clear(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["half", "state_table"])
-async def test_a_transaction_is_asked_about_and_committed_with_its_body(tmp_path: Path, strategy: str) -> None:
+async def test_a_transaction_is_checked_back_and_committed_with_its_body(tmp_path: Path, strategy: str) -> None:
     settings = {
         "plugin.transaction.check_interval": "20ms", "plugin.transaction.timeout": "10ms",
         "plugin.transaction.check_max": "1000000", "plugin.transaction.strategy": strategy,
@@ -158,7 +158,7 @@ async def test_delayed_retried_and_batched_messages_are_encrypted_once(tmp_path:
     assert not is_on_disk(tmp_path, SECRET)
 
 
-async def test_a_new_key_is_for_new_messages_and_the_old_one_still_opens_the_others(tmp_path: Path) -> None:
+async def test_a_new_key_encrypts_new_messages_and_the_old_key_decrypts_old_ones(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
         assert (await channel.call(send("T", SECRET))).code == 0
     both = line("1") + line("2", 16)
@@ -176,7 +176,7 @@ def places(running: Broker) -> list[int]:
     return [int.from_bytes(entries[at : at + 8], "big") for at in range(0, len(entries), 20)]
 
 
-async def test_without_its_key_a_message_is_not_delivered_and_no_consumer_goes_past_it(tmp_path: Path) -> None:
+async def test_a_message_without_its_key_stops_consumers_before_it(tmp_path: Path) -> None:
     both = line("1") + line("2")
     async with run_broker(broker(tmp_path, "2", both)) as running, open_channel(running.address) as channel:
         assert (await channel.call(send("T", b"readable"))).code == 0
@@ -197,7 +197,7 @@ async def test_without_its_key_a_message_is_not_delivered_and_no_consumer_goes_p
         assert await bodies(channel, "T") == [b"readable", SECRET, b"later"]
 
 
-async def test_a_sender_cannot_pretend_that_a_body_is_encrypted(tmp_path: Path) -> None:
+async def test_a_sender_cannot_mark_a_plain_body_as_encrypted(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
         for key in ("1", "no-such-key"):
             answer = await channel.call(send("T", SECRET, properties=f"ENCRYPTED\x01{key}"))
@@ -205,7 +205,7 @@ async def test_a_sender_cannot_pretend_that_a_body_is_encrypted(tmp_path: Path) 
             assert (answer.remark or "").startswith("property ENCRYPTED: ")
 
 
-async def test_only_the_named_topics_are_encrypted_and_limits_are_those_of_the_broker(tmp_path: Path) -> None:
+async def test_only_configured_topics_are_encrypted_within_the_brokers_limits(tmp_path: Path) -> None:
     more = {"plugin.encrypt.topics": "secrets", "store.max_message_bytes": "1024"}
     async with run_broker(broker(tmp_path, **more)) as running, open_channel(running.address) as channel:
         assert (await channel.call(send("plain", b"x" * 1024))).code == 0
@@ -229,7 +229,7 @@ async def test_only_the_named_topics_are_encrypted_and_limits_are_those_of_the_b
         ("é", "1", "cannot be read: UnicodeDecodeError"),
     ],
 )
-async def test_a_wrong_file_of_keys_refuses_the_start_and_shows_no_key(
+async def test_an_invalid_key_file_refuses_the_start_without_showing_keys(
     tmp_path: Path, keys: str, current: str, text: str
 ) -> None:
     with pytest.raises(StartError, match=text) as refused:

@@ -89,7 +89,7 @@ def test_the_plugin_stamps_the_messages_of_its_topics_and_counts_them(
     assert (told["counts"], told["total"]) == ({"orders": 5, "payments": 5}, 10)
 
 
-def test_it_is_listed_with_its_origin_and_its_section_is_strict(tmp_path: Path, installed: Path) -> None:
+def test_the_example_is_listed_with_its_origin_and_rejects_unknown_keys(tmp_path: Path, installed: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(installed)}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -55,7 +55,7 @@ def long_named(command: Command) -> Command:
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["json", "binary"])
-async def test_signed_requests_of_all_kinds_pass_and_others_do_not(tmp_path: Path, kind: int) -> None:
+async def test_signed_requests_of_all_kinds_are_accepted_and_unsigned_ones_refused(tmp_path: Path, kind: int) -> None:
     properties = "KEYS\x01é\x02TAGS\x01a"
     commands = [
         send("T", b"one", properties=properties),
@@ -83,7 +83,7 @@ def copy_of(command: Command, kind: int) -> Command:
     return Command(command.code, dict(command.ext or {}) or None, command.body, kind=kind)
 
 
-async def test_an_altered_request_is_refused_and_says_why(tmp_path: Path) -> None:
+async def test_an_altered_request_is_refused_with_the_reason(tmp_path: Path) -> None:
     def altered(name: str, value: str) -> Command:
         command = signed(send("T", b"x"))
         assert command.ext is not None
@@ -103,7 +103,7 @@ async def test_an_altered_request_is_refused_and_says_why(tmp_path: Path) -> Non
         assert running.log.end == 0
 
 
-async def test_a_reader_pulls_and_sends_nothing(tmp_path: Path) -> None:
+async def test_an_account_with_read_access_can_pull_and_not_send(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
         assert (await channel.call(signed(send("T", b"x")), 5.0)).code == 0
         answer = await channel.call(signed(send("T", b"y"), "bob", "secret-of-bob"), 5.0)

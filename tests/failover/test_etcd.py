@@ -42,7 +42,7 @@ async def take(wanted: EtcdLock) -> int:
 
 
 @pytest.mark.trio
-async def test_one_holds_the_lock_and_the_next_one_has_a_higher_revision(etcd: EtcdServer) -> None:
+async def test_the_lock_has_one_holder_and_each_holder_a_higher_revision(etcd: EtcdServer) -> None:
     one, two = lock(etcd.address, "one"), lock(etcd.address, "two")
     first = await one.take()
     assert first
@@ -62,13 +62,13 @@ async def test_one_holds_the_lock_and_the_next_one_has_a_higher_revision(etcd: E
 
 
 @pytest.mark.trio
-async def test_locks_of_other_names_are_apart(etcd: EtcdServer) -> None:
+async def test_locks_of_different_names_are_independent(etcd: EtcdServer) -> None:
     assert await lock(etcd.address, "one").take()
     assert await lock(etcd.address, "two", key="/test/b").take()
 
 
 @pytest.mark.trio
-async def test_a_lease_that_is_not_renewed_runs_out(etcd: EtcdServer) -> None:
+async def test_a_lease_that_is_not_renewed_expires(etcd: EtcdServer) -> None:
     one, two = lock(etcd.address, "one"), lock(etcd.address, "two")
     first = await one.take()
     assert first
@@ -77,7 +77,7 @@ async def test_a_lease_that_is_not_renewed_runs_out(etcd: EtcdServer) -> None:
 
 
 @pytest.mark.trio
-async def test_who_deletes_the_key_takes_the_lock_from_its_holder(etcd: EtcdServer) -> None:
+async def test_deleting_the_key_releases_the_lock(etcd: EtcdServer) -> None:
     one = lock(etcd.address, "one", 30.0)
     assert await one.take()
     await post(etcd, "/v3/kv/deleterange", key=base64.b64encode(b"/test/a/lock").decode())
@@ -86,7 +86,7 @@ async def test_who_deletes_the_key_takes_the_lock_from_its_holder(etcd: EtcdServ
 
 
 @pytest.mark.trio
-async def test_the_next_endpoint_is_asked_when_one_is_away_and_without_any_the_reason_is_said(etcd: EtcdServer) -> None:
+async def test_the_next_endpoint_is_used_when_one_is_down_and_an_error_lists_all_reasons(etcd: EtcdServer) -> None:
     one = lock(f"{DEAD},{etcd.address}", "one")
     assert await one.take()
     etcd.kill()
@@ -97,7 +97,7 @@ async def test_the_next_endpoint_is_asked_when_one_is_away_and_without_any_the_r
 
 
 @pytest.mark.trio
-async def test_an_etcd_that_hangs_is_given_up_in_time(etcd: EtcdServer) -> None:
+async def test_a_request_to_a_hanging_etcd_times_out(etcd: EtcdServer) -> None:
     one = lock(etcd.address, "one")
     assert await one.take()
     etcd.pause()
@@ -120,7 +120,7 @@ async def test_a_keeper_loses_the_lock_before_its_lease_runs_out_in_the_store(et
 
 
 @pytest.mark.trio
-async def test_a_user_and_a_password(etcd: EtcdServer) -> None:
+async def test_etcd_authenticates_a_user_with_a_password(etcd: EtcdServer) -> None:
     await post(etcd, "/v3/auth/user/add", name="root", password="secret")
     await post(etcd, "/v3/auth/user/grant", user="root", role="root")
     await post(etcd, "/v3/auth/enable")
@@ -138,7 +138,7 @@ async def test_a_user_and_a_password(etcd: EtcdServer) -> None:
 
 
 @pytest.mark.trio
-async def test_tls_with_the_certificates_of_both_sides(
+async def test_etcd_connections_use_mutual_tls(
     tmp_path: Path, etcd_program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ca, cert, key = make_certificates(tmp_path)
@@ -178,12 +178,12 @@ async def post(etcd: EtcdServer, path: str, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:2379", "http://", "ftp://a", "http://a/path", "http://a:b:c", ""])
-def test_what_is_no_address_of_etcd_is_refused(text: str) -> None:
+def test_invalid_etcd_addresses_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="address"):
         parse_endpoints(text)
 
 
-def test_addresses_of_etcd() -> None:
+def test_etcd_addresses_are_parsed() -> None:
     found = parse_endpoints("http://a:1, https://[::1]/")
     assert [(each.protocol, each.host, each.port) for each in found] == [("http", "a", 1), ("https", "::1", 2379)]
 
@@ -196,7 +196,7 @@ def three(tmp_path: Path, etcd_program: Path) -> Iterator[EtcdCluster]:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("how", ["kill", "pause"])
-async def test_the_lock_outlives_the_loss_of_etcds_leader(
+async def test_the_lock_survives_the_loss_of_etcds_leader(
     three: EtcdCluster, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its holder keeps it, with its revision; nobody else gets it meanwhile; and it can be given on afterwards."""
@@ -239,7 +239,7 @@ async def answers_again(other: EtcdLock, other_than: int) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("how", ["kill", "pause"])
-async def test_one_member_of_three_is_not_enough_and_two_are(three: EtcdCluster, how: str) -> None:
+async def test_the_lock_needs_two_of_three_etcd_members(three: EtcdCluster, how: str) -> None:
     one, two = lock(three.address, "one"), lock(three.address, "two")
     first = await one.take()
     assert first
@@ -265,7 +265,7 @@ async def test_one_member_of_three_is_not_enough_and_two_are(three: EtcdCluster,
 
 
 @pytest.mark.trio
-async def test_each_member_that_is_lost_in_turn_costs_no_lock(three: EtcdCluster) -> None:
+async def test_losing_each_etcd_member_in_turn_keeps_the_lock(three: EtcdCluster) -> None:
     """A rolling restart of etcd."""
     keeper = LockKeeper(lock(three.address, "one", 5.0), trio.current_time, 0.1)
     async with trio.open_nursery() as nursery:

@@ -45,11 +45,11 @@ with atheris.instrument_imports(include=INSTRUMENTED, enable_loader_override=Fal
 
 TESTS = Path(__file__).parents[1]
 PROPERTIES = {
-    "twins: damaged requests": ("kernel/fast/test_twins_requests", "test_damaged_requests_are_refused_alike"),
+    "twins: damaged requests": ("kernel/fast/test_twins_requests", "test_both_twins_reject_the_same_damaged_requests"),
     "twins: sends": ("plugins/produce/test_twins", "test_sends_become_the_same_records_entries_and_answers"),
-    "twins: records": ("kernel/fast/test_twins_requests", "test_one_record_is_read_alike"),
+    "twins: records": ("kernel/fast/test_twins_requests", "test_both_twins_decode_a_record_the_same"),
     "twins: pulls": ("plugins/consume/test_twins", "test_gather"),
-    "twins: rows": ("kernel/fast/test_twins_records", "test_encode_rows"),
+    "twins: rows": ("kernel/fast/test_twins_records", "test_both_twins_encode_the_same_rows"),
 }
 """Names of property-based tests: the module below ``tests`` and the test."""
 

@@ -37,7 +37,7 @@ def fuzz(name: str, folder: Path, *options: str, targets: Path = GUIDED.parent) 
     )  # fmt: skip
 
 
-def test_a_fault_behind_four_bytes_in_a_row_is_found(tmp_path: Path) -> None:
+def test_guided_fuzzing_finds_a_fault_behind_four_bytes(tmp_path: Path) -> None:
     (tmp_path / "fuzz_targets.py").write_text(PLANTED)
     # By chance one input in four thousand million reaches it.
     ended = fuzz("planted", tmp_path, "-runs=2000000", targets=tmp_path)
@@ -52,7 +52,7 @@ def test_a_fault_behind_four_bytes_in_a_row_is_found(tmp_path: Path) -> None:
     "name",
     ["frames and headers", "requests, plain", "a log, plain", "SQL92", "twins: damaged requests", "twins: pulls"],
 )
-def test_seconds_of_guided_inputs_find_nothing(name: str, tmp_path: Path) -> None:
+def test_guided_fuzzing_finds_no_fault(name: str, tmp_path: Path) -> None:
     ended = fuzz(name, tmp_path, f"-max_total_time={SECONDS}")
     assert ended.returncode == 0, ended.stderr[-5000:]
     assert re.search(r"Done \d{2,} runs", ended.stderr)

@@ -56,7 +56,7 @@ def mutations(corpus: tuple[bytes, ...], seed: str) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_any_bytes_are_read_or_refused_with_the_error_that_is_promised(name: str) -> None:
+def test_parsers_decode_any_bytes_or_raise_the_documented_error(name: str) -> None:
     target = TARGETS[name]
     read = 0
     inputs = mutations(target.corpus, f"{SEED} {name}")

@@ -552,7 +552,7 @@ def disks(tmp_path: Path) -> Iterator[list[LoopDisk]]:
         yield made
 
 
-def test_rounds_of_faults_and_promotions_break_no_promise(
+def test_acknowledged_messages_survive_rounds_of_faults_and_promotions(
     tmp_path: Path, disks: list[LoopDisk], etcd: Path | None
 ) -> None:
     figures = Figures()

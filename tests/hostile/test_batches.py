@@ -32,7 +32,7 @@ def batch(count: int, *, body: bytes = b"", own: bytes = b"", common: str = "", 
 
 
 @JSON_AND_BINARY
-async def test_properties_of_a_batch_are_not_multiplied_without_end(tmp_path: Path, kind: int) -> None:
+async def test_properties_of_a_batch_are_limited_when_copied_to_its_messages(tmp_path: Path, kind: int) -> None:
     """4.2 MB with 32 KB of properties that each of 90,000 messages gets: 3 GB of log, once."""
     async with broker_and_channel(tmp_path) as (broker, channel):
         assert (await channel.call(batch(2, common="K\x01v", kind=kind))).code == ResponseCode.SUCCESS
@@ -44,7 +44,7 @@ async def test_properties_of_a_batch_are_not_multiplied_without_end(tmp_path: Pa
 
 
 @JSON_AND_BINARY
-async def test_a_batch_is_stored_up_to_its_limit_and_not_beyond(tmp_path: Path, kind: int) -> None:
+async def test_a_batch_beyond_its_limit_is_refused(tmp_path: Path, kind: int) -> None:
     async with broker_and_channel(tmp_path, store__max_message_bytes="100000") as (broker, channel):
         assert (await channel.call(batch(1, common="K\x01" + "v" * 1000, kind=kind))).code == ResponseCode.SUCCESS
         each = broker.log.end
@@ -60,9 +60,7 @@ async def test_a_batch_is_stored_up_to_its_limit_and_not_beyond(tmp_path: Path, 
 @pytest.mark.soak(2)
 @JSON_AND_BINARY
 @pytest.mark.parametrize("advertise", ["127.0.0.1:10911", "[2001:db8::1]:10911"], ids=["ipv4", "ipv6"])
-async def test_the_ids_of_the_most_messages_fit_into_the_header_of_an_answer(
-    tmp_path: Path, kind: int, advertise: str
-) -> None:
+async def test_a_response_header_holds_the_ids_of_the_largest_batch(tmp_path: Path, kind: int, advertise: str) -> None:
     """With messages of 16 MiB a batch could have 700,000; a header's length has 24 bits."""
     given = {
         "store.max_message_bytes": f"{16 * MIB}",
@@ -84,7 +82,7 @@ async def test_the_ids_of_the_most_messages_fit_into_the_header_of_an_answer(
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
 
 
-async def test_a_message_of_16_mib_is_answered_with_its_id_and_comes_back(tmp_path: Path) -> None:
+async def test_a_message_of_16_mib_is_acknowledged_and_delivered(tmp_path: Path) -> None:
     settings = {"store__max_message_bytes": str(16 * MIB), "limits__frame_bytes": str(17 * MIB)}
     settings |= {"store__commit_log_file_bytes": str(64 * MIB), "limits__write_buffer_bytes": str(MIB)}
     async with broker_and_channel(tmp_path, **settings) as (_, channel):
@@ -121,7 +119,7 @@ def count_entries(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_memory_that_ends_in_the_middle_of_an_append_stops_the_broker_and_loses_nothing(
+async def test_a_memory_error_during_an_append_stops_the_broker_without_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """It used to go on, with queue offsets that no record has: what it acknowledged then was never readable."""

@@ -36,7 +36,7 @@ def end_of(offset: int, table_offset: int, key: str, state: TransactionState) ->
 
 @pytest.mark.parametrize("strategy", ["half", "state_table"])
 @pytest.mark.parametrize("repeats", [1, COUNT])
-def test_the_ends_of_large_transactions_are_divided(
+def test_ends_of_large_transactions_are_processed_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, repeats: int
 ) -> None:
     """``repeats``: each end is said so often, which reads the same half message so often."""
@@ -71,7 +71,7 @@ def test_the_ends_of_large_transactions_are_divided(
     assert max(read) <= A_TURN
 
 
-def test_large_messages_that_are_resumed_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_large_messages_are_processed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "TURN_BYTES", 4 * (1024 + resume.REQUEST_BYTES))
     batches: list[int] = []
     world = TransactedStore(MemoryEnv(), "half", check_max=1)

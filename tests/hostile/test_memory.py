@@ -28,7 +28,7 @@ def lock(group: str = "G", client: str = "c", topic: str = "T", broker: str = "b
 
 @pytest.mark.trio
 @pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
-async def test_locks_of_names_that_nothing_can_have_are_refused(tmp_path: Path, code: int) -> None:
+async def test_locks_with_illegal_names_are_refused(tmp_path: Path, code: int) -> None:
     requests = [
         lock(group=LONG), lock(client=LONG), lock(topic=LONG), lock(broker=LONG), lock(group="a b"), lock(topic="a b"),
         lock(topic=""),
@@ -43,7 +43,7 @@ async def test_locks_of_names_that_nothing_can_have_are_refused(tmp_path: Path, 
 
 
 @pytest.mark.trio
-async def test_statistics_under_keys_that_are_no_names_are_not_counted(tmp_path: Path) -> None:
+async def test_statistics_with_illegal_keys_are_not_counted(tmp_path: Path) -> None:
     """A message sent back is counted under its property RETRY_TOPIC, in which its sender may write anything."""
     async with broker_and_channel(tmp_path) as (broker, channel):
         statistics = broker.registry.get(Statistics)
@@ -54,7 +54,7 @@ async def test_statistics_under_keys_that_are_no_names_are_not_counted(tmp_path:
             assert (await channel.call(asked)).code == code
 
 
-def test_a_counter_takes_two_kibibytes_at_most_however_long_it_counts() -> None:
+def test_a_counter_takes_at_most_two_kibibytes_for_any_time() -> None:
     tracemalloc.start()
     try:
         items = [Item() for _ in range(200)]
@@ -99,7 +99,7 @@ async def test_messages_that_are_sent_back_are_copied_a_few_at_a_time(tmp_path: 
 
 
 @pytest.mark.parametrize("code", [RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID])
-def test_queries_whose_answers_have_megabytes_are_heavy(code: int, tmp_path: Path) -> None:
+def test_queries_with_large_responses_are_heavy_requests(code: int, tmp_path: Path) -> None:
     async def look() -> None:
         async with broker_and_channel(tmp_path) as (broker, _):
             assert code in broker.requests._heavy_codes

@@ -37,7 +37,7 @@ async def register(channel: Channel) -> None:
 
 
 @pytest.mark.trio
-async def test_a_client_gets_its_route_while_another_asks_for_all_topics_hundreds_of_times(
+async def test_a_client_gets_its_route_beside_hundreds_of_topic_list_queries(
     nursery: trio.Nursery,
 ) -> None:
     server = NameServer(NameServerConfig(port=0))
@@ -92,7 +92,7 @@ REGISTRATIONS = {
 
 @pytest.mark.trio
 @pytest.mark.parametrize("kind", REGISTRATIONS)
-async def test_a_large_registration_that_is_almost_json_is_refused_before_python_reads_it(
+async def test_a_large_invalid_registration_is_refused_before_the_slow_parser(
     kind: str, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, compressed, version = REGISTRATIONS[kind]
@@ -121,7 +121,9 @@ MANY = 60_000
 
 @pytest.mark.trio
 @pytest.mark.parametrize("compressed", [True, False])
-async def test_routes_are_answered_while_a_large_registration_is_taken(compressed: bool, nursery: trio.Nursery) -> None:
+async def test_routes_are_served_while_a_large_registration_is_processed(
+    compressed: bool, nursery: trio.Nursery
+) -> None:
     table = {f"topic-{number:06}": TopicConfig(f"topic-{number:06}") for number in range(MANY)}
     body = RegisterBrokerBody(TopicConfigSerializeWrapper(table)).encode(compressed)
     header = RegisterBrokerHeader(
@@ -159,7 +161,7 @@ async def test_routes_are_answered_while_a_large_registration_is_taken(compresse
     nursery.cancel_scope.cancel()
 
 
-def test_a_broker_that_leaves_while_its_topics_are_taken_leaves_none() -> None:
+def test_a_broker_that_disconnects_during_its_registration_leaves_no_topics() -> None:
     routes = Routes(lambda: 0.0)
     identity = BrokerIdentity("c", "b", 0, "127.0.0.1:2")
     table = {f"topic-{number:06}": TopicConfig(f"topic-{number:06}") for number in range(TOPICS)}

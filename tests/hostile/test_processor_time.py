@@ -55,14 +55,14 @@ def sql_pull(expression: str, offset: int = 0) -> Command:
         ("a > 5", "0" * DIGITS + "x"), ("a > b", "1" * DIGITS + "." + "1" * DIGITS + "x"), ("a > 5", "9" * DIGITS),
     ],
 )  # fmt: skip
-def test_a_property_of_many_digits_is_read_in_linear_time(expression: str, value: str) -> None:
+def test_a_property_of_many_digits_is_parsed_in_linear_time(expression: str, value: str) -> None:
     wanted = compile_sql92(expression)
     before = time.thread_time()
     assert wanted.select([f"a\1{value}\2b\1{value}".encode()]) == [False]
     assert time.thread_time() - before < PROCESSOR_S
 
 
-def test_a_long_property_is_read_once_however_often_an_expression_asks() -> None:
+def test_a_long_property_is_parsed_once_for_an_expression() -> None:
     wanted = compile_sql92(" OR ".join(["a > 0.5", "a > 7"] * 600))
     properties = f"a\1{'0' * (DIGITS - 1)}".encode()
     before = time.thread_time()
@@ -101,7 +101,7 @@ ALMOST_JSON = {
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
     ],
 )  # fmt: skip
-async def test_a_large_body_that_is_almost_json_is_refused_before_python_reads_it(
+async def test_a_large_invalid_json_body_is_refused_before_the_slow_parser(
     tmp_path: Path, code: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(self: Any) -> Any:
@@ -116,7 +116,7 @@ async def test_a_large_body_that_is_almost_json_is_refused_before_python_reads_i
 
 
 @pytest.mark.trio
-async def test_a_heartbeat_in_the_dialect_with_a_thousand_subscriptions_is_taken(tmp_path: Path) -> None:
+async def test_a_heartbeat_in_fastjsons_dialect_with_a_thousand_subscriptions_is_accepted(tmp_path: Path) -> None:
     subscriptions = [{"Topic": f"T{number}", "SubString": "*", "SubVersion": number} for number in range(1000)]
     data = {"ClientID": "c", "ConsumerDataSet": [{"GroupName": "g", "SubscriptionDataSet": subscriptions}]}
     async with broker_and_channel(tmp_path) as (_, channel):
@@ -165,9 +165,7 @@ def arrived(peer: RawPeer) -> list[Command]:
 
 
 @pytest.mark.parametrize("request_of_many", [SPANS, STATS, PROGRESS], ids=["303", "202", "208"])
-def test_a_send_is_answered_before_the_heavy_requests_that_came_before_it(
-    wide: Cluster, request_of_many: Command
-) -> None:
+def test_a_send_is_answered_before_earlier_heavy_requests(wide: Cluster, request_of_many: Command) -> None:
     count = 40
     with RawPeer(wide.address, timeout=60) as attacker, RawPeer(wide.address, timeout=60) as other:
         assert other.ask(send("Light", b"x")).code == ResponseCode.SUCCESS
@@ -184,7 +182,7 @@ def test_a_send_is_answered_before_the_heavy_requests_that_came_before_it(
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
 
 
-def test_a_send_is_answered_before_pulls_whose_expressions_take_long_to_read(wide: Cluster) -> None:
+def test_a_send_is_answered_before_pulls_with_slow_expressions(wide: Cluster) -> None:
     count = 40
     pulls = [
         sql_pull(" OR ".join(f"a{number} > {part}" for part in range(1200))) for number in range(1, count + 1)
@@ -219,7 +217,7 @@ def no_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("kind", DENSE)
-def test_an_expression_that_takes_long_to_compile_is_compiled_in_many_turns_one_at_a_time(
+def test_slow_expressions_are_compiled_in_steps_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Processor time of this thread only, and each turn's part of it: a loaded machine changes neither."""
@@ -255,7 +253,7 @@ def test_an_expression_that_takes_long_to_compile_is_compiled_in_many_turns_one_
     assert max(turns) < sum(turns) / 8, "about 1 ms of 100"
 
 
-def test_a_client_that_leaves_while_its_expression_is_compiled_delays_no_other(
+def test_a_client_that_disconnects_during_a_compilation_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = threading.Event()
@@ -276,7 +274,7 @@ def test_a_client_that_leaves_while_its_expression_is_compiled_delays_no_other(
 
 
 @pytest.mark.trio
-async def test_a_long_expression_that_cannot_be_read_is_refused_and_its_pull_commits_nothing(tmp_path: Path) -> None:
+async def test_a_long_invalid_expression_is_refused_and_its_pull_commits_nothing(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
         request = sql_pull("(0=0)OR" * 2300 + " a=")
@@ -291,7 +289,7 @@ async def test_a_long_expression_that_cannot_be_read_is_refused_and_its_pull_com
         assert answer.code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_the_check_of_a_long_expression_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_a_long_expression_yields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rests = 0
     rest = Pace.rest
 
@@ -312,7 +310,7 @@ def test_the_check_of_a_long_expression_rests(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.trio
-async def test_postponed_pulls_of_one_connection_hold_up_no_other_one() -> None:
+async def test_postponed_pulls_of_one_connection_delay_no_other() -> None:
     answered: list[tuple[int, int]] = []
 
     class Peer:
@@ -348,7 +346,7 @@ async def test_postponed_pulls_of_one_connection_hold_up_no_other_one() -> None:
 
 
 @pytest.mark.trio
-async def test_a_pull_looks_at_fewer_messages_when_each_is_much_work(tmp_path: Path) -> None:
+async def test_a_pull_examines_fewer_messages_if_each_is_expensive(tmp_path: Path) -> None:
     properties = "".join(f"b{number}\x01{number}\x02" for number in range(2500))
     async with broker_and_channel(tmp_path) as (_, channel):
         for _ in range(20):
@@ -400,7 +398,7 @@ LARGE = {
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("kind", LARGE)
-def test_a_large_request_is_answered_in_many_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_large_request_is_processed_in_many_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Processor time, and each turn's part of it: see above."""
     turns: list[float] = []
     handle = RequestTable.handle
@@ -492,9 +490,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_a_clients_answer_about_itself_is_not_read_beyond_the_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_clients_description_of_itself_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     converted: list[int] = []
     convert = ClientStatus.from_value.__func__  # type: ignore[attr-defined]
 
@@ -522,7 +518,7 @@ def test_a_clients_answer_about_itself_is_not_read_beyond_the_limits(
     assert converted == ([1024] if kind == "whole" else [])
 
 
-def test_a_subscription_may_have_as_many_tags_as_an_expression() -> None:
+def test_a_subscription_may_have_as_many_tags_as_a_pull_expression() -> None:
     assert len(("||".join("a" * (EXPRESSION_MAX // 3 + 1)))[:EXPRESSION_MAX].split("||")) == TAGS_MAX
 
 
@@ -545,9 +541,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 SLOW = Command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
 
 
-def test_heavy_requests_of_a_closed_connection_are_not_worked_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heavy_requests_of_a_closed_connection_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {}
     for setting in ("5ms", "1s"):
         begun = slow_down(monkeypatch)
@@ -568,9 +562,7 @@ def test_heavy_requests_of_a_closed_connection_are_not_worked_on(
 
 
 @pytest.mark.parametrize("setting", ["1 MiB", "64 MiB"])
-def test_requests_that_wait_have_a_limit_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
-) -> None:
+def test_waiting_requests_have_a_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     slow_down(monkeypatch)
     request = Command(SLOW.code, body=bytes(60_000))
     codes: list[int] = []
@@ -589,7 +581,7 @@ def test_requests_that_wait_have_a_limit_in_memory(
 
 
 @pytest.mark.parametrize("setting", ["3", "64"])
-def test_tasks_work_on_so_many_requests_of_a_connection(
+def test_tasks_process_a_limited_number_of_a_connections_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     running, most = 0, 0
@@ -616,7 +608,7 @@ def test_tasks_work_on_so_many_requests_of_a_connection(
     assert most == min(int(setting), 20)
 
 
-def test_offsets_that_a_stopping_client_sends_oneway_are_stored_whatever_is_before_them(wide: Cluster) -> None:
+def test_oneway_offset_commits_of_a_stopping_client_are_stored(wide: Cluster) -> None:
     ext = {"consumerGroup": "oneway", "topic": "Wide", "queueId": "0", "commitOffset": "1"}
     last = encode(Command(RequestCode.UPDATE_CONSUMER_OFFSET, ext, flag=2))
     with RawPeer(wide.address) as stopping:
@@ -630,9 +622,7 @@ def test_offsets_that_a_stopping_client_sends_oneway_are_stored_whatever_is_befo
 
 
 @pytest.mark.parametrize("setting", [None, "1"])
-def test_few_heavy_requests_are_worked_on_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None
-) -> None:
+def test_few_heavy_requests_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None) -> None:
     running: list[int] = []
     most: list[int] = []
     work = ConsumerAdmin.group_stats

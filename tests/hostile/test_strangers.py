@@ -41,7 +41,7 @@ async def test_a_broker_without_access_control_refuses_to_listen_beyond_loopback
     assert refused.group_contains(StartError, match="--insecure")
 
 
-def test_a_broker_that_is_told_so_listens_anywhere() -> None:
+def test_a_broker_listens_on_any_address_if_allowed() -> None:
     async def scenario(cluster: Cluster) -> None:
         broker = await cluster.start_broker(MASTER)  # simulated machines are started with broker.insecure
         with on(Process(STRANGER)):
@@ -51,7 +51,7 @@ def test_a_broker_that_is_told_so_listens_anywhere() -> None:
     simulate(scenario, seed=1)
 
 
-def test_a_broker_whose_plugin_controls_access_listens_anywhere() -> None:
+def test_a_broker_with_an_access_control_plugin_listens_on_any_address() -> None:
     async def scenario(cluster: Cluster) -> None:
         machine = cluster.machine(MASTER)
         settings = {"broker.insecure": "false"}
@@ -66,7 +66,7 @@ def test_a_broker_whose_plugin_controls_access_listens_anywhere() -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_a_nameserver_without_peers_refuses_to_listen_beyond_loopback(host: str) -> None:
+async def test_a_nameserver_without_allowed_peers_refuses_to_listen_beyond_loopback(host: str) -> None:
     with pytest.raises(NotProtected, match="--peers"):
         await NameServer(NameServerConfig(host=host, port=0)).serve()
 
@@ -101,7 +101,7 @@ async def seen_from(host: str, address: str) -> AsyncIterator[Any]:
             yield channel
 
 
-def test_a_stranger_cannot_move_a_route_and_may_read_it() -> None:
+def test_an_unlisted_peer_can_read_and_not_change_routes() -> None:
     async def scenario(cluster: Cluster) -> None:
         machine = await cluster.start_nameserver(NAMESERVER, peers=["10.0.0.0/24"])
         await cluster.start_broker(MASTER)
@@ -127,7 +127,7 @@ def test_a_stranger_cannot_move_a_route_and_may_read_it() -> None:
     simulate(scenario, seed=1)
 
 
-def test_a_slave_that_nobody_named_gets_no_byte_of_the_log() -> None:
+def test_an_unlisted_slave_gets_no_byte_of_the_log() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.start_broker(MASTER, settings={"plugin.ha.peers": ""})
         with on(Process(STRANGER)):

@@ -74,7 +74,7 @@ def events(cluster: Cluster, name: str) -> list[Any]:
     return [line for line in cluster.log if line["event"] == name]
 
 
-def test_a_power_cut_that_takes_consumed_messages_lets_the_group_have_those_that_take_their_places() -> None:
+def test_a_group_gets_messages_that_reuse_offsets_lost_in_a_power_cut() -> None:
     """With asynchronous flush the offsets' file was newer than the log: the next messages were skipped."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -121,7 +121,7 @@ def lose_queues(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "power cut", "stop", "lost queues"])
-def test_a_deleted_topic_stays_deleted_and_one_of_that_name_begins_without_its_messages(end: str) -> None:
+def test_a_deleted_topic_stays_deleted_and_a_new_one_of_its_name_starts_empty(end: str) -> None:
     """A kill right after the answer, and any rebuild of the queues from the log, brought all of it back."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -157,7 +157,7 @@ def test_a_deleted_topic_stays_deleted_and_one_of_that_name_begins_without_its_m
     simulate(scenario, seed=1)
 
 
-def test_a_deletion_that_outlives_the_logs_tail_costs_no_message_that_takes_its_place() -> None:
+def test_a_deletion_beyond_a_lost_log_tail_deletes_no_later_message() -> None:
     """With asynchronous flush a power cut takes the log back behind the deletion."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -181,7 +181,7 @@ def test_a_deletion_that_outlives_the_logs_tail_costs_no_message_that_takes_its_
 
 
 @pytest.mark.parametrize("loss", ["full disk", "deleted file"])
-def test_acknowledged_messages_of_a_topic_that_no_table_knows_can_be_read_after_a_kill(loss: str) -> None:
+def test_acknowledged_messages_of_an_unregistered_topic_are_readable_after_a_kill(loss: str) -> None:
     """On a full disk topics.json could not be written, and the topic was gone with the process."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -226,7 +226,7 @@ async def several_files(cluster: Cluster) -> list[str]:
     return [f"{LOG_FOLDER}/{name}" for name in cluster.machine(HOST).env.listdir(LOG_FOLDER)]
 
 
-def test_after_a_crash_a_start_without_the_oldest_log_file_is_refused_until_it_is_back() -> None:
+def test_a_missing_oldest_log_file_refuses_the_start_after_a_crash() -> None:
     """No gap between files shows it, and RocketMQ starts without a word."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -248,7 +248,7 @@ def test_after_a_crash_a_start_without_the_oldest_log_file_is_refused_until_it_i
     simulate(scenario, seed=1)
 
 
-def test_after_a_stop_in_order_a_start_says_what_is_lost_with_the_oldest_log_file() -> None:
+def test_a_missing_oldest_log_file_is_reported_after_a_clean_stop() -> None:
     async def scenario(cluster: Cluster) -> None:
         machine = cluster.machine(HOST)
         oldest = (await several_files(cluster))[0]
@@ -266,7 +266,7 @@ def test_after_a_stop_in_order_a_start_says_what_is_lost_with_the_oldest_log_fil
 
 
 @pytest.mark.parametrize("room", [None, 0])
-def test_files_that_retention_deleted_are_not_missing(room: int | None) -> None:
+def test_files_deleted_by_retention_are_not_reported_as_missing(room: int | None) -> None:
     """Not on a disk without room for another byte either, where they must go most of all."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -287,7 +287,7 @@ def test_files_that_retention_deleted_are_not_missing(room: int | None) -> None:
 YEAR_S = 365 * 24 * 3600
 
 
-def test_a_store_from_far_in_the_future_is_refused_or_started_on_purpose() -> None:
+def test_a_store_with_future_timestamps_is_refused_or_started_on_request() -> None:
     """One start with a clock a year ahead, and everything timed came early for years."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -354,7 +354,7 @@ async def send_half(channel: Channel) -> EndTransactionHeader:
 
 
 @pytest.mark.parametrize("full", ["a share of the disk", "no room for another file"])
-def test_a_full_disk_whose_log_an_open_transaction_keeps_is_freed_by_its_end(full: str) -> None:
+def test_a_full_disk_held_by_an_open_transaction_is_freed_by_its_end(full: str) -> None:
     """The rollback was refused like any message, so that nothing could ever free space again."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -388,7 +388,7 @@ def test_a_full_disk_whose_log_an_open_transaction_keeps_is_freed_by_its_end(ful
     simulate(scenario, seed=1)
 
 
-def test_a_full_disk_delivers_what_was_to_come_later() -> None:
+def test_delayed_messages_are_delivered_on_a_full_disk() -> None:
     async def scenario(cluster: Cluster) -> None:
         machine = cluster.machine(HOST)
         broker = await cluster.start_broker(HOST, settings=SMALL_DISK)

@@ -14,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # pytest has it there
 
+from support.debian import find_browser, find_unpacked  # noqa: E402
 from support.etcd import find_etcd  # noqa: E402
 from support.foreign import JAVA_VERSIONS, ToolMissing, cache_folder, find_go, find_java, find_node  # noqa: E402
 
@@ -36,6 +37,8 @@ def main() -> None:
         lambda: find_go(HERE / "go", CACHE),
         lambda: find_node(HERE / "node", CACHE),
         lambda: find_etcd(CACHE),
+        lambda: find_unpacked(CACHE, "promtool", "prometheus"),
+        lambda: find_browser(CACHE),
     ]
     with ThreadPoolExecutor(len(steps)) as pool:
         for missing in filter(None, pool.map(prepare, steps)):

@@ -109,7 +109,7 @@ def _with_users(java: Java, home: Path, nameserver: JavaServer) -> JavaServer:
     return broker
 
 
-async def test_a_client_with_the_right_keys_does_all_that_it_may(guarded: str) -> None:
+async def test_valid_credentials_allow_all_permitted_requests(guarded: str) -> None:
     async with gantrymq.connect(guarded, **keys(WORKER)) as client:
         async with client.producer() as producer, client.consumer("orders", "billing", start="first") as messages:
             sent = {(await producer.send("orders", b"one", keys=["k-1"], properties={"color": "grün"})).message_id}
@@ -126,7 +126,7 @@ async def test_a_client_with_the_right_keys_does_all_that_it_may(guarded: str) -
             await messages.commit()
 
 
-async def test_queries_by_key_and_by_unique_id_are_signed_right(guarded: str) -> None:
+async def test_queries_by_key_and_unique_id_have_valid_signatures(guarded: str) -> None:
     async with gantrymq.connect(guarded, **keys(ADMIN)) as client, client.producer() as producer:
         key = f"key-{time.time_ns()}"
         sent = await producer.send("orders", b"to find", keys=[key])
@@ -137,7 +137,7 @@ async def test_queries_by_key_and_by_unique_id_are_signed_right(guarded: str) ->
         assert [each.body for each in await client.admin.find_by_id("orders", sent.message_id)] == [b"to find"]
 
 
-async def test_a_message_that_is_given_back_comes_again(guarded: str) -> None:
+async def test_a_message_sent_back_is_redelivered(guarded: str) -> None:
     async with gantrymq.connect(guarded, **keys(WORKER)) as client:
         async with client.producer() as producer, client.consumer("orders", "billing", start="last") as messages:
             sent = await producer.send("orders", b"again")
@@ -156,7 +156,7 @@ async def test_a_message_that_is_given_back_comes_again(guarded: str) -> None:
     [Credentials("rocketmq-worker", "not-the-secret"), Credentials("rocketmq-nobody", "worker-secret"), None],
     ids=["secret", "user", "none"],
 )
-async def test_wrong_keys_are_reported_at_once(guarded: str, wrong: Credentials | None) -> None:
+async def test_wrong_credentials_fail_without_retries(guarded: str, wrong: Credentials | None) -> None:
     given = {} if wrong is None else keys(wrong)
     async with gantrymq.connect(guarded, **given) as client:
         async with client.producer(timeout=60, retries=50) as producer:
@@ -170,7 +170,7 @@ async def test_wrong_keys_are_reported_at_once(guarded: str, wrong: Credentials 
                 pass
 
 
-async def test_what_a_user_may_not_do_is_reported_at_once(guarded: str) -> None:
+async def test_forbidden_requests_fail_without_retries(guarded: str) -> None:
     async with gantrymq.connect(guarded, **keys(WORKER)) as client:
         async with client.producer(timeout=60, retries=50) as producer:
             with anyio.fail_after(30), pytest.raises(gantrymq.AccessDenied) as caught:
@@ -182,7 +182,7 @@ async def test_what_a_user_may_not_do_is_reported_at_once(guarded: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_blocking_client_does_the_same(guarded: str, backend: str) -> None:
+def test_the_blocking_client_behaves_like_the_async_client(guarded: str, backend: str) -> None:
     with gantrymq.sync.connect(guarded, backend=backend, **keys(WORKER)) as client:  # type: ignore[call-overload]
         with client.producer() as producer, client.consumer("orders", "billing", start="last") as messages:
             sent = producer.send("orders", b"x").message_id
@@ -195,7 +195,7 @@ def test_the_blocking_client_does_the_same(guarded: str, backend: str) -> None:
             producer.send("orders", b"x")
 
 
-async def test_a_transaction_is_ended_by_a_signed_request(guarded: str) -> None:
+async def test_transaction_ends_are_signed(guarded: str) -> None:
     async def check(half: gantrymq.message.DeliveredRecord) -> gantrymq.Outcome:
         return gantrymq.Outcome.UNKNOWN
 
@@ -213,7 +213,7 @@ async def test_a_transaction_is_ended_by_a_signed_request(guarded: str) -> None:
 
 
 @pytest.mark.parametrize(("secret", "code", "said"), [("worker-secret", 0, "sent 1"), ("wrong", 1, "check access_key")])
-def test_the_command_line_signs_with_the_keys_of_its_environment(
+def test_the_command_line_signs_with_credentials_from_the_environment(
     guarded: str, homes: Homes, secret: str, code: int, said: str
 ) -> None:
     home = homes("produce")

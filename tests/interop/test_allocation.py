@@ -40,7 +40,7 @@ def room_of_member(member: str) -> str:
 
 
 @pytest.mark.interop
-def test_a_generated_table_is_shared_out_alike_by_both(java: Java, homes: Callable[[str], Path]) -> None:
+def test_generated_allocations_equal_those_of_java(java: Java, homes: Callable[[str], Path]) -> None:
     chance = random.Random(20261123)
     given = 0
     with java.program(homes("allocate"), "allocate") as theirs:

@@ -23,7 +23,7 @@ def test_round_trip(gantry_broker, gantry_client, gantry_topic):
 """
 
 
-def test_a_suite_runs_on_rocketmq_as_it_is(java_system: Any, tmp_path: Path) -> None:
+def test_a_test_suite_runs_on_rocketmq_unchanged(java_system: Any, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "--gantry-nameserver", java_system.nameserver, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow]
 Names = Callable[[str], str]
 
 
-def test_go_produces_and_go_consumes_every_message_unaltered(go_client: ForeignClient, system, names: Names):
+def test_a_go_client_sends_and_consumes_every_message_unaltered(go_client: ForeignClient, system, names: Names):
     topic = names("t")
     sent = go_client.produce(system.nameserver, topic, 1000, seed=11)
     assert [answer.status for answer in sent] == [0] * 1000
@@ -24,7 +24,7 @@ def test_go_produces_and_go_consumes_every_message_unaltered(go_client: ForeignC
     assert all(places[answer.index] == (answer.broker, answer.queue_id, answer.queue_offset) for answer in sent)
 
 
-def test_a_tag_expression_selects(go_client: ForeignClient, system, names: Names):
+def test_a_tag_expression_selects_messages(go_client: ForeignClient, system, names: Names):
     topic = names("t")
     go_client.produce(system.nameserver, topic, 200, seed=12)
     wanted = [index for index in range(200) if content(12, index).tags in ("TagA", "TagC")]
@@ -32,7 +32,9 @@ def test_a_tag_expression_selects(go_client: ForeignClient, system, names: Names
     check_complete(messages, 12, wanted)
 
 
-def test_go_and_java_read_each_other(go_client: ForeignClient, java4_client: ForeignClient, system, names: Names):
+def test_go_and_java_clients_consume_each_others_messages(
+    go_client: ForeignClient, java4_client: ForeignClient, system, names: Names
+):
     topic = names("t")
     go_client.produce(system.nameserver, topic, 100, seed=13)
     check_complete(java4_client.consume_all(system.nameserver, topic, names("g-java"), 100), 13, range(100))

@@ -77,7 +77,7 @@ def cases(file: str, *kinds: str) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("version", ["java", "java5"])
-def test_the_jars_still_make_the_same_bytes(
+def test_the_jars_produce_the_recorded_bytes(
     request: pytest.FixtureRequest, homes: Callable[[str], Path], version: str, file: str
 ):
     java: Java = request.getfixturevalue(version)
@@ -97,7 +97,7 @@ def test_the_jars_still_make_the_same_bytes(
 
 @pytest.mark.interop
 @pytest.mark.slow
-def test_java_s_broker_still_stores_what_we_would(
+def test_the_java_broker_still_stores_the_records_that_we_store(
     java: Java, own_nameserver: str, java4_client: ForeignClient, homes: Callable[[str], Path]
 ):
     home = homes("golden-store")
@@ -117,7 +117,7 @@ def test_java_s_broker_still_stores_what_we_would(
 
 
 @pytest.mark.twins
-def test_what_java_s_broker_stored_is_what_we_would():
+def test_recorded_records_of_the_java_broker_equal_ours():
     golden = msgspec.json.decode((GOLDEN / "store.json").read_bytes(), type=StoredFiles)
     stored = list(read_records(bytes.fromhex(golden.log)))
     assert expected_queues(iter(stored)) == {name: bytes.fromhex(text) for name, text in golden.queues.items()}
@@ -136,7 +136,7 @@ def _properties(pair: tuple[records.Record, bytes]) -> tuple[dict[str, str], rec
 
 
 @pytest.mark.parametrize(("order", "golden"), cases("frames", "frame"))
-def test_a_frame_is_read_and_written_as_by_java(order: dict[str, Any], golden: bytes):
+def test_frames_are_decoded_and_encoded_as_by_java(order: dict[str, Any], golden: bytes):
     (frame,), used = cut_frames(golden)
     assert used == len(golden)
     command = decode(frame)
@@ -148,7 +148,7 @@ def test_a_frame_is_read_and_written_as_by_java(order: dict[str, Any], golden: b
 
 
 @pytest.mark.parametrize(("order", "golden"), cases("frames", "frame"))
-def test_a_typed_header_carries_java_s_fields(order: dict[str, Any], golden: bytes):
+def test_typed_headers_have_the_fields_of_java(order: dict[str, Any], golden: bytes):
     (frame,), _ = cut_frames(golden)
     command = decode(frame)
     if "fields" not in order:
@@ -200,7 +200,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("order", "golden"), cases("bodies", "body"))
-def test_a_body_is_read_as_java_meant_it(order: dict[str, Any], golden: bytes):
+def test_bodies_of_java_are_decoded(order: dict[str, Any], golden: bytes):
     kind = BODIES[order["type"]]
     wanted = fastjson.loads(kind.from_value(order["fields"]).to_bytes())
     assert _within(wanted, fastjson.loads(kind.from_bytes(golden).to_bytes()))
@@ -218,14 +218,14 @@ def _within(wanted: Any, got: Any) -> bool:
 @pytest.mark.parametrize(
     ("order", "golden"), [case for case in cases("bodies", "body") if str(case.id).endswith("4.9.7")]
 )
-def test_a_body_is_written_as_by_java(order: dict[str, Any], golden: bytes):
+def test_bodies_are_encoded_as_by_java(order: dict[str, Any], golden: bytes):
     ours = BODIES[order["type"]].from_bytes(golden).to_bytes()
     # The one key that we add on purpose: up to 4.8.0, and in the Go client, topicSysFlag has this other name.
     assert ours.replace(b'"topicSynFlag":0,', b"") == golden
 
 
 @pytest.mark.parametrize(("order", "golden"), cases("bodies", "register-body"))
-def test_a_registration_is_read_and_written_as_by_java(order: dict[str, Any], golden: bytes):
+def test_registrations_are_decoded_and_encoded_as_by_java(order: dict[str, Any], golden: bytes):
     body = RegisterBrokerBody.decode(golden, order["compressed"])
     topic = body.topic_config_serialize_wrapper.topic_config_table["TopicTest"]
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (8, 8, 6)
@@ -242,7 +242,7 @@ def test_a_registration_is_read_and_written_as_by_java(order: dict[str, Any], go
 
 @pytest.mark.twins
 @pytest.mark.parametrize(("order", "golden"), cases("records", "record"))
-def test_a_record_is_read_and_written_as_by_java(order: dict[str, Any], golden: bytes):
+def test_records_are_decoded_and_encoded_as_by_java(order: dict[str, Any], golden: bytes):
     record, end = records.decode(golden)
     assert end == len(golden)
     wanted = order["fields"]
@@ -262,7 +262,7 @@ def test_a_record_is_read_and_written_as_by_java(order: dict[str, Any], golden: 
 
 @pytest.mark.twins
 @pytest.mark.parametrize(("order", "golden"), cases("records", "batch"))
-def test_a_batch_is_split_as_java_put_it_together(order: dict[str, Any], golden: bytes):
+def test_batches_encoded_by_java_are_split(order: dict[str, Any], golden: bytes):
     got = [
         {"topic": "TopicTest", "flag": flag, "body": body.hex(), "properties": decode_properties(properties.decode())}
         for flag, body, properties in split_batch(golden)

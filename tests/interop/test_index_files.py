@@ -109,7 +109,7 @@ def index_files(store: Path) -> list[bytes]:
 
 @pytest.mark.soak(1, among="there and back")
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_what_java_indexed_is_found_by_ours_and_back(
+def test_keys_indexed_by_java_are_found_by_our_broker_and_by_java_again(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, how: str
 ):
     store, topic, count = tmp_path / "store", f"IndexJava-{how}", 3 * EACH
@@ -130,7 +130,9 @@ def test_what_java_indexed_is_found_by_ours_and_back(
 
 
 @pytest.mark.soak(1, among="there and back")
-def test_what_we_indexed_is_found_by_java_and_back(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path):
+def test_keys_indexed_by_our_broker_are_found_by_java_and_by_ours_again(
+    java4_client: ForeignClient, brokers: Brokers, tmp_path: Path
+):
     store, topic, count = tmp_path / "store", "IndexOurs", 3 * EACH
     with brokers.ours(store) as first:
         sent = java4_client.produce(first.nameserver, topic, EACH, seed=SEED, modes="sync,async,batch")
@@ -145,7 +147,7 @@ def test_what_we_indexed_is_found_by_java_and_back(java4_client: ForeignClient, 
         check_found(third, topic, sent)
 
 
-def test_after_our_crash_java_goes_on_and_we_find_everything_again(
+def test_java_continues_an_index_after_our_crash_and_we_find_all_keys(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path
 ):
     """Java deletes what its checkpoint does not vouch for and indexes what follows; we build what it left out."""
@@ -161,7 +163,9 @@ def test_after_our_crash_java_goes_on_and_we_find_everything_again(
         check_found(third, topic, [*sent, *more])
 
 
-def test_the_same_log_has_the_same_index_byte_for_byte(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path):
+def test_both_brokers_build_the_same_index_bytes_from_the_same_log(
+    java4_client: ForeignClient, brokers: Brokers, tmp_path: Path
+):
     theirs, ours, topic = tmp_path / "store", tmp_path / "copy", "IndexBytes"
     with brokers.theirs(theirs) as first:
         sent = java4_client.produce(first.nameserver, topic, EACH, seed=SEED, modes="sync,async,batch")

@@ -70,7 +70,7 @@ def test_every_member_of_a_broadcasting_group_gets_every_message(java_client: Fo
         check_complete(other.close(), 5, range(400))
 
 
-def test_the_rest_of_a_group_takes_over_when_a_member_is_killed(java_client: ForeignClient, system, names: Names):
+def test_remaining_members_take_over_the_queues_of_a_killed_member(java_client: ForeignClient, system, names: Names):
     topic, group = names("t"), names("g")
     java_client.produce(system.nameserver, topic, 4, seed=6)  # creates the topic with four queues
     arguments = (f"namesrv={system.nameserver}", f"topic={topic}", "count=0", "first=4", "seed=6", "orders=true")
@@ -117,7 +117,7 @@ def test_the_lite_pull_consumer_gets_every_message(
     check_complete(messages, 7, range(500))
 
 
-def test_a_tag_expression_selects(java_client: ForeignClient, system, names: Names):
+def test_a_tag_expression_selects_messages(java_client: ForeignClient, system, names: Names):
     topic = names("t")
     java_client.produce(system.nameserver, topic, 200, seed=8, modes="batch")
     wanted = [index for index in range(200) if content(8, index).tags in ("TagB", "标签")]
@@ -135,7 +135,7 @@ def test_a_tag_expression_of_ten_thousand_characters_selects(java_client: Foreig
     check_complete(messages, 13, wanted)
 
 
-def test_an_sql92_expression_selects(java_client: ForeignClient, system, names: Names):
+def test_an_sql92_expression_selects_messages(java_client: ForeignClient, system, names: Names):
     topic = names("t")
     java_client.produce(system.nameserver, topic, 200, seed=10)
     wanted = [index for index in range(200) if 50 <= index < 100 and content(10, index).tags == "TagB"]
@@ -144,16 +144,14 @@ def test_an_sql92_expression_selects(java_client: ForeignClient, system, names: 
     check_complete(messages, 10, wanted)
 
 
-def test_an_sql92_expression_without_a_meaning_stops_the_consumer_at_its_start(
-    java_client: ForeignClient, system, names: Names
-):
+def test_an_invalid_sql92_expression_stops_the_consumer_at_its_start(java_client: ForeignClient, system, names: Names):
     topic = names("t")
     java_client.produce(system.nameserver, topic, 1, seed=11)
     with pytest.raises(ChildFailed, match="CODE: 23"):
         java_client.consume_all(system.nameserver, topic, names("g"), 1, sql="a =")
 
 
-def test_a_group_goes_on_where_it_stopped(java_client: ForeignClient, system, names: Names):
+def test_a_group_resumes_at_its_committed_offset(java_client: ForeignClient, system, names: Names):
     topic, group = names("t"), names("g")
     java_client.produce(system.nameserver, topic, 50, seed=9)
     check_complete(java_client.consume_all(system.nameserver, topic, group, 50), 9, range(50))

@@ -125,13 +125,13 @@ def told(
         )
 
 
-def test_what_is_taken_back_never_arrives_and_the_rest_does(told: Told) -> None:
+def test_a_recalled_message_never_arrives_and_all_others_do(told: Told) -> None:
     assert told.recalled == dict.fromkeys(RECALLED, (0, True))
     assert told.arrived == sorted(set(range(COUNT)) - RECALLED)
     assert min(told.late_ms) >= 0
 
 
-def test_a_bad_handle_is_reported_with_the_code_and_the_text_of_rocketmq(told: Told) -> None:
+def test_a_bad_recall_handle_gets_rocketmqs_code_and_text(told: Told) -> None:
     codes = {name: code for name, (_, code, _) in BAD_HANDLES.items()}
     assert {name: answer[0] for name, answer in told.bad.items()} == codes
     for name, (_, _, remark) in BAD_HANDLES.items():

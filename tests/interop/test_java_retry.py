@@ -111,7 +111,7 @@ def gaps(messages: Sequence[Received]) -> list[int]:
     return [later.received - earlier.received for earlier, later in pairwise(messages)]
 
 
-def test_a_delayed_message_comes_on_time_and_never_early(java4_client: ForeignClient, pair: System, names: Names):
+def test_delayed_messages_arrive_on_time_and_never_early(java4_client: ForeignClient, pair: System, names: Names):
     topic = names("t")
     java4_client.produce(pair.nameserver, topic, 4)
     with retrying(java4_client, pair, topic, names("g")) as consumer:
@@ -132,7 +132,9 @@ def test_a_delayed_message_comes_on_time_and_never_early(java4_client: ForeignCl
         assert sorted(message.index for message in consumer.close()) == expected, "each once"
 
 
-def test_what_could_not_be_consumed_comes_again_until_it_can(java_client: ForeignClient, pair: System, names: Names):
+def test_failed_messages_are_redelivered_until_consumption_succeeds(
+    java_client: ForeignClient, pair: System, names: Names
+):
     topic, group = names("t"), names("g")
     make_retry_topic(java_client, pair, topic, group)
     (sent,) = java_client.produce(pair.nameserver, topic, 1)
@@ -155,7 +157,7 @@ def test_what_could_not_be_consumed_comes_again_until_it_can(java_client: Foreig
 
 
 @pytest.mark.parametrize(("options", "attempts"), [({"max": 2}, 3), ({"level": -1}, 1)])
-def test_after_the_last_attempt_it_is_a_dead_letter_that_can_be_read(
+def test_a_message_that_fails_all_attempts_becomes_a_readable_dead_letter(
     java_client: ForeignClient, pair: System, names: Names, options: dict[str, Any], attempts: int
 ):
     topic, group = names("t"), names("g")
@@ -177,9 +179,7 @@ def test_after_the_last_attempt_it_is_a_dead_letter_that_can_be_read(
         }  # fmt: skip
 
 
-def test_an_orderly_group_keeps_the_order_of_each_queue_when_members_come_and_go(
-    java_client: ForeignClient, pair: System, names: Names
-):
+def test_an_orderly_group_keeps_queue_order_through_rebalances(java_client: ForeignClient, pair: System, names: Names):
     topic, group = names("t"), names("g")
     java_client.produce(pair.nameserver, topic, 4)
     arguments = (f"namesrv={pair.nameserver}", f"topic={topic}", "count=0", "first=4", "orders=true")
@@ -216,7 +216,7 @@ def test_an_orderly_group_keeps_the_order_of_each_queue_when_members_come_and_go
     assert len({message.place for message in stayed + left}) == total
 
 
-def test_an_orderly_consumer_that_fails_keeps_the_rest_of_the_queue_waiting(
+def test_a_failed_message_blocks_its_queue_in_an_orderly_consumer(
     java4_client: ForeignClient, pair: System, names: Names
 ):
     topic, group = names("t"), names("g")
@@ -229,7 +229,9 @@ def test_an_orderly_consumer_that_fails_keeps_the_rest_of_the_queue_waiting(
         assert seen == [(offset, times) for offset in (0, 1) for times in (0, 1, 2)]
 
 
-def test_a_push_consumer_gets_what_its_sql92_expression_selects(java_client: ForeignClient, pair: System, names: Names):
+def test_a_push_consumer_gets_the_messages_that_its_sql92_expression_selects(
+    java_client: ForeignClient, pair: System, names: Names
+):
     topic = names("t")
     java_client.produce(pair.nameserver, topic, 120)
     sql = "index BETWEEN 20 AND 79 AND (TAGS IS NULL OR TAGS IN ('TagB', '标签'))"
@@ -239,9 +241,7 @@ def test_a_push_consumer_gets_what_its_sql92_expression_selects(java_client: For
     assert 0 < len(wanted) < 60
 
 
-def test_a_broadcasting_consumer_gets_everything_once_and_nothing_again(
-    java4_client: ForeignClient, pair: System, names: Names
-):
+def test_a_broadcasting_consumer_gets_each_message_once(java4_client: ForeignClient, pair: System, names: Names):
     topic, group = names("t"), names("g")
     java4_client.produce(pair.nameserver, topic, 4)
     with (
@@ -257,7 +257,7 @@ def test_a_broadcasting_consumer_gets_everything_once_and_nothing_again(
 
 @pytest.mark.soak(1)  # test_transactions_crossing.py has both directions
 @pytest.mark.parametrize("first", ["gantrymq", "java"])
-def test_what_waits_in_one_brokers_store_is_delivered_by_the_other_once_and_on_time(
+def test_waiting_delayed_messages_are_delivered_once_and_on_time_by_the_other_broker(
     java: Java, java4_client: ForeignClient, homes: Homes, names: Names, first: str
 ):
     topic, store = names("t"), homes("crossing")

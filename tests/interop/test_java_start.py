@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 
 @pytest.mark.parametrize("version", ["java", "java5"])
-def test_the_archive_fits_the_class_path(request: pytest.FixtureRequest, tmp_path: Path, version: str) -> None:
+def test_the_class_data_archive_matches_the_class_path(
+    request: pytest.FixtureRequest, tmp_path: Path, version: str
+) -> None:
     java: Java = request.getfixturevalue(version)
     # -Xshare:on ends the JVM where it cannot use the archive
     command = java.command(tmp_path, "gantrymq.interop.Main", "sql", options=("-Xshare:on", "-Xlog:class+load"))

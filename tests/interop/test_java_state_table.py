@@ -26,7 +26,7 @@ def holds_two(received: Sized) -> bool:
     return len(received) >= 2
 
 
-def test_java_producers_end_transactions_and_are_asked(
+def test_java_producers_end_transactions_and_answer_check_backs(
     java4_client: ForeignClient, java5_client: ForeignClient, homes: Callable[[str], Path]
 ) -> None:
     home = homes("ours")

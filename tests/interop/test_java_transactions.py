@@ -249,7 +249,7 @@ def added(message: Received) -> dict[str, str]:
     return {name: text for name, text in message.properties.items() if name not in ordinary}
 
 
-def test_a_consumer_gets_what_was_committed_or_found_committed_once_and_nothing_else(story: Story):
+def test_consumers_get_each_committed_message_once_and_no_other(story: Story):
     assert Counter(message.index for message in story.messages) == Counter(VISIBLE)
     for message in story.messages:
         assert message.sha256 == content(1, message.index).sha256
@@ -268,7 +268,7 @@ def test_a_committed_message_has_the_properties_of_its_half_message(story: Story
         assert "DELAY" not in properties
 
 
-def test_the_producer_is_asked_as_often_as_its_answers_leave_it_open(story: Story):
+def test_the_broker_repeats_check_backs_while_the_outcome_is_unknown(story: Story):
     asked = Counter(check.message.index for check in story.checks if check.message is not None)
     assert asked == Counter(ASKED)
     for check in story.checks:
@@ -280,7 +280,7 @@ def test_the_producer_is_asked_as_often_as_its_answers_leave_it_open(story: Stor
         assert message.received - message.born >= wait_ms
 
 
-def test_a_transaction_that_nobody_knows_is_put_aside_after_so_many_checks(told: Told):
+def test_a_transaction_of_unknown_outcome_is_discarded_after_the_configured_checks(told: Told):
     assert sorted(record.properties["PGROUP"] for record in told.aside) == sorted(
         story.group for story in told.stories.values()
     )
@@ -289,7 +289,7 @@ def test_a_transaction_that_nobody_knows_is_put_aside_after_so_many_checks(told:
         assert record.body == content(1, FORGOTTEN).body
 
 
-def test_what_was_put_aside_is_asked_about_anew_when_an_operator_wants_it(told_by_gantrymq: Told, told_by_java: Told):
+def test_a_resumed_transaction_is_checked_back_again(told_by_gantrymq: Told, told_by_java: Told):
     refused = (1, "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.")
     assert told_by_gantrymq.resumed == [(0, None)] * len(told_by_gantrymq.aside) + [refused] * 2
     assert told_by_java.resumed == told_by_gantrymq.resumed
@@ -325,7 +325,7 @@ def looks(story: Story) -> dict[str, object]:
     return facts
 
 
-def test_both_brokers_showed_the_same(told_by_gantrymq: Told, told_by_java: Told):
+def test_both_brokers_had_the_same_results(told_by_gantrymq: Told, told_by_java: Told):
     for topic, story in told_by_gantrymq.stories.items():
         ours, theirs = looks(story), looks(told_by_java.stories[topic])
         assert {

@@ -46,7 +46,7 @@ def has_slave(master: Server) -> bool:
     return '"haSlaves":"1"' in ask(master.address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body.decode()
 
 
-def test_producers_and_consumers_go_on_and_nothing_acknowledged_is_lost(
+def test_clients_continue_after_losses_and_no_acknowledged_message_is_lost(
     tmp_path: Path, java4_client: ForeignClient, names: Callable[[str], str]
 ) -> None:
     topic, shape = names("t"), ("--brokers", "2", "--slaves", "1", "--nameservers", "2", "--sync")

@@ -57,7 +57,9 @@ def watched(nameserver: str, metrics: Callable[[], str]) -> Shape:
         return read(metrics())
 
 
-def test_both_brokers_pages_have_the_same_shape(java5: Java, homes: Callable[[str], Path], tmp_path: Path) -> None:
+def test_metrics_pages_of_both_brokers_have_the_same_families(
+    java5: Java, homes: Callable[[str], Path], tmp_path: Path
+) -> None:
     (port,) = free_ports()
     names = start_nameserver(java5, homes("names"))
     try:

@@ -78,7 +78,7 @@ def mixed(java: Java, java5: Java, own_nameserver: str, homes: Homes) -> Iterato
 
 
 @pytest.mark.parametrize("nameserver", ["theirs", "ours"])
-def test_java_clients_route_through_all_brokers(
+def test_java_clients_use_all_brokers_of_the_cluster(
     mixed: Mixed, nameserver: str, java_client: ForeignClient, names: Callable[[str], str]
 ) -> None:
     topic = names("t")
@@ -94,7 +94,7 @@ def test_java_clients_route_through_all_brokers(
 
 @pytest.mark.parametrize("nameserver", ["theirs5", "ours"])
 @pytest.mark.parametrize("broker", [OURS, THEIRS, THEIRS5])
-def test_member_groups_are_told_alike(mixed: Mixed, nameserver: str, broker: str) -> None:
+def test_both_nameservers_return_the_same_member_groups(mixed: Mixed, nameserver: str, broker: str) -> None:
     ext = {"clusterName": "DefaultCluster", "brokerName": broker}
     answer = ask(getattr(mixed, nameserver), Command(RequestCode.GET_BROKER_MEMBER_GROUP, ext))
     group = BrokerMemberGroupBody.from_bytes(answer.body).broker_member_group
@@ -102,7 +102,7 @@ def test_member_groups_are_told_alike(mixed: Mixed, nameserver: str, broker: str
     assert list(group.broker_addrs) == [0]
 
 
-def test_clients_outlive_the_loss_of_either_nameserver(
+def test_clients_continue_when_either_nameserver_is_lost(
     java: Java, homes: Homes, java4_client: ForeignClient, names: Callable[[str], str]
 ) -> None:
     """Neither who runs nor who comes later needs more than one of them."""

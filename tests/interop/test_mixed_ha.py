@@ -70,7 +70,7 @@ def send_alone(nameserver: str, topic: str, status: SendStatus) -> None:
     assert {result.status for result in results} == {status}
 
 
-def test_our_slave_under_a_java_master(
+def test_our_slave_replicates_a_java_master(
     java: Java, own_nameserver: str, homes: Homes, java4_client: ForeignClient, names: Callable[[str], str]
 ) -> None:
     home, topic, name = homes("ha"), names("t"), "ha-java-master"
@@ -94,7 +94,7 @@ def test_our_slave_under_a_java_master(
         )
 
 
-def test_a_java_slave_under_our_master(
+def test_a_java_slave_replicates_our_master(
     java: Java, own_nameserver: str, homes: Homes, java4_client: ForeignClient, names: Callable[[str], str]
 ) -> None:
     home, topic, name = homes("ha"), names("t"), "ha-our-master"

@@ -108,7 +108,7 @@ def wait_read_again(admin: MqAdmin, site: Site, values: dict[str, str], before: 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_tool_prints_the_same_of_both_brokers(case: Case, texts: Texts):
+def test_mqadmin_prints_the_same_for_both_brokers(case: Case, texts: Texts):
     theirs, ours = texts[case.name]
     if case.name in GAPS:
         assert ours != theirs, "this gap is closed: take it out of GAPS and of docs/howto/mqadmin.md"
@@ -117,11 +117,11 @@ def test_the_tool_prints_the_same_of_both_brokers(case: Case, texts: Texts):
 
 
 @pytest.mark.parametrize("name", RAW)
-def test_requests_without_a_command_are_answered_the_same(name: str, texts: Texts):
+def test_both_brokers_answer_requests_that_mqadmin_does_not_send_the_same(name: str, texts: Texts):
     theirs, ours = texts[name]
     assert ours == theirs
 
 
-def test_no_command_of_the_tool_is_forgotten(texts: Texts):
+def test_every_mqadmin_command_is_covered(texts: Texts):
     listed = {line.split()[0] for line in texts["help"][0].splitlines() if line.startswith("   ")}
     assert listed == {case.command for case in CASES}

@@ -23,7 +23,7 @@ def topic(system, names: Names) -> str:
     return name
 
 
-def test_node_produces_and_node_consumes_every_message_unaltered(
+def test_a_node_client_sends_and_consumes_every_message_unaltered(
     node_client: ForeignClient, system, topic: str, names: Names
 ):
     sent = node_client.produce(system.nameserver, topic, 300, seed=21)
@@ -34,14 +34,14 @@ def test_node_produces_and_node_consumes_every_message_unaltered(
     assert all(places[answer.index] == (answer.queue_id, answer.queue_offset) for answer in sent)
 
 
-def test_a_tag_expression_selects(node_client: ForeignClient, system, topic: str, names: Names):
+def test_a_tag_expression_selects_messages(node_client: ForeignClient, system, topic: str, names: Names):
     node_client.produce(system.nameserver, topic, 100, seed=22)
     wanted = [index for index in range(100) if content(22, index).tags in ("TagA", "TagC")]
     messages = node_client.consume_all(system.nameserver, topic, names("g"), len(wanted), tags="TagA || TagC")
     check_complete(messages, 22, wanted)
 
 
-def test_a_message_that_is_given_back_comes_again(node_client: ForeignClient, system, topic: str, names: Names):
+def test_a_message_sent_back_is_redelivered(node_client: ForeignClient, system, topic: str, names: Names):
     node_client.produce(system.nameserver, topic, 4, seed=23)
     messages = node_client.consume_all(system.nameserver, topic, names("g"), 8, refuse=1)
     check_unaltered([message for message in messages if message.reconsume_times == 0], 23)

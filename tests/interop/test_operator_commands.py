@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 
 @pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
-def test_groups_dead_letters_and_topics_of_rocketmq_are_operated(
+def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
     request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str]
 ) -> None:
     nameserver = request.getfixturevalue(fixture).nameserver
@@ -71,3 +72,35 @@ def test_groups_dead_letters_and_topics_of_rocketmq_are_operated(
     run("topic", "delete", topic, "--yes", code=deleted)
     if not deleted:
         assert topic not in run("topic", "list").splitlines()
+
+
+@pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
+def test_definitions_of_rocketmq_are_exported_and_imported(
+    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str], tmp_path: Path
+) -> None:
+    nameserver = request.getfixturevalue(fixture).nameserver
+    topic, group, file = names("defined"), names("definers"), tmp_path / "definitions.json"
+
+    def run(*arguments: str) -> Any:
+        command = [sys.executable, "-m", "gantrymq.cli", "definitions", *arguments, "--nameserver", nameserver]
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert outcome.returncode == 0, outcome.stderr
+        return json.loads(outcome.stdout)
+
+    def exported() -> dict[str, Any]:
+        document = run("export")
+        return {entry["name"]: entry["settings"] for entry in document["topics"] + document["groups"]}
+
+    with gantrymq.sync.connect(nameserver) as client:
+        client.admin.create_topic(topic, 3, perm=4)
+    settings = exported()[topic]
+    assert (settings["readQueueNums"], settings["perm"]) == (3, 4)
+    copies = {"topics": [{"name": f"{topic}-2", "settings": settings | {"perm": 6}}],
+              "groups": [{"name": group, "settings": {"retryMaxTimes": 3}}]}  # fmt: skip
+    file.write_text(json.dumps({"version": 1, **copies}))
+    assert {(row["kind"], row["action"]) for row in run("import", str(file), "--json")} == {
+        ("topic", "create"), ("group", "create")
+    }  # fmt: skip
+    after = exported()
+    assert after[f"{topic}-2"] == settings | {"perm": 6}
+    assert after[group]["retryMaxTimes"] == 3

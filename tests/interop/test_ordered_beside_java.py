@@ -15,7 +15,7 @@ from support.clients import ForeignClient
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def test_queues_go_to_and_fro_between_python_and_java(
+def test_queues_move_between_python_and_java_members_in_order(
     java_client: ForeignClient, system: Any, names: Callable[[str], str]
 ) -> None:
     topic, group = names("t"), names("g")

@@ -33,7 +33,7 @@ def nameserver(homes: Callable[[str], Path]) -> Iterator[str]:
 
 @pytest.mark.soak(1, of="java_client")
 @pytest.mark.parametrize("leaves", ["in order", "with its queues locked", "killed"])
-def test_another_member_takes_over(
+def test_a_java_member_takes_over_the_queues_of_an_orderly_group(
     leaves: str, java_client: ForeignClient, nameserver: str, names: Callable[[str], str]
 ) -> None:
     topic, group = names("t"), names("g")

@@ -127,7 +127,7 @@ def test_each_request_gets_its_reply(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_request_without_a_reply_times_out_and_a_late_reply_does_no_harm(
+def test_a_request_times_out_and_its_late_reply_is_ignored(
     mode: str, java_client: ForeignClient, java4_client: ForeignClient, system: Any, names: Names
 ) -> None:
     with talking(system, java_client, java4_client, names, held="0") as (requesting, responding):
@@ -139,7 +139,7 @@ def test_a_request_without_a_reply_times_out_and_a_late_reply_does_no_harm(
         check_replies(make_requests(requesting, "async", 1, 3), 1, 3)
 
 
-def test_a_reply_to_a_requester_that_is_gone_is_refused_and_stored(
+def test_a_reply_to_a_disconnected_requester_is_refused_and_stored(
     java4_client: ForeignClient, system: Any, names: Names
 ) -> None:
     with talking(system, java4_client.alone, java4_client, names, held="0") as (requesting, responding):
@@ -157,7 +157,9 @@ def test_a_reply_to_a_requester_that_is_gone_is_refused_and_stored(
 
 
 @pytest.mark.parametrize("replier", ["java4_client", "java5_client"])
-def test_java_replies_to_python(replier: str, system: Any, names: Names, request: pytest.FixtureRequest) -> None:
+def test_java_consumers_reply_to_python_requests(
+    replier: str, system: Any, names: Names, request: pytest.FixtureRequest
+) -> None:
     topic = names("t")
     create_topic(system.broker, topic)
     wait_for(lambda: is_routed(system.nameserver, topic))
@@ -178,7 +180,9 @@ def test_java_replies_to_python(replier: str, system: Any, names: Names, request
 
 
 @pytest.mark.parametrize("requester", ["java4_client", "java5_client"])
-def test_python_replies_to_java(requester: str, system: Any, names: Names, request: pytest.FixtureRequest) -> None:
+def test_python_consumers_reply_to_java_requests(
+    requester: str, system: Any, names: Names, request: pytest.FixtureRequest
+) -> None:
     topic = names("t")
     create_topic(system.broker, topic)
     wait_for(lambda: is_routed(system.nameserver, topic))

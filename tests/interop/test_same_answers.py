@@ -337,14 +337,14 @@ SLAVE_REQUESTS: tuple[Request, ...] = (
 
 
 @pytest.mark.parametrize(("name", "request_"), REQUESTS, ids=[name for name, _ in REQUESTS])
-def test_both_brokers_answer_alike(brokers: tuple[str, str], name: str, request_: Command) -> None:
+def test_both_brokers_return_the_same_responses(brokers: tuple[str, str], name: str, request_: Command) -> None:
     ours, theirs = (ask(address, request_) for address in brokers)
     same = acted_on(ours) == acted_on(theirs)
     assert same != (name in ON_PURPOSE), (acted_on(ours), ours.remark, acted_on(theirs), theirs.remark)
 
 
 @pytest.mark.parametrize(("name", "request_"), SLAVE_REQUESTS, ids=[name for name, _ in SLAVE_REQUESTS])
-def test_both_slaves_answer_alike(slaves: tuple[str, str], name: str, request_: Command) -> None:
+def test_both_slaves_return_the_same_responses(slaves: tuple[str, str], name: str, request_: Command) -> None:
     ours, theirs = (ask(address, request_) for address in slaves)
     assert acted_on(ours) == acted_on(theirs), (ours.remark, theirs.remark)
 
@@ -397,7 +397,9 @@ def converse(address: str, *commands: Command) -> list[Command]:
     ],
     ids=["a member", "a newer subscription", "another topic", "broadcasting", "not broadcasting", "not enabled"],
 )
-def test_members_pull_alike(brokers: tuple[str, str], beat: Command, pulled: Command) -> None:
+def test_group_members_pull_the_same_from_both_brokers(
+    brokers: tuple[str, str], beat: Command, pulled: Command
+) -> None:
     ours, theirs = (converse(address, beat, pulled) for address in brokers)
     assert list(map(acted_on, ours)) == list(map(acted_on, theirs)), (ours[1].remark, theirs[1].remark)
 
@@ -446,7 +448,7 @@ def long_pair(request: pytest.FixtureRequest, brokers: tuple[str, str]) -> tuple
 
 @pytest.mark.parametrize("kind", [JSON_HEADER, BINARY_HEADER], ids=["JSON", "binary"])
 @pytest.mark.parametrize(("name", "request_"), LONG_HEADERS, ids=[name for name, _ in LONG_HEADERS])
-def test_long_headers_are_answered_alike_and_keep_the_connection(
+def test_both_brokers_answer_long_headers_and_keep_the_connection(
     long_pair: tuple[str, str, str], name: str, request_: Command, kind: int
 ) -> None:
     """Each is followed by another request on the same connection."""
@@ -463,7 +465,7 @@ NAMED = ("Unit", "%RETRY%unit-member", "%RETRY%ns%member", "ns%namespaced", "%RE
 SYS_FLAGS = {"UnitAndSub": 3, "OnlySub": 2}
 
 
-def test_topics_come_into_being_alike_and_nameservers_list_them_alike(pairs: tuple[Pair, Pair]) -> None:
+def test_both_brokers_create_and_register_topics_the_same_way(pairs: tuple[Pair, Pair]) -> None:
     """Unit mode and namespaces: flags, queues and permissions of what is created, and who asks for which of them."""
     configs, lists = [], []
     for broker, nameserver in pairs:
@@ -503,7 +505,7 @@ def wait_for_lists(nameserver: str) -> dict[str, list[str]]:
     raise AssertionError(f"the nameserver knows {found['all']} only")
 
 
-def test_brokers_that_are_only_read_or_only_written_answer_alike(pairs: tuple[Pair, Pair]) -> None:
+def test_read_only_and_write_only_brokers_return_the_same_responses(pairs: tuple[Pair, Pair]) -> None:
     found: list[list[object]] = []
     for broker, nameserver in pairs:
         answers: list[object] = []
@@ -530,7 +532,7 @@ def wait_for_permission(nameserver: str, name: str, allowed: int) -> int:
 
 
 @pytest.mark.parametrize("wanted", ["*", "A"])
-def test_pulls_from_the_disk_get_the_same_from_both(brokers: tuple[str, str], wanted: str) -> None:
+def test_both_brokers_serve_pulls_from_disk_the_same(brokers: tuple[str, str], wanted: str) -> None:
     """Where no part of the memory counts, each message is on the disk; then limits are changed by RocketMQ's names."""
     found: list[list[object]] = []
     changes = (

@@ -211,7 +211,7 @@ def drop_answer_fields(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
-def test_replies_are_pushed_stored_and_answered_alike(
+def test_both_brokers_push_store_and_answer_replies_the_same_way(
     theirs: Peers, ours: Peers, store: bool, request: pytest.FixtureRequest
 ) -> None:
     for peers in (ours, theirs):
@@ -233,7 +233,7 @@ def test_replies_are_pushed_stored_and_answered_alike(
     assert set(different) == expected, {name: pair for name, pair in different.items() if name not in expected}
 
 
-def test_bad_replies_are_refused_alike(theirs: Peers, ours: Peers, request: pytest.FixtureRequest) -> None:
+def test_both_brokers_refuse_the_same_bad_replies(theirs: Peers, ours: Peers, request: pytest.FixtureRequest) -> None:
     if request.node.callspec.params["theirs"] != "4.9.7":
         codes = [(ours.send(command, 0).pushed, theirs.send(command, 0).pushed) for _, command, _ in REFUSED]
         assert codes == [(None, None)] * len(REFUSED)
@@ -244,7 +244,7 @@ def test_bad_replies_are_refused_alike(theirs: Peers, ours: Peers, request: pyte
         assert seen[0].pushed is seen[1].pushed is None, (name, seen)
 
 
-def test_a_oneway_reply_is_not_answered(theirs: Peers, ours: Peers) -> None:
+def test_oneway_replies_get_no_response(theirs: Peers, ours: Peers) -> None:
     for peers in (ours, theirs):
         command = reply()
         command.flag = ONEWAY_FLAG

@@ -215,14 +215,16 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
-def test_every_step_is_answered_alike_but_for_those_listed(answers: dict[str, dict[str, Any]], version: str) -> None:
+def test_both_nameservers_answer_each_step_the_same_except_the_listed_ones(
+    answers: dict[str, dict[str, Any]], version: str
+) -> None:
     ours = answers["ours"]
     unlike = {name: (ours[name], theirs) for name, theirs in answers[version].items() if ours[name] != theirs}
     assert {name: pair for name, pair in unlike.items() if name not in UNLIKE[version]} == {}
     assert UNLIKE[version].keys() == unlike.keys(), "what is listed differs"
 
 
-def test_a_broker_with_one_topic_is_taken_at_once(nameservers: dict[str, str]) -> None:
+def test_a_first_registration_with_one_topic_is_accepted(nameservers: dict[str, str]) -> None:
     """5.3.3 refuses it when it comes for the first time: one topic is what comes later. 4.9.7 takes it, as we do."""
     codes = {}
     for name, address in nameservers.items():

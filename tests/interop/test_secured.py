@@ -86,7 +86,9 @@ def mqadmin(java: Java, homes: Homes) -> Callable[..., str]:
     return run
 
 
-def test_rocketmqs_client_sends_and_reads_what_its_account_may(guarded: Guarded, mqadmin: Callable[..., str]) -> None:
+def test_rocketmqs_client_is_limited_to_the_rights_of_its_account(
+    guarded: Guarded, mqadmin: Callable[..., str]
+) -> None:
     at = ("-n", guarded.nameserver)
     assert "SEND_OK" in mqadmin(
         WORKER, "sendMessage", *at, "-t", "orders", "-p", "by-rocketmq", "-k", "key", "-c", "tag"
@@ -193,7 +195,7 @@ def encrypted(homes: Homes) -> Iterator[str]:
         yield nameserver
 
 
-def test_rocketmqs_client_speaks_tls(java: Java, homes: Homes, encrypted: str) -> None:
+def test_rocketmqs_client_connects_with_tls(java: Java, homes: Homes, encrypted: str) -> None:
     tls = ("-Dtls.enable=true", "-Dtls.test.mode.enable=false", "-Dtls.client.authServer=true",
            f"-Dtls.client.trustCertPath={CA}")  # fmt: skip
     secured = attrs.evolve(java, common=(*java.common, *tls))

@@ -90,7 +90,7 @@ class Table:
 
 
 @pytest.mark.interop
-def test_a_generated_table_has_the_same_answers_in_both(java: Java, homes: Callable[[str], Path]) -> None:
+def test_generated_expressions_select_the_same_messages_as_in_java(java: Java, homes: Callable[[str], Path]) -> None:
     table = Table(20261121)
     refused = selected = 0
     with java.program(homes("sql"), "sql") as evaluator:

@@ -65,7 +65,7 @@ def write_state(store: Path) -> None:
         env.replace(path, data)
 
 
-def test_our_files_are_read_by_java_and_what_it_makes_of_them_by_us(
+def test_java_reads_our_state_files_and_we_read_its_rewrites(
     any_java: Java, java_nameserver: object, homes: Homes
 ) -> None:
     nameserver = java_nameserver.address  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_our_files_are_read_by_java_and_what_it_makes_of_them_by_us(
     trio.run(read)
 
 
-def test_javas_nameserver_learns_of_our_broker_its_topics_and_its_end(
+def test_javas_nameserver_registers_our_broker_its_topics_and_its_removal(
     any_java: Java, homes: Homes, tmp_path: Path
 ) -> None:
     nameserver = start_nameserver(any_java, homes("nameserver"))

@@ -106,7 +106,7 @@ def check_all(client: ForeignClient, running: Running, topic: str, group: str, s
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("how", ENDS)
-def test_our_store_opens_in_java(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, how: str):
+def test_java_opens_our_store(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, how: str):
     store, topic, count = tmp_path / "store", f"{TOPIC}-ours-{how}", 3 * EACH
     with brokers.ours(store) as first:
         sent = fill(java4_client, first, topic)
@@ -122,7 +122,7 @@ def test_our_store_opens_in_java(java4_client: ForeignClient, brokers: Brokers, 
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("how", ENDS)
-def test_java_s_store_opens_in_ours(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, how: str):
+def test_our_broker_opens_the_store_of_java(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, how: str):
     store, topic, count = tmp_path / "store", f"{TOPIC}-java-{how}", 3 * EACH
     with brokers.theirs(store) as first:
         sent = fill(java4_client, first, topic)
@@ -138,7 +138,7 @@ def test_java_s_store_opens_in_ours(java4_client: ForeignClient, brokers: Broker
 
 @pytest.mark.soak(1, among="files")  # whoever begins, each broker reads what the other wrote
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
-def test_a_store_of_several_log_files_crosses_over(
+def test_each_broker_opens_a_store_of_several_log_files_of_the_other(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, writer: str
 ):
     store, topic, count = tmp_path / "store", f"{TOPIC}-rolled-{writer}", 3 * EACH
@@ -183,7 +183,7 @@ def check_extensions(store: Path, topic: str) -> int:
 
 @pytest.mark.soak(1, among="files")  # whoever begins, each broker reads what the other wrote
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
-def test_extensions_of_queues_cross_over_and_have_the_same_bytes(
+def test_queue_extension_files_have_the_same_bytes_and_are_readable_by_both(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, writer: str
 ):
     store, topic, count = tmp_path / "store", f"{TOPIC}-extended-{writer}", 3 * EACH

@@ -147,7 +147,7 @@ async def sleep_until(moment: int) -> None:
         ("theirs", "killed"),
     ],
 )
-async def test_what_waits_is_delivered_once_and_on_time_by_the_other_broker(
+async def test_the_other_broker_delivers_timed_messages_once_and_on_time(
     java5: Java, homes: Homes, first: str, how: str
 ) -> None:
     store = homes("store")

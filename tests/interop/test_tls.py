@@ -82,7 +82,7 @@ def _wait_registered(nameserver: str, context: ssl.SSLContext) -> None:
             time.sleep(0.1)
 
 
-async def test_messages_go_and_come_encrypted(secured: Secured) -> None:
+async def test_messages_are_sent_and_received_over_tls(secured: Secured) -> None:
     async with gantrymq.connect(secured.nameserver, tls=secured.trust()) as client:
         await client.admin.create_topic("T", 2)
         async with client.producer() as producer, client.consumer("T", "g", start="first") as messages:
@@ -95,7 +95,7 @@ async def test_messages_go_and_come_encrypted(secured: Secured) -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_blocking_client_does_the_same(secured: Secured, backend: str) -> None:
+def test_the_blocking_client_behaves_like_the_async_client(secured: Secured, backend: str) -> None:
     with gantrymq.sync.connect(secured.nameserver, tls=secured.trust(), backend=backend) as client:  # type: ignore[arg-type]
         with client.producer() as producer:
             producer.send("T", b"x")
@@ -107,13 +107,13 @@ async def test_a_certificate_of_another_authority_is_refused(secured: Secured) -
             pass
 
 
-async def test_a_client_without_tls_is_told_what_to_do(secured: Secured) -> None:
+async def test_a_client_without_tls_gets_an_error_that_names_the_setting(secured: Secured) -> None:
     with anyio.fail_after(30), pytest.raises(gantrymq.ConnectError, match="connect with tls=True"):
         async with gantrymq.connect(secured.nameserver) as client:
             await client.admin.topics()
 
 
-def test_the_command_line_takes_its_authority_from_the_environment(secured: Secured, homes: Homes) -> None:
+def test_the_command_line_reads_the_ca_file_from_the_environment(secured: Secured, homes: Homes) -> None:
     if secured.self_signed:
         return  # the command line has no way to trust everybody
     home = homes("topics")

@@ -84,7 +84,7 @@ def attributes_of(broker: str, topic: str) -> dict[str, str] | None:
     return json.loads(answer.body).get("attributes", {}) if answer.code == 0 else None
 
 
-def test_changes_of_attributes_are_answered_as_by_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
+def test_attribute_changes_get_the_responses_of_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
     topic = names("t")
     for changes in CHANGES:
         theirs, ours = (set_topic(system.broker, topic, changes) for system in (java5_system, gantry))
@@ -93,7 +93,7 @@ def test_changes_of_attributes_are_answered_as_by_5_3_3(java5_system: Any, gantr
         assert ours_now == theirs_now, changes
 
 
-def test_topics_are_created_with_attributes_as_by_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
+def test_topics_with_attributes_are_created_as_in_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
     for number, attributes in enumerate(CREATIONS):
         topic = names(f"t{number}")
         theirs, ours = (set_topic(system.broker, topic, attributes) for system in (java5_system, gantry))
@@ -103,7 +103,7 @@ def test_topics_are_created_with_attributes_as_by_5_3_3(java5_system: Any, gantr
 
 
 @pytest.mark.parametrize("attributes", ["+queue.type=BatchCQ", "+cleanup.policy=COMPACTION"])
-def test_what_needs_another_store_is_refused_here_and_taken_there(
+def test_attributes_that_need_another_store_are_refused_here_only(
     java5_system: Any, gantry: Any, names: Names, attributes: str
 ) -> None:
     topic = names("t")
@@ -113,7 +113,7 @@ def test_what_needs_another_store_is_refused_here_and_taken_there(
     assert attributes_of(gantry.broker, topic) is None
 
 
-def test_the_5_x_fields_of_groups_are_kept_as_by_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
+def test_group_fields_of_5_x_are_kept_as_in_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
     group = names("g")
     body = json.dumps({"groupName": group, **GROUP}).encode()
     found = []

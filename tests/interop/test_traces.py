@@ -73,7 +73,7 @@ def wait_traces(tool: MqAdmin, nameserver: str, message_id: str, count: int) -> 
     ],
     ids=["java-4.9.7", "java-5.3.3", "go"],
 )
-def test_who_sent_and_who_consumed_a_message_is_shown(
+def test_message_traces_show_producer_and_consumers(
     library: str,
     tool: str,
     producers: str,
@@ -113,7 +113,7 @@ def test_who_sent_and_who_consumed_a_message_is_shown(
     [("gantry", "admin"), ("gantry", "admin5"), ("java_system", "admin"), ("java5_system", "admin5")],
     ids=["gantrymq-4.9.7-tool", "gantrymq-5.3.3-tool", "java-4.9.7", "java-5.3.3"],
 )
-def test_what_python_sends_and_consumes_is_shown(
+def test_message_traces_of_the_python_client_are_shown(
     system_name: str, tool: str, names: Callable[[str], str], request: pytest.FixtureRequest
 ) -> None:
     system = request.getfixturevalue(system_name)
@@ -136,7 +136,7 @@ def test_what_python_sends_and_consumes_is_shown(
             ]  # fmt: skip
 
 
-def test_the_topic_for_traces_has_a_route_before_the_first_trace(gantry: Any) -> None:
+def test_the_trace_topic_has_a_route_before_the_first_trace(gantry: Any) -> None:
     answer = ask(gantry.nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": TRACE_TOPIC}))
     assert answer.code == 0
     assert b'"writeQueueNums":1' in answer.body

@@ -252,14 +252,14 @@ def crossed(request: pytest.FixtureRequest, all_crossed: dict[str, Crossed]) -> 
     return all_crossed[request.param]
 
 
-def test_everything_that_counts_is_delivered_once_by_the_other_broker(crossed: Crossed):
+def test_the_other_broker_delivers_each_committed_message_once(crossed: Crossed):
     assert Counter(message.index for message in crossed.messages) == Counter(VISIBLE)
     for message in crossed.messages:
         assert message.sha256 == content(1, message.index).sha256
         assert message.topic == crossed.topic
 
 
-def test_open_transactions_end_by_their_offsets_or_by_a_check_at_the_other_broker(crossed: Crossed):
+def test_open_transactions_end_by_request_or_check_back_at_the_other_broker(crossed: Crossed):
     assert crossed.answered == [1, 1, 1, 0]
     asked = Counter((check.message.index, check.answer) for check in crossed.checks if check.message is not None)
     if crossed.topic == f"{TOPIC}-gantrymq":
@@ -272,7 +272,7 @@ def test_open_transactions_end_by_their_offsets_or_by_a_check_at_the_other_broke
     }
 
 
-def test_delayed_messages_come_when_they_are_due(crossed: Crossed):
+def test_the_other_broker_delivers_delayed_messages_when_due(crossed: Crossed):
     levels = {index: level for level, indexes in DELAYED.items() for index in indexes}
     for message in crossed.messages:
         if message.index in levels:
@@ -280,7 +280,7 @@ def test_delayed_messages_come_when_they_are_due(crossed: Crossed):
             assert due <= message.stored <= max(due, crossed.ready) + LATE_MS
 
 
-def test_each_transaction_has_its_end_in_the_log(crossed: Crossed):
+def test_each_ended_transaction_has_an_op_message_in_the_log(crossed: Crossed):
     ended = {int(record.body) for record in crossed.records if record.topic == TRANS_OP_HALF_TOPIC}
     places: dict[str, set[int]] = {half.msg_id: set() for half in crossed.halves.values()}
     for record in crossed.records:
@@ -291,7 +291,7 @@ def test_each_transaction_has_its_end_in_the_log(crossed: Crossed):
     assert [key for key, offsets in places.items() if not offsets & ended] == []
 
 
-def test_the_same_requests_leave_the_same_records_but_for_times_and_hosts(all_crossed: dict[str, Crossed]):
+def test_the_same_requests_store_equal_records_except_times_and_hosts(all_crossed: dict[str, Crossed]):
     ours, theirs = (all_crossed[writer].recorded for writer in ("gantrymq", "java"))
     assert [found.topic for found in ours] == [
         TRANS_HALF_TOPIC, TRANS_HALF_TOPIC, RECORDED_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_OP_HALF_TOPIC,
@@ -324,7 +324,7 @@ def half_offsets(running: Running) -> int:
     return int((answer.ext or {})["offset"])
 
 
-def test_an_end_that_names_the_place_before_the_message_was_put_back_counts_at_both_brokers(
+def test_an_end_that_names_the_offset_before_the_message_was_rewritten_is_accepted(
     java: Java, homes: Homes, own_nameserver: str
 ):
     """RocketMQ looks at nothing but the place in the log, so a producer may be as late as it likes."""

@@ -26,7 +26,7 @@ def batch(end: int, done: list[int], *, waits: tuple[bool, ...] = (True,)) -> Ap
     return made
 
 
-def test_a_batch_is_done_when_every_gate_has_passed_its_end() -> None:
+def test_a_batch_is_acknowledged_when_every_gate_has_passed_its_end() -> None:
     first, second, done = Gate(), Gate(), []
     acks = Acks([first, second])
     acks.add(batch(100, done), 0.0)
@@ -53,7 +53,7 @@ def settled_batch(end: int, done: list[int], *, wait: bool = True) -> AppendBatc
     return made
 
 
-def test_a_settled_row_waits_until_the_gates_have_passed_the_log_up_to_its_message() -> None:
+def test_a_settled_row_waits_for_the_gates_up_to_its_message() -> None:
     gate, done = Gate(watermark=50), list[int]()
     acks = Acks([gate])
     acks.add(settled_batch(100, done), 0.0)
@@ -64,7 +64,7 @@ def test_a_settled_row_waits_until_the_gates_have_passed_the_log_up_to_its_messa
     assert done == [100]
 
 
-def test_a_settled_row_is_answered_as_a_new_one_when_a_gate_is_late() -> None:
+def test_a_settled_row_gets_the_late_code_of_a_late_gate() -> None:
     done: list[int] = []
     acks = Acks([Gate()])
     late = settled_batch(100, done)
@@ -73,14 +73,14 @@ def test_a_settled_row_is_answered_as_a_new_one_when_a_gate_is_late() -> None:
     assert (done, late.statuses, late.remarks) == ([100], [ResponseCode.FLUSH_DISK_TIMEOUT], {0: "late"})
 
 
-def test_a_settled_row_whose_sender_does_not_wait_is_answered_at_once() -> None:
+def test_a_settled_row_with_wait_false_is_answered_at_once() -> None:
     done: list[int] = []
     acks = Acks([Gate()])
     acks.add(settled_batch(100, done, wait=False), 0.0)
     assert (done, len(acks)) == ([100], 0)
 
 
-def test_without_gates_nothing_waits_and_all_is_committed() -> None:
+def test_rows_are_acknowledged_and_committed_at_once_without_gates() -> None:
     done: list[int] = []
     acks = Acks([])
     acks.add(batch(100, done), 0.0)
@@ -88,14 +88,14 @@ def test_without_gates_nothing_waits_and_all_is_committed() -> None:
     assert acks.committed(100) == 100
 
 
-def test_a_batch_in_which_no_row_waits_is_done_at_once() -> None:
+def test_a_batch_without_waiting_rows_is_answered_at_once() -> None:
     done: list[int] = []
     acks = Acks([Gate()])
     acks.add(batch(100, done, waits=(False, False)), 0.0)
     assert done == [100]
 
 
-def test_a_batch_of_refused_rows_is_done_at_once() -> None:
+def test_a_batch_of_refused_rows_is_answered_at_once() -> None:
     done: list[int] = []
     acks = Acks([Gate()])
     refused = batch(0, done)
@@ -104,7 +104,7 @@ def test_a_batch_of_refused_rows_is_done_at_once() -> None:
     assert done == [0]
 
 
-def test_a_late_batch_gets_the_code_of_the_gate_that_is_late_and_only_where_a_row_waits() -> None:
+def test_waiting_rows_of_a_late_batch_get_the_code_of_the_late_gate() -> None:
     quick, slow, done = Gate(watermark=1000), Gate(late_code=ResponseCode.FLUSH_SLAVE_TIMEOUT), []
     acks = Acks([quick, slow])
     late = batch(100, done, waits=(True, False, True))
@@ -121,7 +121,7 @@ def test_a_late_batch_gets_the_code_of_the_gate_that_is_late_and_only_where_a_ro
 
 
 @pytest.mark.parametrize("row", [0, 1])
-def test_the_first_refusal_of_a_row_stands(row: int) -> None:
+def test_the_first_refusal_of_a_row_is_final(row: int) -> None:
     rows = AppendBatch()
     rows.add("T", 0, b"", b"")
     rows.add("T", 0, b"", b"")
@@ -143,7 +143,7 @@ class Copies(Gate):
         self.watermark = max(self.watermark, end)
 
 
-def test_what_a_degradable_gate_kept_too_long_is_answered_late_and_readable() -> None:
+def test_records_that_time_out_at_a_degradable_gate_become_readable() -> None:
     gate, done = Copies(), []
     acks = Acks([gate])
     late = batch(100, done)
@@ -156,7 +156,7 @@ def test_what_a_degradable_gate_kept_too_long_is_answered_late_and_readable() ->
     assert acks.committed(100) == 100
 
 
-def test_a_degradable_gate_lets_go_of_what_nobody_waits_for_too() -> None:
+def test_a_degradable_gate_times_out_records_without_waiting_senders() -> None:
     gate, done = Copies(), []
     acks = Acks([gate])
     acks.add(batch(100, done, waits=(False,)), 0.0)
@@ -167,7 +167,7 @@ def test_a_degradable_gate_lets_go_of_what_nobody_waits_for_too() -> None:
     assert done == [100]
 
 
-def test_without_hope_for_a_copy_the_answer_still_waits_for_the_disk() -> None:
+def test_a_response_waits_for_the_disk_when_the_replica_gate_expires_at_once() -> None:
     disk, copies, done = Gate(), Copies(timeout_s=0.0), []
     acks = Acks([disk, copies])
     waiting = batch(100, done)
@@ -182,10 +182,36 @@ def test_without_hope_for_a_copy_the_answer_still_waits_for_the_disk() -> None:
     assert not acks.expires_now
 
 
-def test_a_late_disk_is_not_waited_for_until_a_copy_is_late_as_well() -> None:
+def test_a_late_disk_is_reported_before_the_replica_gate_times_out() -> None:
     disk, copies, done = Gate(timeout_s=1.0), Copies(), []
     acks = Acks([disk, copies])
     acks.add(batch(100, done), 0.0)
     acks.expire(1.0)
     assert done == [100]
     assert acks.committed(100) == 0
+
+
+def test_each_batch_is_observed_once_after_its_answer() -> None:
+    disk, copies = Gate(), Copies()
+    seen: list[tuple[int, float]] = []
+    done: list[int] = []
+    acks = Acks([disk, copies], lambda finished, taken_at: seen.append((len(done), taken_at)))
+    acks.add(batch(100, done, waits=(False,)), 1.0, 0.5)
+    assert (done, seen) == ([100], [(1, 0.5)])
+    acks.add(batch(200, done), 2.0, 1.5)
+    acks.add(batch(300, done), 3.0, 2.5)
+    assert len(seen) == 1
+    disk.watermark = 300
+    copies.watermark = 200
+    acks.release(acks.committed(300))
+    assert seen == [(1, 0.5), (2, 1.5)], "the one that was answered at once is not observed again"
+    acks.expire(9.0)
+    assert seen == [(1, 0.5), (2, 1.5), (3, 2.5)]
+    refused = batch(300, done)
+    refused.refuse(0, ResponseCode.MESSAGE_ILLEGAL, "no")
+    acks.add(refused, 10.0, 9.5)
+    assert seen[3:] == [(4, 9.5)]
+    acks.add(batch(400, done, waits=(False,)), 11.0, 10.5)
+    disk.watermark = 400
+    acks.expire(20.0)
+    assert (copies.watermark, len(seen), len(done)) == (400, 5, 5), "a late gate gives way, and batches are seen once"

@@ -55,7 +55,7 @@ def requests(*codes: int, flag: int = 0) -> tuple[list[Request], list[Peer]]:
     return rows, peers
 
 
-def test_without_a_plugin_nothing_stands_between_the_sweep_and_the_processors() -> None:
+def test_without_an_authorizing_plugin_requests_go_straight_to_the_processors() -> None:
     def take(rows: list[Request]) -> None: ...
 
     assert authorized(PluginManager([], hookspecs), take, lambda: 0.0) is take
@@ -89,14 +89,14 @@ def test_a_refused_oneway_request_is_dropped() -> None:
     assert (taken, peers[0].sent) == ([[]], [])
 
 
-def test_a_turn_without_requests_is_handed_on_for_those_that_wait_and_asks_nobody() -> None:
+def test_a_turn_without_requests_calls_no_plugin() -> None:
     take, taken = chain(Guard("a", lambda batch: pytest.fail("it was asked")))
     take([])
     assert taken == [[]]
 
 
 @pytest.mark.parametrize("on_error", ["stop", "skip", "disable"])
-def test_a_plugin_that_raises_refuses_the_guilty_request_alone_whatever_its_policy(on_error: str) -> None:
+def test_a_plugin_that_raises_refuses_only_that_request_whatever_its_policy(on_error: str) -> None:
     def decide(batch: RequestBatch) -> None:
         for row in batch.live:
             if batch.requests[row].code == 666:
@@ -119,7 +119,7 @@ def test_a_plugin_that_raises_refuses_the_guilty_request_alone_whatever_its_poli
     assert "authorize failed: KeyError('oops') at " in line["reason"], "one line an hour, with the place"
 
 
-def test_errors_that_end_the_broker_end_it() -> None:
+def test_fatal_errors_of_plugins_end_the_broker() -> None:
     def decide(batch: RequestBatch) -> None:
         raise PluginError("the end")
 
@@ -127,7 +127,7 @@ def test_errors_that_end_the_broker_end_it() -> None:
         chain(Guard("a", decide))[0](requests(10)[0])
 
 
-def test_a_refusal_says_no_success_and_names_a_row_that_is_there() -> None:
+def test_a_refusal_needs_an_error_code_and_an_existing_row() -> None:
     batch = RequestBatch(requests(10)[0])
     with pytest.raises(ValueError, match="code 0"):
         batch.refuse(0, 0, "fine")
@@ -137,7 +137,7 @@ def test_a_refusal_says_no_success_and_names_a_row_that_is_there() -> None:
     assert list(batch.live) == [0]
 
 
-def test_an_implementation_that_could_be_bypassed_stops_the_start() -> None:
+def test_a_hook_implementation_that_compiled_code_would_bypass_stops_the_start() -> None:
     class Wrapping:
         name = "wrapping"
 
@@ -165,5 +165,49 @@ def test_an_implementation_that_could_be_bypassed_stops_the_start() -> None:
         (17, {"topic": "T", "b": "U"}, "T"), (34, {}, None), (10, {}, None),
     ],
 )  # fmt: skip
-def test_the_topic_is_the_one_that_the_processor_reads(code: int, ext: dict[str, str], topic: str | None) -> None:
+def test_the_topic_equals_the_one_that_the_processor_reads(code: int, ext: dict[str, str], topic: str | None) -> None:
     assert topic_in(code, ext) == topic
+
+
+def test_an_observer_gets_the_first_response_of_any_kind_and_cannot_prevent_it() -> None:
+    seen: list[tuple[int, int, str | None]] = []
+
+    def watch(batch: RequestBatch) -> None:
+        for row in batch.live:
+            code = batch.requests[row].code
+            batch.observe(row, lambda result, remark, code=code: seen.append((code, result, remark)))
+            batch.observe(row, lambda result, remark: [][result])
+
+    rows, peers = requests(10, 11)
+    oneway, [silent] = requests(12, flag=ONEWAY_FLAG)
+    manager = PluginManager([("watch", Guard("watch", watch))], hookspecs)
+    taken: list[Request] = []
+    take = authorized(manager, taken.extend, lambda: 0.0)
+    with structlog.testing.capture_logs() as logs:
+        take(rows)
+        take(oneway)
+        for request in taken:
+            request.answer(0 if request.code == 10 else 7, "why")
+            request.answer(5, "a second response")
+    assert seen == [(10, 0, "why"), (11, 7, "why"), (12, 7, "why")]
+    assert [peer.sent for peer in peers] == [[(0, "why")], [(7, "why")]]
+    assert silent.sent == []
+    assert [each["event"] for each in logs] == ["response_observer_failed"] * 3
+
+
+def test_a_row_stays_observed_where_another_row_fails() -> None:
+    seen: list[int] = []
+
+    def watch(batch: RequestBatch) -> None:
+        for row in batch.live:
+            if batch.requests[row].code == 11:
+                raise KeyError("oops")
+            batch.observe(row, lambda result, _remark: seen.append(result))
+
+    rows, _ = requests(10, 11)
+    manager = PluginManager([("watch", Guard("watch", watch))], hookspecs)
+    taken: list[Request] = []
+    authorized(manager, taken.extend, lambda: 0.0)(rows)
+    [request] = taken
+    request.answer(7)
+    assert seen == [7]

@@ -79,7 +79,7 @@ async def bodies(channel: Channel) -> list[bytes]:
 
 
 @pytest.mark.trio
-async def test_what_was_acknowledged_is_there_after_a_restart_and_offsets_go_on(tmp_path: Path) -> None:
+async def test_acknowledged_messages_survive_a_restart_and_offsets_continue(tmp_path: Path) -> None:
     for life in range(3):
         async with run_broker(make_broker(tmp_path)) as broker, open_channel(broker.address) as channel:
             assert await bodies(channel) == [b"%d" % number for number in range(life * 2)]
@@ -134,7 +134,7 @@ async def test_a_failed_flush_stops_the_broker_without_an_acknowledgement(tmp_pa
 
 
 @pytest.mark.trio
-async def test_a_disk_that_hangs_is_told_in_time_and_nothing_undurable_can_be_read(tmp_path: Path) -> None:
+async def test_a_hanging_disk_causes_timeouts_and_no_undurable_message_is_readable(tmp_path: Path) -> None:
     env = WatchedEnv()
     hang = threading.Event()
     settings = {"plugin.flush.timeout": "300ms"}
@@ -152,7 +152,7 @@ async def test_a_disk_that_hangs_is_told_in_time_and_nothing_undurable_can_be_re
 
 
 @pytest.mark.trio
-async def test_a_table_that_cannot_be_written_delays_no_other_and_is_written_later(tmp_path: Path) -> None:
+async def test_a_failed_write_of_a_table_is_retried_and_delays_no_other_table(tmp_path: Path) -> None:
     hanging, hang = threading.Event(), threading.Event()
 
     class TableEnv(SystemEnv):
@@ -176,7 +176,7 @@ async def test_a_table_that_cannot_be_written_delays_no_other_and_is_written_lat
 
 
 @pytest.mark.trio
-async def test_who_does_not_wait_is_answered_while_the_disk_hangs(tmp_path: Path) -> None:
+async def test_senders_with_wait_false_are_answered_while_the_disk_hangs(tmp_path: Path) -> None:
     env = WatchedEnv()
     hang = threading.Event()
     async with run_broker(make_broker(tmp_path, env=env)) as broker, open_channel(broker.address) as channel:
@@ -188,9 +188,7 @@ async def test_who_does_not_wait_is_answered_while_the_disk_hangs(tmp_path: Path
 
 @pytest.mark.trio
 @pytest.mark.parametrize("mode", ["async", "buffered"])
-async def test_flush_by_interval_answers_before_the_disk_and_a_stop_makes_all_durable(
-    tmp_path: Path, mode: str
-) -> None:
+async def test_interval_flush_acknowledges_before_the_fsync_and_a_stop_flushes_all(tmp_path: Path, mode: str) -> None:
     env = WatchedEnv()
     hang = threading.Event()
     broker = make_broker(tmp_path, env=env, settings={"plugin.flush.mode": mode})
@@ -205,7 +203,7 @@ async def test_flush_by_interval_answers_before_the_disk_and_a_stop_makes_all_du
 
 
 @pytest.mark.trio
-async def test_buffered_nothing_is_answered_nor_readable_before_it_is_written(
+async def test_buffered_mode_acknowledges_and_serves_only_written_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = make_broker(tmp_path, settings={"plugin.flush.mode": "buffered"})
@@ -283,7 +281,7 @@ async def test_the_advertised_address_is_the_configured_one_and_in_every_message
 
 
 @pytest.mark.trio
-async def test_what_a_task_appends_is_acknowledged_without_any_other_call(tmp_path: Path) -> None:
+async def test_appends_of_a_task_are_acknowledged_without_another_call(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings={"plugin.flush.mode": "async"})) as broker:
         await trio.sleep(0.1)  # the turns of the start are over
         woken: list[None] = []

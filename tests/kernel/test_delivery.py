@@ -60,7 +60,7 @@ def decoded(data: bytes) -> list[Record]:
     return found
 
 
-def test_columns_show_the_messages_and_bytes_that_nobody_changes_stay_as_they_are() -> None:
+def test_columns_hold_the_messages_and_unchanged_bytes_are_sent_as_stored() -> None:
     seen: list[DeliverBatch] = []
     peer: Any = object()
     data = joined(records(b"one", b""))
@@ -76,7 +76,7 @@ def test_columns_show_the_messages_and_bytes_that_nobody_changes_stay_as_they_ar
 
 @pytest.mark.parametrize("version", [1, 2], ids=["short topic", "long topic"])
 @pytest.mark.parametrize(("born", "stored"), [(V4, V6), (V6, V6), (V6, V4)])
-def test_a_changed_record_is_whole_and_only_body_and_properties_differ(
+def test_a_changed_record_differs_in_body_properties_lengths_and_checksum_only(
     version: int, born: bytes, stored: bytes
 ) -> None:
     (record,) = records(b"old body")
@@ -115,7 +115,7 @@ def test_withheld_rows_are_left_out_and_later_plugins_do_not_see_them() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["stop", "skip", "disable"])
-def test_what_a_plugin_fails_at_ends_the_answer_before_it_whatever_its_policy(on_error: str) -> None:
+def test_a_plugins_failure_ends_the_response_before_that_message(on_error: str) -> None:
     def upper(batch: DeliverBatch) -> None:
         for row in batch.live:
             batch.bodies[row] = batch.bodies[row].upper()
@@ -147,13 +147,13 @@ def test_what_a_plugin_fails_at_ends_the_answer_before_it_whatever_its_policy(on
         lambda batch: batch.withhold(-1),
     ],
 )
-def test_what_fits_no_record_is_the_plugins_fault(change: Any) -> None:
+def test_a_value_that_fits_no_record_is_an_error_of_the_plugin(change: Any) -> None:
     given = deliveries(change).deliver(joined(records(b"a")), "pull")
     assert (given.data, given.decided) == (b"", 0)
     assert given.fault is not None
 
 
-def test_errors_that_end_the_broker_end_it() -> None:
+def test_fatal_errors_of_plugins_end_the_broker() -> None:
     def fail(batch: DeliverBatch) -> None:
         raise PluginError("the end")
 
@@ -161,7 +161,7 @@ def test_errors_that_end_the_broker_end_it() -> None:
         deliveries(fail).deliver(joined(records(b"a")), "pull")
 
 
-def test_messages_that_grow_are_left_for_the_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_grow_are_moved_to_the_next_response(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "ANSWER_MAX_BYTES", 2500)
 
     def grow(batch: DeliverBatch) -> None:
@@ -177,7 +177,7 @@ def test_messages_that_grow_are_left_for_the_next_answer(monkeypatch: pytest.Mon
     assert zlib.crc32(b"a" * 1000) & 0x7FFFFFFF == int.from_bytes(given.data[8:12], "big")
 
 
-def test_an_implementation_that_could_be_bypassed_stops_the_start() -> None:
+def test_a_hook_implementation_that_compiled_code_would_bypass_stops_the_start() -> None:
     class Blind:
         name = "blind"
 

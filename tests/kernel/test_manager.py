@@ -112,7 +112,7 @@ def test_an_argument_that_the_hook_does_not_have_refuses_the_start() -> None:
         manager(WrongArgument("bad"))
 
 
-def test_two_plugins_in_one_slot_are_named_both() -> None:
+def test_two_plugins_in_one_slot_are_both_named() -> None:
     with pytest.raises(StartError, match="plugins 'a' and 'b' both hold the slot 'flush'"):
         manager(Slotted("a"), Slotted("b"))
 
@@ -186,7 +186,7 @@ def test_plugins_are_found_by_module_and_attribute(module: types.ModuleType) -> 
         ([], ["essential"], "cannot disable 'essential': the broker does not work without it"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(
+def test_a_plugin_that_cannot_be_loaded_gets_an_error_with_the_reason(
     module: types.ModuleType, enable: list[str], disable: list[str], text: str
 ) -> None:
     with pytest.raises(StartError) as caught:
@@ -206,9 +206,7 @@ class Mine:
 """
 
 
-def test_a_plugin_is_found_in_a_file_that_belongs_to_no_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_is_loaded_from_a_file_outside_any_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_plugin.py").write_text(FILE_PLUGIN)
     monkeypatch.chdir(tmp_path)
     for origin in ("./my_plugin.py:Mine", "my_plugin.py:Mine", f"{tmp_path}/my_plugin.py:Mine"):
@@ -224,7 +222,7 @@ def test_a_plugin_is_found_in_a_file_that_belongs_to_no_package(
         ("def f(:", "./my_plugin.py:Mine", "my_plugin.py failed: SyntaxError"),
     ],
 )
-def test_a_file_that_holds_no_plugin_says_why(
+def test_a_file_without_a_plugin_gets_an_error_with_the_reason(
     text: str | None, origin: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -243,14 +241,16 @@ def test_a_file_that_holds_no_plugin_says_why(
         (True, "api_version = True must be a number like 1"),
     ],
 )
-def test_a_plugin_for_another_version_of_the_api_is_refused_with_a_sentence(version: object, text: str) -> None:
+def test_a_plugin_for_another_api_version_is_refused_with_an_error(version: object, text: str) -> None:
     plugin = Dispatching("other")
     plugin.api_version = version  # type: ignore[attr-defined]
     with pytest.raises(StartError, match=re.escape("plugin 'other' (there:Other)") + ".*" + re.escape(text)):
         PluginManager([("there:Other", plugin)], hookspecs)
 
 
-def test_a_plugin_for_an_older_version_is_to_be_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_for_an_older_api_version_gets_an_error_that_asks_for_an_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hookspecs, "GANTRYMQ_API", 2)
     plugin = Dispatching("old")
     plugin.api_version = 1  # type: ignore[attr-defined]

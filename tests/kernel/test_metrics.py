@@ -27,7 +27,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
         metrics.histogram("gantrymq_sizes", "Sizes", (1, 10), (2, 0), 77.0)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_samples_that_do_not_match_their_family_are_rejected() -> None:
     metrics = Metrics(100)
     metrics.gauge("gantrymq_rooms", "Rooms", 3, house="a")
     with pytest.raises(ValueError, match="a gauge with the labels"):
@@ -38,7 +38,7 @@ def test_what_does_not_fit_is_refused() -> None:
         metrics.gauge("Rooms here", "Rooms", 3)
 
 
-def test_the_largest_families_lose_what_is_too_much() -> None:
+def test_the_largest_families_are_truncated_at_the_limit() -> None:
     metrics = Metrics(10)
     metrics.gauge("gantrymq_one", "One", 1)
     for number in range(30):
@@ -53,7 +53,7 @@ def test_the_largest_families_lose_what_is_too_much() -> None:
     assert list(metrics.families["gantrymq_many"].series) == [(str(number),) for number in range(5)]
 
 
-def test_what_is_put_off_can_tell_more() -> None:
+def test_deferred_metrics_can_add_samples() -> None:
     metrics = Metrics(10)
     metrics.later(lambda: metrics.gauge("gantrymq_late", "Late", 1))
     assert not metrics.families

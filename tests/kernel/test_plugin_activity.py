@@ -54,7 +54,7 @@ def manager(clock: Clock) -> PluginManager:
     return made
 
 
-def test_calls_are_timed_for_as_long_as_was_asked(manager: PluginManager, clock: Clock) -> None:
+def test_calls_are_timed_for_the_requested_period(manager: PluginManager, clock: Clock) -> None:
     call: Any = manager.on_batches("before_append")
     times = manager.activity.times
     call([1])
@@ -73,7 +73,7 @@ def test_calls_are_timed_for_as_long_as_was_asked(manager: PluginManager, clock:
     assert not times.is_on
 
 
-def test_nothing_is_added_to_a_call_while_nobody_wants_times(manager: PluginManager, clock: Clock) -> None:
+def test_calls_are_not_wrapped_while_timing_is_off(manager: PluginManager, clock: Clock) -> None:
     pairs = manager.batch_functions("authorize")
     call: Any = manager.on_batches("before_append")
     functions = call.__closure__[0].cell_contents
@@ -87,7 +87,7 @@ def test_nothing_is_added_to_a_call_while_nobody_wants_times(manager: PluginMana
     assert (functions, pairs) == before
 
 
-def test_functions_that_come_later_are_timed_as_well(manager: PluginManager) -> None:
+def test_functions_registered_later_are_timed(manager: PluginManager) -> None:
     manager.activity.times.measure_for(float("inf"))
     for _, function in manager.batch_functions("authorize"):
         function([1, 2, 3])
@@ -98,7 +98,7 @@ def test_functions_that_come_later_are_timed_as_well(manager: PluginManager) -> 
     }
 
 
-def test_a_hook_that_raises_is_timed_and_its_plugin_is_found(manager: PluginManager) -> None:
+def test_a_hook_that_raises_is_timed_and_attributed_to_its_plugin(manager: PluginManager) -> None:
     call: Any = manager.on_batches("before_append")
     manager.activity.times.measure_for(10)
     with pytest.raises(ValueError, match="empty") as raised:
@@ -107,7 +107,7 @@ def test_a_hook_that_raises_is_timed_and_its_plugin_is_found(manager: PluginMana
     assert manager.activity.times.totals["slow", "before_append"].calls == 1
 
 
-def test_errors_and_files_are_remembered_within_limits(clock: Clock) -> None:
+def test_recorded_errors_and_files_are_limited(clock: Clock) -> None:
     activity = PluginActivity(clock)
     for number in range(3):
         activity.failed("slow", "dispatch", ValueError(f"{number}" * 1000))

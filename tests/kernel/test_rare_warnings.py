@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def test_each_subject_is_due_once_an_hour() -> None:
+def test_each_subject_is_logged_once_an_hour() -> None:
     clock = Clock()
     warnings = RareWarnings(clock)
     assert [warnings.is_due("a"), warnings.is_due("a"), warnings.is_due("b"), warnings.is_due("a")] == [
@@ -28,7 +28,7 @@ def test_each_subject_is_due_once_an_hour() -> None:
     assert not warnings.is_due("a")
 
 
-def test_so_many_subjects_an_hour_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_subjects_an_hour_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rare_warnings, "KEYS_MAX", 2)
     clock = Clock()
     warnings = RareWarnings(clock)

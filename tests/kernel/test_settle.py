@@ -34,7 +34,7 @@ def append(batch: Any) -> None:
     finish_settled(batch)
 
 
-def test_a_settled_row_is_not_stored_and_has_its_message(batch: Any) -> None:
+def test_a_settled_row_is_not_stored_and_refers_to_the_earlier_message(batch: Any) -> None:
     batch.settle(1, **PLACE)
     assert list(batch.live) == [0, 2, 3]
     assert batch.refused == 1
@@ -45,7 +45,7 @@ def test_a_settled_row_is_not_stored_and_has_its_message(batch: Any) -> None:
     assert batch.remarks == {}
 
 
-def test_a_row_of_the_same_batch_gives_its_place_and_its_refusal(batch: Any) -> None:
+def test_a_settled_row_takes_offset_or_refusal_from_a_row_of_the_same_batch(batch: Any) -> None:
     batch.settle_as(1, 0)
     batch.settle_as(2, 1)
     batch.settle_as(3, 0)
@@ -55,7 +55,7 @@ def test_a_row_of_the_same_batch_gives_its_place_and_its_refusal(batch: Any) -> 
     )
 
 
-def test_who_is_settled_with_a_refused_row_is_refused(batch: Any) -> None:
+def test_a_row_settled_with_a_refused_row_is_refused(batch: Any) -> None:
     batch.settle_as(2, 0)
     batch.refuse(0, ResponseCode.MESSAGE_ILLEGAL, "too large")
     append(batch)
@@ -65,7 +65,7 @@ def test_who_is_settled_with_a_refused_row_is_refused(batch: Any) -> None:
     assert (batch.settled, batch.refused) == ({}, 2)
 
 
-def test_nothing_stored_leaves_the_columns_of_the_log_empty(batch: Any) -> None:
+def test_a_batch_without_stored_rows_has_empty_log_columns(batch: Any) -> None:
     for row in range(4):
         batch.settle(row, **PLACE)
     assert not list(batch.live)
@@ -75,20 +75,20 @@ def test_nothing_stored_leaves_the_columns_of_the_log_empty(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("offset", [LOG_END, LOG_END + 1, -1])
-def test_a_message_that_the_log_does_not_have_is_an_error(batch: Any, offset: int) -> None:
+def test_settling_with_an_offset_beyond_the_log_is_an_error(batch: Any, offset: int) -> None:
     with pytest.raises(ValueError, match=rf"row 0 cannot be settled with the message at offset {offset}: .* at 500"):
         batch.settle(0, offset=offset, queue_id=0, queue_offset=0)
     assert list(batch.live) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("place", [{"queue_id": -1}, {"queue_offset": -1}])
-def test_a_place_without_a_queue_is_an_error(batch: Any, place: dict[str, int]) -> None:
+def test_settling_without_a_queue_is_an_error(batch: Any, place: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="row 0 cannot be settled with queue"):
         batch.settle(0, **{**PLACE, **place})
 
 
 @pytest.mark.parametrize("source", sorted(set(Source.ALL) - set(Source.FROM_SENDERS)))
-def test_rows_that_the_broker_keeps_cannot_be_settled(batch: Any, source: str) -> None:
+def test_rows_of_internal_sources_cannot_be_settled(batch: Any, source: str) -> None:
     batch.source = source
     with pytest.raises(ValueError, match=f"'{source}' cannot be settled: .* those of client and resend can"):
         batch.settle(0, **PLACE)
@@ -102,7 +102,7 @@ def test_rows_of_a_resend_can_be_settled(batch: Any) -> None:
     assert list(batch.live) == [1, 2, 3]
 
 
-def test_a_row_has_one_outcome(batch: Any) -> None:
+def test_a_row_is_settled_or_refused_once(batch: Any) -> None:
     batch.refuse(0, ResponseCode.MESSAGE_ILLEGAL, "no")
     with pytest.raises(ValueError, match=r"row 0 is refused already; batch\.live has the rows to look at"):
         batch.settle(0, **PLACE)
@@ -114,12 +114,12 @@ def test_a_row_has_one_outcome(batch: Any) -> None:
 
 
 @pytest.mark.parametrize(("row", "earlier"), [(1, 1), (1, 2), (1, -1)])
-def test_only_a_row_before_can_be_the_earlier_one(batch: Any, row: int, earlier: int) -> None:
+def test_only_an_earlier_row_can_be_settled_with(batch: Any, row: int, earlier: int) -> None:
     with pytest.raises(ValueError, match=f"with row {earlier}, which is not before it"):
         batch.settle_as(row, earlier)
 
 
-def test_a_refused_row_cannot_be_the_earlier_one(batch: Any) -> None:
+def test_a_row_cannot_be_settled_with_a_refused_row(batch: Any) -> None:
     batch.refuse(0, ResponseCode.MESSAGE_ILLEGAL, "no")
     with pytest.raises(ValueError, match="with row 0, which is refused"):
         batch.settle_as(1, 0)

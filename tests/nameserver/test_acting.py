@@ -65,20 +65,20 @@ def perms(routes: Routes, topic: str = "T") -> dict[str, int]:
     return {row.broker_name: row.perm for row in route(routes, topic).queue_datas}
 
 
-def test_the_lowest_slave_of_5x_brings_topics_and_the_others_do_not(routes: Routes) -> None:
+def test_the_lowest_5x_slave_registers_topics_and_others_do_not(routes: Routes) -> None:
     routes.register(SLAVE, topics("T"), acting_master=False)
     assert perms(routes) == {"broker-a": 6}
     routes.register(SECOND, topics("X"), acting_master=False)
     assert routes.route("X") is None
 
 
-def test_an_acting_master_brings_its_topics_without_the_write_permission(routes: Routes) -> None:
+def test_an_acting_master_registers_its_topics_without_write_permission(routes: Routes) -> None:
     routes.register(SLAVE, topics("T"), acting_master=True)
     assert perms(routes) == {"broker-a": 4}
     assert route(routes).broker_datas[0].enable_acting_master
 
 
-def test_a_master_takes_the_write_permission_along_and_brings_it_back(routes: Routes) -> None:
+def test_a_leaving_master_revokes_the_write_permission_and_restores_it_on_return(routes: Routes) -> None:
     for broker in (MASTER, SLAVE):
         routes.register(broker, topics("T"), acting_master=True)
     routes.unregister(MASTER)
@@ -87,14 +87,14 @@ def test_a_master_takes_the_write_permission_along_and_brings_it_back(routes: Ro
     assert perms(routes) == {"broker-a": 6}
 
 
-def test_without_acting_masters_the_permission_stays(routes: Routes) -> None:
+def test_the_permission_is_unchanged_without_acting_masters(routes: Routes) -> None:
     for broker in (MASTER, SLAVE):
         routes.register(broker, topics("T"))
     routes.unregister(MASTER)
     assert perms(routes) == {"broker-a": 6}
 
 
-def test_the_lowest_slave_is_shown_as_master_where_that_is_allowed(routes: Routes) -> None:
+def test_the_lowest_slave_is_shown_as_master_if_enabled(routes: Routes) -> None:
     for broker in (MASTER, SLAVE, SECOND):
         routes.register(broker, topics("T", "rmq_sys_SYNC_BROKER_MEMBER_broker-a"), acting_master=True)
     assert with_acting_masters("T", route(routes)) == route(routes)
@@ -106,7 +106,7 @@ def test_the_lowest_slave_is_shown_as_master_where_that_is_allowed(routes: Route
     assert with_acting_masters(group, route(routes, group)) == route(routes, group)
 
 
-def test_nobody_acts_as_master_where_brokers_did_not_agree_or_queues_can_be_written(routes: Routes) -> None:
+def test_no_slave_acts_as_master_without_consent_of_its_broker_or_beside_writable_queues(routes: Routes) -> None:
     for broker in (MASTER, SLAVE):
         routes.register(broker, topics("T"), acting_master=False)
     routes.unregister(MASTER)
@@ -116,7 +116,7 @@ def test_nobody_acts_as_master_where_brokers_did_not_agree_or_queues_can_be_writ
     assert with_acting_masters("T", route(routes)) == route(routes)
 
 
-def test_a_zone_sees_its_own_masters_and_all_names_without_one(routes: Routes) -> None:
+def test_a_zone_gets_its_own_masters_and_all_names_without_one(routes: Routes) -> None:
     routes.register(MASTER, topics("T"), zone="north", filter_servers=["f:1"])
     routes.register(OTHER, topics("T"), zone="south", filter_servers=["f:2"])
     north = of_zone(route(routes), "North")
@@ -129,7 +129,7 @@ def test_a_zone_sees_its_own_masters_and_all_names_without_one(routes: Routes) -
     assert {row.broker_name for row in of_zone(route(routes), "south").queue_datas} == {"broker-a", "broker-b"}
 
 
-def test_a_broker_with_an_older_state_does_not_take_the_place_of_a_newer_one(routes: Routes) -> None:
+def test_an_older_state_does_not_replace_a_newer_one(routes: Routes) -> None:
     routes.register(MASTER, topics("T", state=5))
     late = attrs.evolve(MASTER, address="10.0.0.9:10911")
     assert routes.register(late, topics("T", "U", state=4)) == Registration()
@@ -138,7 +138,7 @@ def test_a_broker_with_an_older_state_does_not_take_the_place_of_a_newer_one(rou
     assert routes.route("U") is None
 
 
-def test_the_last_of_two_with_one_name_and_id_is_told_and_the_other_named(routes: Routes) -> None:
+def test_the_second_of_two_brokers_with_one_id_is_refused_with_the_first_ones_address(routes: Routes) -> None:
     routes.register(MASTER, topics("T"))
     second = attrs.evolve(MASTER, address="10.0.0.9:10911")
     assert routes.register(second, topics("T")).replaced == MASTER.address
@@ -146,7 +146,7 @@ def test_the_last_of_two_with_one_name_and_id_is_told_and_the_other_named(routes
     assert routes.member_group("broker-a") == {0: second.address}
 
 
-def test_one_topic_alone_is_taken_from_known_brokers_only(routes: Routes) -> None:
+def test_a_single_topic_is_accepted_from_known_brokers_only(routes: Routes) -> None:
     assert not routes.register_topic("T", [QueueData("broker-a", 2, 2, 6)])
     assert routes.route("T") is None
     routes.register(MASTER, topics())
@@ -158,7 +158,7 @@ def test_one_topic_alone_is_taken_from_known_brokers_only(routes: Routes) -> Non
         routes.register_topic("x" * 600, [QueueData("broker-a", 2, 2, 6)])
 
 
-def test_topics_that_are_missing_are_dropped_when_asked_for(routes: Routes) -> None:
+def test_missing_topics_are_deleted_if_requested(routes: Routes) -> None:
     routes.register(MASTER, topics("T", "U"))
     routes.register(OTHER, topics("U"))
     routes.register(MASTER, topics("T"), drop_missing=True)
@@ -166,7 +166,7 @@ def test_topics_that_are_missing_are_dropped_when_asked_for(routes: Routes) -> N
     assert routes.topics().topic_list == ["T", "U"]
 
 
-def test_mappings_of_static_topics_are_told_until_their_broker_goes(routes: Routes) -> None:
+def test_static_topic_mappings_are_returned_until_their_broker_leaves(routes: Routes) -> None:
     mapping = TopicQueueMapping("T", total_queues=2, bname="broker-a", curr_id_map={0: 0, 1: 1})
     wrapper = topics("T")
     wrapper.topic_queue_mapping_info_map = {"T": mapping}
@@ -180,7 +180,7 @@ def test_mappings_of_static_topics_are_told_until_their_broker_goes(routes: Rout
 # ---- who hears of what
 
 
-def test_a_registration_without_news_changes_nothing(routes: Routes, heard: Heard) -> None:
+def test_an_unchanged_registration_changes_nothing(routes: Routes, heard: Heard) -> None:
     routes.register(MASTER, topics("T", "U"), filter_servers=["f:1"])
     assert (heard.topics, heard.brokers) == (["T", "U"], 2)
     routes.register(MASTER, topics("T", "U"), filter_servers=["f:1"])
@@ -190,7 +190,7 @@ def test_a_registration_without_news_changes_nothing(routes: Routes, heard: Hear
     assert heard.topics == ["T", "U", "V"]
 
 
-def test_whatever_alters_a_route_is_heard(routes: Routes, heard: Heard) -> None:
+def test_every_route_change_is_notified(routes: Routes, heard: Heard) -> None:
     routes.register(MASTER, topics("T"))
     of_topics: list[Callable[[], object]] = [
         lambda: routes.wipe_write_perm("broker-a"),
@@ -214,7 +214,7 @@ def test_whatever_alters_a_route_is_heard(routes: Routes, heard: Heard) -> None:
         assert heard.brokers == brokers + 1
 
 
-def test_the_others_hear_of_a_new_lowest_id(routes: Routes, heard: Heard) -> None:
+def test_the_other_brokers_are_notified_of_a_new_lowest_id(routes: Routes, heard: Heard) -> None:
     routes.register(SECOND, topics("T"), acting_master=True)
     assert heard.minimums == []
     routes.register(SLAVE, topics("T"), ha_address="ha:1", acting_master=True)
@@ -224,7 +224,7 @@ def test_the_others_hear_of_a_new_lowest_id(routes: Routes, heard: Heard) -> Non
     ]
 
 
-def test_all_that_are_left_hear_that_the_lowest_id_went(routes: Routes, heard: Heard) -> None:
+def test_the_remaining_brokers_are_notified_when_the_lowest_id_leaves(routes: Routes, heard: Heard) -> None:
     for broker in (MASTER, SLAVE, SECOND):
         routes.register(broker, topics("T"), acting_master=True)
     routes.unregister(SECOND)
@@ -236,7 +236,7 @@ def test_all_that_are_left_hear_that_the_lowest_id_went(routes: Routes, heard: H
     ]
 
 
-def test_a_slave_that_becomes_master_is_one_change(routes: Routes, heard: Heard) -> None:
+def test_a_promotion_of_a_slave_is_one_change(routes: Routes, heard: Heard) -> None:
     for broker in (SLAVE, SECOND):
         routes.register(broker, topics("T"), acting_master=True)
     promoted = attrs.evolve(SLAVE, broker_id=0)

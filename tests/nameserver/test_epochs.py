@@ -53,7 +53,7 @@ class Nameserver:
 OLD, NEW = Epoch(), Epoch(1, "aa")
 
 
-async def test_a_deposed_master_is_told_and_not_registered_also_after_a_restart(tmp_path: Path) -> None:
+async def test_a_deposed_master_is_refused_with_the_reason_also_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
     first = Nameserver(path)
     assert await first.register("h:1", OLD) == OLD
@@ -73,7 +73,7 @@ async def test_a_deposed_master_is_told_and_not_registered_also_after_a_restart(
     assert await again.register("h:1", OLD) == OLD
 
 
-async def test_a_slave_brings_an_epoch_and_is_told_of_one(tmp_path: Path) -> None:
+async def test_a_slave_reports_its_epoch_and_gets_the_current_one(tmp_path: Path) -> None:
     nameserver = Nameserver(tmp_path / "kv.json")
     assert await nameserver.register("h:1", OLD) == OLD
     assert await nameserver.register("h:2", NEW, broker_id=1) == NEW
@@ -82,14 +82,14 @@ async def test_a_slave_brings_an_epoch_and_is_told_of_one(tmp_path: Path) -> Non
     assert nameserver.routes.member_group("a").keys() >= {1, 2}
 
 
-async def test_a_rocketmq_broker_says_no_epoch_and_gets_none(tmp_path: Path) -> None:
+async def test_a_rocketmq_broker_sends_and_gets_no_epoch(tmp_path: Path) -> None:
     nameserver = Nameserver(tmp_path / "kv.json")
     assert await nameserver.register("h:2", NEW) == NEW
     assert await nameserver.register("h:1", None) is None
     assert nameserver.master() == "h:1", "RocketMQ's rule: no state version here, whoever comes last"
 
 
-async def test_of_two_at_once_the_higher_epoch_stays(tmp_path: Path) -> None:
+async def test_the_higher_of_two_simultaneous_epochs_wins(tmp_path: Path) -> None:
     nameserver = Nameserver(tmp_path / "kv.json")
     async with trio.open_nursery() as nursery:
         for number in (3, 1, 4, 2):

@@ -30,7 +30,7 @@ def test_values_are_kept_by_namespace_and_key() -> None:
     assert kv.get("m", "k") == "x"
 
 
-def test_the_file_outlives_the_process(tmp_path: Path) -> None:
+def test_the_file_is_read_by_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "kvConfig.json"
     kv = KVConfig(path)
     kv.put("ORDER_TOPIC_CONFIG", "T\u00e4", "broker-a:4")
@@ -41,14 +41,14 @@ def test_the_file_outlives_the_process(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["kvConfig.json"]
 
 
-def test_a_file_of_the_java_nameserver_is_read(tmp_path: Path) -> None:
+def test_files_of_the_java_nameserver_are_read(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text('{\n\t"configTable":{"NS":{"K":"V"\n\t\t}\n\t}\n}')
     assert KVConfig(path).get("NS", "K") == "V"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"configTable":{"n":5}}', b"\xff"])
-def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_named_and_not_changed(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"kvConfig\.json: KVConfigFile"):
@@ -56,7 +56,7 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, content: bytes) 
     assert path.read_bytes() == content
 
 
-def test_a_change_that_cannot_be_written_is_refused_and_not_seen(tmp_path: Path) -> None:
+def test_a_change_that_cannot_be_written_is_refused_and_not_visible(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     kv = KVConfig(path)
     kv.put("n", "k", "v")
@@ -79,7 +79,7 @@ def test_the_table_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kv.get("n", "a") == "4"
 
 
-def test_the_texts_together_have_a_limit_that_namespaces_left_empty_count_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_values_and_empty_namespaces_share_a_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_module, "CHARACTERS_MAX", 20)
     kv = KVConfig()
     kv.put("n", "k", "v" * 10)

@@ -70,7 +70,7 @@ async def test_every_nameserver_code_of_the_table_has_a_handler(server: NameServ
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-async def test_a_registered_broker_is_routed_to(peer: Any, compressed: bool) -> None:
+async def test_a_registered_broker_has_a_route(peer: Any, compressed: bool) -> None:
     answer = await register(peer, compressed)
     assert (answer.code, answer.ext, answer.body) == (0, {}, b"")
     answer = await route(peer)
@@ -80,13 +80,13 @@ async def test_a_registered_broker_is_routed_to(peer: Any, compressed: bool) -> 
     assert data.queue_datas[0].read_queue_nums == 4
 
 
-async def test_a_compressed_body_is_known_without_being_announced(peer: Any) -> None:
+async def test_compressed_bodies_are_detected_without_a_flag(peer: Any) -> None:
     # as a 5.3.3 broker with compressedRegister=true sends it
     assert (await register(peer, body=BODY.encode(compressed=True))).code == 0
     assert (await route(peer)).code == 0
 
 
-async def test_a_slave_is_told_its_master(peer: Any) -> None:
+async def test_a_slave_gets_its_masters_address(peer: Any) -> None:
     await register(peer)
     answer = await register(peer, broker_id=1, broker_addr="10.0.0.2:10911")
     assert answer.ext == {"haServerAddr": "10.0.0.1:10912", "masterAddr": "10.0.0.1:10911"}
@@ -98,13 +98,13 @@ async def test_a_body_with_the_wrong_checksum_is_refused(peer: Any) -> None:
     assert (await register(peer, crc=0)).code == 0
 
 
-async def test_a_registration_without_topics_is_taken(peer: Any) -> None:
+async def test_a_registration_without_topics_is_accepted(peer: Any) -> None:
     assert (await register(peer, body=b"")).code == 0
     info = ClusterInfo.from_bytes((await peer.ask(C.GET_BROKER_CLUSTER_INFO)).body)
     assert info.cluster_addr_table == {"c": ["broker-a"]}
 
 
-async def test_a_broker_before_3_0_11_sends_its_topics_bare(peer: Any) -> None:
+async def test_a_registration_of_a_broker_before_3_0_11_has_bare_topics(peer: Any) -> None:
     assert (await register(peer, body=WRAPPER.to_bytes(), version=36)).code == 0
     assert (await route(peer)).code == 0
 
@@ -126,7 +126,7 @@ async def test_a_missing_or_wrong_header_field_is_named(peer: Any) -> None:
     assert "brokerId" in answer.remark
 
 
-async def test_an_unregistered_broker_is_gone(peer: Any) -> None:
+async def test_an_unregistered_broker_has_no_route(peer: Any) -> None:
     await register(peer)
     assert (await peer.ask(C.UNREGISTER_BROKER, BrokerHeader(**IDENTITY))).code == 0
     answer = await route(peer)
@@ -137,7 +137,7 @@ async def test_an_unregistered_broker_is_gone(peer: Any) -> None:
     ("version", "strict", "quoted"),
     [(317, None, False), (400, None, False), (401, None, True), (485, False, True), (317, True, True)],
 )
-async def test_the_keys_of_a_route_are_quoted_for_those_who_need_it(
+async def test_routes_have_quoted_keys_for_clients_that_need_them(
     peer: Any, version: int, strict: bool | None, quoted: bool
 ) -> None:
     await register(peer)
@@ -148,13 +148,13 @@ async def test_the_keys_of_a_route_are_quoted_for_those_who_need_it(
 
 
 @pytest.mark.parametrize("kind", [JSON_HEADER, BINARY_HEADER])
-async def test_the_answer_has_the_requests_kind_of_header(peer: Any, kind: int) -> None:
+async def test_responses_have_the_header_form_of_their_request(peer: Any, kind: int) -> None:
     await register(peer)
     answer = await route(peer, kind=kind)
     assert (answer.kind, answer.code) == (kind, 0)
 
 
-async def test_cluster_info_has_bare_keys(peer: Any) -> None:
+async def test_cluster_info_has_unquoted_numeric_keys(peer: Any) -> None:
     await register(peer)
     answer = await peer.ask(C.GET_BROKER_CLUSTER_INFO)
     assert answer.body == (
@@ -163,7 +163,7 @@ async def test_cluster_info_has_bare_keys(peer: Any) -> None:
     )
 
 
-async def test_the_lists_of_topics(peer: Any) -> None:
+async def test_each_list_of_topics_is_served(peer: Any) -> None:
     wrapper = TopicConfigSerializeWrapper(
         {"unit": TopicConfig("unit", topic_sys_flag=1), "sub": TopicConfig("sub", topic_sys_flag=2)}
     )
@@ -186,7 +186,7 @@ async def test_a_topic_is_deleted(peer: Any) -> None:
     assert (await route(peer)).code == 17
 
 
-async def test_write_permission_is_wiped_and_added(peer: Any) -> None:
+async def test_write_permission_is_revoked_and_granted(peer: Any) -> None:
     await register(peer)
     header = BrokerNameHeader(broker_name="broker-a")
     assert (await peer.ask(C.WIPE_WRITE_PERM_OF_BROKER, header)).ext == {"wipeTopicCount": "2"}
@@ -195,7 +195,7 @@ async def test_write_permission_is_wiped_and_added(peer: Any) -> None:
     assert TopicRouteData.from_bytes((await route(peer)).body).queue_datas[0].perm == 6
 
 
-async def test_a_data_version_tells_whether_to_register(peer: Any) -> None:
+async def test_a_data_version_query_returns_whether_to_register(peer: Any) -> None:
     async def query(version: DataVersion) -> Any:
         return await peer.ask(C.QUERY_DATA_VERSION, BrokerHeader(**IDENTITY), version.to_bytes())
 
@@ -208,7 +208,7 @@ async def test_a_data_version_tells_whether_to_register(peer: Any) -> None:
     assert (await query(DataVersion(2, 7))).ext == {"changed": "true"}
 
 
-async def test_requests_of_5x_brokers(peer: Any) -> None:
+async def test_requests_of_5x_brokers_are_served(peer: Any) -> None:
     await register(peer, heartbeat_timeout_millis=1000, enable_acting_master=False)
     heartbeat = BrokerHeartbeatHeader(cluster_name="c", broker_name="broker-a", broker_addr=IDENTITY["broker_addr"])
     assert (await peer.ask(C.BROKER_HEARTBEAT, heartbeat)).code == 0
@@ -219,7 +219,7 @@ async def test_requests_of_5x_brokers(peer: Any) -> None:
     assert group.broker_addrs == {0: "10.0.0.1:10911"}
 
 
-async def test_the_kv_config(peer: Any) -> None:
+async def test_the_kv_config_is_read_and_written(peer: Any) -> None:
     key = KVConfigHeader(namespace="n", key="k")
     answer = await peer.ask(C.GET_KV_CONFIG, key)
     assert (answer.code, answer.remark) == (22, "No config item, Namespace: n Key: k")
@@ -238,7 +238,7 @@ class TestWithOrderedTopics:
     def config(self) -> NameServerConfig:
         return NameServerConfig(switches=Switches(order_message_enable=True))
 
-    async def test_a_route_carries_the_topics_order_and_a_broker_learns_all(self, peer: Any) -> None:
+    async def test_a_route_has_the_order_configuration_and_brokers_get_all_of_them(self, peer: Any) -> None:
         header = PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
         await peer.ask(C.PUT_KV_CONFIG, header)
         answer = await register(peer)
@@ -248,12 +248,12 @@ class TestWithOrderedTopics:
 
 
 @pytest.mark.parametrize("code", [0, 10, 320, 9999, -1, 2**31 - 1])
-async def test_an_unknown_code_is_answered_with_3(peer: Any, code: int) -> None:
+async def test_an_unknown_code_gets_response_code_3(peer: Any, code: int) -> None:
     answer = await peer.ask(code)
     assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
 
 
-async def test_a_fault_of_ours_is_answered_and_the_nameserver_lives(
+async def test_an_internal_error_gets_a_response_and_the_nameserver_continues(
     peer: Any, server: NameServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(topic: str) -> None:
@@ -266,13 +266,13 @@ async def test_a_fault_of_ours_is_answered_and_the_nameserver_lives(
     assert (await route(peer)).code == 17
 
 
-async def test_its_settings_by_rocketmqs_names(peer: Any, server: NameServer) -> None:
+async def test_nameserver_settings_have_rocketmqs_names(peer: Any, server: NameServer) -> None:
     found = read_properties((await peer.ask(C.GET_NAMESRV_CONFIG)).body)
     assert found["listenPort"] == str(server.config.port)
     assert found["orderMessageEnable"] == "false"
 
 
-async def test_order_in_routes_may_be_switched_on_and_off(peer: Any) -> None:
+async def test_order_in_routes_can_be_enabled_and_disabled(peer: Any) -> None:
     await register(peer)
     header = PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
     assert (await peer.ask(C.PUT_KV_CONFIG, header)).code == 0

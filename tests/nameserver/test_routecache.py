@@ -7,7 +7,7 @@ from gantrymq.nameserver.routecache import RouteCache, RouteView
 STRICT, BARE, NORTH = RouteView(strict=True), RouteView(strict=False), RouteView(zone="north")
 
 
-def test_each_view_of_a_topic_has_its_own_text() -> None:
+def test_each_view_of_a_topic_has_its_own_cached_text() -> None:
     cache = RouteCache(100)
     for view, text in ((STRICT, b"strict"), (BARE, b"bare"), (NORTH, b"north")):
         assert cache.get("T", view) is None
@@ -17,7 +17,7 @@ def test_each_view_of_a_topic_has_its_own_text() -> None:
     assert cache.size == 15
 
 
-def test_a_dropped_topic_is_forgotten_in_all_views() -> None:
+def test_a_dropped_topic_is_evicted_from_all_views() -> None:
     cache = RouteCache(100)
     for topic in "TU":
         cache.put(topic, STRICT, b"12345")
@@ -30,7 +30,7 @@ def test_a_dropped_topic_is_forgotten_in_all_views() -> None:
     assert (cache.get("U", STRICT), cache.size) == (None, 0)
 
 
-def test_it_begins_anew_when_it_is_full_and_leaves_out_what_never_fits() -> None:
+def test_a_full_route_cache_is_cleared_and_oversized_entries_are_not_cached() -> None:
     cache = RouteCache(10)
     cache.put("T", STRICT, b"123456")
     cache.put("T", STRICT, b"12345")

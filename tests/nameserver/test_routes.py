@@ -63,7 +63,7 @@ def test_a_registered_topic_has_a_route(routes: Routes) -> None:
     assert (broker.cluster, broker.broker_addrs) == ("c", {0: MASTER.address})
 
 
-def test_a_slave_adds_its_address_and_learns_its_master_but_brings_no_topics(routes: Routes) -> None:
+def test_a_slave_registers_its_address_gets_its_master_and_adds_no_topics(routes: Routes) -> None:
     assert routes.register(SLAVE, topics("X")) == Registration()
     assert routes.route("X") is None
     routes.register(MASTER, topics("T"), ha_address="ha:1")
@@ -79,7 +79,7 @@ def test_a_topic_on_two_brokers_has_both_in_its_route(routes: Routes) -> None:
     assert addresses(routes, "U") == {"broker-b": {0: OTHER.address}}
 
 
-def test_topics_are_taken_anew_only_with_a_new_version(routes: Routes) -> None:
+def test_topics_are_updated_only_by_a_new_data_version(routes: Routes) -> None:
     routes.register(MASTER, topics("T", perm=6))
     routes.register(MASTER, topics("T", perm=4))
     assert perm(routes, "T") == 6
@@ -87,25 +87,25 @@ def test_topics_are_taken_anew_only_with_a_new_version(routes: Routes) -> None:
     assert perm(routes, "T") == 4
 
 
-def test_an_unknown_topic_is_taken_even_under_the_old_version(routes: Routes) -> None:
+def test_an_unknown_topic_is_added_even_with_the_old_data_version(routes: Routes) -> None:
     # an incremental registration may be the first that a restarted nameserver hears
     routes.register(MASTER, topics("New", counter=5))
     routes.register(MASTER, topics("T", "New", counter=5))
     assert routes.route("T") is not None
 
 
-def test_a_topic_that_a_later_registration_omits_stays(routes: Routes) -> None:
+def test_a_topic_omitted_by_a_later_registration_remains(routes: Routes) -> None:
     routes.register(MASTER, topics("T", "U"))
     routes.register(MASTER, topics("T", counter=2))
     assert routes.route("U") is not None
 
 
-def test_a_topic_without_a_name_goes_by_its_key(routes: Routes) -> None:
+def test_a_topic_without_a_name_is_registered_under_its_key(routes: Routes) -> None:
     routes.register(MASTER, TopicConfigSerializeWrapper({"T": TopicConfig()}, DataVersion(1, 1)))
     assert routes.route("T") is not None
 
 
-def test_unregistering_the_last_broker_of_a_name_takes_its_queues_and_cluster_along(routes: Routes) -> None:
+def test_unregistering_the_last_broker_of_a_name_removes_its_queues_and_cluster(routes: Routes) -> None:
     routes.register(MASTER, topics("T"))
     routes.register(SLAVE, topics("T"))
     routes.register(OTHER, topics("T"))
@@ -121,7 +121,7 @@ def test_unregistering_the_last_broker_of_a_name_takes_its_queues_and_cluster_al
     assert not routes.unregister(OTHER)
 
 
-def test_a_slave_that_becomes_master_keeps_one_entry(routes: Routes) -> None:
+def test_a_promoted_slave_keeps_one_entry(routes: Routes) -> None:
     routes.register(MASTER, topics("T"))
     routes.register(SLAVE, topics("T"))
     routes.unregister(MASTER)
@@ -129,13 +129,13 @@ def test_a_slave_that_becomes_master_keeps_one_entry(routes: Routes) -> None:
     assert addresses(routes, "T") == {"broker-a": {0: SLAVE.address}}
 
 
-def test_an_address_under_a_new_name_leaves_the_old_name(routes: Routes) -> None:
+def test_an_address_registered_under_a_new_name_is_removed_from_the_old_one(routes: Routes) -> None:
     routes.register(MASTER, topics("T"))
     routes.register(BrokerIdentity("c", "renamed", 0, MASTER.address), topics("T"))
     assert addresses(routes, "T") == {"renamed": {0: MASTER.address}}
 
 
-def test_the_address_that_a_master_moved_away_from_takes_nothing_along(routes: Routes, clock: Clock) -> None:
+def test_unregistering_a_masters_former_address_removes_nothing(routes: Routes, clock: Clock) -> None:
     routes.register(MASTER, topics("T"))
     clock.now += 60
     moved = BrokerIdentity("c", "broker-a", 0, "10.0.0.9:10911")
@@ -145,7 +145,7 @@ def test_the_address_that_a_master_moved_away_from_takes_nothing_along(routes: R
     assert addresses(routes, "T") == {"broker-a": {0: moved.address}}
 
 
-def test_a_broker_expires_after_120_seconds_without_a_sign(routes: Routes, clock: Clock) -> None:
+def test_a_broker_without_heartbeats_expires_after_120_seconds(routes: Routes, clock: Clock) -> None:
     routes.register(MASTER, topics("T"))
     clock.now += 120
     assert routes.expire() == []
@@ -166,7 +166,7 @@ def test_registering_and_renewing_postpone_the_expiry(routes: Routes, clock: Clo
     assert not routes.renew(MASTER.address)
 
 
-def test_a_broker_may_ask_for_its_own_lifetime(routes: Routes, clock: Clock) -> None:
+def test_a_broker_may_set_its_own_heartbeat_timeout(routes: Routes, clock: Clock) -> None:
     routes.register(MASTER, topics("T"), lifetime=10)
     clock.now += 9
     assert routes.renew(MASTER.address)
@@ -176,7 +176,7 @@ def test_a_broker_may_ask_for_its_own_lifetime(routes: Routes, clock: Clock) -> 
     assert routes.expire()
 
 
-def test_a_closed_connection_takes_only_its_own_brokers_along(routes: Routes) -> None:
+def test_a_closed_connection_removes_only_its_own_brokers(routes: Routes) -> None:
     first, second = object(), object()
     routes.register(MASTER, topics("T"), connection=first)
     routes.register(OTHER, topics("T"), connection=second)
@@ -185,7 +185,7 @@ def test_a_closed_connection_takes_only_its_own_brokers_along(routes: Routes) ->
     assert routes.remove_connection(first) == []
 
 
-def test_the_old_connection_of_a_reconnected_broker_closes_without_effect(routes: Routes) -> None:
+def test_closing_the_old_connection_of_a_reconnected_broker_has_no_effect(routes: Routes) -> None:
     first, second = object(), object()
     routes.register(MASTER, topics("T"), connection=first)
     routes.register(MASTER, topics("T"), connection=second)
@@ -193,7 +193,7 @@ def test_the_old_connection_of_a_reconnected_broker_closes_without_effect(routes
     assert routes.route("T") is not None
 
 
-def test_filter_servers_are_told_until_they_are_gone(routes: Routes) -> None:
+def test_filter_servers_are_listed_until_they_unregister(routes: Routes) -> None:
     def told() -> dict[str, list[str]]:
         route = routes.route("T")
         assert route is not None
@@ -207,7 +207,7 @@ def test_filter_servers_are_told_until_they_are_gone(routes: Routes) -> None:
     assert told() == {}
 
 
-def test_lists_of_topics(routes: Routes) -> None:
+def test_topics_are_listed_by_cluster_and_kind(routes: Routes) -> None:
     routes.register(MASTER, topics("T", "U"))
     routes.register(FAR, topics("U", "V"))
     assert routes.topics().topic_list == ["T", "U", "V"]
@@ -222,14 +222,14 @@ def test_lists_of_topics(routes: Routes) -> None:
     assert info.broker_addr_table["broker-a"].broker_addrs == {0: MASTER.address}
 
 
-def test_lists_of_an_empty_nameserver(routes: Routes) -> None:
+def test_an_empty_nameserver_returns_empty_lists(routes: Routes) -> None:
     assert routes.topics().topic_list == []
     assert routes.system_topics().topic_list == []
     assert routes.system_topics().broker_addr is None
     assert routes.cluster_info().broker_addr_table == {}
 
 
-def test_topics_by_their_unit_flags(routes: Routes) -> None:
+def test_topics_are_listed_by_their_unit_flags(routes: Routes) -> None:
     routes.register(MASTER, topics("unit", flag=1))
     routes.register(OTHER, topics("sub", flag=2))
     routes.register(FAR, topics("both", flag=3))
@@ -238,7 +238,7 @@ def test_topics_by_their_unit_flags(routes: Routes) -> None:
     assert routes.topics_with_flag(2, 1).topic_list == ["sub"]
 
 
-def test_write_permission_is_wiped_until_the_broker_registers_a_change(routes: Routes) -> None:
+def test_write_permission_stays_revoked_until_the_broker_registers_a_change(routes: Routes) -> None:
     routes.register(MASTER, topics("T", "U"))
     routes.register(OTHER, topics("V"))
     assert routes.wipe_write_perm("broker-a") == 2
@@ -271,7 +271,7 @@ def test_data_versions_are_kept_by_address(routes: Routes) -> None:
     assert routes.data_version(MASTER.address) == DataVersion(3, 7)
 
 
-def test_member_groups(routes: Routes) -> None:
+def test_groups_of_brokers_are_returned_with_their_members(routes: Routes) -> None:
     routes.register(MASTER, topics("T"))
     routes.register(SLAVE, topics("T"))
     assert routes.member_group("broker-a") == {0: MASTER.address, 1: SLAVE.address}
@@ -286,7 +286,7 @@ def test_a_broker_without_a_name_is_refused(routes: Routes, field: str) -> None:
     assert routes.topics().topic_list == []
 
 
-def test_the_tables_have_limits(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_have_limits(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TOPICS_MAX", 2)
     monkeypatch.setattr(limits, "BROKERS_MAX", 1)
     routes.register(MASTER, topics("T", "U"))

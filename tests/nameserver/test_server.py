@@ -44,7 +44,7 @@ async def register(peer: Any, name: str = "broker-a", port: int = 1) -> None:
 
 
 @pytest.mark.parametrize("how", ["aclose", "garbage"])
-async def test_a_brokers_routes_end_with_its_connection(server: NameServer, connect: Any, how: str) -> None:
+async def test_a_brokers_routes_are_removed_with_its_connection(server: NameServer, connect: Any, how: str) -> None:
     broker, other = connect(), connect()
     await register(broker)
     await register(other, "broker-b", 2)
@@ -59,7 +59,7 @@ async def test_a_brokers_routes_end_with_its_connection(server: NameServer, conn
     assert len(server.connections) == 1
 
 
-async def test_a_broker_that_gives_no_sign_expires_and_is_closed(
+async def test_a_broker_without_heartbeats_expires_and_is_disconnected(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     server = NameServer(NameServerConfig(port=0, idle_seconds=10_000))
@@ -89,7 +89,7 @@ async def test_a_broker_that_gives_no_sign_expires_and_is_closed(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-async def test_requests_are_answered_however_they_are_cut(peer: Any, size: int) -> None:
+async def test_requests_split_anywhere_are_answered(peer: Any, size: int) -> None:
     data = encode(TOPICS) * 3
     for at in range(0, len(data), size):
         await peer.stream.send_all(data[at : at + size])
@@ -98,13 +98,13 @@ async def test_requests_are_answered_however_they_are_cut(peer: Any, size: int) 
         assert (answer.code, answer.opaque, answer.body) == (0, 7, b'{"topicList":[]}')
 
 
-async def test_answers_keep_the_order_of_the_requests(peer: Any) -> None:
+async def test_responses_have_the_order_of_the_requests(peer: Any) -> None:
     for opaque in range(50):
         await peer.send(Command(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, opaque=opaque))
     assert [(await peer.receive()).opaque for _ in range(50)] == list(range(50))
 
 
-async def test_a_oneway_request_gets_no_answer_but_its_effect(server: NameServer, peer: Any) -> None:
+async def test_a_oneway_request_takes_effect_without_a_response(server: NameServer, peer: Any) -> None:
     header = RegisterBrokerHeader(
         broker_name="b", broker_addr="a:1", cluster_name="c", ha_server_addr="h:1", broker_id=0
     )
@@ -114,7 +114,7 @@ async def test_a_oneway_request_gets_no_answer_but_its_effect(server: NameServer
     assert (await peer.receive()).body == b'{"topicList":["T"]}'
 
 
-async def test_a_response_that_nobody_asked_for_is_ignored(peer: Any) -> None:
+async def test_an_unexpected_response_is_ignored(peer: Any) -> None:
     await peer.send(Command(0, opaque=1, flag=RESPONSE_FLAG))
     await peer.send(TOPICS)
     assert (await peer.receive()).opaque == 7
@@ -135,7 +135,7 @@ async def test_a_tls_handshake_is_logged_once_for_each_host(server: NameServer) 
     ]  # fmt: skip
 
 
-async def test_a_name_of_100_000_characters_is_answered_and_the_connection_lives(peer: Any) -> None:
+async def test_a_name_of_100_000_characters_gets_a_response_and_the_connection_stays_open(peer: Any) -> None:
     await peer.send(Command(C.GET_ROUTEINFO_BY_TOPIC, {"topic": "x" * 100_000}, opaque=1))
     await peer.send(Command(C.GET_ROUTEINFO_BY_TOPIC, {"topic": "x"}, opaque=2))
     assert [((await peer.receive()).code) for _ in range(2)] == [17, 17]
@@ -167,7 +167,7 @@ BAD_BYTES = {
 
 
 @pytest.mark.parametrize("data", BAD_BYTES.values(), ids=BAD_BYTES.keys())
-async def test_bad_bytes_close_their_connection_and_no_other(
+async def test_bad_bytes_close_their_connection_only(
     autojump_clock: trio.testing.MockClock, connect: Any, data: bytes
 ) -> None:
     bad, good = connect(), connect()
@@ -178,7 +178,7 @@ async def test_bad_bytes_close_their_connection_and_no_other(
 
 @given(st.binary(max_size=300))
 @settings(max_examples=50, deadline=None)
-async def test_no_bytes_harm_the_nameserver(data: bytes) -> None:
+async def test_any_bytes_leave_the_nameserver_working(data: bytes) -> None:
     server = NameServer()
     async with trio.open_nursery() as nursery:
         ours, theirs = trio.testing.memory_stream_pair()
@@ -201,7 +201,7 @@ async def test_an_idle_connection_is_closed_after_120_seconds(
     assert trio.current_time() - start == pytest.approx(120)
 
 
-async def test_a_frame_must_be_whole_in_15_seconds_from_its_first_byte(
+async def test_a_frame_must_be_complete_within_15_seconds_of_its_first_byte(
     autojump_clock: trio.testing.MockClock, peer: Any
 ) -> None:
     data = encode(TOPICS)
@@ -255,7 +255,9 @@ class TestBufferedLimit:
 # ---- real sockets
 
 
-async def test_it_serves_on_loopback_and_reports_where(server: NameServer, nursery: trio.Nursery) -> None:
+async def test_the_nameserver_listens_on_loopback_and_reports_its_address(
+    server: NameServer, nursery: trio.Nursery
+) -> None:
     address = await nursery.start(server.serve)
     host, _, port = address.rpartition(":")
     assert host == "127.0.0.1"

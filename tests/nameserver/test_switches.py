@@ -52,7 +52,7 @@ def brokers(answer: Any) -> list[str]:
     return [data.broker_name for data in TopicRouteData.from_bytes(answer.body).broker_datas]
 
 
-def test_switches_are_read_from_texts_by_rocketmqs_names() -> None:
+def test_settings_are_parsed_by_rocketmqs_names() -> None:
     assert read_switches([]) == Switches()
     assert read_switches(["supportActingMaster=true", "enableTopicList = false"]) == Switches(
         support_acting_master=True, enable_topic_list=False
@@ -72,13 +72,13 @@ def test_switches_are_read_from_texts_by_rocketmqs_names() -> None:
         ("kvConfigPath=/x", "Can not update config path"),
     ],
 )
-def test_a_wrong_switch_is_named(text: str, said: str) -> None:
+def test_an_invalid_setting_is_named(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         read_switches([text])
 
 
 @pytest.mark.trio
-async def test_a_route_out_of_the_cache_changes_with_its_brokers_and_topics(peer: Any, connect: Any) -> None:
+async def test_cached_routes_change_with_their_brokers_and_topics(peer: Any, connect: Any) -> None:
     for name, expected in (("broker-a", ["broker-a"]), ("broker-b", ["broker-a", "broker-b"])):
         await register(peer, "T", broker_name=name, broker_addr=f"{name}:1")
         assert brokers(await route(peer)) == brokers(await route(peer)) == expected
@@ -88,7 +88,7 @@ async def test_a_route_out_of_the_cache_changes_with_its_brokers_and_topics(peer
 
 
 @pytest.mark.trio
-async def test_a_client_that_wants_its_zone_gets_no_other(peer: Any) -> None:
+async def test_a_client_of_a_zone_gets_the_brokers_of_that_zone_only(peer: Any) -> None:
     await register(peer, "T", zone="north")
     await register(peer, "T", zone="south", broker_name="broker-b", broker_addr="10.0.0.2:1")
     assert brokers(await route(peer)) == ["broker-a", "broker-b"]
@@ -98,7 +98,7 @@ async def test_a_client_that_wants_its_zone_gets_no_other(peer: Any) -> None:
 
 
 @pytest.mark.trio
-async def test_slaves_are_shown_as_masters_only_when_that_is_on(peer: Any) -> None:
+async def test_acting_masters_are_shown_only_if_enabled(peer: Any) -> None:
     await register(peer, "T", enable_acting_master=True)
     slave: dict[str, Any] = {"broker_id": 1, "broker_addr": "10.0.0.2:1"}
     await register(peer, "T", enable_acting_master=True, **slave)
@@ -124,7 +124,7 @@ async def test_lists_of_topics_can_be_refused(peer: Any, name: str, codes: list[
 
 
 @pytest.mark.trio
-async def test_ordered_topics_are_kept_from_brokers_when_told_so(peer: Any) -> None:
+async def test_order_configurations_can_be_withheld_from_brokers(peer: Any) -> None:
     header = PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
     await peer.ask(C.PUT_KV_CONFIG, header)
     assert (await register(peer, "T")).body
@@ -133,7 +133,7 @@ async def test_ordered_topics_are_kept_from_brokers_when_told_so(peer: Any) -> N
 
 
 @pytest.mark.trio
-async def test_topics_that_a_registration_omits_go_when_told_so(peer: Any) -> None:
+async def test_omitted_topics_are_deleted_if_configured(peer: Any) -> None:
     await register(peer, "T", "U")
     await register(peer, "T")
     assert (await route(peer, "U")).code == 0
@@ -143,7 +143,7 @@ async def test_topics_that_a_registration_omits_go_when_told_so(peer: Any) -> No
 
 
 @pytest.mark.trio
-async def test_a_young_nameserver_tells_no_routes_when_told_to_wait(
+async def test_a_new_nameserver_withholds_routes_for_the_configured_time(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     server = NameServer(NameServerConfig(port=0, switches=Switches(need_wait_for_service=True)))
@@ -171,7 +171,7 @@ async def test_a_single_topic_is_registered(peer: Any) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("compressed", [False, True])
-async def test_mappings_of_static_topics_come_with_the_route(peer: Any, compressed: bool) -> None:
+async def test_static_topic_mappings_are_part_of_the_route(peer: Any, compressed: bool) -> None:
     mapping = TopicQueueMapping("T", total_queues=1, bname="broker-a", curr_id_map={0: 3})
     wrapper = TopicConfigSerializeWrapper({"T": TopicConfig("T")}, DataVersion(1, 1), {"T": mapping})
     await register(peer, body=RegisterBrokerBody(wrapper).encode(compressed))
@@ -181,7 +181,7 @@ async def test_mappings_of_static_topics_come_with_the_route(peer: Any, compress
 
 @pytest.mark.trio
 @pytest.mark.parametrize("acting", [True, False])
-async def test_brokers_are_told_of_a_new_lowest_id_when_that_is_on(nursery: trio.Nursery, acting: bool) -> None:
+async def test_brokers_are_notified_of_a_new_lowest_id_if_enabled(nursery: trio.Nursery, acting: bool) -> None:
     server = NameServer(NameServerConfig(port=0, switches=Switches(notify_min_broker_id_changed=True)))
     await nursery.start(server.serve)
     send, heard = trio.open_memory_channel[Command](10)

@@ -48,7 +48,7 @@ async def test_clients_are_served_over_tls() -> None:
         assert await asks(server, client_context()) == 0
 
 
-async def test_plain_connections_are_served_only_where_that_is_allowed() -> None:
+async def test_plain_connections_are_served_in_permissive_mode_only() -> None:
     async with secured(plain=True) as server:
         assert (await asks(server, client_context()), await asks(server, None)) == (0, 0)
     with capture_logs() as logs:
@@ -61,13 +61,13 @@ async def test_plain_connections_are_served_only_where_that_is_allowed() -> None
     ]
 
 
-async def test_another_authority_is_not_accepted_by_the_client() -> None:
+async def test_a_client_rejects_a_server_of_another_authority() -> None:
     async with secured() as server:
         with pytest.raises(ConnectFailed, match="its certificate is not accepted"):
             await asks(server, client_context(OTHER_CA))
 
 
-async def test_a_client_must_show_a_certificate_where_one_is_required() -> None:
+async def test_clients_need_a_certificate_if_one_is_required() -> None:
     files = ServerTls(FILES.certificate, ca=str(CA), client_certificates="required")
     async with secured(files) as server:
         with pytest.raises((ConnectFailed, ChannelClosed)):
@@ -75,7 +75,7 @@ async def test_a_client_must_show_a_certificate_where_one_is_required() -> None:
 
 
 @pytest.mark.parametrize("first", [b"\x16", b"\x16\x03\x01\x00\x05hello", b"\x16" * 500])
-async def test_a_handshake_that_is_broken_or_does_not_end_costs_nobody_else(first: bytes) -> None:
+async def test_broken_and_unfinished_handshakes_affect_no_other_connection(first: bytes) -> None:
     async with secured(frame_seconds=0.5) as server:
         stream = await trio.open_tcp_stream(*parse_address(server.address))
         async with stream:

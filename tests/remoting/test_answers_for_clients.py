@@ -46,7 +46,7 @@ def header_of(answer: Command) -> bytes:
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=str)
-def test_the_header_of_an_answer_suits_every_decoder(answer: Command) -> None:
+def test_response_headers_are_readable_by_the_decoders_of_all_clients(answer: Command) -> None:
     text = header_of(answer)
     header = json.loads(text)
     # rocketmq-rs, src/protocol/header.rs: a remark and fields that are null, or no text, are errors
@@ -78,7 +78,7 @@ def test_a_binary_header_has_lengths_for_what_is_absent(answer: Command) -> None
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
-def test_bodies_have_neither_spaces_nor_words(body: Body) -> None:
+def test_bodies_have_no_spaces_and_no_literals_that_clients_misread(body: Body) -> None:
     text = body.to_bytes().decode()
     # lua-resty-rocketmq, lib/resty/rocketmq/json.lua: skips no space
     assert not set(text) & set(" \t\r\n")
@@ -93,7 +93,7 @@ def _texts(value: object) -> object:
     return [_texts(item) for item in value] if isinstance(value, list) else value
 
 
-def test_a_route_has_each_key_that_a_client_asks_for() -> None:
+def test_a_route_has_every_key_that_clients_read() -> None:
     # NewLife.RocketMQ, NameClient.cs GetRouteInfo; rocketmq-rs, src/route.rs; ex_rocketmq, topic_route_info.ex
     route = ast.literal_eval(ROUTE.to_bytes().decode())
     assert route.keys() >= {"brokerDatas", "filterServerTable", "queueDatas"}
@@ -104,7 +104,7 @@ def test_a_route_has_each_key_that_a_client_asks_for() -> None:
         assert 0 in broker["brokerAddrs"]
 
 
-def test_the_addresses_of_brokers_can_be_repaired_by_patterns() -> None:
+def test_broker_addresses_match_the_patterns_that_clients_repair_json_with() -> None:
     text = ROUTE.to_bytes().decode()
     # ex_rocketmq, lib/ex_rocketmq/namesrvs.ex fix_invalid_json
     found = re.search(r'"brokerAddrs":{(\d+:"[^"]+",*)+}', text)
@@ -115,20 +115,20 @@ def test_the_addresses_of_brokers_can_be_repaired_by_patterns() -> None:
     assert json.loads(strict)["brokerDatas"][0]["brokerAddrs"] == {"0": "1.2.3.4:10911", "1": "1.2.3.5:10911"}
 
 
-def test_bodies_without_numbers_as_keys_are_plain_json() -> None:
+def test_bodies_without_numeric_keys_are_plain_json() -> None:
     # rocketmq-client-cpp, LockBatchBody.cpp; ex_rocketmq, lock.ex; EventHorizon.RocketMQ, OrderlyPullQueueLockClient.cs
     assert json.loads(LOCKED.to_bytes()) == {"lockOKMQSet": [{"brokerName": "b", "queueId": 3, "topic": "T"}]}
     assert json.loads(ConsumerList(["a@1"]).to_bytes()) == {"consumerIdList": ["a@1"]}
 
 
-def test_a_reset_is_told_in_the_order_that_newlife_cuts_it_by() -> None:
+def test_an_offset_reset_has_the_key_order_that_newlife_parses() -> None:
     # NewLife.RocketMQ, Consumer.cs ResetOffset: each part between ',{' has "queueId":n, with a comma, then "}:offset"
     text = ResetOffsets({QUEUE: 7, MessageQueue("T", "b", 4): 9}).to_bytes().decode()
     found = [re.search(r'"brokerName":"(\w+)".*"queueId":(\d+),.*}:(\d+)', part) for part in text.split(",{")]
     assert [part and part.groups() for part in found] == [("b", "3", "7"), ("b", "4", "9")]
 
 
-def test_a_reset_for_cpp_is_a_list() -> None:
+def test_an_offset_reset_for_c_plus_plus_is_a_list() -> None:
     # rocketmq-client-cpp, ClientRemotingProcessor.cpp ResetOffsetBody::Decode
     body = ResetOffsetList([QueueOffset("T", "b", 3, 7)]).to_bytes()
     assert json.loads(body) == {"offsetTable": [{"brokerName": "b", "offset": 7, "queueId": 3, "topic": "T"}]}

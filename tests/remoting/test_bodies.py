@@ -36,7 +36,7 @@ ROUTE = TopicRouteData(
 )
 
 
-def test_a_route_in_the_form_the_go_client_reads() -> None:
+def test_a_route_is_encoded_in_the_form_that_the_go_client_reads() -> None:
     assert ROUTE.to_bytes() == (
         b'{"brokerDatas":[{"brokerAddrs":{0:"1.2.3.4:10911",1:"1.2.3.5:10911"},"brokerName":"broker-a",'
         b'"cluster":"DefaultCluster"}],"filterServerTable":{},"queueDatas":[{"brokerName":"broker-a","perm":6,'
@@ -44,7 +44,7 @@ def test_a_route_in_the_form_the_go_client_reads() -> None:
     )
 
 
-def test_a_route_in_strict_form_is_json() -> None:
+def test_a_route_in_strict_form_is_valid_json() -> None:
     assert json.loads(ROUTE.to_bytes(quoted_keys=True))["brokerDatas"][0]["brokerAddrs"]["0"] == "1.2.3.4:10911"
     assert TopicRouteData.from_bytes(ROUTE.to_bytes(quoted_keys=True)) == ROUTE
     assert TopicRouteData.from_bytes(ROUTE.to_bytes()) == ROUTE
@@ -55,7 +55,7 @@ def test_both_spellings_of_the_system_flag_are_read() -> None:
     assert QueueData.from_bytes(b'{"topicSysFlag":2}').topic_sys_flag == 2
 
 
-def test_a_heartbeat_as_the_java_client_sends_it() -> None:
+def test_a_heartbeat_of_the_java_client_is_decoded() -> None:
     data = (
         b'{"clientID":"10.0.0.1@1","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_FIRST_OFFSET",'
         b'"consumeType":"CONSUME_PASSIVELY","groupName":"g","messageModel":"CLUSTERING","subscriptionDataSet":['
@@ -72,7 +72,7 @@ def test_a_heartbeat_as_the_java_client_sends_it() -> None:
     assert heartbeat.to_bytes() == data
 
 
-def test_a_heartbeat_with_numbers_for_names_and_texts_for_numbers() -> None:
+def test_a_heartbeat_with_numbers_for_enums_and_texts_for_numbers_is_decoded() -> None:
     heartbeat = HeartbeatData.from_bytes(
         b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":0,"messageModel":0,"consumeFromWhere":4,'
         b'"subscriptionDataSet":[{"topic":"t","codeSet":["7"],"tagsSet":null}]}],"producerDataSet":null}'
@@ -85,7 +85,7 @@ def test_a_heartbeat_with_numbers_for_names_and_texts_for_numbers() -> None:
     assert consumer.subscription_data_set[0].tags_set == set()
 
 
-def test_a_shared_subscription_set_arrives_as_a_reference() -> None:
+def test_a_shared_subscription_set_is_decoded_from_a_reference() -> None:
     heartbeat = HeartbeatData.from_bytes(
         b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t"}]},'
         b'{"groupName":"h","subscriptionDataSet":{"$ref":"$.consumerDataSet[0].subscriptionDataSet"}}]}'
@@ -93,7 +93,7 @@ def test_a_shared_subscription_set_arrives_as_a_reference() -> None:
     assert [len(consumer.subscription_data_set) for consumer in heartbeat.consumer_data_set] == [1, 1]
 
 
-def test_subscriptions_by_tag() -> None:
+def test_tag_subscriptions_are_built() -> None:
     assert SubscriptionData.for_tags("t").sub_string == "*"
     assert SubscriptionData.for_tags("t", "").sub_string == "*"
     both = SubscriptionData.for_tags("t", "A || B||")
@@ -117,7 +117,7 @@ def test_message_queues_sort_and_serve_as_keys() -> None:
     assert len({*queues, MessageQueue("t", "b", 1)}) == 3
 
 
-def test_topic_text_form() -> None:
+def test_topics_are_encoded_in_text_form() -> None:
     topic = TopicConfig("T", 4, 8, 6)
     assert topic.to_text() == "T 4 8 6 SINGLE_TAG"
     assert TopicConfig.from_text("T 4 8 6 SINGLE_TAG") == topic
@@ -151,19 +151,19 @@ KINDS = list(dict.fromkeys(type(body) for body in BODIES))
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
-def test_bodies_come_back_as_they_were(body: Body) -> None:
+def test_bodies_are_decoded_as_they_were_encoded(body: Body) -> None:
     assert type(body).from_bytes(body.to_bytes()) == body
     assert type(body).from_bytes(body.to_bytes(quoted_keys=True)) == body
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_unknown_keys_are_ignored_and_missing_ones_have_defaults(kind: type[Body]) -> None:
+def test_unknown_keys_are_ignored_and_missing_keys_have_defaults(kind: type[Body]) -> None:
     assert kind.from_bytes(b'{"unheardOf":{0:[1]}}') == kind()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("data", [b"", b"[]", b"7", b'"x"', b"{", b"\xff\xfe", b"[" * 5000, b"\0" * 10])
-def test_a_body_that_is_none_is_refused_with_code_1(kind: type[Body], data: bytes) -> None:
+def test_an_invalid_body_is_refused_with_code_1(kind: type[Body], data: bytes) -> None:
     with pytest.raises(RemoteFault, match=kind.__name__) as caught:
         kind.from_bytes(data)
     assert caught.value.code == 1
@@ -189,7 +189,7 @@ def test_a_field_of_the_wrong_type_is_named(kind: type[Body], data: bytes) -> No
     assert caught.value.code == 1
 
 
-def test_defaults_are_the_java_classes() -> None:
+def test_defaults_equal_those_of_the_java_classes() -> None:
     assert json.loads(TopicConfig("T").to_bytes()) == {
         "order": False, "perm": 6, "readQueueNums": 16, "topicFilterType": "SINGLE_TAG", "topicName": "T",
         "topicSysFlag": 0, "writeQueueNums": 16,
@@ -215,7 +215,7 @@ registrations = st.builds(
 
 
 @given(registrations, st.booleans())
-def test_a_registration_comes_back_in_both_forms(body: RegisterBrokerBody, compressed: bool) -> None:
+def test_a_registration_is_decoded_from_both_forms(body: RegisterBrokerBody, compressed: bool) -> None:
     assert RegisterBrokerBody.decode(body.encode(compressed), compressed) == body
 
 
@@ -223,7 +223,7 @@ def sized(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-def test_the_compressed_form_byte_for_byte() -> None:
+def test_the_compressed_form_equals_the_recorded_bytes() -> None:
     body = RegisterBrokerBody(TopicConfigSerializeWrapper({"T": TopicConfig("T", 4, 4)}, DataVersion(1, 2)))
     data = body.encode(compressed=True)
     assert data[:2] == b"\x78\xda"
@@ -261,7 +261,7 @@ def test_a_broken_compressed_registration_is_refused(data: bytes) -> None:
 
 
 @given(st.integers(0, len(WHOLE) - 1))
-def test_a_cut_registration_is_refused(length: int) -> None:
+def test_a_truncated_registration_is_refused(length: int) -> None:
     with pytest.raises(RemoteFault):
         RegisterBrokerBody.decode(zlib.compress(WHOLE[:length]), compressed=True)
 
@@ -272,13 +272,13 @@ def test_a_decompression_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -
         RegisterBrokerBody.decode(zlib.compress(WHOLE + b"\0" * 2000), compressed=True)
 
 
-def test_the_checksum_is_without_its_highest_bit() -> None:
+def test_the_checksum_omits_its_highest_bit() -> None:
     assert body_crc32(b"123456789") == 0xCBF43926 & 0x7FFFFFFF
     assert body_crc32(b"") == 0
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_a_heartbeat_or_a_fault(data: bytes) -> None:
+def test_any_bytes_decode_to_a_heartbeat_or_raise_a_fault(data: bytes) -> None:
     results: list[Any] = []
     try:
         results.append(HeartbeatData.from_bytes(data))

@@ -76,7 +76,7 @@ TAKEN: list[tuple[str, Body]] = [
 
 
 @pytest.mark.parametrize(("text", "wanted"), TAKEN, ids=[text for text, _ in TAKEN])
-def test_a_body_is_read_as_fastjson_reads_it(text: str, wanted: Body) -> None:
+def test_bodies_are_parsed_as_by_fastjson(text: str, wanted: Body) -> None:
     if isinstance(wanted, ConsumerData | ProducerData | SubscriptionData | MessageQueue):
         # Such values lie in a heartbeat or a lock request; alone they are what no client sends.
         assert type(wanted).from_value(msgspec.json.decode(text)) == wanted
@@ -85,7 +85,7 @@ def test_a_body_is_read_as_fastjson_reads_it(text: str, wanted: Body) -> None:
         assert type(wanted).from_request(f" {text}\n".encode()) == wanted
 
 
-def test_bytes_that_are_no_utf_8_become_replacement_characters_as_in_java() -> None:
+def test_invalid_utf_8_becomes_replacement_characters_as_in_java() -> None:
     tags = b'{"topic":"T","tagsSet":["\xb1\xea"]}'
     data = b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[%s]}]}' % tags
     (consumer,) = HeartbeatData.from_request(data).consumer_data_set
@@ -94,7 +94,7 @@ def test_bytes_that_are_no_utf_8_become_replacement_characters_as_in_java() -> N
         HeartbeatData.from_bytes(data)
 
 
-def test_consumers_in_a_heartbeat_are_read_as_fastjson_reads_them() -> None:
+def test_consumers_of_a_heartbeat_are_parsed_as_by_fastjson() -> None:
     text = (
         '{"clientID":"c","consumerDataSet":[{"GroupName":"g","consumeType":"consume_actively","subscriptionDataSet":'
         '{"Topic":"T","subString":7,"SubVersion":"638000000000000000","FilterClassSource":null}}]}'
@@ -125,24 +125,24 @@ REFUSED: list[tuple[type[Body], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "text"), REFUSED)
-def test_what_fastjson_refuses_is_refused(kind: type[Body], text: str) -> None:
+def test_bodies_that_fastjson_rejects_are_rejected(kind: type[Body], text: str) -> None:
     with pytest.raises(RemoteFault, match=kind.__name__) as caught:
         kind.from_request(text.encode())
     assert caught.value.code == 1
 
 
-def test_a_name_spelled_rightly_counts_before_one_that_is_not() -> None:
+def test_an_exact_field_name_takes_precedence_over_other_spellings() -> None:
     # fastjson takes the last of the two that it knows; no client sends both
     assert HeartbeatData.from_request(b'{"CLIENTID":"y","clientID":"x"}').client_id == "x"
 
 
-def test_other_spellings_count_against_the_limit_of_slow_reading() -> None:
+def test_other_spellings_count_towards_the_limit_of_the_slow_parser() -> None:
     queues = ",".join(f'{{"Topic":"T","QueueId":{index}}}' for index in range(TOLERANT_VALUES_MAX))
     with pytest.raises(RemoteFault, match=f"at most {TOLERANT_VALUES_MAX}"):
         LockBatchRequestBody.from_request(f'{{"ClientId":"c","MqSet":[{queues}]}}'.encode())
 
 
-def test_a_long_heartbeat_in_plain_json_stays_out_of_the_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_heartbeat_in_plain_json_avoids_the_slow_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     subscriptions = [SubscriptionData.for_tags(f"topic-{index:06}", "A || B") for index in range(20_000)]
     data = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=subscriptions)]).to_bytes()
     assert len(data) > 20 * SCAN_MAX_BYTES
@@ -150,7 +150,7 @@ def test_a_long_heartbeat_in_plain_json_stays_out_of_the_slow_reader(monkeypatch
     assert len(HeartbeatData.from_request(data).consumer_data_set[0].subscription_data_set) == 20_000
 
 
-def test_keys_of_a_map_stay_as_they_are() -> None:
+def test_keys_of_a_map_are_unchanged() -> None:
     config = TopicConfig.from_request(b"{'topicName':'T',attributes:{Message_Type:1,'order':'x'}}")
     assert config.attributes == {"Message_Type": "1", "order": "x"}
 
@@ -164,7 +164,7 @@ ODD_BODIES = {
 
 
 @pytest.mark.parametrize("kind", ODD_BODIES)
-def test_a_short_count_of_values_does_not_stand_for_much_work(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_number_of_values_cannot_hide_much_parsing_work(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[object] = []
     monkeypatch.setattr("gantrymq.remoting.bodies.body.fit", lambda value, _: fitted.append(value))
     with pytest.raises(RemoteFault):

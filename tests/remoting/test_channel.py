@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -10,6 +11,7 @@ import pytest
 from gantrymq.remoting.channel import PEER_REQUESTS_MAX, UNWRITTEN_MAX_BYTES, Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.direct import DirectConnection
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
 from gantrymq.remoting.waiting import clock_of_loop
 from support.peer import PeerConnection, run_peer
@@ -29,14 +31,14 @@ async def silence(connection: PeerConnection) -> None:
     await connection.wait_closed()
 
 
-async def test_a_call_gets_its_answer() -> None:
+async def test_a_call_returns_its_response() -> None:
     async with run_peer(echo) as address, open_channel(address) as channel:
         answer = await channel.call(Command(10, {"a": "b"}, b"body"))
         assert (answer.code, answer.ext, answer.body, answer.is_response) == (0, {"a": "b"}, b"body", True)
         assert channel.local_host == "127.0.0.1"
 
 
-async def test_answers_in_any_order_go_to_their_callers() -> None:
+async def test_responses_in_any_order_reach_their_callers() -> None:
     async def reversed_answers(connection: PeerConnection) -> None:
         requests = [await connection.read() for _ in range(20)]
         for request in reversed(requests):
@@ -56,7 +58,7 @@ async def test_answers_in_any_order_go_to_their_callers() -> None:
     assert got == {number: b"%d" % number for number in range(20)}
 
 
-async def test_an_answer_that_comes_byte_by_byte_is_whole() -> None:
+async def test_a_response_received_byte_by_byte_is_complete() -> None:
     async def trickle(connection: PeerConnection) -> None:
         request = await connection.read()
         for byte in encode(request.answer(0, body=b"slow")):
@@ -67,13 +69,13 @@ async def test_an_answer_that_comes_byte_by_byte_is_whole() -> None:
         assert (await channel.call(Command(10))).body == b"slow"
 
 
-async def test_a_large_frame_passes_both_ways() -> None:
+async def test_a_large_frame_is_sent_and_received() -> None:
     body = bytes(range(256)) * 4 * 4096
     async with run_peer(echo) as address, open_channel(address) as channel:
         assert (await channel.call(Command(10, body=body), FOREVER)).body == body
 
 
-async def test_a_call_without_an_answer_times_out_and_names_request_and_address() -> None:
+async def test_a_call_without_a_response_times_out_and_names_request_and_address() -> None:
     async with run_peer(silence) as address, open_channel(address) as channel:
         with pytest.raises(
             CallTimeout, match=f"{address}: no answer to request 105 GET_ROUTEINFO_BY_TOPIC within 0.01"
@@ -83,7 +85,7 @@ async def test_a_call_without_an_answer_times_out_and_names_request_and_address(
         assert not channel.closed
 
 
-async def test_an_answer_after_its_time_out_is_dropped_and_the_next_call_works() -> None:
+async def test_a_late_response_is_dropped_and_the_next_call_works() -> None:
     async def late(connection: PeerConnection) -> None:
         first = await connection.read()
         second = await connection.read()
@@ -97,7 +99,7 @@ async def test_an_answer_after_its_time_out_is_dropped_and_the_next_call_works()
         assert (await channel.call(Command(10))).body == b"right"
 
 
-async def test_a_cancelled_caller_leaves_the_connection_whole() -> None:
+async def test_a_cancelled_caller_does_not_break_the_connection() -> None:
     async with run_peer(echo) as address, open_channel(address) as channel:
         with anyio.CancelScope() as scope:
             scope.cancel()
@@ -106,7 +108,7 @@ async def test_a_cancelled_caller_leaves_the_connection_whole() -> None:
         assert (await channel.call(Command(10, body=b"next"))).body == b"next"
 
 
-async def test_a_oneway_request_is_marked_and_nothing_is_waited_for() -> None:
+async def test_a_oneway_request_is_flagged_and_waits_for_no_response() -> None:
     async def check(connection: PeerConnection) -> None:
         request = await connection.read()
         marked = request.is_oneway
@@ -119,7 +121,7 @@ async def test_a_oneway_request_is_marked_and_nothing_is_waited_for() -> None:
         assert (await channel.call(Command(10))).body == b"1"
 
 
-async def test_what_is_queued_is_written_before_the_connection_closes() -> None:
+async def test_queued_requests_are_written_before_the_connection_closes() -> None:
     got: list[int] = []
     all_read = anyio.Event()
 
@@ -164,7 +166,7 @@ async def test_the_loss_of_the_connection_fails_every_waiting_call_at_once() -> 
             await channel.send_oneway(Command(10))
 
 
-async def test_something_is_waited_for_no_longer_than_the_connection_holds() -> None:
+async def test_waits_end_when_the_connection_ends() -> None:
     async def answer_one(connection: PeerConnection) -> None:
         request = await connection.read()
         await connection.write(request.answer(0))
@@ -185,7 +187,7 @@ async def test_something_is_waited_for_no_longer_than_the_connection_holds() -> 
     "garbage",
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(8), b"\xff" * 8, b"\0\0\0\x06\0\0\0\x02{]", b"\0\0\0\x04\x07\0\0\0"],
 )
-async def test_bytes_that_are_no_frame_close_the_connection_and_say_so(garbage: bytes) -> None:
+async def test_invalid_bytes_close_the_connection_with_an_error(garbage: bytes) -> None:
     async def babble(connection: PeerConnection) -> None:
         await connection.read()
         await connection.stream.send(garbage)
@@ -196,7 +198,7 @@ async def test_bytes_that_are_no_frame_close_the_connection_and_say_so(garbage: 
             await channel.call(Command(10), FOREVER)
 
 
-async def test_where_nothing_listens_connecting_fails_and_says_so() -> None:
+async def test_connecting_to_a_closed_port_fails_with_an_error() -> None:
     async with run_peer(silence) as address:
         pass
     with pytest.raises(ConnectFailed, match=f"{address}: connection refused: nothing listens there"):
@@ -207,20 +209,20 @@ async def test_where_nothing_listens_connecting_fails_and_says_so() -> None:
 @pytest.mark.parametrize(
     "address", ["", "127.0.0.1", ":10911", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "h:1:x"]
 )
-async def test_what_is_no_address_is_told_before_connecting(address: str) -> None:
+async def test_an_invalid_address_is_rejected_before_connecting(address: str) -> None:
     with pytest.raises(ConnectFailed, match="address"):
         async with open_channel(address):
             pytest.fail("no connection can stand")
 
 
-async def test_a_connection_that_does_not_come_about_in_time_fails() -> None:
+async def test_connecting_has_a_timeout() -> None:
     async with run_peer(silence) as address:
         with pytest.raises(ConnectFailed, match="no connection within 0 s"):
             async with open_channel(address, connect_timeout=0):
                 pytest.fail("no connection can stand")
 
 
-async def test_errors_of_the_block_come_out_as_they_are() -> None:
+async def test_errors_raised_in_the_block_propagate_unchanged() -> None:
     async with run_peer(echo) as address:
         with pytest.raises(ZeroDivisionError):
             async with open_channel(address):
@@ -307,7 +309,7 @@ async def test_a_fault_that_a_handler_raises_becomes_its_code(
     assert (answer.code, answer.remark) == (17, "no such topic")
 
 
-async def test_a_handler_that_breaks_answers_code_1_and_the_channel_lives() -> None:
+async def test_a_handler_that_raises_answers_code_1_and_the_channel_stays_open() -> None:
     def broken(request: Command) -> Command:
         raise KeyError("missing")
 
@@ -315,7 +317,7 @@ async def test_a_handler_that_breaks_answers_code_1_and_the_channel_lives() -> N
     assert (answer.code, answer.remark) == (1, "KeyError: 'missing'")
 
 
-async def test_a_oneway_request_of_the_peer_gets_no_answer() -> None:
+async def test_a_oneway_request_of_the_peer_gets_no_response() -> None:
     async def ask(connection: PeerConnection) -> None:
         await connection.write(Command(40, opaque=1, flag=ONEWAY_FLAG))
         await connection.write(Command(40, opaque=2))
@@ -351,7 +353,7 @@ async def test_too_many_requests_of_the_peer_at_once_are_answered_busy() -> None
     assert (answers[0].opaque, answers[0].code) == (PEER_REQUESTS_MAX, 2)
 
 
-async def test_callers_wait_while_the_peer_takes_nothing() -> None:
+async def test_callers_wait_while_the_peer_does_not_read() -> None:
     async def stall(connection: PeerConnection) -> None:
         await released.wait()
         while True:
@@ -379,11 +381,11 @@ async def test_a_frame_over_the_limit_is_refused_before_it_is_sent() -> None:
         assert (await channel.call(Command(10, body=b"x"))).body == b"x"
 
 
-def test_a_fatal_fault_is_no_error_of_the_caller_s_tree() -> None:
+def test_a_fatal_fault_is_not_a_channel_closed_error() -> None:
     assert not issubclass(FatalRemoteFault, ChannelClosed)
 
 
-async def test_calls_end_at_their_own_times_whichever_began_first() -> None:
+async def test_calls_time_out_independently_of_their_order() -> None:
     """One task ends all of them: a call with less time than those before it must wake it."""
     ended: list[float] = []
     async with run_peer(silence) as address, open_channel(address) as channel:
@@ -404,7 +406,7 @@ async def test_calls_end_at_their_own_times_whichever_began_first() -> None:
         assert channel.waiting == 0
 
 
-async def test_who_is_cancelled_leaves_and_the_others_get_their_answers() -> None:
+async def test_a_cancelled_call_does_not_affect_other_calls() -> None:
     async with run_peer(echo) as address, open_channel(address) as channel:
         for _ in range(20):
             async with anyio.create_task_group() as tasks:
@@ -425,7 +427,80 @@ async def test_who_is_cancelled_leaves_and_the_others_get_their_answers() -> Non
         assert channel.waiting == 0
 
 
-async def test_the_clock_of_a_loop_is_that_of_anyio() -> None:
+async def test_the_clock_is_that_of_anyio() -> None:
     clock = clock_of_loop()
     before = anyio.current_time()
     assert before <= clock() <= anyio.current_time()
+
+
+async def test_an_answer_of_several_parts_and_requests_between_answers_arrive() -> None:
+    """Requests of the peer are answered beside the calls whose answers come in the same read."""
+
+    async def mixed(connection: PeerConnection) -> None:
+        first, second = await connection.read(), await connection.read()
+        parts = [first.answer(0, body=b"1"), Command(40, opaque=9), second.answer(0, body=b"2"), Command(41, opaque=10)]
+        await connection.stream.send(b"".join(encode(part) for part in parts))
+        answered.extend([(await connection.read()).opaque, (await connection.read()).opaque])
+        finished.set()
+        await connection.wait_closed()
+
+    answered: list[int] = []
+    finished = anyio.Event()
+    bodies: list[bytes] = []
+    async with run_peer(mixed) as address, open_channel(address, lambda request: request.answer(0)) as channel:
+
+        async def ask() -> None:
+            bodies.append((await channel.call(Command(10), FOREVER)).body)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            tasks.start_soon(ask)
+        with anyio.fail_after(FOREVER):
+            await finished.wait()
+    assert (sorted(bodies), answered) == ([b"1", b"2"], [9, 10])
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the writes of direct connections."""
+    sizes: list[int] = []
+    write = DirectConnection.write
+
+    def count(connection: DirectConnection, data: bytes) -> None:
+        sizes.append(len(data))
+        write(connection, data)
+
+    monkeypatch.setattr(DirectConnection, "write", count)
+    return sizes
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_calls_of_one_turn_share_a_write_and_one_that_is_alone_waits_for_no_turn(writes: list[int]) -> None:
+    async with run_peer(echo) as address, open_channel(address) as channel:
+        for _ in range(3):
+            await channel.call(Command(10), FOREVER)
+        assert len(writes) == 3
+        writes.clear()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(100):
+                tasks.start_soon(channel.call, Command(10), FOREVER)
+        assert len(writes) == 2, "the first one alone, all others together"
+        assert 95 * writes[0] < writes[1] < 100 * writes[0]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_each_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        assert host == "broker.test"
+        return [(2, 1, 6, "", (address, port)) for address in found]
+
+    found = ["127.0.0.2", "127.0.0.2", "127.0.0.1"]
+    async with run_peer(echo) as address:
+        port = address.rpartition(":")[2]
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        async with open_channel(f"broker.test:{port}") as channel:
+            assert (await channel.call(Command(10, body=b"x"))).body == b"x"
+        found = ["127.0.0.2", "127.0.0.3"]
+        with pytest.raises(ConnectFailed, match="connection refused: nothing listens there"):
+            async with open_channel(f"broker.test:{port}"):
+                pytest.fail("no connection can stand")

@@ -166,7 +166,7 @@ class Nobody:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.client)
 @pytest.mark.parametrize("twin", ["plain", "built"])
-def test_a_request_in_a_clients_own_shape_is_understood(shape: Shape, twin: str) -> None:
+def test_requests_in_the_forms_of_all_clients_are_decoded(shape: Shape, twin: str) -> None:
     plain, built = Loops(plain_requests, produce_plain, consume_plain), Loops(fast, produce_fast, consume_fast)
     read = (plain if twin == "plain" else built).read_requests
     data = frame(shape.header.encode(), b"body")
@@ -236,7 +236,7 @@ HEARTBEATS = [
     HEARTBEATS,
     ids=["Node", "C++", ".NET", "Rust", "Lua", "PHP", "PHP for Hyperf", "EventHorizon", "C++ of 2013"],
 )
-def test_a_heartbeat_in_a_clients_own_shape_is_understood(text: str) -> None:
+def test_heartbeats_in_the_forms_of_all_clients_are_decoded(text: str) -> None:
     assert RequestCode.HEART_BEAT == 34
     data = HeartbeatData.from_bytes(text.encode())
     assert data.client_id == "c"
@@ -265,6 +265,6 @@ def test_a_heartbeat_in_a_clients_own_shape_is_understood(text: str) -> None:
         '{"consumer_group":"g","clientId":"c","mq-set":[{"topic":"T","BrokerName":"b","queueID":1}]}',
     ],
 )
-def test_a_request_for_locks_in_any_case_is_understood(text: str) -> None:
+def test_lock_requests_in_any_case_are_decoded(text: str) -> None:
     wanted = LockBatchRequestBody("g", "c", {MessageQueue("T", "b", 1)})
     assert LockBatchRequestBody.from_bytes(text.encode()) == wanted

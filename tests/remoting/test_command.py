@@ -45,18 +45,18 @@ def read(stream: bytes) -> Command:
 
 
 @pytest.mark.parametrize(("golden", "kind"), [(JSON_GOLDEN, JSON_HEADER), (BINARY_GOLDEN, BINARY_HEADER)])
-def test_a_request_of_the_java_client_is_read_and_written_byte_for_byte(golden: bytes, kind: int) -> None:
+def test_requests_of_the_java_client_are_decoded_and_encoded_byte_for_byte(golden: bytes, kind: int) -> None:
     command = read(golden)
     assert command == Command(105, {"topic": "T"}, opaque=1, language="JAVA", version=407, kind=kind)
     assert encode(command) == golden
 
 
 @given(commands)
-def test_a_command_comes_back_as_it_was_sent(command: Command) -> None:
+def test_a_command_is_decoded_as_it_was_encoded(command: Command) -> None:
     assert read(encode(command)) == command
 
 
-def test_an_answer_keeps_the_opaque_and_the_form_of_its_request() -> None:
+def test_a_response_has_the_opaque_and_header_form_of_its_request() -> None:
     request = Command(105, {"topic": "T"}, opaque=7, flag=0, kind=BINARY_HEADER)
     answer = request.answer(17, "no route")
     assert (answer.opaque, answer.kind, answer.flag) == (7, BINARY_HEADER, RESPONSE_FLAG)
@@ -65,7 +65,7 @@ def test_an_answer_keeps_the_opaque_and_the_form_of_its_request() -> None:
     assert Command(1, flag=ONEWAY_FLAG).is_oneway
 
 
-def test_missing_fields_of_a_json_header_take_their_defaults_and_unknown_ones_are_ignored() -> None:
+def test_missing_fields_of_a_json_header_have_defaults_and_unknown_ones_are_ignored() -> None:
     command = decode(Frame(JSON_HEADER, b'{"code":3,"color":"red","remark":null,"extFields":null}', b"x"))
     assert (command.code, command.ext, command.opaque, command.flag, command.remark, command.body) == (
         3, None, 0, 0, None, b"x",
@@ -87,7 +87,7 @@ def test_missing_fields_of_a_json_header_take_their_defaults_and_unknown_ones_ar
         b'{"code":1,"x":' + b"[" * 60_000 + b"]" * 60 + b"}",
     ],
 )
-def test_a_json_header_that_cannot_be_read_is_a_fatal_fault(header: bytes) -> None:
+def test_an_invalid_json_header_is_a_fatal_fault(header: bytes) -> None:
     with pytest.raises(FatalRemoteFault):
         decode(Frame(JSON_HEADER, header, b""))
 
@@ -119,19 +119,19 @@ def binary(remark: bytes = b"\0\0\0\0", fields: bytes = b"\0\0\0\0") -> bytes:
         binary() + b"x",
     ],
 )
-def test_a_binary_header_that_cannot_be_read_is_a_fatal_fault(header: bytes) -> None:
+def test_an_invalid_binary_header_is_a_fatal_fault(header: bytes) -> None:
     with pytest.raises(FatalRemoteFault):
         decode(Frame(BINARY_HEADER, header, b""))
 
 
-def test_bytes_of_a_binary_header_that_are_no_utf_8_become_replacement_characters_as_in_java() -> None:
+def test_invalid_utf_8_in_a_binary_header_becomes_replacement_characters_as_in_java() -> None:
     fields = struct.pack(">hci", 1, b"\xff", 2) + b"a\xfe"
     header = binary(struct.pack(">i", 2) + b"\xffr", struct.pack(">i", len(fields)) + fields)
     command = decode(Frame(BINARY_HEADER, header, b""))
     assert (command.remark, command.ext) == ("\ufffdr", {"\ufffd": "a\ufffd"})
 
 
-def test_a_long_header_of_one_field_is_read_and_one_of_tiny_fields_is_refused_before_it_is() -> None:
+def test_a_long_header_of_one_field_is_accepted_and_one_of_many_tiny_fields_rejected_unread() -> None:
     text = '\x01\x02"\\' * 100_000
     for kind in (JSON_HEADER, BINARY_HEADER):
         assert read(encode(Command(310, {"i": text}, kind=kind))).ext == {"i": text}
@@ -141,26 +141,26 @@ def test_a_long_header_of_one_field_is_read_and_one_of_tiny_fields_is_refused_be
             decode(Frame(JSON_HEADER, header, b""))
 
 
-def test_every_cut_of_a_binary_header_is_a_fatal_fault() -> None:
+def test_every_truncated_binary_header_is_a_fatal_fault() -> None:
     header = BINARY_GOLDEN[8:]
     for end in range(len(header)):
         with pytest.raises(FatalRemoteFault):
             decode(Frame(BINARY_HEADER, header[:end], b""))
 
 
-def test_an_empty_field_of_a_binary_header_is_left_out_as_java_does() -> None:
+def test_an_empty_field_of_a_binary_header_is_omitted_as_in_java() -> None:
     fields = struct.pack(">hch", 1, b"a", 0) + b"\0\0" + struct.pack(">hcic", 1, b"b", 1, b"c")
     command = decode(Frame(BINARY_HEADER, binary(fields=struct.pack(">i", len(fields)) + fields), b""))
     assert command.ext == {"b": "c"}
 
 
-def test_a_language_that_nobody_knows_is_other() -> None:
+def test_an_unknown_language_is_decoded_as_other() -> None:
     header = struct.pack(">hBhii", 10, 200, 407, 1, 0) + bytes(8)
     assert decode(Frame(BINARY_HEADER, header, b"")).language == "OTHER"
     assert read(encode(Command(1, language="COBOL", kind=BINARY_HEADER))).language == "OTHER"
 
 
-def test_a_code_beyond_16_bits_is_cut_in_the_binary_form_and_whole_in_json() -> None:
+def test_a_code_beyond_16_bits_is_truncated_in_binary_form_and_complete_in_json() -> None:
     assert read(encode(Command(200050, kind=BINARY_HEADER))).code == 200050 - 3 * 2**16
     assert read(encode(Command(200050))).code == 200050
 

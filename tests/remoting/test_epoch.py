@@ -8,19 +8,19 @@ from gantrymq.remoting.epoch import FIRST, NUMBER_MAX, TOKEN_MAX, Epoch, epoch_i
 
 
 @pytest.mark.parametrize("epoch", [FIRST, Epoch(1, "a0"), Epoch(NUMBER_MAX, "x" * TOKEN_MAX)])
-def test_an_epoch_is_read_as_it_was_written(epoch: Epoch) -> None:
+def test_epochs_are_decoded_as_they_were_encoded(epoch: Epoch) -> None:
     assert read_epoch(str(epoch)) == epoch
     assert epoch_in({"gantryEpoch": str(epoch)}) == epoch
 
 
 @pytest.mark.parametrize("text", ["", "3", "-a", "x-a", "-1-a", f"{NUMBER_MAX + 1}-a", "1-a b", "1-" + "x" * 65, "٣-a"])
-def test_what_is_no_epoch_is_refused_and_treated_as_absent(text: str) -> None:
+def test_an_invalid_epoch_is_rejected_and_treated_as_absent(text: str) -> None:
     with pytest.raises(ValueError, match="is no epoch"):
         read_epoch(text)
     assert epoch_in({"gantryEpoch": text}) is None
 
 
-def test_a_higher_number_outranks_and_two_of_one_number_contradict_each_other() -> None:
+def test_a_higher_epoch_wins_and_two_of_one_number_conflict() -> None:
     assert Epoch(2, "a").outranks(Epoch(1, "b"))
     assert not Epoch(2, "a").outranks(Epoch(2, "b"))
     assert Epoch(2, "a").contradicts(Epoch(2, "b"))

@@ -43,7 +43,7 @@ class Queue(msgspec.Struct, rename="camel", frozen=True):
         ("NaN", None),
     ],
 )
-def test_the_dialect_is_read(text: str, value: Any) -> None:
+def test_fastjsons_dialect_is_parsed(text: str, value: Any) -> None:
     assert loads(text) == value
     assert loads(text.encode()) == value
 
@@ -108,7 +108,7 @@ def test_references_cannot_blow_a_small_text_up() -> None:
         loads('{"a0":[1]' + deep + "}")
 
 
-def test_half_a_surrogate_pair_is_a_question_mark_and_undefined_is_nothing() -> None:
+def test_a_lone_surrogate_becomes_a_question_mark_and_undefined_null() -> None:
     assert loads("['x\\ud800y','\\udc00','\\ud83d\\ude00',undefined]") == ["x?y", "?", "\U0001f600", None]
 
 
@@ -123,7 +123,7 @@ def test_depth_is_limited_in_every_form(form: str) -> None:
 
 
 @pytest.mark.parametrize("opening", ["[", "{a:", '{"a":', "{{", "{{{"])
-def test_endless_nesting_is_a_value_error(opening: str) -> None:
+def test_unlimited_nesting_is_a_value_error(opening: str) -> None:
     with pytest.raises(ValueError, match="levels"):
         loads(opening * 100_000)
 
@@ -143,7 +143,7 @@ def test_bad_text_is_a_value_error(data: bytes) -> None:
         loads(data)
 
 
-def test_a_text_beyond_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_beyond_the_limit_is_rejected_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastjson, "SIZE_MAX", 4)
     assert loads(b"[12]") == [12]
     with pytest.raises(ValueError, match="at most"):
@@ -173,7 +173,7 @@ def test_struct_keys_are_alphabetical_and_none_is_left_out() -> None:
     )
 
 
-def test_what_cannot_be_written_is_refused() -> None:
+def test_unsupported_values_are_rejected() -> None:
     with pytest.raises(TypeError, match="bytes"):
         dumps(b"x")
     with pytest.raises(ValueError, match="UTF-8"):
@@ -212,7 +212,7 @@ def without_nones(value: Any) -> Any:
 
 
 @given(values)
-def test_what_is_written_is_read_back(value: Any) -> None:
+def test_written_values_are_read_back_unchanged(value: Any) -> None:
     assert loads(dumps(value)) == without_nones(value)
 
 
@@ -233,14 +233,14 @@ def test_any_text_gives_a_value_that_can_be_written_or_a_value_error(text: str) 
 
 
 @given(values, st.data())
-def test_a_cut_text_never_passes_for_the_whole(value: Any, data: st.DataObject) -> None:
+def test_a_truncated_text_is_never_accepted_as_complete(value: Any, data: st.DataObject) -> None:
     text = dumps([value])
     cut = data.draw(st.integers(0, len(text) - 1))
     with pytest.raises(ValueError, match="JSON"):
         loads(text[:cut])
 
 
-def test_a_reference_deeper_than_anything_leads_nowhere() -> None:
+def test_a_reference_into_missing_depth_is_rejected() -> None:
     with pytest.raises(ValueError, match="leads nowhere") as refused:
         loads(b'[{"$ref":"$' + b".a" * 1_000_000 + b'"}]')
     assert len(str(refused.value)) < 200
@@ -272,7 +272,7 @@ def container(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("kind", [Reader, _DialectReader])
 @given(text=st.recursive(SCALARS, container, max_leaves=12))
-def test_the_patterns_for_plain_values_read_what_the_methods_read(kind: type[Reader], text: str) -> None:
+def test_the_patterns_for_plain_values_agree_with_the_methods(kind: type[Reader], text: str) -> None:
     outcomes: list[Any] = []
     for patterns in ((), ("_ELEMENT", "_MEMBER")):
         with pytest.MonkeyPatch.context() as patch:

@@ -23,7 +23,7 @@ def prefix(length: int, mark: int) -> bytes:
     return struct.pack(">iI", length, mark)
 
 
-def test_a_frame_of_the_java_client_is_cut_as_it_was_joined() -> None:
+def test_frames_of_the_java_client_are_split_at_their_boundaries() -> None:
     (frame,), used = cut_frames(GOLDEN)
     assert used == len(GOLDEN)
     assert frame == Frame(0, GOLDEN[8:], b"")
@@ -31,7 +31,7 @@ def test_a_frame_of_the_java_client_is_cut_as_it_was_joined() -> None:
 
 
 @given(st.lists(frames, max_size=5), st.binary(max_size=3))
-def test_whole_frames_are_cut_and_trailing_bytes_stay(sent: list[Frame], trailing: bytes) -> None:
+def test_complete_frames_are_split_off_and_trailing_bytes_remain(sent: list[Frame], trailing: bytes) -> None:
     stream = b"".join(join_frame(*frame) for frame in sent)
     got, used = cut_frames(bytearray(stream + trailing))
     assert got == sent
@@ -39,7 +39,7 @@ def test_whole_frames_are_cut_and_trailing_bytes_stay(sent: list[Frame], trailin
 
 
 @given(st.lists(frames, min_size=1, max_size=3))
-def test_frames_that_come_byte_by_byte_are_the_same_frames(sent: list[Frame]) -> None:
+def test_frames_received_byte_by_byte_equal_the_sent_frames(sent: list[Frame]) -> None:
     buffer = bytearray()
     got: list[Frame] = []
     for byte in b"".join(join_frame(*frame) for frame in sent):
@@ -57,7 +57,7 @@ def test_a_length_out_of_bounds_is_refused_from_its_four_bytes_alone(length: int
         cut_frames(struct.pack(">i", length))
 
 
-def test_the_longest_frame_is_waited_for_and_one_byte_more_is_refused() -> None:
+def test_the_longest_frame_is_accepted_and_one_byte_more_is_rejected() -> None:
     assert cut_frames(prefix(FRAME_MAX_BYTES - 4, 10)) == ([], 0)
     with pytest.raises(FatalRemoteFault):
         cut_frames(prefix(FRAME_MAX_BYTES - 3, 10))
@@ -76,7 +76,7 @@ def test_a_header_may_be_as_long_as_its_frame() -> None:
 
 
 @pytest.mark.parametrize("version", [b"\3\0", b"\3\1", b"\3\3", b"\3\4"])
-def test_a_tls_handshake_is_refused_by_its_name(version: bytes) -> None:
+def test_a_tls_handshake_is_rejected_with_an_error_that_names_tls(version: bytes) -> None:
     with pytest.raises(TlsHandshake, match="TLS handshake"):
         cut_frames(b"\x16" + version + b"\x02\0\1\0\1\xfc")
     with pytest.raises(TlsHandshake):
@@ -84,7 +84,7 @@ def test_a_tls_handshake_is_refused_by_its_name(version: bytes) -> None:
 
 
 @pytest.mark.parametrize("start", [b"\x16\4\0\0", b"\x17\3\1\0", b"GET ", b"\x15\3\3\0"])
-def test_other_lengths_out_of_bounds_are_no_tls_handshake(start: bytes) -> None:
+def test_other_invalid_lengths_are_not_reported_as_tls(start: bytes) -> None:
     with pytest.raises(FatalRemoteFault, match="frame length") as caught:
         cut_frames(start)
     assert type(caught.value) is FatalRemoteFault
@@ -96,11 +96,11 @@ def test_an_unknown_kind_of_header_is_refused(kind: int) -> None:
         cut_frames(prefix(10, kind << 24 | 2))
 
 
-def test_a_frame_without_header_and_body_is_a_frame() -> None:
+def test_a_frame_without_header_and_body_is_valid() -> None:
     assert cut_frames(prefix(4, BINARY_HEADER << 24)) == ([Frame(1, b"", b"")], 8)
 
 
-def test_a_smaller_limit_holds() -> None:
+def test_a_smaller_frame_limit_is_enforced() -> None:
     frame = join_frame(0, b"{}", b"x" * 100)
     assert cut_frames(frame, limit=len(frame)) == ([Frame(0, b"{}", b"x" * 100)], len(frame))
     with pytest.raises(FatalRemoteFault):

@@ -49,11 +49,11 @@ def test_the_three_send_requests_carry_the_same_fields() -> None:
         expression_type=st.none() | st.sampled_from(["TAG", "SQL92"]),
     )
 )
-def test_a_header_comes_back_from_its_text_form(header: PullMessageHeader) -> None:
+def test_headers_are_decoded_from_their_text_form(header: PullMessageHeader) -> None:
     assert read_header(PullMessageHeader, header.to_ext()) == header
 
 
-def test_fields_that_are_none_stay_out() -> None:
+def test_fields_without_a_value_are_omitted() -> None:
     header = UnregisterClientHeader(client_id="c", consumer_group="g")
     assert header.to_ext() == {"clientID": "c", "consumerGroup": "g"}
 
@@ -62,7 +62,7 @@ def test_unknown_fields_are_ignored() -> None:
     assert read_header(QueueHeader, {"topic": "T", "queueId": "3", "new": "x"}) == QueueHeader(topic="T", queue_id=3)
 
 
-def test_booleans_are_words() -> None:
+def test_booleans_are_encoded_as_true_and_false() -> None:
     ext = {
         "brokerName": "b", "brokerAddr": "a:1", "clusterName": "c", "haServerAddr": "a:2", "brokerId": "0",
         "compressed": "true",
@@ -98,7 +98,7 @@ def test_every_request_code_has_its_headers_in_the_table() -> None:
     assert {spec.server for spec in REQUESTS.values()} == {"broker", "nameserver", "client"}
 
 
-def test_the_end_of_a_transaction_says_nothing_of_a_check_unless_told() -> None:
+def test_an_end_of_a_transaction_is_not_marked_as_check_back_by_default() -> None:
     ext = {
         "producerGroup": "g", "tranStateTableOffset": "3", "commitLogOffset": "4000000000", "commitOrRollback": "8",
         "msgId": "A1",

@@ -17,11 +17,11 @@ def _joined(text: str) -> str:
 
 @given(st.dictionaries(NAMES, st.text(max_size=30)))
 @example({"a": " x ", "b": "\\", "c": "\t", "d": "#", "e": "\U0001f600"})
-def test_what_is_written_comes_back(table: dict[str, str]) -> None:
+def test_written_properties_are_read_back_unchanged(table: dict[str, str]) -> None:
     data = write_properties(table)
     assert data.isascii()
     assert {name: _joined(value) for name, value in read_properties(data).items()} == table
 
 
-def test_it_reads_as_java_writes() -> None:
+def test_properties_written_by_java_are_read() -> None:
     assert read_properties(b"a=1\nb : two\n# c=3\nd=\\u00e9\\\n  more\n") == {"a": "1", "b": "two", "d": "\u00e9more"}

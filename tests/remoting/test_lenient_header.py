@@ -38,7 +38,7 @@ SCALARS[SCALARS.index(('{"b":"c","a":null,"d":true,"e":1.0}',) * 2)] = (
 
 
 @pytest.mark.parametrize(("written", "text"), SCALARS)
-def test_a_field_becomes_the_text_that_fastjson_makes_of_it(written: str, text: str | None) -> None:
+def test_fields_are_converted_to_text_as_by_fastjson(written: str, text: str | None) -> None:
     for between in ("", " "):
         command = read(f'{{"code":310,"extFields":{{"a":{between}{written}{between},"b":"c"}},"opaque":7}}')
         assert (command.code, command.opaque) == (310, 7)
@@ -58,7 +58,7 @@ def test_a_field_becomes_the_text_that_fastjson_makes_of_it(written: str, text: 
         (b"\xf4\x90\x80\x80", "\ufffd" * 4),
     ],
 )
-def test_bytes_that_are_no_utf_8_become_replacement_characters_as_in_java(raw: bytes, text: str) -> None:
+def test_invalid_utf_8_becomes_replacement_characters_as_in_java(raw: bytes, text: str) -> None:
     assert read(b'{"code":1,"extFields":{"a":"%s"}}' % raw).ext == {"a": text}
 
 
@@ -66,14 +66,14 @@ def test_bytes_that_are_no_utf_8_become_replacement_characters_as_in_java(raw: b
     "fields",
     ['"a":"x",', ',"a":"x"', "'a':\"x\"", 'a:"x"', '"a":"w","a":"x"', '"a" : "x"', '"b":null,"a":"x"'],
 )
-def test_fields_in_fastjsons_dialect_are_read(fields: str) -> None:
+def test_fields_in_fastjsons_dialect_are_decoded(fields: str) -> None:
     assert read(f'{{"code":1,"extFields":{{{fields}}}}}').ext == {"a": "x"}
 
 
 @pytest.mark.parametrize(
     "value", ["1.5e2147483648", "1e", "-", "TRUE", "abc", '"\\q"', '{"$ref":"$"}', "1" * 401 + ".5"]
 )
-def test_a_value_that_cannot_be_read_is_a_fatal_fault(value: str) -> None:
+def test_an_unreadable_value_is_a_fatal_fault(value: str) -> None:
     with pytest.raises(FatalRemoteFault, match="unreadable JSON header"):
         read(f'{{"code":1,"extFields":{{"a":{value}}}}}')
 
@@ -88,7 +88,7 @@ def test_a_value_that_cannot_be_read_is_a_fatal_fault(value: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["code", "opaque", "flag", "version"])
-def test_a_number_of_the_header_may_be_written_in_other_ways(name: str, written: str, number: int) -> None:
+def test_numbers_of_a_header_may_have_other_notations(name: str, written: str, number: int) -> None:
     others = {"code": 9, "opaque": 9, "flag": 9, "version": 9}
     text = ",".join(f'"{key}":{written if key == name else value}' for key, value in others.items())
     assert getattr(read(f'{{{text},"extFields":{{"n":1}}}}'), name) == number
@@ -99,7 +99,7 @@ def test_a_number_of_the_header_may_be_written_in_other_ways(name: str, written:
     "written", ['" 1"', '"x"', '"1.5"', '"1e3"', '"2147483648"', "[]", "[1]", "{}", "1e400", "-1e-400", '"--1"', '","']
 )
 @pytest.mark.parametrize("name", ["code", "opaque", "flag", "version"])
-def test_what_is_no_number_for_fastjson_either_is_a_fatal_fault(name: str, written: str) -> None:
+def test_numbers_that_fastjson_rejects_are_a_fatal_fault(name: str, written: str) -> None:
     with pytest.raises(FatalRemoteFault, match=name):
         read(f'{{"code":1,"{name}":{written}}}')
 
@@ -116,12 +116,12 @@ def test_missing_fields_have_the_defaults_of_the_java_class() -> None:
         ("null", "OTHER"), ("0", "JAVA"), ("2", "DOTNET"), ("12", "RUST"), ("99", "OTHER"), ('"2"', "OTHER"),
     ],
 )  # fmt: skip
-def test_a_language_is_a_name_or_its_number(written: str, language: str) -> None:
+def test_a_language_is_given_by_name_or_number(written: str, language: str) -> None:
     assert read(f'{{"code":1,"language":{written},"extFields":{{"n":1}}}}').language == language
 
 
 @pytest.mark.parametrize("written", ["-1", "1.5", "true", "{}", "[]"])
-def test_what_is_no_language_is_a_fatal_fault(written: str) -> None:
+def test_an_invalid_language_is_a_fatal_fault(written: str) -> None:
     with pytest.raises(FatalRemoteFault, match="language"):
         read(f'{{"code":1,"language":{written}}}')
 
@@ -129,17 +129,17 @@ def test_what_is_no_language_is_a_fatal_fault(written: str) -> None:
 @pytest.mark.parametrize(
     ("written", "remark"), [("5", "5"), ("1.50", "1.50"), ("true", "true"), ('{"a":1}', '{"a":1}')]
 )
-def test_a_remark_is_text_whatever_it_was(written: str, remark: str) -> None:
+def test_a_remark_of_any_type_becomes_text(written: str, remark: str) -> None:
     assert read(f'{{"code":1,"remark":{written}}}').remark == remark
 
 
 @pytest.mark.parametrize("ext", ['""', '"{}"', "[]", "1", "true"])
-def test_fields_that_are_no_object_are_a_fatal_fault(ext: str) -> None:
+def test_fields_that_are_not_an_object_are_a_fatal_fault(ext: str) -> None:
     with pytest.raises(FatalRemoteFault, match="extFields"):
         read(f'{{"code":1,"extFields":{ext}}}')
 
 
-def test_a_long_header_may_have_numbers_but_not_the_dialect() -> None:
+def test_a_long_header_may_contain_numbers_but_not_fastjsons_dialect() -> None:
     text = "x" * DIALECT_MAX_BYTES
     assert read(f'{{"code":1,"extFields":{{"a":1,"b":"{text}"}}}}').ext == {"a": "1", "b": text}
     for written in ("a:1", '"a":[1]' + " " * DIALECT_MAX_BYTES + "]", '"a":[' + "1," * DIALECT_MAX_BYTES + "1]"):
@@ -163,7 +163,9 @@ NESTED = "[" + "0," * (DIALECT_VALUES_MAX // 4) + "0]"
     ],
     ids=["dialect", "nested", "nested beside", "fields", "names", "bytes", "references"],
 )
-def test_a_header_that_would_take_long_to_read_is_a_fatal_fault(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_exceeds_the_parsing_budget_is_a_fatal_fault(
+    header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_values = 0
 
     def read_value(self: Reader) -> object:
@@ -178,7 +180,7 @@ def test_a_header_that_would_take_long_to_read_is_a_fatal_fault(header: str, mon
     assert read_values <= DIALECT_VALUES_MAX
 
 
-def test_each_value_of_an_odd_header_counts_as_effort() -> None:
+def test_each_value_of_an_unusual_header_counts_towards_the_parsing_budget() -> None:
     before = EFFORT.values
     read('{"code":1,"extFields":{"a":"b"}}')
     assert EFFORT.values == before

@@ -9,7 +9,7 @@ from gantrymq.remoting.errors import RemoteFault
 
 
 @pytest.mark.parametrize("name", ["T", "a-b_c|d%9", "%RETRY%group", "T" * 127])
-def test_legal_topics_pass(name: str) -> None:
+def test_legal_topics_are_accepted(name: str) -> None:
     names.validate_topic(name)
 
 
@@ -35,7 +35,7 @@ def test_illegal_topics_are_refused_with_code_1(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["G", "CID_ONS-HTTP-PROXY", "g" * 255])
-def test_legal_groups_pass(name: str) -> None:
+def test_legal_groups_are_accepted(name: str) -> None:
     names.validate_group(name)
 
 
@@ -55,7 +55,7 @@ def test_illegal_groups_are_refused_with_code_1(name: str, text: str) -> None:
     assert text in caught.value.remark
 
 
-def test_system_topics_are_told_from_users_topics() -> None:
+def test_system_topics_are_distinguished_from_user_topics() -> None:
     assert names.is_system_topic("TBW102")
     assert names.is_system_topic("rmq_sys_anything")
     assert not names.is_system_topic("%RETRY%g")
@@ -65,7 +65,7 @@ def test_system_topics_are_told_from_users_topics() -> None:
     assert caught.value.code == 1
 
 
-def test_some_system_topics_take_no_messages_from_clients() -> None:
+def test_some_system_topics_accept_no_messages_from_clients() -> None:
     for name in ("TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "T"):
         names.refuse_unsendable_topic(name)
     with pytest.raises(RemoteFault, match="forbidden") as caught:
@@ -73,7 +73,7 @@ def test_some_system_topics_take_no_messages_from_clients() -> None:
     assert caught.value.code == 16
 
 
-def test_derived_names() -> None:
+def test_retry_and_dead_letter_topics_are_derived_from_groups() -> None:
     assert names.retry_topic("g") == "%RETRY%g"
     assert names.dlq_topic("g") == "%DLQ%g"
     assert names.is_retry_topic("%RETRY%g")

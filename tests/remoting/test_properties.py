@@ -12,7 +12,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min
 
 
 @given(st.dictionaries(names, names, max_size=6))
-def test_properties_come_back_as_they_were_written(properties: dict[str, str]) -> None:
+def test_properties_are_decoded_as_they_were_encoded(properties: dict[str, str]) -> None:
     text = encode_properties(properties)
     assert decode_properties(text) == properties
     assert decode_properties(text + "\x02") == properties  # 5.x ends with a separator
@@ -20,7 +20,7 @@ def test_properties_come_back_as_they_were_written(properties: dict[str, str]) -
         assert find_property(text.encode(), name.encode()) == value.encode()
 
 
-def test_what_is_no_pair_is_dropped_as_java_does() -> None:
+def test_malformed_properties_are_dropped_as_in_java() -> None:
     assert decode_properties("\x02a\x01b\x02\x02c\x02d\x01\x02\x01e\x02f\x01g\x01h\x02i\x01j") == {"a": "b", "i": "j"}
     assert decode_properties("") == {}
 
@@ -40,12 +40,12 @@ def test_what_is_no_pair_is_dropped_as_java_does() -> None:
         (b"", None),
     ],
 )
-def test_one_property_is_found_without_decoding_the_others(raw: bytes, found: bytes | None) -> None:
+def test_a_property_is_found_without_decoding_the_others(raw: bytes, found: bytes | None) -> None:
     assert find_property(raw, b"TAGS") == found
 
 
 @pytest.mark.parametrize(
     ("text", "code"), [("", 0), ("a", 97), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("ä€😀", 16603051)]
 )
-def test_the_hash_is_java_s(text: str, code: int) -> None:
+def test_the_string_hash_equals_that_of_java(text: str, code: int) -> None:
     assert java_hash(text) == code

@@ -65,7 +65,7 @@ def packed(host: str) -> bytes:
     return ip_address(address).packed + int(port).to_bytes(4, "big")
 
 
-def test_a_record_of_the_java_broker_is_read_to_its_last_field() -> None:
+def test_records_of_the_java_broker_are_decoded_with_all_fields() -> None:
     (read,) = decode_records(GOLDEN)
     assert record() == GOLDEN
     assert (read.topic, read.queue_id, read.queue_offset, read.commit_log_offset) == ("TopicTest", 2, 11, 1024)
@@ -79,7 +79,7 @@ def test_a_record_of_the_java_broker_is_read_to_its_last_field() -> None:
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
 @pytest.mark.parametrize("case", CAPTURED, ids=[case["name"] for case in CAPTURED])
-def test_captured_records_hold_what_java_put_into_them(case: dict[str, Any], version: str) -> None:
+def test_captured_records_have_the_content_that_java_stored(case: dict[str, Any], version: str) -> None:
     fields = case["order"]["fields"]
     (read,) = decode_records(bytes.fromhex(case["hex"][version]))
     assert {
@@ -113,7 +113,7 @@ properties_text = st.text(st.characters(codec="utf-8", exclude_characters="\x01\
         max_size=5,
     )
 )
-def test_records_come_back_as_they_were_written(rows: list[tuple[bytes, dict[str, str], int, bool]]) -> None:
+def test_records_are_decoded_as_they_were_encoded(rows: list[tuple[bytes, dict[str, str], int, bool]]) -> None:
     data = b"".join(
         record(
             body,
@@ -132,14 +132,14 @@ def test_records_come_back_as_they_were_written(rows: list[tuple[bytes, dict[str
     assert sum(one.stored_size for one in read) == len(data)
 
 
-def test_every_cut_of_a_record_is_a_fault() -> None:
+def test_every_truncated_record_is_a_fault() -> None:
     for end in range(1, len(GOLDEN)):
         with pytest.raises(FatalRemoteFault):
             decode_records(GOLDEN + GOLDEN[:end])
 
 
 @pytest.mark.parametrize("trailing", [b"x", bytes(8), bytes(200), b"\0\0\0\x08\xcb\xd4\x31\x94"])
-def test_what_follows_the_last_record_and_is_none_is_a_fault(trailing: bytes) -> None:
+def test_trailing_bytes_that_are_not_a_record_are_a_fault(trailing: bytes) -> None:
     with pytest.raises(FatalRemoteFault):
         decode_records(GOLDEN + trailing)
 
@@ -162,7 +162,7 @@ def test_a_body_that_does_not_match_its_crc_is_a_fault_unless_unchecked() -> Non
     assert decode_records(data, check_crc=False)[0].body == b"hullo"
 
 
-def test_broken_text_does_not_stop_the_queue() -> None:
+def test_invalid_text_does_not_stop_the_queue() -> None:
     (read,) = decode_records(record(topic=b"\xff", properties=b"TAGS\x01\xff\xfe"))
     assert (read.topic, read.tags) == ("�", "��")
 
@@ -237,7 +237,7 @@ def test_a_missing_compressor_names_the_extra_to_install(
 
 
 @given(st.data())
-def test_both_twins_read_and_refuse_the_same(data: st.DataObject) -> None:
+def test_both_twins_decode_and_reject_the_same_records(data: st.DataObject) -> None:
     one = st.builds(
         record, st.binary(max_size=20), topic=st.binary(max_size=20), properties=st.binary(max_size=20),
         v2=st.booleans(), queue_offset=st.integers(-(2**63), 2**63 - 1),
@@ -259,7 +259,7 @@ def test_both_twins_read_and_refuse_the_same(data: st.DataObject) -> None:
     assert outcome(lambda: decode_records(given_bytes, check_crc=check_crc)) == expected
 
 
-def test_what_is_assigned_before_the_rest_is_decoded_stays() -> None:
+def test_attributes_assigned_before_lazy_decoding_remain() -> None:
     (read,) = decode_records(GOLDEN)
     read.topic, read.reconsume_times = "Other", 7
     assert (read.queue_id, read.topic, read.reconsume_times) == (2, "Other", 7)

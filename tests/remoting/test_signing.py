@@ -19,7 +19,7 @@ JEFE = "7/zfauXrL6LSdBbV8YTfnCWafHk="
         ({}, b"what do ya want for nothing?"),
     ],
 )
-def test_the_values_in_order_of_their_names_and_the_body_are_signed(ext: dict[str, str], body: bytes) -> None:
+def test_signatures_cover_values_in_the_order_of_their_names_and_the_body(ext: dict[str, str], body: bytes) -> None:
     assert make_signature(ext, body, "Jefe") == JEFE
 
 
@@ -28,7 +28,7 @@ def test_a_large_body_is_signed_as_a_small_one_is() -> None:
     assert make_signature({"a": "grün"}, body, "s") == make_signature({}, "grün".encode() + body, "s")
 
 
-def test_a_signed_request_has_three_fields_more() -> None:
+def test_a_signed_request_has_three_more_fields() -> None:
     request = Command(10, {"topic": "T"}, b"body", opaque=7, flag=2, remark="why")
     signed = Credentials("me", "secret", "token").sign(request)
     assert request.ext == {"topic": "T"}
@@ -62,7 +62,7 @@ def test_half_of_the_credentials_is_an_error_that_shows_no_secret(given: tuple[s
     assert "'secret'" not in str(caught.value)
 
 
-def test_no_credentials_are_none() -> None:
+def test_empty_credentials_mean_no_credentials() -> None:
     assert Credentials.checked(None, None, None) is None
     assert Credentials.checked("me", "s", "") == Credentials("me", "s")
 

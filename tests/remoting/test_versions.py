@@ -14,5 +14,5 @@ from gantrymq.remoting.versions import version_name
         (412, "V5_0_0_SNAPSHOT"), (479, "V5_3_3"), (611, "V5_9_9"), (612, "HIGHER_VERSION"), (9999, "HIGHER_VERSION"),
     ],
 )  # fmt: skip
-def test_an_ordinal_has_the_name_of_its_release(ordinal: int, name: str) -> None:
+def test_version_numbers_have_the_names_of_their_releases(ordinal: int, name: str) -> None:
     assert version_name(ordinal) == name

@@ -28,7 +28,7 @@ def test_round_trip(gantry_broker, gantry_client, gantry_topic, number):
     assert message.body == b"%d" % number
     seen.append((gantry_topic, gantry_broker))
 
-def test_each_had_its_topic_on_the_one_broker():
+def test_each_test_has_its_topic_on_the_shared_broker():
     (first, broker), (second, same) = seen
     assert first != second and first.startswith("test_round_trip-1") and broker is same
 """
@@ -47,14 +47,14 @@ def run(folder: Path, text: str, *arguments: str, ini: str = "") -> subprocess.C
 
 
 @pytest.mark.slow
-def test_a_suite_sends_and_receives_with_nothing_but_the_fixtures(tmp_path: Path) -> None:
+def test_a_suite_sends_and_receives_with_the_fixtures_only(tmp_path: Path) -> None:
     done = run(tmp_path, ROUND_TRIP, "-W", "error")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
 
 
 @pytest.mark.slow
-def test_the_same_suite_runs_on_a_cluster_that_is_there(tmp_path: Path) -> None:
+def test_the_same_suite_runs_on_an_existing_cluster(tmp_path: Path) -> None:
     with cluster_in_thread(tmp_path / "data") as cluster:
         done = run(tmp_path, ROUND_TRIP + ADDRESS, "--gantry-nameserver", cluster.nameserver)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -94,7 +94,7 @@ def test_config(gantry_broker):
     ],
     ids=["unknown key", "no setting", "nobody there"],
 )
-def test_what_is_wrong_is_said_in_a_line_and_without_our_code(
+def test_wrong_settings_are_one_line_without_our_code(
     tmp_path: Path, ini: str, arguments: list[str], says: str
 ) -> None:
     done = run(tmp_path, ADDRESS, *arguments, ini=ini)
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_said_in_a_line_and_without_our_code(
     assert "harness.py" not in done.stdout
 
 
-def test_who_does_not_use_them_pays_next_to_nothing() -> None:
+def test_unused_fixtures_import_nothing_heavy() -> None:
     """pytest imports the module in every run of everybody."""
     heavy = "{'trio', 'structlog', 'gantrymq.kernel', 'gantrymq.client', 'gantrymq.sync'} & set(sys.modules)"
     program = f"import sys, gantrymq.testing.fixtures; print({heavy})"

@@ -49,7 +49,7 @@ def test_without_go_its_name_is_reported(tools: Path, tmp_path: Path):
         find_go(source(tmp_path), tmp_path / "cache")
 
 
-def test_a_failed_build_shows_what_the_tool_said_and_is_tried_again(tools: Path, tmp_path: Path):
+def test_a_failed_build_shows_the_tools_output_and_is_retried(tools: Path, tmp_path: Path):
     sources = source(tmp_path)
     tool(tools, "go", "echo no such module >&2; exit 1")
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_a_failed_build_shows_what_the_tool_said_and_is_tried_again(tools: Path,
             find_go(sources, tmp_path / "cache")
 
 
-def test_what_is_built_is_built_once_until_its_source_changes(tools: Path, tmp_path: Path):
+def test_commands_are_rebuilt_only_when_their_source_changes(tools: Path, tmp_path: Path):
     sources, count = source(tmp_path), tmp_path / "count"
     tool(tools, "go", f"echo built >> {count}")
     for text, builds in (("one", 1), ("one", 1), ("two", 2), ("two", 2)):
@@ -101,7 +101,7 @@ def host(tmp_path: Path) -> Iterator[JavaHost]:
         yield running
 
 
-def test_commands_of_one_process_have_lines_and_ends_of_their_own(host: JavaHost, tmp_path: Path):
+def test_commands_of_one_process_have_separate_output_and_exit(host: JavaHost, tmp_path: Path):
     with host.start(tmp_path / "a", "one") as one, host.start(tmp_path / "b", "two") as two:
         for command, name in ((one, "one"), (two, "two")):
             command.say(f"for {name}")

@@ -58,7 +58,7 @@ def test_a_clean_history_has_no_violation(forged: Forged) -> None:
     assert len(forged.history.acknowledged) == 2
 
 
-def test_one_place_for_two_messages(forged: Forged) -> None:
+def test_two_messages_at_one_offset_are_a_violation(forged: Forged) -> None:
     forged.stored()
     other = forged.begin(NEW)
     forged.end(other, offset=0)
@@ -69,48 +69,48 @@ def test_one_place_for_two_messages(forged: Forged) -> None:
         forged.history.check({0: forged.log})
 
 
-def test_an_acknowledged_message_is_missing(forged: Forged) -> None:
+def test_a_missing_acknowledged_message_is_reported(forged: Forged) -> None:
     forged.stored()
     forged.stored()
     del forged.log[1]
     assert forged.kinds() == [Kind.LOST]
 
 
-def test_an_acknowledged_message_of_a_queue_that_is_gone_is_missing(forged: Forged) -> None:
+def test_a_missing_queue_with_an_acknowledged_message_is_a_violation(forged: Forged) -> None:
     forged.stored()
     assert [each.kind for each in forged.history.violations({})] == [Kind.LOST]
 
 
-def test_an_acknowledged_message_was_moved(forged: Forged) -> None:
+def test_a_moved_acknowledged_message_is_a_violation(forged: Forged) -> None:
     first, second = forged.stored(), forged.stored(Outcome.UNKNOWN)
     forged.log[:] = [second.body, first.body]
     assert forged.kinds() == [Kind.MOVED]
 
 
-def test_another_message_is_at_an_acknowledged_place(forged: Forged) -> None:
+def test_a_wrong_message_at_an_acknowledged_offset_is_a_violation(forged: Forged) -> None:
     forged.stored()
     forged.log[0] = forged.begin().body
     assert forged.kinds() == [Kind.REPLACED]
 
 
-def test_an_altered_body_is_strange(forged: Forged) -> None:
+def test_an_altered_body_is_a_violation(forged: Forged) -> None:
     forged.stored()
     forged.log[0] = forged.log[0][:-1] + b"!"
     assert set(forged.kinds()) == {Kind.STRANGE, Kind.REPLACED}
 
 
-def test_a_message_that_nobody_sent_is_strange_in_the_log_and_for_a_reader(forged: Forged) -> None:
+def test_an_unsent_message_in_the_log_or_at_a_reader_is_a_violation(forged: Forged) -> None:
     forged.log.append(b"forged")
     forged.history.reads.append(Read(0, 0, b"other", 1.0, OLD))
     assert forged.kinds() == [Kind.STRANGE, Kind.STRANGE]
 
 
-def test_one_message_at_two_places(forged: Forged) -> None:
+def test_one_message_at_two_offsets_is_a_violation(forged: Forged) -> None:
     forged.log.append(forged.stored(Outcome.UNKNOWN).body)
     assert forged.kinds() == [Kind.REPEATED]
 
 
-def test_a_send_that_began_after_an_acknowledgement_has_the_lower_offset(forged: Forged) -> None:
+def test_a_later_send_with_a_lower_offset_is_a_violation(forged: Forged) -> None:
     first = forged.begin()
     forged.end(first, offset=1)
     second = forged.begin()
@@ -119,7 +119,7 @@ def test_a_send_that_began_after_an_acknowledgement_has_the_lower_offset(forged:
     assert forged.kinds() == [Kind.ORDER]
 
 
-def test_the_order_of_sends_that_overlap_is_free(forged: Forged) -> None:
+def test_overlapping_sends_may_have_any_order(forged: Forged) -> None:
     first, second = forged.begin(), forged.begin()
     forged.end(first, offset=1)
     forged.end(second, offset=0)
@@ -127,7 +127,7 @@ def test_the_order_of_sends_that_overlap_is_free(forged: Forged) -> None:
     assert forged.kinds() == []
 
 
-def test_the_order_is_checked_against_all_that_lies_behind_and_not_the_neighbor_alone(forged: Forged) -> None:
+def test_the_order_is_checked_against_all_earlier_sends(forged: Forged) -> None:
     early = forged.begin()
     forged.end(early, offset=2)
     long = forged.begin()
@@ -139,9 +139,7 @@ def test_the_order_is_checked_against_all_that_lies_behind_and_not_the_neighbor_
 
 
 @pytest.mark.parametrize("outcome", [Outcome.STORED, Outcome.UNKNOWN, Outcome.REFUSED])
-def test_what_was_read_at_a_master_before_it_was_acknowledged_may_vanish_and_is_counted(
-    outcome: Outcome, forged: Forged
-) -> None:
+def test_reads_before_the_acknowledgment_may_vanish_and_are_counted(outcome: Outcome, forged: Forged) -> None:
     forged.stored()
     forged.read(forged.stored(outcome), 1)
     del forged.log[1]
@@ -150,7 +148,7 @@ def test_what_was_read_at_a_master_before_it_was_acknowledged_may_vanish_and_is_
 
 
 @pytest.mark.parametrize("found", ["missing", "replaced"])
-def test_what_was_read_below_what_the_same_term_acknowledged_may_not_vanish(found: str, forged: Forged) -> None:
+def test_reads_below_an_acknowledgment_of_the_same_term_may_not_vanish(found: str, forged: Forged) -> None:
     read = forged.stored(Outcome.UNKNOWN)
     forged.read(read, 0)
     forged.read(read, 0)
@@ -159,14 +157,14 @@ def test_what_was_read_below_what_the_same_term_acknowledged_may_not_vanish(foun
     assert forged.kinds().count(Kind.VANISHED) == 1
 
 
-def test_what_was_read_below_what_another_term_acknowledged_may_vanish(forged: Forged) -> None:
+def test_reads_below_an_acknowledgment_of_another_term_may_vanish(forged: Forged) -> None:
     forged.read(forged.stored(Outcome.UNKNOWN), 0)
     del forged.log[0]
     forged.stored(term=NEW)
     assert forged.kinds() == []
 
 
-def test_what_a_slave_served_may_not_vanish_unless_it_could_not_compare_its_log(forged: Forged) -> None:
+def test_reads_from_a_slave_may_not_vanish_unless_it_could_not_compare_its_log(forged: Forged) -> None:
     forged.read(forged.stored(Outcome.UNKNOWN), 0, SLAVE)
     forged.log.clear()
     assert forged.kinds() == [Kind.VANISHED]
@@ -174,13 +172,13 @@ def test_what_a_slave_served_may_not_vanish_unless_it_could_not_compare_its_log(
     assert forged.kinds() == []
 
 
-def test_a_group_is_beyond_the_end(forged: Forged) -> None:
+def test_a_group_beyond_the_end_is_a_violation(forged: Forged) -> None:
     forged.stored()
     forged.history.group_offsets.append(GroupOffset("g", 0, 2, 1, OLD.address))
     assert forged.kinds() == [Kind.AHEAD]
 
 
-def test_a_group_was_not_given_an_acknowledged_message(forged: Forged) -> None:
+def test_a_group_without_an_acknowledged_message_is_a_violation(forged: Forged) -> None:
     first, second = forged.stored(), forged.stored()
     forged.stored(Outcome.STORED)
     forged.read(first, 0, group="g")

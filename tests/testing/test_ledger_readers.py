@@ -36,7 +36,7 @@ def produce(address: str, ledger: Ledger) -> None:
     assert ask(address, send(TOPIC, ledger.next_body(0))).code == 0
 
 
-def test_a_message_that_comes_while_its_queue_is_read_is_not_behind_the_queues_end(tmp_path: Path) -> None:
+def test_a_message_that_arrives_during_a_read_is_not_beyond_the_queues_end(tmp_path: Path) -> None:
     ledger = Ledger("run")
     with cluster_in_thread(tmp_path) as cluster:
         for _ in range(MESSAGES):

@@ -73,7 +73,9 @@ def send(running: PluginBroker, topic: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_restart_makes_a_new_object_and_keeps_the_store(plugin_broker: StartPluginBroker, killed: bool) -> None:
+def test_a_restart_creates_a_new_plugin_object_and_keeps_the_store(
+    plugin_broker: StartPluginBroker, killed: bool
+) -> None:
     running = plugin_broker(Counter, settings=SETTINGS)
     send(running, "orders", 3)
     first = running.plugin
@@ -92,9 +94,7 @@ def test_a_restart_makes_a_new_object_and_keeps_the_store(plugin_broker: StartPl
     assert running.plugin.count == 5
 
 
-def test_a_kill_leaves_what_was_not_saved_to_the_replay(
-    plugin_broker: StartPluginBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_replays_unsaved_messages(plugin_broker: StartPluginBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     running = plugin_broker(Counter, settings=SETTINGS)
     send(running, "orders", 3)
     lives = []
@@ -105,7 +105,7 @@ def test_a_kill_leaves_what_was_not_saved_to_the_replay(
     assert lives == [b"0", b"3"], "a stop saves"
 
 
-def test_two_brokers_and_a_plugin_as_an_object_or_by_name(plugin_broker: StartPluginBroker) -> None:
+def test_two_brokers_run_a_plugin_given_as_object_or_by_name(plugin_broker: StartPluginBroker) -> None:
     counter = Counter()
     running = plugin_broker(counter, "metrics", settings={**SETTINGS, "plugin.metrics.listen": "127.0.0.1:0"})
     other = plugin_broker("metrics", settings={"plugin.metrics.listen": "127.0.0.1:0"}, disable=["filter"])
@@ -129,7 +129,7 @@ def test_a_refused_start_is_one_error_with_its_text(plugin_broker: StartPluginBr
         plugin_broker()
 
 
-def test_a_bug_that_ends_the_broker_is_raised_by_its_stop(plugin_broker: StartPluginBroker) -> None:
+def test_a_fatal_error_of_the_broker_is_raised_by_stop(plugin_broker: StartPluginBroker) -> None:
     running = plugin_broker(Broken)
     with pytest.raises(GantryError), running.client.producer(timeout=0.5) as producer:
         producer.send("orders", b"x")

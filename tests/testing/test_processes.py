@@ -34,7 +34,7 @@ def test_lines_and_events_come_in_order(echo: Child):
     assert echo.try_line(0) is None
 
 
-def test_silence_is_told_with_the_child_s_last_words(tmp_path: Path):
+def test_a_silent_child_is_reported_with_its_last_output(tmp_path: Path):
     with python(
         "import sys; print('one word'); print('an error', file=sys.stderr); sys.stdout.flush()", tmp_path
     ) as child:
@@ -43,12 +43,12 @@ def test_silence_is_told_with_the_child_s_last_words(tmp_path: Path):
         assert child.wait() == 0
 
 
-def test_a_child_that_says_nothing_is_not_waited_for_without_end(echo: Child):
+def test_waiting_for_a_silent_child_times_out(echo: Child):
     with pytest.raises(ChildFailed, match=r"nothing awaited came in 0\.05 s"):
         echo.wait_event("never", timeout=0.05)
 
 
-def test_a_deaf_child_tells_where_it_hangs_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hanging_child_prints_its_stack_and_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Child.terminate, "__defaults__", (0.2,))
     with python(DEAF, tmp_path) as child:
         child.wait_line(lambda line: line == "deaf")
@@ -61,13 +61,13 @@ def test_a_deaf_child_tells_where_it_hangs_and_is_ended(tmp_path: Path, monkeypa
     assert "Current thread" in child.log.read_text()
 
 
-def test_calls_beside_each_other_are_given_ports_that_differ():
+def test_concurrent_calls_get_different_ports():
     with ThreadPoolExecutor(8) as threads:
         given = [port for ports in threads.map(lambda _: free_ports(2), range(40)) for port in ports]
     assert len(set(given)) == len(given)
 
 
-def test_free_ports_are_free_and_so_are_their_neighbours():
+def test_free_ports_and_their_neighbors_are_free():
     ports = free_ports(3, around=(0, 1, -2))
     assert len(set(ports)) == 3
     for port in ports:

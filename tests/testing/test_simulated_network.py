@@ -20,11 +20,11 @@ import trio
 
 from gantrymq.testing.simulated.cluster import SAFE, Cluster
 from gantrymq.testing.simulated.env import START_MS
+from gantrymq.testing.simulated.faults import NetworkFaults
 from gantrymq.testing.simulated.load import TOPIC, Load
 from gantrymq.testing.simulated.network import Network, on
 from gantrymq.testing.simulated.run import simulate
 from gantrymq.testing.simulated.seeds import COUNT_VARIABLE, ONE_VARIABLE, seeds
-from gantrymq.testing.simulated.weather import Weather
 
 pytestmark = pytest.mark.once
 
@@ -63,7 +63,7 @@ async def arrival(stream: trio.SocketStream) -> float:
 
 
 @simulated
-async def test_both_ends_know_each_other_and_data_comes_at_once(cluster: Cluster) -> None:
+async def test_both_ends_have_addresses_and_data_arrives_at_once(cluster: Cluster) -> None:
     async with joined(cluster.network) as (near, far):
         assert near.socket.getpeername() == far.socket.getsockname() == (B, PORT)
         assert near.socket.getsockname() == far.socket.getpeername()
@@ -79,7 +79,7 @@ async def test_both_ends_know_each_other_and_data_comes_at_once(cluster: Cluster
 
 
 @simulated
-async def test_megabytes_come_whole_and_in_order(cluster: Cluster) -> None:
+async def test_megabytes_arrive_completely_and_in_order(cluster: Cluster) -> None:
     data = secrets.token_bytes(3 << 20)
     cluster.network.link(A, B).delay_s = (0.0, 0.5)
     async with joined(cluster.network) as (near, far), trio.open_nursery() as nursery:
@@ -91,7 +91,7 @@ async def test_megabytes_come_whole_and_in_order(cluster: Cluster) -> None:
 
 
 @simulated
-async def test_a_link_takes_as_long_as_it_is_told_and_only_that_way(cluster: Cluster) -> None:
+async def test_a_link_delays_data_in_the_configured_direction_only(cluster: Cluster) -> None:
     async with joined(cluster.network) as (near, far):
         cluster.network.link(A, B).delay_s = (10.0, 20.0)
         await near.send_all(b"x")
@@ -106,7 +106,7 @@ async def test_a_link_takes_as_long_as_it_is_told_and_only_that_way(cluster: Clu
 
 
 @simulated
-async def test_what_is_clogged_waits_and_comes_through_later_and_who_sends_much_waits_too(cluster: Cluster) -> None:
+async def test_data_on_a_stalled_link_arrives_later_and_senders_are_blocked(cluster: Cluster) -> None:
     async with joined(cluster.network) as (near, far):
         link = cluster.network.link(A, B)
         link.clog()
@@ -123,7 +123,7 @@ async def test_what_is_clogged_waits_and_comes_through_later_and_who_sends_much_
 
 
 @simulated
-async def test_who_connects_over_a_clogged_link_waits_for_it(cluster: Cluster) -> None:
+async def test_connecting_over_a_stalled_link_waits_for_it(cluster: Cluster) -> None:
     for link in cluster.network.between(A, B):
         async with trio.open_nursery() as nursery:
             link.clog()
@@ -139,7 +139,7 @@ async def test_who_connects_over_a_clogged_link_waits_for_it(cluster: Cluster) -
 
 
 @simulated
-async def test_where_nobody_listens_connections_are_refused_and_an_address_is_taken_once(cluster: Cluster) -> None:
+async def test_closed_ports_refuse_connections_and_an_address_is_bound_once(cluster: Cluster) -> None:
     with on(A), pytest.raises(OSError, match="all attempts to connect") as error:
         await trio.open_tcp_stream(B, PORT)
     assert isinstance(error.value.__cause__, ExceptionGroup)
@@ -169,7 +169,7 @@ async def test_a_link_that_cuts_ends_connections_for_both_sides(cluster: Cluster
 
 
 @simulated
-async def test_a_cut_between_two_machines_ends_what_stands_and_not_what_comes(cluster: Cluster) -> None:
+async def test_a_cut_between_two_machines_ends_existing_connections_only(cluster: Cluster) -> None:
     async with joined(cluster.network) as (near, far):
         assert cluster.network.cut(B, A) == 1
         assert not await quietly(near.receive_some())
@@ -180,7 +180,7 @@ async def test_a_cut_between_two_machines_ends_what_stands_and_not_what_comes(cl
 
 
 @simulated
-async def test_a_flip_changes_one_byte_of_a_piece_on_the_ports_that_are_named(cluster: Cluster) -> None:
+async def test_a_flip_changes_one_byte_on_the_given_ports(cluster: Cluster) -> None:
     link = cluster.network.link(A, B)
     for ports, changed in ((frozenset({PORT}), 1), (frozenset({PORT + 1}), 0), (frozenset[int](), 1)):
         link.flip, link.flip_ports = 1.0, ports
@@ -191,7 +191,7 @@ async def test_a_flip_changes_one_byte_of_a_piece_on_the_ports_that_are_named(cl
 
 
 @simulated
-async def test_a_killed_process_is_told_of_by_its_system_and_one_without_power_by_nobody(cluster: Cluster) -> None:
+async def test_a_killed_process_closes_its_connections_and_a_power_cut_does_not(cluster: Cluster) -> None:
     network = cluster.network
     async with joined(network) as (near, _far):
         network.kill(B)
@@ -219,7 +219,7 @@ async def quietly(receiving: Awaitable[bytes | bytearray]) -> bytes | bytearray:
 
 
 @simulated
-async def test_the_observer_sees_through_any_weather(cluster: Cluster) -> None:
+async def test_the_observer_is_unaffected_by_network_faults(cluster: Cluster) -> None:
     for link in cluster.network.between([A, B]):
         link.clog()
     assert {(link.source, link.target) for link in cluster.network.between([A, B])} == {(A, B), (B, A)}
@@ -234,7 +234,7 @@ async def test_the_observer_sees_through_any_weather(cluster: Cluster) -> None:
 
 
 async def busy(cluster: Cluster) -> tuple[int, list[str]]:
-    """A pair under load in bad weather, a power cut, and what came of it."""
+    """A pair under load with network faults, a power cut, and what came of it."""
     await cluster.start_nameserver(A)
     for number in (0, 1):
         await cluster.start_broker(f"10.0.0.1{number}", number, SAFE)
@@ -244,7 +244,7 @@ async def busy(cluster: Cluster) -> tuple[int, list[str]]:
     load = Load(cluster, ["10.0.1.1", "10.0.1.2"])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load.run)
-        nursery.start_soon(Weather(cluster.network, ["10.0.0.10", "10.0.0.11", *load.acknowledged]).run)
+        nursery.start_soon(NetworkFaults(cluster.network, ["10.0.0.10", "10.0.0.11", *load.acknowledged]).run)
         await trio.sleep(10)
         cluster.machine("10.0.0.10").power_cut(cluster.chance.randrange(100))
         await cluster.start_broker("10.0.0.10", 0, SAFE)
@@ -254,7 +254,7 @@ async def busy(cluster: Cluster) -> tuple[int, list[str]]:
     return cluster.network.fingerprint, sorted(body.hex() for body in load.promised)
 
 
-def test_what_programs_take_for_random_follows_from_the_seed() -> None:
+def test_random_numbers_of_programs_derive_from_the_seed() -> None:
     async def scenario(cluster: Cluster) -> tuple[object, ...]:
         return secrets.token_bytes(8), secrets.randbelow(1 << 60), cluster.chance.random()
 
@@ -268,7 +268,7 @@ def test_one_seed_is_one_run_and_another_is_another() -> None:
     assert simulate(busy, 2) != first
 
 
-def test_ten_minutes_pass_in_seconds_and_machines_have_clocks_of_their_own() -> None:
+def test_simulated_time_is_fast_and_machines_have_separate_clocks() -> None:
     async def scenario(cluster: Cluster) -> tuple[float, ...]:
         cluster.machine(B).env.clock_ms = -5000
         await cluster.start_broker(A, 0, {})
@@ -285,7 +285,7 @@ def test_ten_minutes_pass_in_seconds_and_machines_have_clocks_of_their_own() -> 
     assert (wall - START_MS, wall - behind) == (pytest.approx(now * 1000, abs=1), 5000)
 
 
-def test_afterwards_everything_is_as_it_was() -> None:
+def test_the_simulation_restores_everything_it_patched() -> None:
     def parts() -> tuple[object, ...]:
         return time.time, time.time_ns, os.getpid, secrets.randbelow, secrets.token_bytes, trio.to_thread.run_sync
 
@@ -308,7 +308,7 @@ def test_afterwards_everything_is_as_it_was() -> None:
     trio.run(connect)
 
 
-def test_a_scenario_that_waits_for_what_never_comes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scenario_that_waits_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.testing.simulated.run.LIMIT_S", 60.0)
 
     async def scenario(cluster: Cluster) -> None:
@@ -320,7 +320,7 @@ def test_a_scenario_that_waits_for_what_never_comes_ends(monkeypatch: pytest.Mon
     assert error.group_contains(trio.TooSlowError)
 
 
-def test_the_environment_says_which_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (COUNT_VARIABLE, ONE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     assert list(seeds(3)) == [0, 1, 2]

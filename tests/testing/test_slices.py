@@ -51,23 +51,23 @@ def collected(folder: Path, *arguments: str, **variables: str) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9])
-def test_slices_differ_until_every_variant_had_its_turn(count: int) -> None:
+def test_slices_differ_until_every_variant_was_selected(count: int) -> None:
     variants = list(range(7))
     slices = [choose(variants, count, number, "test") for number in range(20_000, 20_000 + -(-7 // count))]
     assert all(len(each) == min(count, 7) and each == sorted(each) for each in slices)
     assert {variant for each in slices for variant in each} == set(variants)
 
 
-def test_a_slice_has_variants_that_are_far_from_each_other() -> None:
+def test_a_slice_has_variants_from_distant_positions() -> None:
     chosen = choose(range(9), 3, 0, "test")
     assert [after - before for before, after in pairwise(chosen)] == [3, 3]
 
 
-def test_two_tests_do_not_begin_with_the_same_variant() -> None:
+def test_two_tests_start_with_different_variants() -> None:
     assert len({choose(range(20), 1, 0, name)[0] for name in ("a", "b", "c", "d")}) > 1
 
 
-def test_a_slice_without_a_variant_is_refused() -> None:
+def test_a_slice_without_a_variant_is_rejected() -> None:
     with pytest.raises(ValueError, match="one variant at least, not 0"):
         choose([1], 0, 0)
 

@@ -86,22 +86,22 @@ def broken_by(
 
 @pytest.mark.twins
 @pytest.mark.parametrize("rule", transformkit.RULES, ids=lambda rule: rule.__name__)
-def test_a_plugin_that_keeps_the_rules_passes(plugin_broker: StartPluginBroker, rule: transformkit.Rule) -> None:
+def test_a_correct_plugin_passes_the_transform_kit(plugin_broker: StartPluginBroker, rule: transformkit.Rule) -> None:
     rule(plugin_broker, transformkit.Transform(Good))
 
 
-def test_a_plugin_that_changes_stored_bodies_again_is_found(plugin_broker: StartPluginBroker) -> None:
+def test_a_plugin_that_transforms_bodies_twice_fails_the_kit(plugin_broker: StartPluginBroker) -> None:
     assert broken_by(Twice, plugin_broker) == {"a_delayed_body_is_changed_once", "a_committed_body_is_changed_once"}
 
 
-def test_a_plugin_that_does_not_undo_its_change_or_changes_other_topics_is_found(
+def test_a_plugin_that_does_not_reverse_its_change_or_changes_other_topics_fails_the_kit(
     plugin_broker: StartPluginBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformkit, "WAIT_S", 5.0)
     assert broken_by(Everything, plugin_broker) == {rule.__name__ for rule in transformkit.RULES}
 
 
-def test_the_body_that_consumers_get_may_be_another_one(plugin_broker: StartPluginBroker) -> None:
+def test_the_kit_accepts_a_different_expected_body(plugin_broker: StartPluginBroker) -> None:
     case = transformkit.Transform(Upper, delivered=bytes.upper)
     transformkit.stored_bodies_are_read_after_a_kill(plugin_broker, case)
     transformkit.a_delayed_body_is_changed_once(plugin_broker, case)

@@ -16,12 +16,12 @@ def rules(request: pytest.FixtureRequest) -> Any:
     return next(plugin for plugin in request.config.pluginmanager.get_plugins() if hasattr(plugin, "scope_of"))
 
 
-def test_every_file_that_a_rule_names_is_there(rules: Any) -> None:
+def test_every_file_named_in_a_rule_exists(rules: Any) -> None:
     for name in (*rules.LONGEST, *rules.ONE_BY_ONE, *rules.BY_SYSTEM, *rules.TOGETHER):
         assert (TESTS / name).exists(), f"{name} moved: change tests/conftest.py"
 
 
-def test_a_worker_takes_a_file_unless_a_rule_says_otherwise(rules: Any) -> None:
+def test_a_file_stays_on_one_worker_unless_a_rule_splits_it(rules: Any) -> None:
     retry = "tests/interop/test_java_retry.py"
     assert rules.scope_of("tests/kernel/store/test_store.py::test_a[1]") == "tests/kernel/store/test_store.py"
     assert rules.scope_of("tests/spark/test_wire.py::test_a") == rules.scope_of("tests/spark/test_source.py::test_b")

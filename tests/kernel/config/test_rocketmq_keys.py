@@ -96,7 +96,7 @@ EVERY = {
 }  # fmt: skip
 
 
-def test_a_plugins_settings_are_read_by_the_names_that_it_declares() -> None:
+def test_a_plugins_settings_are_read_by_their_declared_rocketmq_keys() -> None:
     config = build("".join(f"{key}={value}\n" for key, value in EVERY.items()), Audit())
     assert config.section(AuditConfig) == AuditConfig(
         interval=0.25, keep=7200.0, patience=90.0, bytes_max=4096, level=3, is_loud=True, label="a b",
@@ -108,7 +108,7 @@ def test_a_plugins_settings_are_read_by_the_names_that_it_declares() -> None:
     assert rows["unnamed"] == ("default", "")
 
 
-def test_what_is_declared_is_written_in_rocketmqs_form_and_read_back_as_it_was() -> None:
+def test_declared_settings_are_written_in_rocketmqs_form_and_read_back_unchanged() -> None:
     section = build("".join(f"{key}={value}\n" for key, value in EVERY.items()), Audit()).section(AuditConfig)
     written = write_keys({"plugin.audit": section})
     assert written == EVERY | {"auditLevel": "3"}
@@ -117,15 +117,15 @@ def test_what_is_declared_is_written_in_rocketmqs_form_and_read_back_as_it_was()
 
 
 @pytest.mark.parametrize("name", ["auditBytes", "auditBytez", "auditOctets"])
-def test_older_spellings_are_read_too(name: str) -> None:
+def test_deprecated_spellings_are_read(name: str) -> None:
     assert build(f"{name}=77", Audit()).section(AuditConfig).bytes_max == 77
 
 
-def test_an_older_spelling_is_none_to_show() -> None:
+def test_deprecated_spellings_are_not_shown() -> None:
     assert declared_keys({"plugin.audit": AuditConfig})["plugin.audit", "bytes_max"].name == "auditBytes"
 
 
-def test_without_the_plugin_its_keys_are_reported() -> None:
+def test_keys_of_a_plugin_that_is_not_loaded_are_reported() -> None:
     config = build("auditInterval=250\nauditHost=h\n")
     assert [note.partition(" has")[0] for note in config.notes] == [
         "broker.conf: auditInterval",
@@ -133,7 +133,7 @@ def test_without_the_plugin_its_keys_are_reported() -> None:
     ]
 
 
-def test_the_keys_of_a_disabled_plugin_may_stay() -> None:
+def test_the_keys_of_a_disabled_plugin_are_accepted() -> None:
     config = build("auditInterval=250\nauditHost=h\n", disabled=(Audit(),), disable=["audit"])
     assert config.notes == ()
     assert "plugin.audit" not in {row.section for row in config.explain()}
@@ -148,11 +148,11 @@ class Broken:
         raise RuntimeError("no")
 
 
-def test_a_disabled_plugin_that_is_broken_or_has_no_section_costs_nothing() -> None:
+def test_a_broken_disabled_plugin_does_not_affect_the_start() -> None:
     assert build("brokerName=b", disabled=(Broken(), object()), disable=["broken"]).broker.name == "b"
 
 
-def test_a_plugin_in_the_place_of_a_disabled_one_takes_over_its_keys() -> None:
+def test_a_plugin_that_replaces_a_disabled_one_takes_over_its_keys() -> None:
     config = build("auditInterval=250", SecondAudit(), disabled=(Audit(),), disable=["audit"])
     assert config.section(AuditConfig).interval == 0.25
     assert {row.section for row in config.explain() if row.origin == "file"} == {"plugin.second"}
@@ -167,14 +167,14 @@ def test_an_optional_plugin_is_enabled_by_any_of_its_keys() -> None:
     assert build("auditInterval=250", Audit(), optional=Audit()).section(AuditConfig).interval == 0.25
 
 
-def test_an_optional_plugin_that_the_environment_leaves_out_refuses_the_start() -> None:
+def test_an_optional_plugin_excluded_by_the_environment_refuses_the_start() -> None:
     with pytest.raises(ConfigError) as failed:
         build("auditInterval=1", optional=Audit(), environ={"GANTRYMQ_PLUGINS__ENABLE": "other"})
     (problem,) = failed.value.problems
     assert problem.startswith("[plugin.audit] (file broker.conf): there is no such section; is the plugin named in")
 
 
-def test_what_a_flag_or_the_environment_says_stands_over_the_file() -> None:
+def test_flags_and_environment_take_precedence_over_the_file() -> None:
     config = build(
         "auditInterval=1\nauditLabel=file\nauditPatience=3\n",
         Audit(),
@@ -197,14 +197,14 @@ def test_what_a_flag_or_the_environment_says_stands_over_the_file() -> None:
         ("auditHost=h\nauditPort=x", "plugin.audit.server = \"h:x\" (file broker.conf): 'h:x' is no address"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_our_name_or_by_rocketmqs(text: str, told: str) -> None:
+def test_an_invalid_value_is_rejected_with_the_name_used_in_its_source(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as failed:
         build(text, Audit())
     (problem,) = failed.value.problems
     assert problem.startswith(told)
 
 
-def test_a_value_without_a_counterpart_is_reported_and_its_group_ignored() -> None:
+def test_a_value_without_a_counterpart_is_reported_and_its_key_group_ignored() -> None:
     config = build("auditKind=pigeon\nauditHost=h\nauditInterval=250", Audit())
     assert config.notes == ("broker.conf: auditKind has no counterpart here and is ignored",)
     assert config.section(AuditConfig) == AuditConfig(interval=0.25)
@@ -234,7 +234,7 @@ class Twice:
         (Twice, "same", "plugin.audit.one and for plugin.audit.two"),
     ],
 )
-def test_a_name_that_stands_for_two_settings_refuses_the_start(kind: Any, key: str, owners: str) -> None:
+def test_a_key_declared_by_two_settings_refuses_the_start(kind: Any, key: str, owners: str) -> None:
     with pytest.raises(StartError) as failed:
         build_config(read_settings(), manager(Audit(kind)))
     assert str(failed.value).startswith(f"RocketMQ's key '{key}' is declared for {owners}: ")

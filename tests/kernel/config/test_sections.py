@@ -84,7 +84,7 @@ def origins(config: Config) -> dict[str, tuple[object, str, str]]:
     return {f"{row.section}.{row.key}": (row.value, row.origin, row.source) for row in config.explain()}
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults_equal_the_documented_ones() -> None:
     config = build_config(read_settings(), manager())
     broker = config.broker
     assert (broker.name, broker.cluster, broker.id) == ("broker-a", "DefaultCluster", 0)
@@ -114,7 +114,7 @@ def test_flag_beats_environment_beats_file_beats_default_and_each_is_reported() 
     assert (config.broker.name, config.section(FlushSection).interval) == ("flag", 2.0)
 
 
-def test_text_of_flags_is_read_by_the_type_of_the_key() -> None:
+def test_flag_values_are_parsed_by_the_type_of_their_key() -> None:
     sets = [
         "workers=3",
         "loud=yes",
@@ -129,7 +129,7 @@ def test_text_of_flags_is_read_by_the_type_of_the_key() -> None:
     assert section == FlushSection("sync", 60.0, 1 << 20, 3, 0.25, True, ("a", "b"), {"x": "1", "y": "2"}, "n")
 
 
-def test_other_variables_of_the_environment_are_not_settings() -> None:
+def test_unrelated_environment_variables_are_ignored() -> None:
     assert build(environ={"GANTRYMQ_TRACEBACK": "1", "PATH": "/bin"}).broker == BrokerConfig()
 
 
@@ -220,7 +220,7 @@ def test_all_problems_are_reported_at_once() -> None:
     ]
 
 
-def test_what_is_no_toml_is_reported_with_its_line() -> None:
+def test_invalid_toml_is_reported_with_its_line() -> None:
     (text,) = problems("[broker]\nname = \n")
     assert text.startswith("gantrymq.toml: this is not TOML: ")
     assert "line 2" in text
@@ -229,16 +229,16 @@ def test_what_is_no_toml_is_reported_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["broker", "name=x", ".name=x", "broker.=x"])
-def test_a_flag_that_sets_nothing_shows_how(text: str) -> None:
+def test_a_malformed_set_flag_gets_an_error_with_the_syntax(text: str) -> None:
     assert problems(sets=[text]) == [f"--set {text}: allowed: section.key=value, such as broker.name=broker-b"]
 
 
-def test_an_endless_number_is_refused_and_not_computed() -> None:
+def test_an_overlong_number_is_rejected_without_computing_it() -> None:
     (text,) = problems(sets=["broker.id=" + "9" * 100_000])
     assert text.endswith("allowed: a whole number")
 
 
-def test_the_section_of_a_disabled_plugin_may_stay() -> None:
+def test_the_section_of_a_disabled_plugin_is_accepted() -> None:
     settings = read_settings("a.toml", b"[plugin.gone]\nx = 1\n[plugins]\ndisable = ['gone']\n")
     assert settings.disable == ("gone",)
     build_config(settings, manager())
@@ -256,17 +256,17 @@ def test_two_plugins_with_one_section_refuse_the_start() -> None:
         build_config(read_settings(), manager(Flush(), SecondFlush()))
 
 
-def test_a_section_without_defaults_is_the_plugins_fault_and_named() -> None:
+def test_a_section_without_defaults_is_an_error_that_names_the_plugin() -> None:
     with pytest.raises(StartError, match=r"plugin 'needy': section \[plugin.needy\] needs"):
         build_config(read_settings(), manager(NeedyPlugin()))
 
 
-def test_a_section_that_nobody_declared_cannot_be_taken() -> None:
+def test_an_undeclared_section_cannot_be_read() -> None:
     with pytest.raises(StartError, match="no loaded plugin has a configuration section of the class Needy"):
         build().section(Needy)
 
 
-def test_a_replaced_section_stands_for_its_class() -> None:
+def test_a_replaced_section_is_returned_for_its_class() -> None:
     config = build()
     changed = config.with_section(attrs.evolve(config.broker, name="other"))
     assert (changed.broker.name, changed.section(BrokerConfig).name, config.broker.name) == (
@@ -309,7 +309,7 @@ def test_rocketmqs_properties_are_mapped_and_the_others_reported() -> None:
     assert config.notes == ("conf/broker.conf: useEpollNativeSelector has no counterpart here and is ignored",)
 
 
-def test_overrides_stand_between_the_file_and_the_environment() -> None:
+def test_overrides_rank_between_the_file_and_the_environment() -> None:
     written = b"[broker]\nname = 'file'\ncluster = 'file'\n[limits]\nidle = '1s'"
     overrides = ("/data/overrides.toml", b"[broker]\nname = 'override'\ncluster = 'override'")
     settings = read_settings("f.toml", written, {"GANTRYMQ_BROKER__NAME": "environment"}, overrides=overrides)

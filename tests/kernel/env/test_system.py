@@ -33,7 +33,7 @@ def root(env: Env, tmp_path: Path) -> str:
     return f"{tmp_path}/a/b"
 
 
-def test_a_file_reads_what_was_written(env: Env, root: str) -> None:
+def test_a_file_returns_the_written_bytes(env: Env, root: str) -> None:
     file = env.open(f"{root}/f", create=True)
     file.preallocate(1000)
     assert file.size() == 1000
@@ -54,7 +54,7 @@ def test_a_file_reads_what_was_written(env: Env, root: str) -> None:
     assert env.read_bytes(f"{root}/f")[100:] == b"hel"
 
 
-def test_a_shared_handle_outlives_the_one_that_is_closed(env: Env, root: str) -> None:
+def test_a_shared_handle_survives_the_close_of_the_other_one(env: Env, root: str) -> None:
     file = env.open(f"{root}/f", create=True)
     file.pwrite(b"x" * 5000, 0)
     shared = file.share()
@@ -65,7 +65,7 @@ def test_a_shared_handle_outlives_the_one_that_is_closed(env: Env, root: str) ->
     shared.close()
 
 
-def test_a_read_that_has_begun_meets_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_read_never_reads_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = SystemEnv()
     first = env.open(f"{tmp_path}/first", create=True)
     first.pwrite(b"first", 0)
@@ -86,7 +86,7 @@ def test_a_read_that_has_begun_meets_no_other_file(tmp_path: Path, monkeypatch: 
     assert Path(f"/proc/self/fd/{opened[0].fileno()}").resolve().name != "first"
 
 
-def test_a_missing_file_is_not_made_unless_asked(env: Env, root: str) -> None:
+def test_a_missing_file_is_created_only_on_request(env: Env, root: str) -> None:
     with pytest.raises(FileNotFoundError):
         env.open(f"{root}/none")
     with pytest.raises(FileNotFoundError):
@@ -95,7 +95,7 @@ def test_a_missing_file_is_not_made_unless_asked(env: Env, root: str) -> None:
     assert not env.exists(f"{root}/none")
 
 
-def test_replace_keeps_the_previous_content_aside(env: Env, root: str) -> None:
+def test_replace_keeps_the_previous_content_as_a_backup(env: Env, root: str) -> None:
     env.replace(f"{root}/t.json", b"one")
     assert env.listdir(root) == ["t.json"]
     env.replace(f"{root}/t.json", b"two")
@@ -105,7 +105,7 @@ def test_replace_keeps_the_previous_content_aside(env: Env, root: str) -> None:
     assert env.listdir(root) == ["t.json", "t.json.bak"]
 
 
-def test_names_change(env: Env, root: str) -> None:
+def test_files_are_renamed(env: Env, root: str) -> None:
     env.open(f"{root}/one", create=True).pwrite(b"1", 0)
     env.open(f"{root}/two", create=True).pwrite(b"2", 0)
     env.rename(f"{root}/one", f"{root}/two")
@@ -190,7 +190,7 @@ def test_files_and_folders_are_for_this_user_alone(tmp_path: Path) -> None:
     assert (tmp_path / "store/g").stat().st_mode & 0o777 == 0o600
 
 
-def test_no_link_is_followed_when_a_file_is_opened(tmp_path: Path) -> None:
+def test_symbolic_links_are_not_followed_when_a_file_is_opened(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
@@ -222,13 +222,13 @@ def test_a_waker_wakes_from_another_thread_and_is_drained() -> None:
     waker.wake()
 
 
-def test_chance_and_room_are_plausible(env: Env, root: str) -> None:
+def test_random_numbers_and_free_space_are_plausible(env: Env, root: str) -> None:
     assert {env.random_int(3) for _ in range(200)} == {0, 1, 2}
     usage = env.disk_usage(root)
     assert 0 < usage.free <= usage.total
 
 
-def test_a_power_cut_forgets_what_was_not_synced() -> None:
+def test_a_power_cut_drops_data_that_was_not_synced() -> None:
     env = MemoryEnv()
     env.mkdirs("d")
     file = env.open("d/f", create=True)
@@ -267,7 +267,7 @@ def test_a_power_cut_with_a_seed_keeps_some_blocks_and_is_repeatable() -> None:
     assert disk().power_cut(3).read_bytes("f") == disk().power_cut(3).read_bytes("f")
 
 
-def test_a_killed_process_leaves_what_it_wrote() -> None:
+def test_data_written_by_a_killed_process_remains() -> None:
     env = MemoryEnv()
     env.lock("lock")
     env.open("f", create=True).pwrite(b"x", 0)
@@ -277,7 +277,7 @@ def test_a_killed_process_leaves_what_it_wrote() -> None:
     assert not after.power_cut().exists("f")
 
 
-def test_the_room_of_a_disk_in_memory_ends() -> None:
+def test_a_disk_in_memory_has_limited_space() -> None:
     env = MemoryEnv()
     env.free_bytes = 100
     file = env.open("f", create=True)
@@ -290,7 +290,7 @@ def test_the_room_of_a_disk_in_memory_ends() -> None:
     env.replace("g", b"x")
 
 
-def test_calls_fail_when_they_are_told_to() -> None:
+def test_calls_fail_as_configured() -> None:
     disk = MemoryEnv()
     env = FaultEnv(disk, 2, number=errno.ENOSPC, kinds=("pwrite",), tear="short")
     file = env.open("f", create=True)
@@ -309,7 +309,7 @@ def test_calls_fail_when_they_are_told_to() -> None:
     assert env.failed == 3
 
 
-def test_a_file_says_what_would_have_to_come_from_the_disk(tmp_path: Path) -> None:
+def test_a_file_reports_which_ranges_are_not_cached(tmp_path: Path) -> None:
     path = f"{tmp_path}/f"
     file = SystemEnv().open(path, create=True)
     file.pwrite(b"x" * 300_000, 0)
@@ -331,7 +331,7 @@ def test_a_file_says_what_would_have_to_come_from_the_disk(tmp_path: Path) -> No
     file.close()
 
 
-def test_what_is_in_memory_never_waits(tmp_path: Path) -> None:
+def test_files_in_memory_are_always_cached(tmp_path: Path) -> None:
     env = MemoryEnv()
     env.mkdirs("a")
     file = env.open("a/f", create=True)

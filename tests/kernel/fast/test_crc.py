@@ -16,7 +16,7 @@ WAYS = pytest.mark.parametrize("folds", [pytest.param(True, marks=needs_folding,
 
 
 @WAYS
-def test_every_length_and_alignment(folds: bool) -> None:
+def test_the_crc_is_right_for_every_length_and_alignment(folds: bool) -> None:
     text = memoryview(random.Random(7).randbytes(700))
     for size in range(601):
         for start in (0, 1, 5, 16, 63):
@@ -26,14 +26,14 @@ def test_every_length_and_alignment(folds: bool) -> None:
 
 @WAYS
 @pytest.mark.parametrize("byte", [0, 0xFF])
-def test_long_and_monotonous_text(folds: bool, byte: int) -> None:
+def test_the_crc_is_right_for_long_uniform_data(folds: bool, byte: int) -> None:
     for size in (4096, 65_537, 1_000_003):
         text = bytes([byte]) * size
         assert compiled.body_crc(text, folds) == zlib.crc32(text)
 
 
 @WAYS
-def test_a_single_bit_anywhere_changes_it(folds: bool) -> None:
+def test_every_single_bit_changes_the_crc(folds: bool) -> None:
     text = bytearray(160)
     expected = compiled.body_crc(text, folds)
     for bit in range(8 * len(text)):

@@ -28,7 +28,7 @@ def kind(**environment: str) -> str:
     return run("from gantrymq.kernel.fast import KIND; print(KIND)", **environment).stdout.strip()
 
 
-def test_the_plain_twin_runs_when_it_is_asked_for() -> None:
+def test_the_plain_twin_runs_on_request() -> None:
     assert kind(GANTRYMQ_PURE="1") == "plain"
 
 
@@ -58,14 +58,14 @@ sys.meta_path.insert(0, Finder())
         FAILING_IMPORT.format("ImportError('cannot import name Gone', name='gantrymq.kernel.batch')"),
     ],
 )
-def test_loops_that_were_built_from_another_source_say_what_to_do(begin: str) -> None:
+def test_outdated_compiled_code_is_reported_with_what_to_do(begin: str) -> None:
     done = run(f"import sys, types\n{begin}\nimport gantrymq.kernel.fast")
     assert done.returncode == 1
     assert "make install" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["_memory", "_records", "_requests"])
-def test_loops_that_cannot_be_loaded_are_done_without(name: str) -> None:
+def test_the_plain_twin_runs_if_compiled_code_cannot_be_loaded(name: str) -> None:
     begin = FAILING_IMPORT.replace("_records", name).format(
         f"ImportError('no such libc', name='gantrymq.kernel.fast.{name}')"
     )
@@ -84,7 +84,7 @@ def failing_plugin(plugin: str, error: str) -> str:
 
 @PLUGINS
 @pytest.mark.parametrize("error", ["ValueError('HotRequest size changed')", "ImportError('no function find_value')"])
-def test_a_plugins_loops_that_were_built_for_other_rows_say_what_to_do(plugin: str, error: str) -> None:
+def test_outdated_compiled_code_of_a_plugin_is_reported_with_what_to_do(plugin: str, error: str) -> None:
     pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
     done = run(f"import sys\n{failing_plugin(plugin, error)}\nimport gantrymq.plugins.{plugin}")
     assert done.returncode == 1
@@ -92,7 +92,7 @@ def test_a_plugins_loops_that_were_built_for_other_rows_say_what_to_do(plugin: s
 
 
 @PLUGINS
-def test_a_plugins_loops_that_are_not_there_are_done_without(plugin: str) -> None:
+def test_a_plugin_without_compiled_code_runs_its_plain_twin(plugin: str) -> None:
     begin = failing_plugin(plugin, f"ModuleNotFoundError('no', name='gantrymq.plugins.{plugin}._fast')")
     done = run(f"import sys\n{begin}\nfrom gantrymq.plugins.{plugin}.fast import KIND; print(KIND)")
     assert (done.stdout.strip(), done.stderr) == ("plain", "")
@@ -105,7 +105,7 @@ def test_ci_tests_both_twins() -> None:
         assert importlib.util.find_spec(f"gantrymq.{name}") is not None
 
 
-def test_a_run_under_sanitizers_runs_what_was_built_with_them() -> None:
+def test_sanitizer_runs_load_the_instrumented_build() -> None:
     """``make asan`` would prove nothing about extensions that were built without."""
     if "libasan" not in os.environ.get("LD_PRELOAD", ""):
         pytest.skip("only `make asan` runs under sanitizers")

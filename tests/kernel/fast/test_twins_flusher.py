@@ -89,7 +89,7 @@ class Life:
         self.waker.close()
 
 
-def test_what_was_appended_is_durable_after_a_flush(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+def test_appended_bytes_are_durable_after_a_flush(flusher: plain_flusher.Flusher, files: list[File]) -> None:
     flusher.start_at(100, 7)
     assert (flusher.durable, flusher.durable_mark, flusher.flush()) == (100, (100, 7), 100)
     flusher.follow(files[0])
@@ -99,7 +99,54 @@ def test_what_was_appended_is_durable_after_a_flush(flusher: plain_flusher.Flush
     assert (flusher.durable, flusher.durable_mark) == (250, (250, 9))
 
 
-def test_every_file_that_holds_something_new_is_synced(
+def test_a_flush_at_once_makes_durable_what_was_appended(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+    flusher.follow(files[0])
+    flusher.appended(10, 1)
+    assert flusher.flush_at_once()
+    assert flusher.durable_mark == (10, 1)
+
+
+def test_a_flush_at_once_that_fails_makes_nothing_durable_and_the_thread_raises_its_error(
+    flusher: plain_flusher.Flusher, unsyncable: File
+) -> None:
+    flusher.follow(unsyncable)
+    flusher.appended(10, 1)
+    assert not flusher.flush_at_once()
+    assert flusher.durable == 0
+    flusher.ask()
+    with pytest.raises(OSError, match="Invalid argument"):
+        flusher.run(SystemEnv().waker())
+
+
+class BlockedFile:
+    """A file whose sync, in the plain twin, blocks until ``may_finish`` is set."""
+
+    def __init__(self) -> None:
+        self.entered, self.may_finish = threading.Event(), threading.Event()
+
+    def share(self) -> BlockedFile:
+        return self
+
+    def datasync(self) -> None:
+        self.entered.set()
+        assert self.may_finish.wait(10)
+
+
+def test_a_flush_at_once_does_not_wait_for_another_flush() -> None:
+    flusher, file = plain_flusher.Flusher(), BlockedFile()
+    flusher.follow(file)  # type: ignore[arg-type]
+    flusher.appended(10, 1)
+    thread = threading.Thread(target=flusher.flush)
+    thread.start()
+    assert file.entered.wait(10)
+    assert not flusher.flush_at_once()
+    file.may_finish.set()
+    thread.join(10)
+    assert flusher.flush_at_once()
+    assert flusher.durable == 10
+
+
+def test_every_file_with_new_bytes_is_synced(
     flusher: plain_flusher.Flusher, files: list[File], unsyncable: File
 ) -> None:
     for file in files:
@@ -115,9 +162,7 @@ def test_every_file_that_holds_something_new_is_synced(
     assert flusher.durable_mark == (10, 1)
 
 
-def test_a_file_that_was_left_is_not_synced_again(
-    flusher: plain_flusher.Flusher, files: list[File], tmp_path: Path
-) -> None:
+def test_a_completed_file_is_synced_once(flusher: plain_flusher.Flusher, files: list[File], tmp_path: Path) -> None:
     flusher.follow(files[0])
     flusher.appended(10, 1)
     flusher.follow(files[1])
@@ -132,7 +177,7 @@ def test_a_file_that_was_left_is_not_synced_again(
     os.close(write)
 
 
-def test_a_file_that_was_deleted_meanwhile_is_synced_all_the_same_and_then_let_go(
+def test_a_file_deleted_meanwhile_is_synced_and_closed(
     flusher: plain_flusher.Flusher, files: list[File], tmp_path: Path
 ) -> None:
     """As when the disk is so full that the oldest files of the log must go at once."""
@@ -162,7 +207,7 @@ def test_a_file_that_was_deleted_meanwhile_is_synced_all_the_same_and_then_let_g
     os.close(write)
 
 
-def test_after_a_failure_nothing_is_tried_and_nothing_becomes_durable(
+def test_a_failed_flush_is_not_retried_and_nothing_becomes_durable(
     flusher: plain_flusher.Flusher, files: list[File], unsyncable: File
 ) -> None:
     flusher.follow(files[0])
@@ -177,7 +222,9 @@ def test_after_a_failure_nothing_is_tried_and_nothing_becomes_durable(
     assert flusher.durable == 0
 
 
-def test_the_thread_flushes_when_it_is_asked_and_wakes(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+def test_the_flush_thread_flushes_on_request_and_wakes_the_loop(
+    flusher: plain_flusher.Flusher, files: list[File]
+) -> None:
     life = Life(flusher)
     flusher.follow(files[0])
     life.begin()
@@ -189,7 +236,9 @@ def test_the_thread_flushes_when_it_is_asked_and_wakes(flusher: plain_flusher.Fl
     assert life.error is None
 
 
-def test_the_threads_last_round_covers_everything(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+def test_the_last_round_of_the_flush_thread_covers_everything(
+    flusher: plain_flusher.Flusher, files: list[File]
+) -> None:
     life = Life(flusher)
     flusher.follow(files[0])
     life.begin()

@@ -75,7 +75,7 @@ def batch_of(rows: list[Any], refused: set[int]) -> AppendBatch:
     st.integers(10, 2000),
     st.integers(0, 40),
 )
-def test_encode_rows(
+def test_both_twins_encode_the_same_rows(
     rows: list[Any], refused: set[int], store_host: bytes, offset: int, room: int, record_max: int, body_max: int
 ) -> None:
     results = []

@@ -102,20 +102,20 @@ def both_read(data: bytes, limit: int = LIMIT) -> Any:
 
 
 @given(st.lists(commands(), max_size=4), st.integers(0, 12), st.booleans())
-def test_requests_are_read_alike(some: list[Command], cut: int, reorder: bool) -> None:
+def test_both_twins_decode_the_same_requests(some: list[Command], cut: int, reorder: bool) -> None:
     data = b"".join(map(encode, some))
     both_read(data[: len(data) - cut])
 
 
 @given(commands(), st.lists(st.tuples(st.integers(0, 500), st.integers(0, 255)), min_size=1, max_size=3))
-def test_damaged_requests_are_refused_alike(command: Command, damage: list[tuple[int, int]]) -> None:
+def test_both_twins_reject_the_same_damaged_requests(command: Command, damage: list[tuple[int, int]]) -> None:
     data = bytearray(encode(command) * 2)
     for at, value in damage:
         data[at % len(data)] = value
     both_read(bytes(data))
 
 
-def test_a_header_of_the_other_form_than_its_frame_says_is_refused_alike() -> None:
+def test_both_twins_reject_a_header_of_another_form_than_its_frame_declares() -> None:
     fields = b'{"a":"g","b":"orders","c":"TBW102","d":"4","e":"1","f":"0","g":"1700000000000","h":"3"}'
     header = b'{"code":310,"extFields":%s,"flag":0,"language":"JAVA","opaque":1,"version":407}' % fields
     assert not isinstance(both_read(frame(header))[0], type)
@@ -128,7 +128,7 @@ def test_a_header_of_the_other_form_than_its_frame_says_is_refused_alike() -> No
         st.sampled_from(["code", "extFields", "flag", "opaque", "version", "language", "remark", "x"]), VALUES
     )
 )
-def test_headers_of_any_type_are_read_alike(fields: dict[str, Any]) -> None:
+def test_both_twins_decode_headers_of_any_type_the_same(fields: dict[str, Any]) -> None:
     both_read(frame(json.dumps({"code": 310, "extFields": SEND, **fields}).encode()))
 
 
@@ -144,7 +144,7 @@ ANY_VALUES = st.one_of(
     st.dictionaries(st.sampled_from([*"abcdefghijklmn", *PULL, *END]), ANY_VALUES, max_size=4),
     st.sampled_from([(",", ":"), (", ", ": ")]),
 )  # fmt: skip
-def test_fields_of_any_type_are_read_alike(
+def test_both_twins_decode_fields_of_any_type_the_same(
     usual: tuple[int, dict[str, str]], changes: dict[str, Any], separators: tuple[str, str]
 ) -> None:
     header = {"code": usual[0], "opaque": 5, "extFields": {**usual[1], **changes}}
@@ -155,7 +155,7 @@ def test_fields_of_any_type_are_read_alike(
 @pytest.mark.parametrize(
     ("code", "usual", "name"), [(310, SEND, "i"), (310, SEND, "b"), (11, PULL, "subscription"), (37, END, "msgId")]
 )
-def test_long_headers_are_read_alike(code: int, usual: dict[str, str], name: str, kind: int) -> None:
+def test_both_twins_decode_long_headers_the_same(code: int, usual: dict[str, str], name: str, kind: int) -> None:
     for text in ("x" * 98_705, '\x01é"' * 40_000, "\\" * 98_705):
         requests, _ = both_read(encode(Command(code, {**usual, name: text}, kind=kind)), 16 * LIMIT)
         assert requests[0][2][name] == text
@@ -202,7 +202,7 @@ EXT = json.dumps(SEND, separators=(",", ":"))[1:-1]
         "{",
     ],
 )  # fmt: skip
-def test_odd_headers_are_read_alike(header: str) -> None:
+def test_both_twins_decode_unusual_headers_the_same(header: str) -> None:
     header = header.replace("@", EXT)
     for raw in (header.encode(), header.encode().replace(b"orders", b"\xff\xfe"), header.encode() + b"\0"):
         both_read(frame(raw))
@@ -210,7 +210,7 @@ def test_odd_headers_are_read_alike(header: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", "é".encode()])
-def test_raw_bytes_in_properties_are_read_alike(value: bytes) -> None:
+def test_both_twins_decode_raw_bytes_in_properties_the_same(value: bytes) -> None:
     both_read(frame(b'{"code":310,"extFields":{%s,"i":"%s"}}' % (EXT.encode(), value)))
     fields = b"".join(
         struct.pack(">h", len(name)) + name.encode() + struct.pack(">i", len(raw)) + raw
@@ -221,7 +221,7 @@ def test_raw_bytes_in_properties_are_read_alike(value: bytes) -> None:
 
 @pytest.mark.parametrize("mark", [0x02000004, 0x00FFFFFF, 0x00010001, 0x00000005])
 @pytest.mark.parametrize("length", [-1, 0, 3, 4, 20, LIMIT])
-def test_frames_that_cannot_be_are_refused_alike(mark: int, length: int) -> None:
+def test_both_twins_reject_the_same_invalid_frames(mark: int, length: int) -> None:
     for begin in (b"", encode(Command(310, SEND))):
         for tail in (b"", b"123", bytes(40)):
             both_read(begin + struct.pack(">iI", length, mark) + tail)
@@ -230,12 +230,12 @@ def test_frames_that_cannot_be_are_refused_alike(mark: int, length: int) -> None
 
 @given(st.binary(max_size=60))
 @example(b"")
-def test_anything_is_read_alike(data: bytes) -> None:
+def test_both_twins_decode_any_bytes_the_same(data: bytes) -> None:
     both_read(data)
 
 
 @pytest.mark.parametrize("twin", [plain, compiled])
-def test_a_row_that_follows_falls_with_the_one_before(twin: Any) -> None:
+def test_a_tied_row_is_refused_with_its_previous_row(twin: Any) -> None:
     batch = twin.new_batch(None, Source.CLIENT)
     for number in range(4):
         batch.add("orders", number, b"", b"")
@@ -248,7 +248,7 @@ def test_a_row_that_follows_falls_with_the_one_before(twin: Any) -> None:
 
 
 @pytest.mark.parametrize("twin", [plain, compiled])
-def test_a_batch_says_where_its_rows_come_from(twin: Any) -> None:
+def test_a_batch_has_the_source_of_its_rows(twin: Any) -> None:
     batch = twin.new_batch(None, Source.TIMER)
     assert batch.source == Source.TIMER
     batch.source = Source.DELAY
@@ -272,7 +272,7 @@ def parts_of(record: Any) -> Any:
     st.integers(0, 2**63 - 1), st.lists(st.tuples(st.integers(0, 250), st.integers(0, 255)), max_size=2),
     st.integers(-3, 3), st.sampled_from([0, 0, 1]),
 )  # fmt: skip
-def test_one_record_is_read_alike(
+def test_both_twins_decode_a_record_the_same(
     topic: str, number: int, body: bytes, properties: bytes, hosts: tuple[bytes, bytes], large: int,
     damage: list[tuple[int, int]], cut: int, elsewhere: int,
 ) -> None:  # fmt: skip
@@ -297,7 +297,7 @@ def test_one_record_is_read_alike(
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("large", [2**31 - 1, 2**31])
 @pytest.mark.parametrize("others", [False, True])
-def test_a_stored_message_becomes_a_row_again(host: bytes, large: int, others: bool) -> None:
+def test_a_stored_message_becomes_a_row(host: bytes, large: int, others: bool) -> None:
     stored = encode_record(
         Record("orders", 1, b"body", b"K\x01v", -5, 4, 3, 500, 1_700_000_000_000, host, 9, HOSTS[1], 2)
     )
@@ -321,19 +321,19 @@ def test_a_stored_message_becomes_a_row_again(host: bytes, large: int, others: b
 
 
 @given(st.dictionaries(st.sampled_from([*END]), VALUES, max_size=3), st.sampled_from([0, 1]))
-def test_typed_headers(changes: dict[str, str], kind: int) -> None:
+def test_both_twins_decode_typed_headers(changes: dict[str, str], kind: int) -> None:
     both_read(encode(Command(37, {**END, **changes}, kind=kind)))
 
 
 @pytest.mark.parametrize("ext", ["", ',"extFields":{}', ',"extFields":null', ',"extFields":{"producerGroup":"g"}'])
-def test_typed_headers_that_miss_fields(ext: str) -> None:
+def test_both_twins_report_missing_fields_of_typed_headers(ext: str) -> None:
     both_read(frame(b'{"code":37%s}' % ext.encode()))
 
 
 @pytest.mark.parametrize("code", [0, 1, 17, ResponseCode.SUCCESS, ResponseCode.SLAVE_NOT_AVAILABLE, -3])
 @pytest.mark.parametrize("opaque", [0, 7, -(2**31), 2**31 - 1])
 @pytest.mark.parametrize("kind", [0, 1])
-def test_answers_of_a_code_alone_are_what_the_encoder_writes(code: int, opaque: int, kind: int) -> None:
+def test_responses_with_a_code_only_equal_those_of_the_encoder(code: int, opaque: int, kind: int) -> None:
     data = encode(Command(37, END, opaque=opaque, kind=kind))
     for twin in (plain, compiled):
         peer: Any = Peer()
@@ -348,7 +348,7 @@ def test_answers_of_a_code_alone_are_what_the_encoder_writes(code: int, opaque: 
     st.sampled_from([None, "origins", "statuses", "offsets", "topics"]),
     st.booleans(),
 )
-def test_rows_are_answered_alike(
+def test_both_twins_encode_the_same_responses_to_rows(
     rows: list[tuple[int, int, int]], outcomes: list[tuple[int, int]], looked_at: str | None, placed: bool
 ) -> None:
     results = []
@@ -376,7 +376,7 @@ def test_rows_are_answered_alike(
 
 
 @pytest.mark.parametrize(("code", "ext"), [(11, PULL), (310, SEND), (37, END)])
-def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> None:
+def test_a_forgotten_request_can_be_answered(code: int, ext: dict[str, str]) -> None:
     peer: Any = Peer()
     data = encode(Command(code, ext, opaque=8)) + encode(Command(code, ext, opaque=9, flag=ONEWAY_FLAG))
     for twin in (plain, compiled):
@@ -391,7 +391,7 @@ def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("offsets", [[2**63 - 1, 3], [2**63 - 2, 2**63 - 1], [2**63 - 1, -(2**63)], [-(2**63)], [5, 7]])
-def test_queue_offsets_at_the_end_of_64_bits_make_entries_alike(offsets: list[int]) -> None:
+def test_both_twins_make_entries_for_queue_offsets_near_64_bits(offsets: list[int]) -> None:
     parts = []
     for number, queue_offset in enumerate(offsets):
         record = Record("orders", 1, b"x", offset=91 * number, queue_offset=queue_offset)
@@ -413,7 +413,7 @@ def test_queue_offsets_at_the_end_of_64_bits_make_entries_alike(offsets: list[in
 
 
 @pytest.mark.parametrize("offsets", [[2**63 - 1], [-(2**63), 2**63 - 1], [2**63 - 1, -(2**63)]])
-def test_records_are_not_looked_for_beyond_64_bits(offsets: list[int]) -> None:
+def test_records_beyond_64_bits_are_not_read(offsets: list[int]) -> None:
     for start in (0, 2**63 - 1, -(2**63)):
         for twin in (plain, compiled):
             assert twin.read_records(bytes(200), start, offsets) == [None] * len(offsets)

@@ -104,7 +104,7 @@ def tried(call: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_request_that_is_forgotten_before_its_rows_are_stored_takes_nothing_from_them(batched: bool) -> None:
+def test_forgetting_a_request_before_its_rows_are_stored_keeps_the_rows(batched: bool) -> None:
     results = []
     for twin in TWINS:
         wanted = encoded(twin, batch_of(twin, requests_of(twin, *sends(batched=batched))))
@@ -120,7 +120,7 @@ def test_a_request_that_is_forgotten_before_its_rows_are_stored_takes_nothing_fr
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_forgotten_request_is_not_stored_with_what_lies_there_now(batched: bool) -> None:
+def test_a_forgotten_request_is_not_stored_with_reused_memory(batched: bool) -> None:
     for twin in TWINS:
         requests = requests_of(twin, *sends(batched=batched))
         for request in requests:
@@ -136,7 +136,7 @@ def test_a_forgotten_request_is_not_stored_with_what_lies_there_now(batched: boo
         assert kept
 
 
-def test_every_attribute_of_a_forgotten_request_can_be_asked_for() -> None:
+def test_every_attribute_of_a_forgotten_request_is_readable() -> None:
     end = {
         "producerGroup": "g", "tranStateTableOffset": "3", "commitLogOffset": "700", "commitOrRollback": "8",
         "fromTransactionCheck": "true", "msgId": "A0",
@@ -165,7 +165,7 @@ class Forgetting:
 
 
 @pytest.mark.trio
-async def test_a_plugin_that_forgets_requests_before_the_append_changes_no_message(tmp_path: Path) -> None:
+async def test_a_plugin_that_forgets_requests_before_the_append_alters_no_message(tmp_path: Path) -> None:
     broker = make_broker(tmp_path, enable=[f"{__name__}:Forgetting"])
     async with run_broker(broker), open_channel(broker.address) as channel:
         for command in (*sends(), *sends(batched=True)):
@@ -234,7 +234,7 @@ ALL = pytest.mark.parametrize("name", THINGS)
 
 
 @ALL
-def test_wrong_arguments_raise_and_nothing_else(name: str) -> None:
+def test_wrong_arguments_raise_and_do_not_crash(name: str) -> None:
     thing = THINGS[name]()
     touch_all(thing)
     touch_all(thing)
@@ -242,7 +242,7 @@ def test_wrong_arguments_raise_and_nothing_else(name: str) -> None:
 
 
 @ALL
-def test_objects_that_nobody_initialized_can_be_asked_anything(name: str) -> None:
+def test_uninitialized_objects_do_not_crash(name: str) -> None:
     kind = type(THINGS[name]())
     thing = kind.__new__(kind)
     touch_all(thing)
@@ -251,7 +251,7 @@ def test_objects_that_nobody_initialized_can_be_asked_anything(name: str) -> Non
 
 
 @ALL
-def test_an_object_that_is_initialized_again_keeps_what_it_has(name: str) -> None:
+def test_an_object_initialized_twice_keeps_its_content(name: str) -> None:
     thing = THINGS[name]()
     columns = ("topics", "bodies", "properties", "queue_ids", "offsets")
     before = {column: list(getattr(thing, column)) for column in columns if name in ("placed",)}
@@ -264,7 +264,7 @@ def test_an_object_that_is_initialized_again_keeps_what_it_has(name: str) -> Non
 
 
 @ALL
-def test_attributes_can_be_set_to_what_they_cannot_be(name: str) -> None:
+def test_attributes_of_wrong_types_do_not_crash(name: str) -> None:
     for attribute in [known for known in dir(THINGS[name]()) if not known.startswith("_") and known != "done"]:
         for value in WRONG:
             thing = THINGS[name]()
@@ -282,7 +282,7 @@ FORM = plain_sends.reply_form({}, HOST.hex())
 
 @pytest.mark.parametrize("change", ["pop", "append", "clear", "extend", "types"])
 @pytest.mark.parametrize("when", ["before", "placed", "encoded"])
-def test_columns_whose_lists_are_changed_behind_the_batch_are_read_with_care(change: str, when: str) -> None:
+def test_columns_changed_behind_the_batch_do_not_crash(change: str, when: str) -> None:
     names = [
         "topics", "queue_ids", "bodies", "properties", "flags", "sys_flags", "born_timestamps", "born_hosts",
         "reconsume_times", "prepared_offsets", "waits", "origins", "statuses", "offsets", "sizes", "queue_offsets",
@@ -321,14 +321,14 @@ def test_columns_whose_lists_are_changed_behind_the_batch_are_read_with_care(cha
 
 
 @pytest.mark.parametrize("rows", [[3], [-1], [10**6], [2**62], [0, 1, 2, 3], range(4)])
-def test_rows_that_the_batch_has_not_are_not_encoded(rows: Any) -> None:
+def test_rows_beyond_the_batch_are_not_encoded(rows: Any) -> None:
     batch = batch_of(compiled, requests_of(compiled, *sends(3)))
     batch.place(0, 5)
     with pytest.raises(IndexError):
         compiled.encode_rows(batch, rows, 0, 0, 90_000, {}, LAYOUT)
 
 
-def test_columns_are_of_the_batch_that_has_them() -> None:
+def test_columns_belong_to_their_batch() -> None:
     batch, dispatched = THINGS["placed"](), THINGS["dispatched"]()
     columns = [getattr(type(one), name) for one in (batch, dispatched) for name in dir(type(one))]
     for column in [one for one in columns if type(one).__name__ == "Column"]:
@@ -341,7 +341,7 @@ def test_columns_are_of_the_batch_that_has_them() -> None:
 
 
 @pytest.mark.parametrize("row", [-4, -1, 0, 2, 3, 2**31])
-def test_rows_are_counted_alike_by_both_twins(row: int) -> None:
+def test_both_twins_count_rows_the_same(row: int) -> None:
     results = []
     for twin in TWINS:
         some = []
@@ -366,7 +366,7 @@ def test_rows_are_counted_alike_by_both_twins(row: int) -> None:
     assert results[0] == results[1]
 
 
-def test_asking_for_the_tag_codes_of_a_queue_adds_none() -> None:
+def test_reading_the_tag_codes_of_a_queue_adds_none() -> None:
     for twin in TWINS:
         batch = batch_of(twin, requests_of(twin, *sends(3)))
         encoded(twin, batch)
@@ -377,7 +377,7 @@ def test_asking_for_the_tag_codes_of_a_queue_adds_none() -> None:
         assert dispatched.queues == [("T", 0)]
 
 
-def test_followers_that_follow_each_other_do_not_end_the_process() -> None:
+def test_cyclically_tied_rows_do_not_crash() -> None:
     for twin in TWINS:
         batch = batch_of(twin, requests_of(twin, *sends(3)))
         batch.tie_next_to(2)

@@ -21,17 +21,17 @@ def waits_of(adaptive: AdaptiveWait, times: int, *, paid: bool) -> list[int]:
     return waited
 
 
-def test_after_each_wait_in_vain_twice_as_many_are_skipped_up_to_63() -> None:
+def test_each_useless_wait_doubles_the_skipped_ones_up_to_63() -> None:
     waited = waits_of(AdaptiveWait(), 500, paid=False)
     assert waited[0] == 0
     assert [after - before for before, after in pairwise(waited)] == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64, 64]
 
 
-def test_where_waits_pay_each_opportunity_is_used() -> None:
+def test_useful_waits_are_never_skipped() -> None:
     assert waits_of(AdaptiveWait(), 50, paid=True) == list(range(50))
 
 
-def test_one_wait_that_pays_ends_the_backoff() -> None:
+def test_one_useful_wait_ends_the_backoff() -> None:
     adaptive = AdaptiveWait()
     waits_of(adaptive, 200, paid=False)
     while not adaptive.should_wait():
@@ -40,6 +40,6 @@ def test_one_wait_that_pays_ends_the_backoff() -> None:
     assert waits_of(adaptive, 10, paid=True) == list(range(10))
 
 
-def test_who_does_not_report_waits_again() -> None:
+def test_waits_without_reported_results_are_never_skipped() -> None:
     adaptive = AdaptiveWait()
     assert all(adaptive.should_wait() for _ in range(5))

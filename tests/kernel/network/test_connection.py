@@ -50,7 +50,7 @@ async def peer_of_a_broker(path: Path) -> AsyncIterator[Peer]:
             yield Peer(stream, broker.connections[0])
 
 
-async def test_answers_find_who_asked_whatever_their_order(tmp_path: Path):
+async def test_responses_reach_their_callers_in_any_order(tmp_path: Path):
     async with peer_of_a_broker(tmp_path) as peer, trio.open_nursery() as nursery:
         bodies: dict[bytes, bytes] = {}
 
@@ -67,7 +67,7 @@ async def test_answers_find_who_asked_whatever_their_order(tmp_path: Path):
     assert bodies == {b"one": b"ONE", b"two": b"TWO"}
 
 
-async def test_an_answer_to_nothing_and_a_second_one_are_dropped(tmp_path: Path):
+async def test_unexpected_and_duplicate_responses_are_dropped(tmp_path: Path):
     async with peer_of_a_broker(tmp_path) as peer, trio.open_nursery() as nursery:
         await peer.answer(99, b"never asked")
 
@@ -82,14 +82,14 @@ async def test_an_answer_to_nothing_and_a_second_one_are_dropped(tmp_path: Path)
         assert not peer.connection.closed
 
 
-async def test_a_silent_peer_is_told_of_after_the_time_and_owes_nothing_then(tmp_path: Path):
+async def test_a_silent_peer_is_reported_after_the_timeout(tmp_path: Path):
     async with peer_of_a_broker(tmp_path) as peer:
         for _ in range(ASKED_MAX + 1):
             with pytest.raises(CallTimeout):
                 await peer.connection.ask(Command(307), 0.0)
 
 
-async def test_a_peer_that_owes_many_answers_is_not_asked_for_more(tmp_path: Path):
+async def test_a_peer_with_many_open_requests_gets_no_further_ones(tmp_path: Path):
     async with peer_of_a_broker(tmp_path) as peer, trio.open_nursery() as nursery:
         for _ in range(ASKED_MAX):
             nursery.start_soon(peer.connection.ask, Command(307), 60.0)
@@ -99,7 +99,7 @@ async def test_a_peer_that_owes_many_answers_is_not_asked_for_more(tmp_path: Pat
         nursery.cancel_scope.cancel()
 
 
-async def test_the_end_of_the_connection_ends_the_waiting(tmp_path: Path):
+async def test_closing_the_connection_ends_all_waits(tmp_path: Path):
     async with peer_of_a_broker(tmp_path) as peer:
         async with trio.open_nursery() as nursery:
 
@@ -114,7 +114,7 @@ async def test_the_end_of_the_connection_ends_the_waiting(tmp_path: Path):
             await peer.connection.ask(Command(307), ASK_S)
 
 
-async def test_an_answer_lets_the_sweep_give_way_to_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_response_makes_the_sweep_yield_to_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ways: list[None] = []
     async with peer_of_a_broker(tmp_path) as peer, trio.open_nursery() as nursery:
         monkeypatch.setattr(Sweep, "give_way", lambda sweep: ways.append(None))

@@ -16,7 +16,7 @@ from gantrymq.kernel.network.listening import accept_from
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_who_connects_is_accepted_with_its_address_and_without_blocking(host: str) -> None:
+def test_connections_are_accepted_with_their_address_without_blocking(host: str) -> None:
     listener = SystemListener(host, 0)
     try:
         with pytest.raises(ConnectionRefusedError):
@@ -37,7 +37,7 @@ def test_who_connects_is_accepted_with_its_address_and_without_blocking(host: st
 
 
 @pytest.mark.parametrize("port", [None, 1 << 16], ids=["taken", "no port"])
-def test_an_address_that_cannot_be_had_is_an_error(port: int | None) -> None:
+def test_an_unavailable_address_is_an_error(port: int | None) -> None:
     listener = SystemListener("127.0.0.1", 0)
     listener.listen(1)
     try:
@@ -61,7 +61,7 @@ class Short(SystemListener):
 
 
 @pytest.mark.trio
-async def test_who_comes_while_there_are_no_descriptors_is_accepted_later_and_the_log_says_it_once(
+async def test_connections_without_a_free_descriptor_are_accepted_later_and_logged_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     listener = Short(attempts=20)

@@ -68,7 +68,7 @@ def test_codes_of_one_batch_processor_are_one_call_in_order_of_arrival() -> None
     assert handlers.codes == [10, 310]
 
 
-def test_requests_of_one_peer_are_taken_in_the_order_in_which_they_came() -> None:
+def test_requests_of_a_peer_are_processed_in_their_order() -> None:
     calls: list[int] = []
 
     class Pulls:
@@ -86,7 +86,7 @@ def test_requests_of_one_peer_are_taken_in_the_order_in_which_they_came() -> Non
     assert calls == [1, 2, 3, 6, 4, 5], "one call for all that nobody's order keeps apart"
 
 
-def test_a_code_taken_twice_names_both_plugins() -> None:
+def test_a_code_registered_twice_is_an_error_that_names_both_plugins() -> None:
     with pytest.raises(StartError, match="request code 10 is taken by plugins 'a' and 'b'"):
         table(Processors("a", {10: Batch()}), Processors("b", {10: Batch()}))
 
@@ -98,7 +98,7 @@ def test_an_unknown_code_is_answered_with_the_text_of_rocketmq() -> None:
     assert (answer.code, answer.opaque, answer.remark) == (3, 5, " request type 77 not supported")
 
 
-def test_faults_and_bugs_of_a_handler_are_answered_to_the_one_who_asked() -> None:
+def test_faults_and_bugs_of_a_handler_become_error_responses() -> None:
     def faulty(request: Request) -> Command | None:
         raise RemoteFault(ResponseCode.NO_PERMISSION, "not you")
 
@@ -145,7 +145,7 @@ class Breaking:
         raise self.error
 
 
-def test_a_batch_processor_that_raises_costs_its_rows_an_error_and_nobody_an_answer_twice() -> None:
+def test_a_batch_processor_that_raises_answers_its_open_rows_with_errors_once() -> None:
     breaking = Breaking(KeyError("oops"))
     handlers = table(Processors("a", {1: breaking, 2: lambda asked: asked.command.answer(0)}))
     rows = [request(1), request(1), request(1), request(2)]
@@ -155,6 +155,6 @@ def test_a_batch_processor_that_raises_costs_its_rows_an_error_and_nobody_an_ans
 
 
 @pytest.mark.parametrize("error", [PluginError("dispatch failed"), LogPoisoned("the disk failed")])
-def test_what_must_stop_the_broker_is_not_taken_for_a_processors_bug(error: Exception) -> None:
+def test_fatal_errors_in_a_processor_are_not_treated_as_its_bugs(error: Exception) -> None:
     with pytest.raises(type(error)):
         table(Processors("a", {1: Breaking(error)})).handle([request(1)[0], request(1)[0]])

@@ -16,7 +16,7 @@ from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
-from gantrymq.kernel.network.sweep import Sweep
+from gantrymq.kernel.network.sweep import LONE_TURNS, Sweep
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.bad_bytes import QUIET_SECONDS
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
@@ -105,7 +105,7 @@ def answers(peer: socket.socket, count: int) -> list[Command]:
     return found
 
 
-def test_all_that_is_ready_is_one_call_and_each_peer_gets_its_own_answers(bench: Bench) -> None:
+def test_all_ready_requests_are_one_call_and_each_peer_gets_its_responses(bench: Bench) -> None:
     first, second = bench.connect(), bench.connect()
     first.sendall(request(1, b"x") + request(2, b"y", kind=1))
     second.sendall(request(1, b"z"))
@@ -116,7 +116,7 @@ def test_all_that_is_ready_is_one_call_and_each_peer_gets_its_own_answers(bench:
     second.close()
 
 
-def test_a_request_is_complete_when_its_last_byte_came(bench: Bench) -> None:
+def test_a_request_is_complete_when_its_last_byte_arrives(bench: Bench) -> None:
     peer = bench.connect()
     data = request(7, b"slow")
     for byte in data[:-1]:
@@ -137,7 +137,7 @@ def test_oneway_requests_are_handled_and_never_answered(bench: Bench) -> None:
     peer.close()
 
 
-def test_a_response_nobody_waits_for_is_dropped(bench: Bench) -> None:
+def test_an_unexpected_response_is_dropped(bench: Bench) -> None:
     peer = bench.connect()
     peer.sendall(request(1, flag=RESPONSE_FLAG) + request(2))
     bench.turns(lambda: len(bench.requests) == 1)
@@ -153,7 +153,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[bad.hex() for bad in BAD])
-def test_bytes_that_are_no_frame_close_that_connection_and_no_other(bench: Bench, bad: bytes) -> None:
+def test_invalid_bytes_close_their_connection_only(bench: Bench, bad: bytes) -> None:
     guilty, innocent = bench.connect(), bench.connect()
     guilty.sendall(bad)
     bench.turns(lambda: any(change.closed for change in bench.changes))
@@ -165,7 +165,7 @@ def test_bytes_that_are_no_frame_close_that_connection_and_no_other(bench: Bench
     innocent.close()
 
 
-def test_a_peer_that_does_not_read_is_closed_at_the_cap_and_others_are_served() -> None:
+def test_a_peer_that_does_not_read_is_closed_at_the_limit_and_others_are_served() -> None:
     bench = make_bench(write_buffer_bytes=64 * 1024)
     greedy, other = bench.connect(), bench.connect()
     greedy.setblocking(False)
@@ -190,7 +190,7 @@ def test_a_peer_that_does_not_read_is_closed_at_the_cap_and_others_are_served() 
     bench.sweep.close()
 
 
-def test_a_turn_takes_no_more_rows_than_its_limit_and_the_rest_follows() -> None:
+def test_a_turn_takes_at_most_its_limit_of_rows_and_the_rest_follows() -> None:
     bench = make_bench(sweep_rows=10)
     peers = [bench.connect() for _ in range(4)]
     for peer in peers:
@@ -204,7 +204,7 @@ def test_a_turn_takes_no_more_rows_than_its_limit_and_the_rest_follows() -> None
     bench.sweep.close()
 
 
-def test_who_is_idle_or_trickles_a_frame_is_closed(bench: Bench) -> None:
+def test_idle_peers_and_peers_with_unfinished_frames_are_disconnected(bench: Bench) -> None:
     idle, trickling, busy = bench.connect(), bench.connect(), bench.connect()
     idle.sendall(request(1))
     bench.turns(lambda: len(bench.requests) == 1)
@@ -225,7 +225,7 @@ def test_who_is_idle_or_trickles_a_frame_is_closed(bench: Bench) -> None:
         peer.close()
 
 
-def test_who_connects_and_sends_no_frame_is_closed_within_ten_seconds(bench: Bench) -> None:
+def test_a_new_connection_without_a_frame_is_closed_within_ten_seconds(bench: Bench) -> None:
     silent, honest = bench.connect(), bench.connect()
     honest.sendall(request(1))
     bench.turns(lambda: len(bench.requests) == 1)
@@ -266,7 +266,7 @@ def test_one_address_cannot_take_every_connection() -> None:
     bench.sweep.close()
 
 
-def test_a_cap_by_address_holds_while_there_is_room_for_others() -> None:
+def test_the_limit_for_each_address_applies_below_the_total_limit() -> None:
     bench = make_bench(connections=10, connections_per_address=2)
     with structlog.testing.capture_logs() as lines:
         greedy = [connect_from(bench, "127.0.0.2") for _ in range(5)]
@@ -282,7 +282,7 @@ def test_a_cap_by_address_holds_while_there_is_room_for_others() -> None:
     bench.sweep.close()
 
 
-def test_more_connections_than_allowed_are_turned_away() -> None:
+def test_connections_beyond_the_limit_are_closed() -> None:
     bench = make_bench(connections=1)
     first = bench.connect()
     second = socket.create_connection(("127.0.0.1", bench.port), timeout=5)
@@ -309,7 +309,7 @@ def test_a_port_in_use_is_a_clear_error(bench: Bench) -> None:
     other.close()
 
 
-def test_a_closed_peer_is_reported_once_and_takes_no_more_answers(bench: Bench) -> None:
+def test_a_closed_peer_is_reported_once_and_gets_no_more_responses(bench: Bench) -> None:
     peer = bench.connect()
     connection = bench.sweep.connections[0]
     peer.close()
@@ -320,7 +320,7 @@ def test_a_closed_peer_is_reported_once_and_takes_no_more_answers(bench: Bench) 
     assert [closed for change in bench.changes for closed in change.closed] == [connection]
 
 
-def test_answers_that_nobody_takes_share_a_limit_and_who_has_most_is_closed() -> None:
+def test_unread_responses_share_a_limit_and_the_largest_holder_is_closed() -> None:
     bench = make_bench(buffered_bytes=4 * 1024 * 1024)
     quiet = bench.connect()
     greedy = [bench.connect() for _ in range(4)]
@@ -342,7 +342,7 @@ def test_answers_that_nobody_takes_share_a_limit_and_who_has_most_is_closed() ->
     bench.sweep.close()
 
 
-def test_unfinished_frames_share_a_limit_and_who_has_most_is_closed() -> None:
+def test_unfinished_frames_share_a_limit_and_the_largest_holder_is_closed() -> None:
     bench = make_bench(buffered_bytes=256 * 1024)
     large, small, quiet = (bench.connect() for _ in range(3))
     frame = request(1, bytes(1_000_000))
@@ -358,7 +358,7 @@ def test_unfinished_frames_share_a_limit_and_who_has_most_is_closed() -> None:
     bench.sweep.close()
 
 
-def test_one_request_whose_answers_fill_the_buffer_ends_its_turn_for_that_peer_only() -> None:
+def test_a_full_write_buffer_ends_the_turn_of_its_peer_only() -> None:
     """What one turn may bring of requests is bounded in bytes and rows, their answers are not."""
     bench = make_bench(write_buffer_bytes=64 * 1024)
     peer = bench.connect()
@@ -379,7 +379,7 @@ def test_one_request_whose_answers_fill_the_buffer_ends_its_turn_for_that_peer_o
     bench.sweep.close()
 
 
-def test_any_single_answer_is_sent_however_small_the_write_buffer_and_a_second_one_is_too_much() -> None:
+def test_a_single_response_of_any_size_is_sent_and_a_second_exceeds_the_buffer() -> None:
     bench = make_bench(write_buffer_bytes=64 * 1024)
     peer = bench.connect()
     connection = bench.sweep.connections[0]
@@ -405,7 +405,7 @@ def test_any_single_answer_is_sent_however_small_the_write_buffer_and_a_second_o
     bench.sweep.close()
 
 
-def test_many_connections_are_looked_at_in_parts_and_none_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_connections_are_scanned_in_parts_and_none_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.kernel.network.sweep.CHECKED_AT_ONCE", 2)
     bench = make_bench(idle=10, buffered_bytes=256 * 1024)
     peers = [bench.connect() for _ in range(5)]
@@ -451,9 +451,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return CountingEpoll.waits
 
 
-def test_after_a_single_request_the_sweep_looks_for_the_next_one_without_sleeping(
-    waits: list[float], bench: Bench
-) -> None:
+def test_the_sweep_polls_without_sleeping_after_a_single_request(waits: list[float], bench: Bench) -> None:
     peer = bench.connect()
     peer.sendall(request(1))
     while not bench.requests:
@@ -469,7 +467,7 @@ def test_after_a_single_request_the_sweep_looks_for_the_next_one_without_sleepin
     peer.close()
 
 
-def test_the_sweep_lingers_where_that_pays_and_rarely_where_it_does_not(waits: list[float], bench: Bench) -> None:
+def test_the_sweep_lingers_only_when_that_finds_requests(waits: list[float], bench: Bench) -> None:
     peer = bench.connect()
     waits.clear()
     assert not any(bench.sweep.turn(linger=True) for _ in range(400))
@@ -483,9 +481,7 @@ def test_the_sweep_lingers_where_that_pays_and_rarely_where_it_does_not(waits: l
     peer.close()
 
 
-def test_the_sweep_does_not_linger_where_nobody_was_answered_or_another_task_is_at_work(
-    waits: list[float], bench: Bench
-) -> None:
+def test_the_sweep_does_not_linger_without_a_response_or_beside_other_tasks(waits: list[float], bench: Bench) -> None:
     peer = bench.connect()
     bench.sweep.wake()
     assert not bench.sweep.turn(), "the waker alone promises no requests"
@@ -501,7 +497,7 @@ def test_the_sweep_does_not_linger_where_nobody_was_answered_or_another_task_is_
     peer.close()
 
 
-def test_it_tells_while_requests_are_handed_over_that_progress_follows() -> None:
+def test_the_sweep_announces_progress_while_it_hands_over_requests() -> None:
     seen: list[tuple[str, bool]] = []
 
     def handle(requests: list[Request]) -> None:
@@ -522,6 +518,36 @@ def test_it_tells_while_requests_are_handed_over_that_progress_follows() -> None
     peer.close()
     sweep.close()
     assert seen[-2:] == [("handle", True), ("progress", False)]
+
+
+def test_it_serves_one_client_while_one_connection_alone_sends_one_request_a_turn() -> None:
+    seen: list[bool] = []
+    sweep = Sweep(
+        ClockedEnv(), LimitsSection(), lambda requests: seen.append(sweep.serves_one_client), lambda _: None, int
+    )
+    _, port = sweep.bind("127.0.0.1", 0)
+    sweep.listen()
+    alone, other = (socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(2))
+
+    def send(peer: socket.socket, count: int = 1) -> bool:
+        """Whether it served one client while it handled what ``peer`` sent."""
+        before = len(seen)
+        peer.sendall(encode(Command(999)) * count)
+        while len(seen) == before:
+            sweep.turn()
+        return seen[-1]
+
+    try:
+        assert [send(alone) for _ in range(LONE_TURNS + 3)] == [False] * LONE_TURNS + [True] * 3
+        assert not sweep.serves_one_client, "nothing is handled now"
+        assert not send(other)
+        assert [send(alone) for _ in range(LONE_TURNS + 1)] == [False] * LONE_TURNS + [True]
+        assert not send(alone, 2)
+        assert not send(alone)
+    finally:
+        alone.close()
+        other.close()
+        sweep.close()
 
 
 HELLO = bytes.fromhex("16030100C8010000C40303") + bytes(32)
@@ -576,7 +602,7 @@ def test_headers_that_take_long_to_read_are_read_a_few_a_turn(bench: Bench, kind
     other.close()
 
 
-def test_frames_that_are_left_are_read_once_the_connection_is(bench: Bench) -> None:
+def test_frames_of_a_paused_connection_are_read_after_it_resumes(bench: Bench) -> None:
     peer = bench.connect()
     peer.sendall(b"".join(map(odd_frame, range(20))))
     bench.turns(lambda: len(bench.requests) > 0)
@@ -592,7 +618,7 @@ def test_frames_that_are_left_are_read_once_the_connection_is(bench: Bench) -> N
     peer.close()
 
 
-def test_a_connection_that_ends_takes_the_frames_along_that_are_left(bench: Bench) -> None:
+def test_a_closed_connection_drops_its_remaining_frames(bench: Bench) -> None:
     peer = bench.connect()
     peer.sendall(b"".join(map(odd_frame, range(20))))
     bench.turns(lambda: len(bench.requests) > 0)
@@ -604,7 +630,7 @@ def test_a_connection_that_ends_takes_the_frames_along_that_are_left(bench: Benc
     peer.close()
 
 
-def test_who_was_ready_when_a_turn_was_full_comes_first_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_deferred_by_a_full_turn_come_first_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench()
     peers = [bench.connect() for _ in range(3)]
     served: list[int] = []

@@ -115,7 +115,7 @@ def ask(connection: Connection, code: int, opaque: int, *, body: bytes = b"", on
     return Request(connection, command)  # type: ignore[arg-type]
 
 
-def test_what_is_left_of_a_turn_waits_and_connections_take_turns() -> None:
+def test_the_rest_of_a_turn_is_deferred_and_connections_alternate() -> None:
     bench, a, b = Bench(), Connection("a"), Connection("b")
     bench.table.handle([ask(a, SLOW, number) for number in range(6)] + [ask(b, SLOW, number) for number in range(2)])
     assert bench.done == [("a", 0), ("a", 1)]
@@ -133,7 +133,7 @@ def test_what_is_left_of_a_turn_waits_and_connections_take_turns() -> None:
     assert bench.table.waiting.bytes == 0
 
 
-def test_a_large_request_is_answered_in_steps_one_at_a_time_and_its_connection_waits_for_it() -> None:
+def test_a_large_request_is_processed_in_steps_while_its_connection_waits() -> None:
     bench, a, b, c = Bench(), Connection("a"), Connection("b"), Connection("c")
     bench.table.handle(
         [
@@ -181,7 +181,7 @@ def test_a_small_request_is_not_divided() -> None:
     assert a.codes == [ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR]
 
 
-def test_a_request_in_steps_that_fails_or_whose_connection_ends_makes_way_for_the_next_one() -> None:
+def test_a_stepwise_request_that_fails_or_is_disconnected_frees_its_place() -> None:
     bench, a, b, c = Bench(), Connection("a"), Connection("b"), Connection("c")
     bench.table.handle(
         [ask(a, STEPS, 0, body=LARGE), ask(b, STEPS, 0, body=LARGE + b"?"), ask(c, STEPS, 0, body=LARGE)]
@@ -196,7 +196,7 @@ def test_a_request_in_steps_that_fails_or_whose_connection_ends_makes_way_for_th
 
 
 @pytest.mark.parametrize("code", [SEND, SLOW])
-def test_what_waits_has_its_turn_however_much_comes(code: int) -> None:
+def test_waiting_requests_are_served_under_any_load(code: int) -> None:
     bench, a = Bench(), Connection("a")
     bench.table.handle([ask(a, SLOW, number) for number in range(6)])
     for number in range(8):
@@ -205,7 +205,7 @@ def test_what_waits_has_its_turn_however_much_comes(code: int) -> None:
     assert [number for name, number in bench.done if name == "a"] == list(range(6))
 
 
-def test_no_request_overtakes_another_one_of_its_connection() -> None:
+def test_requests_of_a_connection_keep_their_order() -> None:
     bench, a, b = Bench(), Connection("a"), Connection("b")
     codes = [SLOW, SLOW, SLOW, SEND, SEND, QUICK, SEND, SLOW, SEND]
     bench.table.handle([*(ask(a, code, number) for number, code in enumerate(codes)), ask(b, SEND, 0)])
@@ -215,7 +215,7 @@ def test_no_request_overtakes_another_one_of_its_connection() -> None:
     assert bench.done.index(("b", 0)) < bench.done.index(("a", 3)), "who did nothing heavy does not wait"
 
 
-def test_a_batch_processor_may_leave_requests_for_a_later_turn() -> None:
+def test_a_batch_processor_may_defer_requests_to_a_later_turn() -> None:
     bench, a, b = Bench(), Connection("a"), Connection("b")
     bench.taken_at_once = 2
     bench.table.handle([ask(a, SEND, 0), ask(a, SEND, 1), ask(a, SEND, 2), ask(b, SEND, 0), ask(a, QUICK, 3)])
@@ -225,7 +225,7 @@ def test_a_batch_processor_may_leave_requests_for_a_later_turn() -> None:
     assert ("b", 0) in bench.done
 
 
-def test_requests_of_a_closed_connection_are_dropped_but_for_oneway_ones() -> None:
+def test_requests_of_a_closed_connection_are_dropped_except_oneway_ones() -> None:
     for attribute in ("closed", "peer_left"):
         bench, a = Bench(), Connection("a")
         bench.table.handle([ask(a, SLOW, number, oneway=number % 5 == 4) for number in range(20)])
@@ -237,7 +237,7 @@ def test_requests_of_a_closed_connection_are_dropped_but_for_oneway_ones() -> No
         assert bench.table.waiting.bytes == 0
 
 
-def test_requests_that_would_fill_the_memory_are_refused_as_rocketmq_refuses_them() -> None:
+def test_requests_beyond_the_memory_limit_are_refused_with_rocketmqs_code() -> None:
     bench, a = Bench(waiting_bytes=1024 * 1024), Connection("a")
     body = bytes(300 * 1024)
     bench.table.handle([ask(a, SLOW, 0), ask(a, SLOW, 1), *(ask(a, SLOW, number, body=body) for number in range(2, 9))])
@@ -255,7 +255,7 @@ def test_a_body_beyond_the_limit_is_refused_with_the_settings_name() -> None:
 
 
 @pytest.mark.trio
-async def test_tasks_work_on_so_many_requests_of_a_connection_and_no_more() -> None:
+async def test_tasks_process_a_limited_number_of_requests_of_a_connection() -> None:
     bench, a, b = Bench(requests_in_flight=3), Connection("a"), Connection("b")
     bench.table.handle([*(ask(a, ASYNC, number) for number in range(8)), ask(a, QUICK, 8), ask(b, ASYNC, 0)])
     assert [request.connection.name for _, request in bench.spawned] == ["a", "a", "a", "b"]  # type: ignore[attr-defined]
@@ -274,7 +274,7 @@ async def test_tasks_work_on_so_many_requests_of_a_connection_and_no_more() -> N
 
 
 @pytest.mark.trio
-async def test_heavy_requests_are_worked_on_one_of_each_connection_and_few_in_all() -> None:
+async def test_heavy_requests_run_one_for_each_connection_and_few_in_total() -> None:
     bench = Bench(heavy_requests=2)
     peers = [Connection(str(number)) for number in range(5)]
     bench.table.handle([ask(peer, HEAVY, number) for number in range(3) for peer in peers])
@@ -302,7 +302,7 @@ async def test_heavy_requests_are_worked_on_one_of_each_connection_and_few_in_al
 
 
 @pytest.mark.trio
-async def test_a_long_piece_of_work_rests_when_its_slice_is_over() -> None:
+async def test_long_work_yields_when_its_slice_ends() -> None:
     now, rests = 0.0, 0
 
     def give_way() -> None:

@@ -33,7 +33,7 @@ def filled(bodies: list[bytes], file_bytes: int) -> tuple[CommitLog, list[int]]:
 
 @pytest.mark.parametrize("file_bytes", [4000, 1 << 24])
 @pytest.mark.parametrize("largest", [10, 3 * USUAL_BYTES, NEAR_BYTES])
-def test_each_record_is_found_wherever_the_others_lie(file_bytes: int, largest: int) -> None:
+def test_records_are_read_whatever_the_distance_between_them(file_bytes: int, largest: int) -> None:
     chance = random.Random(largest)
     largest = min(largest, file_bytes // 2)
     bodies = [bytes([number]) * chance.randrange(largest) for number in range(60)]
@@ -46,21 +46,21 @@ def test_each_record_is_found_wherever_the_others_lie(file_bytes: int, largest: 
         ]
 
 
-def test_where_no_record_is_there_is_none_and_the_others_are_found() -> None:
+def test_an_offset_without_a_record_returns_none_and_the_others_are_found() -> None:
     log, offsets = filled([b"a" * 50, b"b" * 50, b"c" * 50], 1 << 20)
     asked = [-5, offsets[1], offsets[1] + 1, log.end - 2, log.end, 2**62, offsets[2]]
     found = read_many(log, asked)
     assert [record and record.body[:1] for record in found] == [None, b"b", None, None, None, None, b"c"]
 
 
-def test_what_is_known_to_be_damaged_is_not_looked_at() -> None:
+def test_quarantined_ranges_are_not_read() -> None:
     log, offsets = filled([b"a" * 50, b"b" * 50, b"c" * 50], 1 << 20)
     log.quarantine_range(offsets[1], offsets[2])
     assert [record and record.body[:1] for record in read_many(log, offsets)] == [b"a", None, b"c"]
 
 
 @pytest.mark.parametrize("host", [TINY.store_host, bytes(15) + b"\1\0\0\x2a\x9f"], ids=["ipv4", "ipv6"])
-def test_a_record_that_a_queue_entry_names_is_found_and_a_forged_one_is_not(host: bytes) -> None:
+def test_a_record_at_a_queue_entry_is_found_and_a_forged_one_is_not(host: bytes) -> None:
     env = MemoryEnv()
     store = Store(env, "store", attrs.evolve(TINY, store_host=host))
     store.open()

@@ -26,7 +26,7 @@ def bodies(first: int, end: int) -> list[bytes]:
     return [b"%d" % number + b"x" * 80 for number in range(first, end)]
 
 
-def test_a_store_lives_on_a_real_disk(tmp_path: Path) -> None:
+def test_a_store_works_on_a_real_disk(tmp_path: Path) -> None:
     root = f"{tmp_path}/deep/store"
     store, _, _ = open_store(SystemEnv(), root)
     for turn in range(20):
@@ -77,7 +77,7 @@ def test_the_checkpoint_says_what_was_flushed() -> None:
     ]
 
 
-def test_a_second_broker_on_the_same_store_is_refused_and_the_first_unharmed() -> None:
+def test_a_second_broker_on_a_store_is_refused_without_effect_on_the_first() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env)
     with pytest.raises(StoreInUse, match="give this one a data folder of its own"):
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_full_disk_is_named_at_the_start() -> None:
+def test_a_full_disk_is_reported_at_the_start() -> None:
     env = MemoryEnv()
     env.free_bytes = 100
     with pytest.raises(NoRoom, match="Free some space"):
@@ -118,7 +118,7 @@ def test_a_full_disk_is_named_at_the_start() -> None:
     open_store(env)
 
 
-def test_a_start_that_failed_holds_nothing() -> None:
+def test_a_failed_start_releases_everything() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env)
     store.append(batch_of(bodies(0, 200)))
@@ -130,7 +130,7 @@ def test_a_start_that_failed_holds_nothing() -> None:
     assert not env.locks
 
 
-def test_a_store_that_is_not_open_says_so() -> None:
+def test_a_closed_store_raises() -> None:
     with pytest.raises(RuntimeError, match="not open"):
         Store(MemoryEnv(), "store").recover(lambda batch: None)
 
@@ -141,7 +141,7 @@ def test_the_defaults_are_rocketmqs() -> None:
     assert config.max_message_bytes == 1 << 22
 
 
-def test_records_bear_the_brokers_address() -> None:
+def test_records_have_the_brokers_address() -> None:
     host = bytes(range(20))
     store, _, _ = open_store(MemoryEnv(), config=attrs.evolve(TINY, store_host=host))
     batch = batch_of([b"a"])
@@ -169,7 +169,7 @@ def test_nothing_is_dispatched_before_it_is_committed() -> None:
     assert len(read_queue(store)) == 6
 
 
-def test_memory_and_log_tell_the_same() -> None:
+def test_dispatch_from_memory_equals_dispatch_from_the_log() -> None:
     def rows() -> AppendBatch:
         batch = AppendBatch()
         for number in range(40):
@@ -206,7 +206,7 @@ def test_memory_and_log_tell_the_same() -> None:
     assert len(found[0][0]["offsets"]) == 38 * 3
 
 
-def test_batches_are_bounded_in_rows() -> None:
+def test_dispatched_batches_have_a_limited_number_of_rows() -> None:
     for backlog_bytes in (1 << 20, 0):
         config = attrs.evolve(TINY, dispatch_rows=10, backlog_bytes=backlog_bytes)
         store, _, _ = open_store(MemoryEnv(), config=config)
@@ -218,7 +218,7 @@ def test_batches_are_bounded_in_rows() -> None:
         assert len(sizes) >= 4
 
 
-def test_what_a_caller_leaves_comes_with_the_next_call() -> None:
+def test_rows_left_by_a_caller_are_returned_by_the_next_call() -> None:
     store, _, _ = open_store(MemoryEnv(), config=attrs.evolve(TINY, dispatch_rows=5))
     store.append(batch_of(bodies(0, 5)))
     store.append(batch_of(bodies(5, 10)))
@@ -228,7 +228,7 @@ def test_what_a_caller_leaves_comes_with_the_next_call() -> None:
     assert len(commit(store)[0]) == 5
 
 
-def test_a_large_backlog_is_read_from_the_log_and_memory_takes_over_again() -> None:
+def test_a_large_backlog_is_dispatched_from_the_log_and_then_from_memory_again() -> None:
     store, _, _ = open_store(MemoryEnv(), config=attrs.evolve(TINY, backlog_bytes=2000))
     for turn in range(30):
         store.append(batch_of(bodies(turn * 5, turn * 5 + 5)))
@@ -250,7 +250,7 @@ def test_refused_rows_are_not_dispatched() -> None:
 # ----------------------------------------------------------------------------------------------------------- failures
 
 
-def test_without_room_queues_and_marks_wait_and_nothing_is_lost() -> None:
+def test_a_full_disk_delays_queue_files_and_marks_without_loss() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env)
     fault = FaultEnv(env)
@@ -273,7 +273,7 @@ def test_without_room_queues_and_marks_wait_and_nothing_is_lost() -> None:
     assert list(read_queue(after).values()) == stored
 
 
-def test_a_store_whose_queues_cannot_be_flushed_stops_unclean_but_whole() -> None:
+def test_a_store_whose_queues_cannot_be_flushed_stops_unclean_without_loss() -> None:
     disk = MemoryEnv()
     env = FaultEnv(disk, number=28, kinds=("pwrite", "truncate", "open"))
     store, _, _ = open_store(env)
@@ -287,7 +287,7 @@ def test_a_store_whose_queues_cannot_be_flushed_stops_unclean_but_whole() -> Non
     assert (report.clean, len(read_queue(after))) == (False, 4)
 
 
-def test_a_poisoned_store_closes_with_the_reason_and_lets_the_lock_go() -> None:
+def test_a_poisoned_store_closes_with_the_reason_and_releases_its_lock() -> None:
     disk = MemoryEnv()
     env = FaultEnv(disk, kinds=("datasync",))
     store, _, _ = open_store(env)
@@ -333,7 +333,7 @@ def test_flushes_in_worker_threads_beside_appends(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_deleted_topic_stays_deleted_over_a_crash() -> None:
+def test_a_deleted_topic_stays_deleted_after_a_crash() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env)
     store.append(batch_of(bodies(0, 10)))
@@ -349,7 +349,7 @@ def test_a_deleted_topic_stays_deleted_over_a_crash() -> None:
     assert read_queue(store) == {10: b"new"}
 
 
-def test_a_deletion_up_to_an_offset_spares_a_topic_that_has_gone_on_behind_it() -> None:
+def test_a_deletion_up_to_an_offset_keeps_a_topic_with_later_messages() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env)
     store.append(batch_of(bodies(0, 3)))
@@ -370,7 +370,7 @@ def test_a_deletion_up_to_an_offset_spares_a_topic_that_has_gone_on_behind_it() 
     assert list(read_queue(store).values()) == [b"newer"]
 
 
-def test_the_index_timestamp_is_kept_and_travels_with_the_checkpoint() -> None:
+def test_the_index_timestamp_is_stored_in_the_checkpoint() -> None:
     env = MemoryEnv()
     store = Store(env, "s")
     store.open()
@@ -387,7 +387,7 @@ def test_the_index_timestamp_is_kept_and_travels_with_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_row_that_enters_no_queue_says_the_queue_offset_that_it_was_given(compiled: bool) -> None:
+def test_a_row_without_a_queue_entry_keeps_its_given_queue_offset(compiled: bool) -> None:
     store, _, _ = open_store(MemoryEnv())
     batch = new_batch(lambda batch: None, Source.CLIENT) if compiled else AppendBatch()
     for body, sys_flag in [(b"kept", 4), (b"given back", 12), (b"ordinary", 0), (b"not given", 4)]:

@@ -47,7 +47,7 @@ def feed(store: Store, data: bytes, at: int, sizes: random.Random | int) -> None
 
 
 @pytest.mark.parametrize("sizes", [1, 7, 5000, random.Random(1), random.Random(2)])
-def test_a_copy_made_in_pieces_of_any_size_is_the_same_store(sizes: random.Random | int) -> None:
+def test_a_copy_appended_in_pieces_of_any_size_equals_the_store(sizes: random.Random | int) -> None:
     original, data = source()
     assert len(original.log.segments) > 2
     copy = opened(MemoryEnv())
@@ -61,7 +61,7 @@ def test_a_copy_made_in_pieces_of_any_size_is_the_same_store(sizes: random.Rando
         )
 
 
-def test_a_copy_survives_a_stop_and_goes_on() -> None:
+def test_a_copy_continues_after_a_stop() -> None:
     _, data = source()
     env = MemoryEnv()
     copy = opened(env)
@@ -75,7 +75,7 @@ def test_a_copy_survives_a_stop_and_goes_on() -> None:
     assert copy.log.end == len(data)
 
 
-def test_an_empty_log_may_begin_with_any_file() -> None:
+def test_an_empty_log_may_start_at_any_file() -> None:
     original, data = source()
     base = next(iter(list(original.log.segments)[2:])).base
     env = MemoryEnv()
@@ -95,7 +95,7 @@ def test_an_empty_log_may_begin_with_any_file() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 3, 5, 8, 28, 35, 84, 87, 88, 100, 103])
-def test_a_flipped_byte_is_refused_and_nothing_of_it_is_written(place: int) -> None:
+def test_a_piece_with_a_flipped_byte_is_rejected_whole(place: int) -> None:
     """Sizes, magic, CRC, the place in the log, body and topic: what the format lets one check."""
     original, data = source(3)
     last = original.log.end - 107
@@ -110,7 +110,7 @@ def test_a_flipped_byte_is_refused_and_nothing_of_it_is_written(place: int) -> N
         assert copy.log.end == 0
 
 
-def test_what_was_checked_is_dispatched_from_memory_whatever_becomes_of_the_bytes(
+def test_checked_records_are_dispatched_from_memory_even_if_the_buffer_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original, data = source()
@@ -131,7 +131,7 @@ def test_what_was_checked_is_dispatched_from_memory_whatever_becomes_of_the_byte
 
 
 @pytest.mark.parametrize("backlog_bytes", [0, 700, 2000])
-def test_what_is_too_much_for_memory_is_dispatched_from_the_log(backlog_bytes: int) -> None:
+def test_records_beyond_the_memory_limit_are_dispatched_from_the_log(backlog_bytes: int) -> None:
     original, data = source()
     copy, _, _ = open_store(MemoryEnv(), config=attrs.evolve(TINY, backlog_bytes=backlog_bytes))
     feed(copy, data, 0, 500)
@@ -139,7 +139,7 @@ def test_what_is_too_much_for_memory_is_dispatched_from_the_log(backlog_bytes: i
     assert read_all(copy) == read_all(original)
 
 
-def test_at_most_some_thousand_records_are_taken_at_once() -> None:
+def test_the_number_of_records_in_one_append_is_limited() -> None:
     original = open_store(MemoryEnv(), config=attrs.evolve(TINY, commit_log_file_bytes=2**20))[0]
     original.append(batch_of([b""] * (SCAN_ROWS + 5)))
     commit(original)
@@ -151,7 +151,7 @@ def test_at_most_some_thousand_records_are_taken_at_once() -> None:
     assert [len(batch) for batch in commit(copy)] == [SCAN_ROWS, 5]
 
 
-def test_only_the_end_of_the_log_takes_anything() -> None:
+def test_appends_are_accepted_at_the_end_of_the_log_only() -> None:
     _, data = source()
     copy = opened(MemoryEnv())
     taken = copy.append_encoded(0, data[:500])
@@ -161,14 +161,14 @@ def test_only_the_end_of_the_log_takes_anything() -> None:
     assert copy.log.end == taken
 
 
-def test_zeros_are_no_records() -> None:
+def test_zeros_are_rejected() -> None:
     copy = opened(MemoryEnv())
     with pytest.raises(BadRecord):
         copy.append_encoded(0, bytes(500))
     assert (copy.log.end, len(copy.log.segments)) == (0, 0)
 
 
-def test_a_full_disk_is_a_reason_to_try_again() -> None:
+def test_a_full_disk_is_reported_as_retryable() -> None:
     _, data = source(2)
     env = FaultEnv(MemoryEnv(), number=errno.ENOSPC, kinds=("preallocate",))
     copy = opened(env)

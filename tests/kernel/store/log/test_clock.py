@@ -10,7 +10,7 @@ from gantrymq.testing.memory_env import MemoryEnv
 HOUR_MS = 3_600_000
 
 
-def test_a_store_of_the_past_changes_nothing() -> None:
+def test_the_clock_follows_the_machine_if_the_store_is_older() -> None:
     env = MemoryEnv()
     clock = StoreClock(env)
     clock.begin(env.wall - 5)
@@ -19,7 +19,7 @@ def test_a_store_of_the_past_changes_nothing() -> None:
     assert clock.now_ms() == env.wall
 
 
-def test_after_a_step_back_it_goes_on_at_the_last_stamp_and_loses_a_tenth_until_both_agree() -> None:
+def test_after_a_step_back_the_clock_slows_down_until_it_agrees_with_the_machine() -> None:
     env = MemoryEnv()
     last = env.wall + HOUR_MS
     clock = StoreClock(env)
@@ -34,7 +34,7 @@ def test_after_a_step_back_it_goes_on_at_the_last_stamp_and_loses_a_tenth_until_
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 9, 10, 11, 1000, HOUR_MS, 365 * 24 * HOUR_MS])
-def test_it_never_falls_and_never_runs_faster_than_time(ahead: int) -> None:
+def test_the_clock_never_falls_and_never_runs_faster_than_time(ahead: int) -> None:
     env = MemoryEnv()
     clock = StoreClock(env)
     clock.begin(env.wall + ahead)
@@ -47,7 +47,7 @@ def test_it_never_falls_and_never_runs_faster_than_time(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [-5, 0, 1, 9, 1000, HOUR_MS, 365 * 24 * HOUR_MS])
-def test_it_knows_what_it_will_show_when_the_machines_clock_shows_a_time(ahead: int) -> None:
+def test_the_clock_predicts_its_value_for_a_machine_time(ahead: int) -> None:
     env = MemoryEnv()
     clock = StoreClock(env)
     clock.begin(env.wall + ahead)

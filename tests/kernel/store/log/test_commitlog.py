@@ -58,7 +58,7 @@ def test_a_batch_gets_offsets_and_is_one_write() -> None:
 
 
 @pytest.mark.parametrize("left", range(-3, 20))
-def test_a_record_goes_to_the_next_file_unless_eight_bytes_are_left_behind_it(left: int) -> None:
+def test_a_record_moves_to_the_next_file_unless_eight_bytes_remain_behind_it(left: int) -> None:
     log = make(MemoryEnv())
     first = append(log, b"x" * 400)
     second = append(log, b"y" * (1000 - first.end - EMPTY - left))
@@ -78,7 +78,7 @@ def test_a_record_goes_to_the_next_file_unless_eight_bytes_are_left_behind_it(le
     assert found == [*first.sizes, *second.sizes, *third.sizes]
 
 
-def test_a_batch_over_several_files_is_one_write_a_file() -> None:
+def test_a_batch_across_files_needs_one_write_for_each_file() -> None:
     env = FaultEnv(MemoryEnv())
     log = make(env)
     writes = env.calls["pwrite"]
@@ -90,7 +90,7 @@ def test_a_batch_over_several_files_is_one_write_a_file() -> None:
     assert [(found.start, found.end) for found in batches] == [(0, 1000), (1000, 2000), (2000, 2584)]
 
 
-def test_prepared_and_rolled_back_messages_take_no_queue_offset() -> None:
+def test_prepared_and_rolled_back_messages_get_no_queue_offset() -> None:
     log = make(MemoryEnv())
     batch = AppendBatch()
     for sys_flag in (0, 4, 8, 12, 0):
@@ -133,7 +133,7 @@ def test_a_batch_without_a_live_row_leaves_the_log_alone() -> None:
     append(log)
 
 
-def test_without_room_for_the_next_file_rows_are_refused_until_there_is() -> None:
+def test_a_full_disk_refuses_rows_until_the_next_file_can_be_created() -> None:
     env = MemoryEnv()
     log = make(env)
     append(log, b"x" * 400)
@@ -149,7 +149,7 @@ def test_without_room_for_the_next_file_rows_are_refused_until_there_is() -> Non
     assert len([1 for found in log.scan(0, log.end) for _ in found.offsets]) == 4
 
 
-def test_no_room_for_the_first_file_refuses_the_batch() -> None:
+def test_a_full_disk_without_any_file_refuses_the_batch() -> None:
     env = MemoryEnv()
     log = make(env)
     env.free_bytes = 10
@@ -159,7 +159,7 @@ def test_no_room_for_the_first_file_refuses_the_batch() -> None:
 
 
 @pytest.mark.parametrize("tear", ["short", "tear"])
-def test_a_write_that_ran_out_of_room_leaves_nothing_behind(tear: str) -> None:
+def test_a_write_that_finds_no_space_leaves_nothing_behind(tear: str) -> None:
     env = FaultEnv(MemoryEnv(), number=errno.ENOSPC, tear=tear, kinds=("pwrite",))
     log = make(env)
     append(log, b"a")
@@ -187,7 +187,7 @@ def test_a_failed_write_poisons_the_log(number: int) -> None:
     assert log.end == log.durable == EMPTY + 1
 
 
-def test_the_next_file_is_made_once_this_one_is_half_full() -> None:
+def test_the_next_file_is_created_when_the_current_one_is_half_full() -> None:
     env = MemoryEnv()
     log = make(env)
     append(log, b"a")
@@ -198,7 +198,7 @@ def test_the_next_file_is_made_once_this_one_is_half_full() -> None:
     assert env.exists(f"log/{1000:020d}")
 
 
-def test_a_next_file_that_cannot_be_made_for_another_reason_poisons_the_log() -> None:
+def test_a_next_file_that_fails_for_another_reason_poisons_the_log() -> None:
     env = FaultEnv(MemoryEnv(), kinds=("sync_dir",))
     log = make(env)
     append(log, b"a" * 500)
@@ -207,7 +207,7 @@ def test_a_next_file_that_cannot_be_made_for_another_reason_poisons_the_log() ->
         log.prepare_next()
 
 
-def test_a_flush_brings_everything_to_the_disk_over_the_end_of_a_file() -> None:
+def test_a_flush_across_files_makes_everything_durable() -> None:
     disk = MemoryEnv()
     env = FaultEnv(disk)
     log = make(env)
@@ -226,7 +226,7 @@ def test_a_flush_brings_everything_to_the_disk_over_the_end_of_a_file() -> None:
     assert after.read_bytes(f"log/{1000:020d}")[:4] == (292).to_bytes(4, "big")
 
 
-def test_only_what_is_in_the_log_can_be_read() -> None:
+def test_reads_outside_of_the_log_fail() -> None:
     log = make(MemoryEnv())
     batch = append(log, *[b"x" * 200] * 5)
     assert len(log.view(0, 584)) == 584
@@ -242,7 +242,7 @@ def test_only_what_is_in_the_log_can_be_read() -> None:
         log.read_record(0)
 
 
-def test_quarantined_bytes_cannot_be_read_and_a_scan_steps_over_them() -> None:
+def test_quarantined_ranges_are_unreadable_and_scans_skip_them() -> None:
     log = make(MemoryEnv())
     batch = append(log, *[b"%d" % number * 200 for number in range(6)])
     log.segments.write(batch.offsets[1] + 4, b"broken")
@@ -259,7 +259,7 @@ def test_quarantined_bytes_cannot_be_read_and_a_scan_steps_over_them() -> None:
     assert [found.end for found in log.scan(0, 400)] == [292, 400]
 
 
-def test_a_scan_goes_on_with_what_is_left_when_the_front_is_deleted_meanwhile() -> None:
+def test_a_scan_continues_when_the_oldest_files_are_deleted_meanwhile() -> None:
     log = make(MemoryEnv())
     batch = append(log, *[b"x" * 200] * 15)
     found = log.scan(0, log.end, rows=1)
@@ -272,7 +272,7 @@ def test_a_scan_goes_on_with_what_is_left_when_the_front_is_deleted_meanwhile() 
     assert (rest[0].start, rest[-1].end) == (log.min_offset, log.end)
 
 
-def test_a_search_for_the_next_record_steps_over_files_that_are_deleted_meanwhile(
+def test_a_search_for_the_next_record_skips_files_deleted_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = make(MemoryEnv())
@@ -292,7 +292,7 @@ def test_a_search_for_the_next_record_steps_over_files_that_are_deleted_meanwhil
     assert found[0] == min(offset for offset in batch.offsets if offset >= 2000)
 
 
-def test_a_scan_ends_when_the_end_is_cut_off_meanwhile() -> None:
+def test_a_scan_ends_when_the_log_is_truncated_meanwhile() -> None:
     log = make(MemoryEnv())
     batch = append(log, *[b"x" * 200] * 15)
     found = log.scan(0, log.end, rows=1)
@@ -303,7 +303,7 @@ def test_a_scan_ends_when_the_end_is_cut_off_meanwhile() -> None:
     ]
 
 
-def test_a_scan_is_bounded_in_rows_and_stops_at_a_whole_record() -> None:
+def test_a_scan_is_limited_in_rows_and_stops_between_records() -> None:
     log = make(MemoryEnv())
     batch = append(log, *[b"x" * 50] * 15)
     ends = [offset + size for offset, size in zip(batch.offsets, batch.sizes, strict=True)]
@@ -337,7 +337,7 @@ def test_zeros_are_written_ahead_but_never_over_a_record() -> None:
     assert [len(log.read_record(offset).body) for offset in (0, *batch.offsets)] == [100, 100, 200, 200, 200, 200]
 
 
-def test_without_zeros_the_pages_behind_the_end_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_behind_the_end_are_prefaulted_once_without_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     log = make(MemoryEnv(), file_bytes=1 << 20, max_body_bytes=1000)
     append(log, *[b"x" * 1000] * 100)
     asked: list[tuple[int, int]] = []

@@ -84,7 +84,7 @@ def v2(record: Record) -> bytes:
     return bytes(data)
 
 
-def test_the_golden_record_both_ways() -> None:
+def test_the_golden_record_is_encoded_and_decoded() -> None:
     assert encode(GOLDEN_RECORD) == GOLDEN
     assert decode(GOLDEN) == (GOLDEN_RECORD, 114)
     assert GOLDEN_RECORD.message_id == "7F00000100002A9F0000000000000400"
@@ -103,20 +103,20 @@ def test_round_trip(record: Record) -> None:
 
 
 @given(records, st.binary(max_size=40))
-def test_what_follows_a_record_is_not_looked_at(record: Record, rest: bytes) -> None:
+def test_bytes_behind_a_record_are_ignored(record: Record, rest: bytes) -> None:
     data = encode(record)
     assert decode(rest + data + rest, len(rest)) == (decode(data)[0], len(rest) + len(data))
 
 
 @pytest.mark.parametrize("data", [GOLDEN, encode(Record("T", 0, b"", born_host=bytes(20), store_host=bytes(20)))])
-def test_every_cut_is_refused(data: bytes) -> None:
+def test_every_truncated_record_is_rejected(data: bytes) -> None:
     for size in range(len(data)):
         with pytest.raises(BadRecord):
             decode(data[:size])
 
 
 @given(records)
-def test_any_beginning_of_a_record_may_be_waited_for(record: Record) -> None:
+def test_every_prefix_of_a_record_is_incomplete_and_not_invalid(record: Record) -> None:
     data = encode(record)
     for size in range(len(data) + 1):
         check_begun(data[:size])
@@ -136,21 +136,21 @@ def test_any_beginning_of_a_record_may_be_waited_for(record: Record) -> None:
         (103, b"\0\x0a", 105, "the parts make 115 bytes"),
     ],
 )
-def test_a_length_that_is_wrong_is_told_as_soon_as_it_can_be(at: int, value: bytes, there: int, reason: str) -> None:
+def test_a_wrong_length_is_detected_as_soon_as_it_is_read(at: int, value: bytes, there: int, reason: str) -> None:
     data = GOLDEN[:at] + value + GOLDEN[at + len(value) :]
     with pytest.raises(BadRecord, match=reason):
         check_begun(data[:there])
 
 
 @pytest.mark.parametrize(("data", "room"), [(blank(0x00EF0068), 0x68), (blank(96), 0x68), (GOLDEN, len(GOLDEN) - 1)])
-def test_what_does_not_fit_into_the_rest_of_its_file_is_not_waited_for(data: bytes, room: int) -> None:
+def test_a_record_beyond_the_rest_of_its_file_is_invalid(data: bytes, room: int) -> None:
     check_begun(data[:7], room)
     with pytest.raises(BadRecord, match=f"and {room} are left in its log file"):
         check_begun(data[:8], room)
 
 
 @given(st.binary(max_size=300))
-def test_rubbish_is_refused_or_is_a_record(data: bytes) -> None:
+def test_any_bytes_are_rejected_or_decoded(data: bytes) -> None:
     try:
         record, end = decode(data)
     except BadRecord:
@@ -174,18 +174,18 @@ def test_rubbish_is_refused_or_is_a_record(data: bytes) -> None:
         (94, b"\xff", "no UTF-8"),
     ],
 )
-def test_every_contradiction_is_reported(at: int, value: bytes, reason: str) -> None:
+def test_every_inconsistent_field_is_reported(at: int, value: bytes, reason: str) -> None:
     data = GOLDEN[:at] + value + GOLDEN[at + len(value) :]
     with pytest.raises(BadRecord, match=reason):
         decode(data)
 
 
-def test_the_body_can_be_taken_unchecked() -> None:
+def test_the_body_checksum_can_be_skipped() -> None:
     data = GOLDEN.replace(b"hello", b"jello")
     assert decode(data, check_body=False)[0].body == b"jello"
 
 
-def test_what_the_format_cannot_say_is_refused() -> None:
+def test_values_that_the_format_cannot_hold_are_rejected() -> None:
     for record, reason in [
         (Record("x" * 128, 0, b""), "the topic has 128 bytes"),
         (Record("T", 0, b"", b"x" * 32768), "the properties have 32768 bytes"),
@@ -197,14 +197,14 @@ def test_what_the_format_cannot_say_is_refused() -> None:
     assert decode(encode(Record("x" * 127, 0, b"", b"x" * 32767)))[0].topic == "x" * 127
 
 
-def test_long_topics_of_5x_are_read() -> None:
+def test_long_topics_of_5x_are_decoded() -> None:
     record = Record("x" * 200, 3, b"body", b"a\x01b", offset=7)
     assert decode(v2(record)) == (record, len(v2(record)))
     batch, stop = scan(v2(record), 7, 10, check_body=True)
     assert (batch.topics, batch.properties, stop) == (["x" * 200], [b"a\x01b"], Stop.DATA)
 
 
-def test_message_ids_and_hosts() -> None:
+def test_message_ids_and_hosts_are_encoded() -> None:
     v6 = encode_host("2001:db8::1", 10911)
     assert decode_host(v6) == ("2001:db8::1", 10911)
     assert decode_host(encode_host("10.1.2.3", 80)) == ("10.1.2.3", 80)
@@ -244,7 +244,7 @@ def batch_of(some: list[Record]) -> AppendBatch:
 
 
 @given(st.lists(records, max_size=10), hosts, st.integers(0, 1 << 40))
-def test_rows_are_encoded_as_records_are_and_scanned_back(some: list[Record], store_host: bytes, start: int) -> None:
+def test_rows_are_encoded_as_records_and_scanned_back(some: list[Record], store_host: bytes, start: int) -> None:
     batch = batch_of(some)
     batch.store_timestamp = 77
     parts, index, end = encode_rows(batch, batch.live, 0, start, 1 << 30, {}, LAYOUT._replace(store_host=store_host))
@@ -277,7 +277,7 @@ def test_rows_are_encoded_as_records_are_and_scanned_back(some: list[Record], st
     assert found.tag_codes == [tag_code(one.properties) for one in some]
 
 
-def test_only_what_fits_is_encoded_and_eight_bytes_are_left() -> None:
+def test_encoding_stops_when_the_file_is_full_but_for_eight_bytes() -> None:
     batch = batch_of([GOLDEN_RECORD] * 3)
     for room, rows in ((121, 0), (122, 1), (114 * 2 + 8, 2), (114 * 2 + 7, 1), (1000, 3)):
         next_offsets: dict[tuple[str, int], int] = {}
@@ -286,7 +286,7 @@ def test_only_what_fits_is_encoded_and_eight_bytes_are_left() -> None:
         assert next_offsets.get(("TopicTest", 2), 0) == rows
 
 
-def test_rows_that_cannot_be_stored_are_refused_alone() -> None:
+def test_only_the_rows_that_cannot_be_stored_are_refused() -> None:
     good = GOLDEN_RECORD
     batch = batch_of([good] * 8)
     batch.bodies[0] = b"x" * (LAYOUT.max_body_bytes + 1)
@@ -307,7 +307,7 @@ def test_rows_that_cannot_be_stored_are_refused_alone() -> None:
     assert batch.live == [7]
 
 
-def test_rows_that_were_refused_before_are_left_out() -> None:
+def test_refused_rows_are_not_encoded() -> None:
     batch = batch_of([GOLDEN_RECORD] * 4)
     batch.refuse(1, 16, "no")
     parts, index, _ = encode_rows(batch, batch.live, 0, 0, 1 << 30, {}, LAYOUT)
@@ -321,7 +321,7 @@ def many(count: int) -> bytes:
     return b"".join(encode_rows(batch, batch.live, 0, 0, 1 << 30, {}, LAYOUT)[0])
 
 
-def test_a_scan_stops_at_every_cut_behind_the_last_whole_record() -> None:
+def test_a_scan_of_a_truncated_log_stops_after_the_last_complete_record() -> None:
     data = many(2)
     for size in range(len(data) + 1):
         batch, stop = scan(data[:size], 0, 9, check_body=True)
@@ -335,7 +335,7 @@ def test_a_scan_stops_at_every_cut_behind_the_last_whole_record() -> None:
         assert (dispatched(again), stop_again) == (dispatched(batch), stop)
 
 
-def test_a_scan_tells_zeros_blanks_and_damage_apart() -> None:
+def test_a_scan_distinguishes_zeros_blanks_and_damage() -> None:
     data = many(1)
     for rest, expected in [
         (bytes(500), Stop.ZERO),
@@ -357,7 +357,7 @@ def test_a_scan_tells_zeros_blanks_and_damage_apart() -> None:
 
 
 @given(st.binary(max_size=400), st.booleans())
-def test_a_scan_takes_any_bytes(data: bytes, begin_well: bool) -> None:
+def test_a_scan_accepts_any_bytes(data: bytes, begin_well: bool) -> None:
     prefix = many(1) if begin_well else b""
     batch, _ = scan(prefix + data, 0, 9, check_body=True)
     assert len(batch) >= begin_well
@@ -381,7 +381,7 @@ def test_tag_codes(properties: bytes, code: int) -> None:
     assert tag_code(properties) == code
 
 
-def test_entries_are_twenty_bytes_of_the_rows_of_a_queue() -> None:
+def test_entries_have_twenty_bytes_and_belong_to_the_rows_of_their_queue() -> None:
     batch = DispatchBatch(
         0, 12, [1, 4, 9], [3, 5, 3], ["T", "U", "T"], [1, 1, 1], [7, 8, 8], [0] * 3, [0] * 3, [0] * 3, [b""] * 3,
         [-5, 6, 9],
@@ -393,7 +393,7 @@ def test_entries_are_twenty_bytes_of_the_rows_of_a_queue() -> None:
     assert queue_entries(batch, {})[0].queue_offsets == [7, 9]
 
 
-def test_a_flipped_bit_in_the_body_or_in_what_places_the_record_shows() -> None:
+def test_a_flipped_bit_in_body_or_offsets_is_detected() -> None:
     data = encode(Record("T", 1, b"body" * 20, b"TAGS\x01a", offset=4096))
     assert is_intact(data, 4096)
     assert not is_intact(data, 4097), "another place"

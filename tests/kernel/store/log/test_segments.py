@@ -41,7 +41,7 @@ def test_a_file_is_named_by_its_first_offset_and_has_its_full_size_at_once() -> 
         segments.ensure(500)
 
 
-def test_a_new_file_survives_a_power_cut_whole_or_is_not_there() -> None:
+def test_a_new_file_is_complete_or_absent_after_a_power_cut() -> None:
     for sparse in (False, True):
         env = MemoryEnv()
         make(env, sparse=sparse).ensure(0)
@@ -49,7 +49,7 @@ def test_a_new_file_survives_a_power_cut_whole_or_is_not_there() -> None:
         assert [len(after.read_bytes(f"log/{file}")) for file in after.listdir("log")] == ([] if sparse else [100])
 
 
-def test_what_is_written_is_found_again() -> None:
+def test_written_files_are_found_after_a_restart() -> None:
     env = MemoryEnv()
     segments = make(env)
     segments.ensure(0)
@@ -98,7 +98,7 @@ def test_an_empty_last_file_is_dropped() -> None:
     assert env.listdir("log") == [f"{0:020d}"]
 
 
-def test_the_next_file_is_made_ahead_and_used() -> None:
+def test_the_next_file_is_created_in_advance() -> None:
     env = FaultEnv(MemoryEnv())
     segments = make(env)
     assert segments.prepare_next()
@@ -117,7 +117,7 @@ def test_the_next_file_is_made_ahead_and_used() -> None:
     segments.close()
 
 
-def test_without_room_nothing_is_left_behind_and_a_later_attempt_succeeds() -> None:
+def test_a_file_that_finds_no_space_is_removed_and_a_retry_succeeds() -> None:
     env = MemoryEnv()
     segments = make(env)
     segments.ensure(0)
@@ -132,7 +132,7 @@ def test_without_room_nothing_is_left_behind_and_a_later_attempt_succeeds() -> N
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EMFILE, NoRoom), (errno.EIO, OSError)])
-def test_other_failures_are_told_apart(number: int, kind: type[Exception]) -> None:
+def test_other_failures_are_distinguished_from_a_full_disk(number: int, kind: type[Exception]) -> None:
     env = FaultEnv(MemoryEnv(), number=number)
     segments = make(env)
     env.fail_at = env.count + 1
@@ -140,7 +140,7 @@ def test_other_failures_are_told_apart(number: int, kind: type[Exception]) -> No
         segments.ensure(0)
 
 
-def test_a_cut_leaves_zeros_and_deletes_what_is_behind() -> None:
+def test_truncation_writes_zeros_and_deletes_later_files() -> None:
     env = MemoryEnv()
     segments = make(env)
     for base in (0, 100, 200):
@@ -170,7 +170,7 @@ def test_files_are_deleted_from_the_front_but_never_the_last() -> None:
 
 
 @pytest.mark.parametrize("read", ["pread", "peek"])
-def test_who_reads_a_file_that_is_deleted_meanwhile_finds_nothing(
+def test_a_read_of_a_file_deleted_meanwhile_finds_nothing(
     read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segments = Segments(SystemEnv(), str(tmp_path), 4096, str(tmp_path))
@@ -192,7 +192,7 @@ def test_who_reads_a_file_that_is_deleted_meanwhile_finds_nothing(
         getattr(segments, read)(4096, 100)
 
 
-def test_files_of_derived_data_reserve_no_room_and_sync_their_names_late() -> None:
+def test_derived_files_are_sparse_and_their_directory_is_synced_late() -> None:
     env = MemoryEnv()
     segments = make(env, sparse=True)
     env.free_bytes = 0
@@ -204,7 +204,7 @@ def test_files_of_derived_data_reserve_no_room_and_sync_their_names_late() -> No
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_without_a_descriptor_to_sync_the_names_it_is_tried_again(sparse: bool) -> None:
+def test_a_directory_sync_without_a_descriptor_is_retried(sparse: bool) -> None:
     env = FaultEnv(MemoryEnv(), number=errno.EMFILE, kinds=("sync_dir",))
     segments = make(env, sparse=sparse)
 
@@ -221,7 +221,7 @@ def test_without_a_descriptor_to_sync_the_names_it_is_tried_again(sparse: bool) 
     assert env.calls["sync_dir"] == 2, "the names are on the disk in the end"
 
 
-def test_a_failed_sync_of_the_names_is_not_tried_again() -> None:
+def test_a_failed_directory_sync_is_not_retried() -> None:
     env = FaultEnv(MemoryEnv(), number=errno.EIO, kinds=("sync_dir",), fail_at=1)
     segments = make(env, sparse=True)
     segments.ensure(0)

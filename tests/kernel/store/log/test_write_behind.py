@@ -41,7 +41,7 @@ def make(env: MemoryEnv | FaultEnv, waker: Waker) -> CommitLog:
     return log
 
 
-def test_what_is_in_memory_cannot_be_read_nor_is_it_durable() -> None:
+def test_buffered_bytes_are_neither_readable_nor_durable() -> None:
     wakes = Wakes()
     log = make(MemoryEnv(), wakes)
     batch = batch_of([b"a"])
@@ -55,7 +55,7 @@ def test_what_is_in_memory_cannot_be_read_nor_is_it_durable() -> None:
     assert log.read_record(0).body == b"a"
 
 
-def test_many_batches_are_one_write_a_file() -> None:
+def test_many_batches_need_one_write_for_each_file() -> None:
     env = FaultEnv(MemoryEnv())
     log = make(env, Wakes())
     bodies = [b"%02d" % number * 20 for number in range(20)]
@@ -68,7 +68,7 @@ def test_many_batches_are_one_write_a_file() -> None:
     assert found == bodies
 
 
-def test_a_write_that_fails_poisons_the_log_and_is_not_tried_again() -> None:
+def test_a_failed_buffered_write_poisons_the_log_and_is_not_retried() -> None:
     env = FaultEnv(MemoryEnv(), fail_at=1, number=errno.EIO, kinds=("pwrite",))
     wakes = Wakes()
     log = make(env, wakes)
@@ -81,7 +81,7 @@ def test_a_write_that_fails_poisons_the_log_and_is_not_tried_again() -> None:
     assert (log.written, log.durable, env.calls["pwrite"], wakes.count) == (0, 0, 1, 0)
 
 
-def test_zeros_written_ahead_spare_what_is_in_memory() -> None:
+def test_zeros_written_ahead_do_not_overwrite_buffered_bytes() -> None:
     log = make(MemoryEnv(), Wakes())
     log.append(batch_of([b"a" * 300]))
     assert log.prepare_next()
@@ -91,7 +91,7 @@ def test_zeros_written_ahead_spare_what_is_in_memory() -> None:
     assert log.read_record(0).body == b"a" * 300
 
 
-def test_a_store_that_is_closed_has_written_everything() -> None:
+def test_closing_a_store_writes_all_buffered_bytes() -> None:
     env = MemoryEnv()
     store = open_store(env, config=TINY)[0]
     store.log.write_behind(Wakes())

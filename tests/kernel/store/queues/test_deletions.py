@@ -21,7 +21,7 @@ def made(env: MemoryEnv | FaultEnv) -> Deletions:
     return deletions
 
 
-def test_what_was_added_outlives_a_power_cut() -> None:
+def test_recorded_deletions_survive_a_power_cut() -> None:
     env = MemoryEnv()
     deletions = made(env)
     for number in range(2000):
@@ -30,7 +30,7 @@ def test_what_was_added_outlives_a_power_cut() -> None:
     assert made(env.power_cut()).ends == deletions.ends
 
 
-def test_a_torn_last_line_costs_that_line_alone() -> None:
+def test_a_torn_last_line_loses_that_line_only() -> None:
     env = MemoryEnv()
     deletions = made(env)
     deletions.add("T", 5)
@@ -44,14 +44,14 @@ def test_a_torn_last_line_costs_that_line_alone() -> None:
 
 
 @pytest.mark.parametrize("line", [b"[1,2]", b'["T"]', b'["T",-1]', b'["T",true]', b'{"T":1}', b"\xff", b"[" * 5000])
-def test_lines_that_say_nothing_are_left_out(line: bytes) -> None:
+def test_meaningless_lines_are_ignored(line: bytes) -> None:
     env = MemoryEnv()
     env.mkdirs("s")
     env.replace(PATH, line + b'\n["U",6]\n')
     assert made(env).ends == {"U": 6}
 
 
-def test_an_end_beyond_the_logs_is_brought_back_and_one_before_its_start_is_forgotten() -> None:
+def test_a_deletion_beyond_the_log_is_clamped_and_one_before_its_start_dropped() -> None:
     """Where the log lost its tail, other records get its offsets: they are not dead."""
     env = MemoryEnv()
     deletions = made(env)
@@ -62,7 +62,7 @@ def test_an_end_beyond_the_logs_is_brought_back_and_one_before_its_start_is_forg
     assert made(env.power_cut()).ends == {"T": 50, "U": 60}
 
 
-def test_a_store_that_another_broker_wrote_to_knows_no_deletions() -> None:
+def test_deletions_are_dropped_if_another_broker_wrote_to_the_store() -> None:
     env = MemoryEnv()
     made(env).add("T", 5)
     deletions = Deletions(env, PATH)
@@ -72,7 +72,7 @@ def test_a_store_that_another_broker_wrote_to_knows_no_deletions() -> None:
 
 
 @pytest.mark.parametrize("kind", ["open", "pwrite", "datasync"])
-def test_what_cannot_be_written_does_not_count_then_or_later(kind: str) -> None:
+def test_a_deletion_that_cannot_be_written_never_takes_effect(kind: str) -> None:
     disk = MemoryEnv()
     made(disk).add("T", 5)
     env = FaultEnv(disk, 1, kinds=(kind,))
@@ -85,7 +85,7 @@ def test_what_cannot_be_written_does_not_count_then_or_later(kind: str) -> None:
     assert made(disk).ends == {"T": 5, "V": 7}
 
 
-def test_a_full_disk_keeps_nobody_from_deleting() -> None:
+def test_a_full_disk_does_not_prevent_deletions() -> None:
     env = MemoryEnv()
     deletions = made(env)
     deletions.settle(0, 0)
@@ -95,7 +95,7 @@ def test_a_full_disk_keeps_nobody_from_deleting() -> None:
     assert len(made(env.power_cut()).ends) == 1000
 
 
-def test_without_room_at_the_start_the_store_opens_and_a_deletion_is_refused() -> None:
+def test_a_store_opens_on_a_full_disk_and_refuses_deletions() -> None:
     env = MemoryEnv()
     deletions = made(env)
     env.free_bytes = 0
@@ -106,7 +106,7 @@ def test_without_room_at_the_start_the_store_opens_and_a_deletion_is_refused() -
     assert deletions.ends == {}
 
 
-def test_the_same_topic_again_and_again_does_not_grow_the_file() -> None:
+def test_repeated_deletions_of_one_topic_do_not_grow_the_file() -> None:
     env = MemoryEnv()
     deletions = made(env)
     for number in range(10_000):
@@ -115,7 +115,7 @@ def test_the_same_topic_again_and_again_does_not_grow_the_file() -> None:
     assert made(env).ends == {"T": 10_000}
 
 
-def test_the_oldest_are_forgotten_past_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_deletions_are_dropped_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REMEMBERED_MAX", 3)
     deletions = made(MemoryEnv())
     for number in range(5):

@@ -54,7 +54,7 @@ def written(env: MemoryEnv) -> list[int]:
     return [found for _, size, found in ENTRY.iter_unpack(data) if size]
 
 
-def test_units_have_rocketmqs_bytes_and_end_where_none_fits() -> None:
+def test_extension_units_have_rocketmqs_bytes_and_stop_before_the_end_of_their_file() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env, config=EXTENDED)
     fill(store, 0, 6)
@@ -70,7 +70,7 @@ def test_units_have_rocketmqs_bytes_and_end_where_none_fits() -> None:
 
 @pytest.mark.parametrize("writes", [True, False], ids=["goes on", "switched off"])
 @pytest.mark.parametrize("end", ["stopped", "killed", "power cut"])
-def test_after_any_end_readers_see_the_same_and_the_extension_goes_on(end: str, writes: bool) -> None:
+def test_extension_files_survive_any_crash_and_continue(end: str, writes: bool) -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env, config=EXTENDED)
     fill(store, 0, 6)
@@ -89,7 +89,7 @@ def test_after_any_end_readers_see_the_same_and_the_extension_goes_on(end: str, 
     assert codes(store) == [code(number) for number in range(14)]
 
 
-def test_a_bit_map_that_rocketmq_wrote_is_kept_and_stepped_over() -> None:
+def test_a_bit_map_written_by_rocketmq_is_kept_and_skipped() -> None:
     env = MemoryEnv()
     env.mkdirs("x")
     env.mkdirs("staging")
@@ -108,7 +108,7 @@ def test_a_bit_map_that_rocketmq_wrote_is_kept_and_stepped_over() -> None:
     assert extension.unit(LOWEST + 28) is None
 
 
-def test_without_its_files_an_entry_keeps_its_address_and_any_tag_may_be_meant() -> None:
+def test_entries_without_their_extension_files_match_any_tag() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env, config=EXTENDED)
     fill(store, 0, 6)
@@ -120,7 +120,7 @@ def test_without_its_files_an_entry_keeps_its_address_and_any_tag_may_be_meant()
 
 
 @pytest.mark.parametrize("kind", ["pwrite", "truncate", "rename"])
-def test_an_extension_that_cannot_be_written_leaves_the_codes_in_the_entries(kind: str) -> None:
+def test_tag_codes_stay_in_the_entries_if_the_extension_cannot_be_written(kind: str) -> None:
     class OnlyThere(FaultEnv):
         def is_due(self, what: str) -> bool:
             return super().is_due(what) and self.there
@@ -150,7 +150,7 @@ def test_an_extension_that_cannot_be_written_leaves_the_codes_in_the_entries(kin
     store.close()
 
 
-def test_files_of_deleted_messages_go_and_those_of_a_deleted_topic() -> None:
+def test_extension_files_of_deleted_messages_and_topics_are_deleted() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env, config=EXTENDED)
     fill(store, 0, 60)

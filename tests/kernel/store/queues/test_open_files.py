@@ -29,7 +29,7 @@ def descriptors_below(folder: Path) -> int:
     return sum(os.readlink(link).startswith(f"{folder}/") for link in links if os.path.lexists(link))
 
 
-def test_who_was_not_used_for_longest_is_closed() -> None:
+def test_the_least_recently_used_file_is_closed() -> None:
     files = OpenFiles(2)
     first, second, third = User(), User(), User()
     for user in (first, second, first, third):
@@ -40,7 +40,7 @@ def test_who_was_not_used_for_longest_is_closed() -> None:
     assert len(files) == 2
 
 
-def test_who_is_busy_is_tried_again_later() -> None:
+def test_busy_files_are_closed_later() -> None:
     files = OpenFiles(1)
     busy, other = User(busy=True), User()
     files.use(busy)
@@ -51,7 +51,7 @@ def test_who_is_busy_is_tried_again_later() -> None:
     assert (busy.closed, other.closed, len(files)) == (1, 0, 1)
 
 
-def test_who_is_forgotten_is_not_closed_again() -> None:
+def test_a_forgotten_file_is_not_closed_twice() -> None:
     files = OpenFiles(1)
     gone = User()
     files.use(gone)
@@ -71,7 +71,7 @@ def entries(count: int, log_offset: int) -> DispatchBatch:
     )  # fmt: skip
 
 
-def test_many_queues_live_with_few_descriptors(tmp_path: Path) -> None:
+def test_many_queues_work_with_few_descriptors(tmp_path: Path) -> None:
     count = 200
     (tmp_path / "staging").mkdir()
     queues = ConsumeQueues(SystemEnv(), f"{tmp_path}/queues", f"{tmp_path}/staging", file_units=100, tail_bytes=65536)

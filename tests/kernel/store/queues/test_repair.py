@@ -55,7 +55,7 @@ def right(store: Store, queue: ConsumeQueue, place: int) -> bool:
     return is_right(store.log, queue, place, at, size)
 
 
-def test_what_is_right_is_known_by_the_records_alone(store: Store) -> None:
+def test_only_records_decide_whether_entries_are_correct(store: Store) -> None:
     queue = queue_of(store)
     assert all(right(store, queue, place) for place in range(MESSAGES))
     at, size, _ = ENTRY.unpack(queue.entries(7, 1))
@@ -77,7 +77,7 @@ def test_what_is_right_is_known_by_the_records_alone(store: Store) -> None:
 @pytest.mark.parametrize("first", [0, 3, 19, MESSAGES - 1])
 @pytest.mark.parametrize("count", [1, 2, 25])
 @pytest.mark.parametrize("what", ["zeros", "far", "another record", "larger"])
-def test_wrong_entries_are_corrected_and_their_neighbors_left_alone(
+def test_wrong_entries_are_corrected_and_their_neighbors_unchanged(
     store: Store, first: int, count: int, what: str
 ) -> None:
     queue = queue_of(store)
@@ -112,7 +112,7 @@ def test_wrong_entries_are_corrected_and_their_neighbors_left_alone(
     assert len(read_queue(store)) == MESSAGES
 
 
-def test_what_has_no_record_any_more_becomes_a_filler(store: Store) -> None:
+def test_entries_without_a_record_become_fillers(store: Store) -> None:
     queue = queue_of(store)
     at, size, _ = ENTRY.unpack(queue.entries(9, 1))
     store.log.segments.write(at + 4, b"\0")  # its magic
@@ -124,7 +124,7 @@ def test_what_has_no_record_any_more_becomes_a_filler(store: Store) -> None:
     assert size != FILLER_SIZE
 
 
-def test_what_the_disk_cannot_give_stays_as_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_entries_are_not_changed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = queue_of(store)
     before = queue.entries(0, MESSAGES)
     at, _, _ = ENTRY.unpack(queue.entries(9, 1))
@@ -146,7 +146,7 @@ def test_what_the_disk_cannot_give_stays_as_it_is(store: Store, monkeypatch: pyt
     assert queue.entries(0, MESSAGES) == before
 
 
-def test_entries_of_this_life_and_light_queues_are_not_in_doubt(store: Store) -> None:
+def test_entries_of_this_run_and_light_queues_are_not_verified(store: Store) -> None:
     batch = AppendBatch()
     batch.add("T", 0, b"new", b"")
     batch.add("%LMQ%x", 0, b"light", b"")
@@ -160,7 +160,7 @@ def test_entries_of_this_life_and_light_queues_are_not_in_doubt(store: Store) ->
 
 @pytest.mark.parametrize("place", [0, 1, 29, 30, 31, MESSAGES - 1])
 @pytest.mark.parametrize("at", [-(2**63), -1, 0, 1, 2**62])
-def test_one_entry_alone_does_not_hide_others_from_readers(store: Store, place: int, at: int) -> None:
+def test_one_wrong_entry_does_not_hide_others_from_readers(store: Store, place: int, at: int) -> None:
     queue = queue_of(store)
     keep = 24
     log_min, size, _ = ENTRY.unpack(queue.entries(keep, 1))
@@ -173,7 +173,7 @@ def test_one_entry_alone_does_not_hide_others_from_readers(store: Store, place: 
 
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("entry", [(2**62, 100), (5, 2**31 - 2)])
-def test_a_last_entry_that_reaches_too_far_does_not_swallow_what_comes(
+def test_a_last_entry_with_a_wrong_size_does_not_hide_later_records(
     store: Store, clean: bool, entry: tuple[int, int]
 ) -> None:
     queue = queue_of(store)
@@ -196,9 +196,7 @@ def test_a_last_entry_that_reaches_too_far_does_not_swallow_what_comes(
     assert (len(found), found[MESSAGES]) == (MESSAGES + 1, b"later")
 
 
-def test_a_file_of_a_queue_that_the_disk_cannot_give_is_built_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_queue_file_is_rebuilt(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     env = store._env
     assert isinstance(env, MemoryEnv)
     store.close()
@@ -217,7 +215,7 @@ def test_a_file_of_a_queue_that_the_disk_cannot_give_is_built_again(
     assert env.files[last] is not bad
 
 
-def test_a_damaged_size_is_not_read_for_its_own_sake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_entry_size_is_not_used_for_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry's size, or four bytes of a body that are taken for one, may say half a gigabyte."""
     config = attrs.evolve(TINY, commit_log_file_bytes=1 << 20, max_message_bytes=1 << 19)
     store, _, _ = open_store(MemoryEnv(), config=config)

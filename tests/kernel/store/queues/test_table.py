@@ -65,7 +65,7 @@ def expected(first: int, end: int) -> list[tuple[int, int]]:
     return [(number * SIZE, SIZE) for number in range(first, end)]
 
 
-def test_entries_are_readable_at_once_and_from_file_and_memory_alike() -> None:
+def test_entries_are_readable_at_once_from_memory_and_file() -> None:
     queues = make(MemoryEnv())
     queue = fill(queues, 25)
     assert (queue.min_offset, queue.max_offset, queues.units) == (0, 25, 25)
@@ -79,7 +79,7 @@ def test_entries_are_readable_at_once_and_from_file_and_memory_alike() -> None:
     assert queue.entries(65, 10) == b""
 
 
-def test_queues_are_found_again_with_full_sized_files() -> None:
+def test_queues_are_reopened_with_full_sized_files() -> None:
     env = MemoryEnv()
     queues = make(env)
     fill(queues, 45)
@@ -100,7 +100,7 @@ def test_queues_are_found_again_with_full_sized_files() -> None:
         assert content(queue) == expected(0, 50)
 
 
-def test_every_length_is_found_again() -> None:
+def test_queues_of_every_length_are_reopened() -> None:
     for count in range(1, 62):
         env = MemoryEnv()
         queues = make(env)
@@ -111,7 +111,7 @@ def test_every_length_is_found_again() -> None:
         assert (queue.max_offset, queue.log_end) == (count, count * SIZE)
 
 
-def test_a_long_tail_is_written_without_waiting_for_a_flush() -> None:
+def test_a_long_tail_is_written_before_the_next_flush() -> None:
     env = MemoryEnv()
     queues = make(env, tail_bytes=200)
     fill(queues, 9)
@@ -122,7 +122,7 @@ def test_a_long_tail_is_written_without_waiting_for_a_flush() -> None:
     assert queue.max_offset == 10
 
 
-def test_each_topic_and_queue_has_its_own() -> None:
+def test_each_topic_and_queue_has_its_own_entries() -> None:
     queues = make(MemoryEnv())
     rows = [("A", 0, 0, 0), ("B", 0, 0, 100), ("A", 1, 0, 200), ("A", 0, 1, 300), ("B", 0, 1, 400)]
     queues.put(batch_of(rows))
@@ -132,13 +132,13 @@ def test_each_topic_and_queue_has_its_own() -> None:
 
 
 @pytest.mark.parametrize(("sys_flag", "count"), [(0, 1), (8, 1), (4, 0), (12, 0), (0x18, 1), (0x14, 0)])
-def test_only_plain_and_committed_messages_are_put(sys_flag: int, count: int) -> None:
+def test_only_plain_and_committed_messages_get_entries(sys_flag: int, count: int) -> None:
     queues = make(MemoryEnv())
     queues.put(batch_of([("T", 0, 0, 0)], sys_flag))
     assert queues.units == count
 
 
-def test_a_replay_puts_nothing_twice() -> None:
+def test_a_replay_adds_no_entry_twice() -> None:
     queues = make(MemoryEnv())
     queue = fill(queues, 30)
     fill(queues, 30)
@@ -147,7 +147,7 @@ def test_a_replay_puts_nothing_twice() -> None:
     assert queues.units == 35
 
 
-def test_a_queue_that_does_not_begin_at_zero_is_filled_up_within_its_file() -> None:
+def test_a_queue_that_starts_above_zero_is_filled_within_its_file() -> None:
     env = MemoryEnv()
     queues = make(env)
     queue = fill(queues, 3, 47)
@@ -164,7 +164,7 @@ def test_a_queue_that_does_not_begin_at_zero_is_filled_up_within_its_file() -> N
     assert (found.min_offset, found.max_offset, found.log_end) == (47, 50, 5000)
 
 
-def test_both_ends_of_a_queue_that_is_only_in_memory() -> None:
+def test_a_queue_in_memory_has_a_first_and_an_end_offset() -> None:
     queues = make(MemoryEnv())
     queue = fill(queues, 9, 47)
     queues.correct_min(5000)
@@ -175,7 +175,7 @@ def test_both_ends_of_a_queue_that_is_only_in_memory() -> None:
     assert (queue.max_offset, queues.units) == (40, 40)
 
 
-def test_a_gap_is_filled_so_that_later_offsets_stay_what_they_are() -> None:
+def test_a_gap_is_filled_to_keep_later_offsets() -> None:
     queues = make(MemoryEnv())
     queue = fill(queues, 5)
     fill(queues, 2, 8)
@@ -184,7 +184,7 @@ def test_a_gap_is_filled_so_that_later_offsets_stay_what_they_are() -> None:
     assert queues.units == 10
 
 
-def test_an_absurd_queue_offset_is_left_out() -> None:
+def test_an_implausible_queue_offset_is_ignored() -> None:
     queues = make(MemoryEnv())
     queue = fill(queues, 5)
     queues.put(batch_of([("T", 0, 1 << 40, 500), ("T", 0, 3, 600)]))
@@ -192,7 +192,7 @@ def test_an_absurd_queue_offset_is_left_out() -> None:
     assert queue.max_offset == 8
 
 
-def test_a_topic_that_was_made_again_begins_anew() -> None:
+def test_a_recreated_topic_starts_with_empty_queues() -> None:
     queues = make(MemoryEnv())
     queue = fill(queues, 30)
     queues.flush()
@@ -204,7 +204,7 @@ def test_a_topic_that_was_made_again_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("topic", ["../x", "a/b", "", ".", "a\0b", "x" * 256, "a b", "é", "T\n"])
-def test_a_name_that_is_no_topic_never_becomes_a_path(topic: str) -> None:
+def test_an_illegal_topic_name_is_never_used_as_a_path(topic: str) -> None:
     env = MemoryEnv()
     queues = make(env)
     with pytest.raises(ValueError, match="not the name of a topic"):
@@ -217,7 +217,7 @@ def test_a_name_that_is_no_topic_never_becomes_a_path(topic: str) -> None:
     assert env.listdir("consumequeue/T") == ["0"]
 
 
-def test_what_is_no_queue_is_left_alone() -> None:
+def test_foreign_files_in_the_queue_folder_are_kept() -> None:
     env = MemoryEnv()
     env.mkdirs("consumequeue/a b/0")
     env.mkdirs("consumequeue/T/x")
@@ -227,7 +227,7 @@ def test_what_is_no_queue_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("damage", ["size", "gap"])
-def test_damaged_files_are_given_up_to_be_built_again(damage: str) -> None:
+def test_damaged_queue_files_are_discarded_for_a_rebuild(damage: str) -> None:
     env = MemoryEnv()
     queues = make(env)
     fill(queues, 60)
@@ -243,7 +243,7 @@ def test_damaged_files_are_given_up_to_be_built_again(damage: str) -> None:
     assert env.listdir("consumequeue/T/0") == [f"{0:020d}", f"{400:020d}", f"{800:020d}"]
 
 
-def test_the_first_entries_go_with_the_log() -> None:
+def test_the_first_entries_are_dropped_with_their_log_files() -> None:
     env = MemoryEnv()
     queues = make(env)
     queue = fill(queues, 65)
@@ -257,7 +257,7 @@ def test_the_first_entries_go_with_the_log() -> None:
 
 
 @given(st.integers(0, 7000), st.integers(0, 65), st.integers(0, 13))
-def test_a_cut_drops_what_lies_behind_it_and_what_is_not_believed(bound: int, good: int, rubbish: int) -> None:
+def test_truncation_drops_later_and_implausible_entries(bound: int, good: int, rubbish: int) -> None:
     env = MemoryEnv()
     queues = make(env)
     fill(queues, 65)
@@ -295,7 +295,7 @@ def times(stamps: dict[int, int | None]) -> ConsumeQueues:
     ("timestamp", "offset"),
     [(0, 0), (10, 0), (13, 0), (15, 0), (16, 1), (20, 1), (21, 1), (25, 1), (26, 4), (30, 4), (31, 4), (999, 4)],
 )
-def test_search_by_time_finds_the_nearest_and_the_first_of_several(timestamp: int, offset: int) -> None:
+def test_search_by_time_finds_the_nearest_and_first_entry(timestamp: int, offset: int) -> None:
     stamps = {0: 10, 1: 20, 2: 20, 3: 20, 4: 30}
     queues = times({**stamps})
     found = queues.offset_by_time("T", 0, timestamp, lambda at: stamps[at // SIZE])
@@ -303,7 +303,7 @@ def test_search_by_time_finds_the_nearest_and_the_first_of_several(timestamp: in
     assert found == (3 if timestamp in (21, 25) else offset)
 
 
-def test_search_by_time_in_nothing_and_past_what_cannot_be_read() -> None:
+def test_search_by_time_handles_empty_queues_and_unreadable_records() -> None:
     queues = times({0: 1, 1: 2, 2: 3})
     assert queues.offset_by_time("none", 0, 5, lambda at: 1) == 0
     assert queues.offset_by_time("T", 0, 5, lambda at: None) == 0
@@ -312,7 +312,7 @@ def test_search_by_time_in_nothing_and_past_what_cannot_be_read() -> None:
     assert queues.offset_by_time("T", 0, 5, lambda at: 1) == 0
 
 
-def test_a_deleted_topic_is_gone_but_its_numbers_go_on() -> None:
+def test_a_deleted_topic_has_no_entries_but_its_offsets_continue() -> None:
     env = MemoryEnv()
     queues = make(env)
     fill(queues, 30)
@@ -361,7 +361,7 @@ def test_a_flush_in_another_thread_loses_nothing() -> None:
     assert content(found) == expected(0, 4000)
 
 
-def test_without_room_entries_wait_in_memory() -> None:
+def test_entries_stay_in_memory_while_the_disk_is_full() -> None:
     env = FaultEnv(MemoryEnv(), number=errno.ENOSPC, kinds=("pwrite",), tear="short")
     queues = make(env, tail_bytes=100)
     env.fail_at = 1
@@ -393,7 +393,7 @@ def test_a_failed_sync_poisons_the_queues(number: int) -> None:
     assert env.calls["datasync"] == 1
 
 
-def test_a_topics_rule_gives_its_tag_codes_and_no_others() -> None:
+def test_tag_code_rules_apply_to_their_topic_only() -> None:
     queues = make(MemoryEnv())
     asked: list[tuple[int, bytes, int]] = []
 

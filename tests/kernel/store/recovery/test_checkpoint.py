@@ -21,19 +21,19 @@ def slots(one: bytes = b"", two: bytes = b"") -> bytes:
 
 
 @given(positions, positions, positions)
-def test_a_checkpoint_is_three_numbers(log: int, queue: int, index: int) -> None:
+def test_a_checkpoint_has_three_timestamps(log: int, queue: int, index: int) -> None:
     checkpoint = Checkpoint(log, queue, index)
     assert checkpoint.encode() == struct.pack(">3q", log, queue, index)
     assert decode_checkpoint(checkpoint.encode() + bytes(4072)) == checkpoint
 
 
-def test_a_checkpoint_that_is_too_short_or_negative_counts_as_none() -> None:
+def test_a_short_or_negative_checkpoint_is_ignored() -> None:
     for size in range(24):
         assert decode_checkpoint(BELONGS.encode()[:size]) == Checkpoint()
     assert decode_checkpoint(struct.pack(">3q", -1, 5, -9)) == Checkpoint(0, 5, 0)
 
 
-def test_what_is_safe_is_three_seconds_older_than_the_older_of_both() -> None:
+def test_the_safe_time_is_three_seconds_before_the_older_timestamp() -> None:
     assert BELONGS.safe_timestamp == 7000
     assert Checkpoint(2000, 9000).safe_timestamp == 0
 
@@ -47,7 +47,7 @@ def test_marks_round_trip(durable: int, dispatched: int, units: int, clean: bool
         assert decode_marks(both + b"rest", BELONGS) == (marks, sequence)
 
 
-def test_the_newer_slot_counts_and_a_torn_one_does_not() -> None:
+def test_the_newer_intact_slot_is_used() -> None:
     newer = Marks(900, 900, 9, clean=True)
     one, two = MARKS.encode(4, BELONGS), newer.encode(5, BELONGS)
     assert decode_marks(slots(one, two), BELONGS) == (newer, 5)
@@ -63,23 +63,23 @@ def test_the_newer_slot_counts_and_a_torn_one_does_not() -> None:
         assert decode_marks(slots(one, two)[:size], BELONGS)[0] in (None, MARKS, newer)
 
 
-def test_marks_of_another_checkpoint_are_not_trusted() -> None:
+def test_marks_of_another_checkpoint_are_ignored() -> None:
     data = slots(MARKS.encode(4, BELONGS))
     assert decode_marks(data, Checkpoint(10_001, 20_000, 5)) == (None, 4)
 
 
-def test_marks_that_contradict_themselves_are_not_trusted() -> None:
+def test_inconsistent_marks_are_ignored() -> None:
     for marks in (Marks(5, 6, 0, True), Marks(-1, -1, 0, True), Marks(5, 5, -1, True)):
         assert decode_marks(slots(marks.encode(1, BELONGS)), BELONGS)[0] is None
 
 
 @given(st.binary(max_size=1100))
-def test_any_bytes_are_taken(data: bytes) -> None:
+def test_marks_are_parsed_from_any_bytes(data: bytes) -> None:
     assert decode_marks(data, BELONGS)[0] is None
     decode_checkpoint(data)
 
 
-def test_what_is_saved_is_found_at_every_moment_of_a_crash() -> None:
+def test_saved_marks_survive_a_crash_at_any_call() -> None:
     moment = 0
     while True:
         moment += 1
@@ -107,7 +107,7 @@ def test_what_is_saved_is_found_at_every_moment_of_a_crash() -> None:
     assert moment > 6
 
 
-def test_the_files_have_the_size_that_rocketmq_maps_and_keep_what_is_not_ours() -> None:
+def test_checkpoint_files_have_rocketmqs_size_and_keep_unknown_bytes() -> None:
     env = MemoryEnv()
     env.mkdirs("m")
     file = env.open("m/checkpoint", create=True)

@@ -63,7 +63,7 @@ def as_rocketmq_left_it(env: MemoryEnv) -> MemoryEnv:
 # ------------------------------------------------------------------------------------------------- stop, kill, cut
 
 
-def test_after_an_orderly_stop_nothing_is_read_again() -> None:
+def test_a_start_after_a_clean_stop_reads_no_record_of_the_log() -> None:
     env, store, _ = safe_store()
     append(store, 50, 60)
     store.close()
@@ -74,7 +74,7 @@ def test_after_an_orderly_stop_nothing_is_read_again() -> None:
     assert env.exists("store/abort")
 
 
-def test_after_a_kill_only_what_lies_behind_the_watermark_is_read_again() -> None:
+def test_recovery_after_a_kill_reads_the_log_behind_the_watermark_only() -> None:
     env, store, _ = safe_store()
     offsets = append(store, 50, 60)
     commit(store)
@@ -87,7 +87,7 @@ def test_after_a_kill_only_what_lies_behind_the_watermark_is_read_again() -> Non
     assert store.dispatched == report.end == store.log.durable
 
 
-def test_what_a_recovery_dispatched_is_durable() -> None:
+def test_messages_dispatched_by_recovery_are_durable() -> None:
     env, store, _ = safe_store()
     append(store, 50, 60)
     after = env.kill()
@@ -97,7 +97,7 @@ def test_what_a_recovery_dispatched_is_durable() -> None:
     assert numbers(store) == list(range(60))
 
 
-def test_a_second_crash_right_after_the_recovery_finds_nothing_to_do() -> None:
+def test_a_second_recovery_has_nothing_to_do() -> None:
     env, store, _ = safe_store()
     append(store, 50, 60)
     after = env.kill()
@@ -106,7 +106,7 @@ def test_a_second_crash_right_after_the_recovery_finds_nothing_to_do() -> None:
     assert report.dispatched == 0
 
 
-def test_a_recovery_that_is_killed_at_every_call_ends_the_same() -> None:
+def test_a_recovery_killed_at_any_call_has_the_same_result() -> None:
     moment = 0
     while True:
         moment += 1
@@ -125,7 +125,7 @@ def test_a_recovery_that_is_killed_at_every_call_ends_the_same() -> None:
     assert moment > 15
 
 
-def test_plugins_may_ask_for_a_replay_from_further_back() -> None:
+def test_plugins_may_request_an_earlier_replay() -> None:
     env, store, offsets = safe_store()
     store.close()
     for replay_from, first in [(offsets[30], 30), (0, 0), (offsets[30] + 1, 21), (offsets[49] + SIZE, 50)]:
@@ -137,7 +137,7 @@ def test_plugins_may_ask_for_a_replay_from_further_back() -> None:
         store.close()
 
 
-def test_batches_of_a_replay_follow_each_other_without_a_gap() -> None:
+def test_replayed_batches_are_contiguous() -> None:
     env, store, _ = safe_store()
     store.close()
     _, report, replayed = open_store(env, replay_from=0)
@@ -149,7 +149,7 @@ def test_batches_of_a_replay_follow_each_other_without_a_gap() -> None:
 # ------------------------------------------------------------------------------------------------------ above, below
 
 
-def test_a_hole_above_the_watermark_is_cut_there_and_kept_aside() -> None:
+def test_a_hole_above_the_watermark_truncates_the_log_and_the_tail_is_saved() -> None:
     env, store, _ = safe_store()
     offsets = append(store, 50, 60)
     damage(env, offsets[3], bytes(SIZE))
@@ -166,7 +166,7 @@ def test_a_hole_above_the_watermark_is_cut_there_and_kept_aside() -> None:
     assert numbers(store) == [*range(53), 70, 71]
 
 
-def test_a_tail_over_several_files_is_kept_file_by_file() -> None:
+def test_a_truncated_tail_of_several_files_is_saved_file_by_file() -> None:
     env, store, _ = safe_store()
     offsets = append(store, 50, 100)
     damage(env, offsets[2], b"torn")
@@ -180,7 +180,7 @@ def test_a_tail_over_several_files_is_kept_file_by_file() -> None:
     assert numbers(store) == [*range(52), *range(100, 150)]
 
 
-def test_damage_below_the_watermark_is_quarantined_and_nothing_behind_it_is_lost() -> None:
+def test_damage_below_the_watermark_is_quarantined_and_later_records_remain() -> None:
     env, store, offsets = safe_store()
     append(store, 50, 60)
     damage(env, offsets[30] + 90, b"flip")
@@ -204,7 +204,7 @@ def test_damage_below_the_watermark_is_quarantined_and_nothing_behind_it_is_lost
     assert len(report.corrupt) == 1
 
 
-def test_damage_between_the_watermarks_keeps_the_numbers_of_what_follows() -> None:
+def test_damage_between_the_watermarks_keeps_later_queue_offsets() -> None:
     env, store, _ = safe_store()
     offsets = append(store, 50, 60)
     store.flush()
@@ -224,7 +224,7 @@ def test_damage_between_the_watermarks_keeps_the_numbers_of_what_follows() -> No
     assert read_queue(store)[60] == body(60)
 
 
-def test_damage_up_to_the_watermark_ends_there() -> None:
+def test_damage_that_ends_at_the_watermark_is_quarantined_up_to_it() -> None:
     env, store, offsets = safe_store()
     damage(env, offsets[48], bytes(2 * SIZE))
     store, report, _ = open_store(env.kill(), replay_from=0)
@@ -236,7 +236,7 @@ def test_damage_up_to_the_watermark_ends_there() -> None:
     assert batch.queue_offsets == [50]
 
 
-def test_a_whole_file_below_the_watermark_may_be_damaged() -> None:
+def test_an_entirely_damaged_file_below_the_watermark_is_quarantined() -> None:
     env, _, offsets = safe_store(80)
     damage(env, FILE, bytes(FILE))
     _, report, _ = open_store(env.kill(), replay_from=0)
@@ -244,7 +244,7 @@ def test_a_whole_file_below_the_watermark_may_be_damaged() -> None:
     assert report.end == offsets[79] + SIZE
 
 
-def test_torn_properties_are_told_from_the_zeros_in_them() -> None:
+def test_torn_properties_are_distinguished_from_zeros() -> None:
     env, store, _ = safe_store()
     batch = batch_of([b"a", b"b"], properties=b"KEYS\x01" + b"k" * 50)
     store.append(batch)
@@ -253,7 +253,7 @@ def test_torn_properties_are_told_from_the_zeros_in_them() -> None:
     assert report.end == batch.offsets[1]
 
 
-def test_an_unreadable_list_of_quarantined_ranges_is_made_anew() -> None:
+def test_an_unreadable_list_of_quarantined_ranges_is_rebuilt() -> None:
     env, _, offsets = safe_store()
     damage(env, offsets[30], b"flip")
     env.replace("store/gantrymq.quarantine", b"{]")
@@ -275,7 +275,7 @@ def test_a_missing_file_of_the_log_refuses_the_start_and_changes_nothing() -> No
         assert {path: bytes(inode.data) for path, inode in env.files.items() if "commitlog" in path} == before
 
 
-def test_the_abort_file_may_vanish_without_hiding_a_crash() -> None:
+def test_a_crash_is_detected_without_the_abort_file() -> None:
     env, store, _ = safe_store()
     append(store, 50, 60)
     after = env.kill()
@@ -287,7 +287,7 @@ def test_the_abort_file_may_vanish_without_hiding_a_crash() -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("lost", ["store/consumequeue/T/0", "store/consumequeue/T", "store/consumequeue", "one file"])
-def test_lost_consume_queues_are_built_again(clean: bool, lost: str) -> None:
+def test_lost_consume_queues_are_rebuilt(clean: bool, lost: str) -> None:
     env, store, _ = safe_store()
     before = read_all(store)
     if clean:
@@ -310,7 +310,7 @@ def batch_numbers(store: Store) -> list[int]:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_consume_queue_ahead_of_the_log_is_cut(clean: bool) -> None:
+def test_a_consume_queue_ahead_of_the_log_is_truncated(clean: bool) -> None:
     env, store, offsets = safe_store()
     if clean:
         store.close()
@@ -322,7 +322,7 @@ def test_a_consume_queue_ahead_of_the_log_is_cut(clean: bool) -> None:
     assert batch_numbers(store) == [50]
 
 
-def test_expired_messages_do_not_take_the_numbers_of_their_queue_along() -> None:
+def test_queue_offsets_continue_after_all_messages_expired() -> None:
     env, store, _ = safe_store(80)
     store.append(batch_of([b"u"], topic="U"))
     commit(store)
@@ -347,7 +347,7 @@ def test_expired_messages_do_not_take_the_numbers_of_their_queue_along() -> None
 # ----------------------------------------------------------------------------------------------- RocketMQ's own stores
 
 
-def test_a_store_that_rocketmq_stopped_is_taken_over() -> None:
+def test_a_store_stopped_by_rocketmq_is_opened() -> None:
     env, store, _ = safe_store()
     store.close()
     env = as_rocketmq_left_it(env)
@@ -361,7 +361,7 @@ def test_a_store_that_rocketmq_stopped_is_taken_over() -> None:
     assert not report.foreign
 
 
-def test_damage_in_a_store_that_rocketmq_stopped_is_quarantined_and_its_stale_tail_cut() -> None:
+def test_damage_in_a_store_stopped_by_rocketmq_is_quarantined_and_its_stale_tail_truncated() -> None:
     env, store, offsets = safe_store()
     store.close()
     env = as_rocketmq_left_it(env)
@@ -401,7 +401,7 @@ def crashed_rocketmq(flushed: int, count: int) -> tuple[MemoryEnv, list[int]]:
     return env, offsets
 
 
-def test_a_store_that_crashed_under_rocketmq_is_read_from_a_file_older_than_the_checkpoint() -> None:
+def test_a_store_that_crashed_under_rocketmq_is_read_from_a_file_before_the_checkpoint() -> None:
     env, _ = crashed_rocketmq(50, 70)
     queue_file = env.open(f"store/consumequeue/T/0/{1200:020d}")
     queue_file.pwrite(bytes(60), 40)
@@ -419,7 +419,7 @@ def report_after_damage(number: int, flushed: int = 50) -> tuple[RecoveryReport,
     return report, offsets, numbers(store)
 
 
-def test_after_a_crash_of_rocketmq_damage_before_the_checkpoint_is_quarantined_and_behind_it_cut() -> None:
+def test_a_crash_of_rocketmq_quarantines_damage_before_the_checkpoint_and_truncates_after_it() -> None:
     report, offsets, found = report_after_damage(45)
     assert report.corrupt == ((offsets[45], offsets[46]),)
     assert found == [*range(45), *range(46, 70)]
@@ -428,7 +428,7 @@ def test_after_a_crash_of_rocketmq_damage_before_the_checkpoint_is_quarantined_a
     assert found == list(range(60))
 
 
-def test_without_any_checkpoint_everything_is_read() -> None:
+def test_recovery_without_a_checkpoint_reads_the_whole_log() -> None:
     env, _ = crashed_rocketmq(50, 70)
     env.unlink("store/checkpoint")
     store, report, _ = open_store(env)
@@ -436,7 +436,7 @@ def test_without_any_checkpoint_everything_is_read() -> None:
     assert numbers(store) == list(range(70))
 
 
-def test_when_rocketmq_wrote_to_our_store_our_watermark_is_not_trusted() -> None:
+def test_our_watermark_is_ignored_after_rocketmq_wrote_to_the_store() -> None:
     env, store, _ = safe_store()
     store.close()
     ours = env.read_bytes("store/gantrymq.watermark")
@@ -454,6 +454,6 @@ def test_when_rocketmq_wrote_to_our_store_our_watermark_is_not_trusted() -> None
     assert numbers(store) == list(range(55))
 
 
-def test_an_empty_store_is_nobodys() -> None:
+def test_an_empty_store_has_no_previous_writer() -> None:
     _, report, _ = open_store(MemoryEnv())
     assert (report.clean, report.foreign, report.end) == (True, False, 0)

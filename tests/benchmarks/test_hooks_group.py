@@ -1,0 +1,27 @@
+"""The group ``hooks``: it measures what it says. No number of a run is asserted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_group_measures_a_broker_with_more_and_more_plugins(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks, living, measuring = load("hooks"), load("living"), load("measuring")
+    monkeypatch.setattr(hooks, "COUNTS", (0, hooks.MOST))
+    figures, told = load("figures").Figures(), []
+    hooks.look_on("gantrymq", measuring.Timing(0.3, 0.1, 0.1), living.Sizes(), figures, told.append)
+    hooks.look_on("java", measuring.Timing(0.3, 0.1, 0.1), living.Sizes(), figures, told.append)
+    found = {each.what: each.median("gantrymq") for each in figures.of("hooks")}
+    assert len(found) == 6
+    assert all(value is not None for value in found.values())
+    assert [line.split()[1] for line in told] == ["0", "10", "10", "0"]
+    assert any("goal <= 5 %" in each.verdict for each in figures.of("hooks"))
+
+
+def test_the_group_runs_when_selected(load: Any) -> None:
+    read = load("arguments").read
+    assert "hooks" not in read([]).groups
+    assert "hooks" in read(["--groups", "all"]).groups
