@@ -31,8 +31,15 @@ DEFAULT_NAMESERVER = "127.0.0.1:9876"
     metavar="ADDRESS[,NETWORK]",
     help="Addresses, besides this machine, that may change routes: 10.0.0.0/24.",
 )
+@click.option(
+    "--nameserver-access",
+    metavar="FILE",
+    help="Who may change routes: keys and certificates with the broker names of each (TOML).",
+)
 @log_level_option()
-def serve(nameserver_listen: str, nameserver_peers: str | None, log_level: str, **flags: Any) -> None:
+def serve(
+    nameserver_listen: str, nameserver_peers: str | None, nameserver_access: str | None, log_level: str, **flags: Any
+) -> None:
     """Run nameserver and broker in one process.
 
     Clients can connect when a line that begins with `ready` appears. SIGTERM or Ctrl-C stops cleanly; a second one ends
@@ -47,7 +54,8 @@ def serve(nameserver_listen: str, nameserver_peers: str | None, log_level: str, 
     from gantrymq.cli.servers import run_broker
 
     with ending_in_time() as deadline:
-        trio.run(run_broker, loaded, again, deadline, nameserver_listen, _listed(nameserver_peers))
+        access = None if nameserver_access is None else Path(nameserver_access)
+        trio.run(run_broker, loaded, again, deadline, nameserver_listen, _listed(nameserver_peers), access)
 
 
 @click.command()
@@ -90,6 +98,11 @@ def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
     metavar="ADDRESS[,NETWORK]",
     help="Addresses, besides this machine, that may change routes: 10.0.0.7,10.0.1.0/24.",
 )
+@click.option(
+    "--access",
+    metavar="FILE",
+    help="Who may change routes: keys and certificates with the broker names of each (TOML).",
+)
 @click.option("--insecure", is_flag=True, help="Let every machine that can connect change routes.")
 @click.option("--tls-certificate", metavar="FILE", help="Speak TLS with this certificate (PEM, with its chain).")
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key, if it is in another file.")
@@ -101,6 +114,7 @@ def nameserver(
     data: str | None,
     settings: tuple[str, ...],
     peers: str | None,
+    access: str | None,
     insecure: bool,
     tls_certificate: str | None,
     tls_key: str | None,
@@ -124,8 +138,9 @@ def nameserver(
     elif tls_key or tls_ca or tls_permissive:
         raise click.UsageError("--tls-key, --tls-ca and --tls-permissive need --tls-certificate")
     kv_path = Path(data) / "kvConfig.json" if data is not None else None
+    access_path = None if access is None else Path(access)
     with ending_in_time() as deadline:
-        trio.run(run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls)
+        trio.run(run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ async def run_nameserver(
     peers: Sequence[str] = (),
     insecure: bool = False,
     tls: NameserverTls | None = None,
+    access: Path | None = None,
 ) -> None:
     """Run a nameserver until a signal; ``settings`` are its switches as ``name=true``.
 
@@ -71,7 +72,7 @@ async def run_nameserver(
     with ending_by_signal(stop.set), reloading_by_signal(partial(log.info, "settings_reloaded", changed=[])):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
-            server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls)
+            server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls, access)
             say(f"GantryMQ {__version__} nameserver")
             say(f"ready nameserver={server.address}")
             notifier = Notifier()
@@ -88,6 +89,7 @@ async def run_broker(
     deadline: EndDeadline,
     nameserver_listen: str | None = None,
     nameserver_peers: Sequence[str] = (),
+    nameserver_access: Path | None = None,
 ) -> None:
     """Run a broker, and a nameserver if ``nameserver_listen`` is given, until a signal.
 
@@ -114,7 +116,7 @@ async def run_broker(
                 insecure = loaded.config.broker.insecure
                 tls = _tls_of(loaded)
                 server = await _start_nameserver(
-                    nursery, nameserver_listen, kv_path, (), nameserver_peers, insecure, tls
+                    nursery, nameserver_listen, kv_path, (), nameserver_peers, insecure, tls, nameserver_access
                 )
             while True:
                 config = loaded.config
@@ -278,6 +280,7 @@ async def _start_nameserver(
     peers: Sequence[str] = (),
     insecure: bool = False,
     tls: NameserverTls | None = None,
+    access: Path | None = None,
 ) -> NameServer:
     try:
         host, port = parse_address(listen, any_port=True)
@@ -287,6 +290,7 @@ async def _start_nameserver(
             kv_path=kv_path,
             switches=read_switches(settings),
             peers=tuple(peers),
+            access=access,
             insecure=insecure,
             tls=None if tls is None else tls.files,
             plain=tls is None or not tls.enforcing,
@@ -294,6 +298,10 @@ async def _start_nameserver(
         server = NameServer(config)
     except ValueError as error:
         raise CommandFailed(f"nameserver: {error}") from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise CommandFailed(f"nameserver: {error.filename}: {error.strerror}") from None
     try:
         await nursery.start(server.serve)
     except (OSError, ExceptionGroup) as failure:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from gantrymq.remoting.tls import HANDSHAKE_BYTE
+from gantrymq.remoting.tls import HANDSHAKE_BYTE, subject_of
 
 
 class _Begun(trio.abc.Stream):
@@ -48,6 +48,8 @@ class FirstByteStream(trio.abc.Stream):
         self._stream: trio.abc.Stream | None = None
         self.refused = ""
         """Why the connection ended before its first frame, if TLS was the reason."""
+        self.subject: str | None = None
+        """The subject of the peer's certificate, after the handshake."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """Decrypted bytes. ``BrokenResourceError`` also for a failed handshake, and for plain text that is refused."""
@@ -78,6 +80,7 @@ class FirstByteStream(trio.abc.Stream):
             reason = getattr(error.__cause__, "reason", None) or "it is no TLS"
             self.refused = f"the TLS handshake failed: {reason.replace('_', ' ').lower()}"
             raise
+        self.subject = subject_of(stream.getpeercert())
         return stream
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

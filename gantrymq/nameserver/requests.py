@@ -6,12 +6,13 @@ Source: RocketMQ 4.9.7 ``DefaultRequestProcessor``; 217, 901, 904 and the switch
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Final, TypeVar, cast
 
 import structlog
 import trio
 
+from gantrymq.nameserver.access import Identity, check_right, identify
 from gantrymq.nameserver.answers import Handler, success
 from gantrymq.nameserver.epochs import KnownEpochs
 from gantrymq.nameserver.kv import ORDER_TOPIC_NAMESPACE, KVConfig
@@ -81,8 +82,11 @@ class Requests:
         switches: Switches | None = None,
         settings: Mapping[str, str] | None = None,
         cache: RouteCache | None = None,
+        identities: Callable[[], Mapping[str, Identity] | None] = lambda: None,
     ) -> None:
-        """``settings`` are further values that administrators can read and cannot change."""
+        """``settings`` are further values that administrators can read and cannot change. ``identities`` returns who
+        may change the tables; None: every peer whose connection may."""
+        self._identities = identities
         self._routes = routes
         self._kv = kv
         self.switches = switches or Switches()
@@ -127,16 +131,26 @@ class Requests:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
             )
         try:
-            if request.code in CHANGES and not getattr(connection, "may_change", True):
-                raise RemoteFault(ResponseCode.NO_PERMISSION, NOT_A_PEER)
+            if request.code in CHANGES:
+                self._check_sender(request, connection)
             return await handler(request, connection)
         except RemoteFault as fault:
-            log.info("request_refused", code=request.code, answer=fault.code, remark=fault.remark)
+            peer = getattr(connection, "peer", None)
+            log.info("request_refused", peer=peer, code=request.code, answer=fault.code, remark=fault.remark)
             return request.answer(fault.code, fault.remark)
         except Exception as error:
             # A bug in a handler must not stop the nameserver for other peers.
             log.error("request_failed", code=request.code, error=repr(error))
             return request.answer(ResponseCode.SYSTEM_ERROR, f"internal error: {type(error).__name__}")
+
+    def _check_sender(self, request: Command, connection: object) -> None:
+        """:class:`RemoteFault` unless the sender may send this change of the tables."""
+        if not getattr(connection, "may_change", True):
+            raise RemoteFault(ResponseCode.NO_PERMISSION, NOT_A_PEER)
+        identities = self._identities()
+        if identities is not None:
+            subject = getattr(connection, "subject", None)
+            check_right(identify(identities, request, subject), request, self._routes.name_at)
 
     # ---- brokers
 

@@ -140,6 +140,11 @@ class Routes:
             live.deadline = self._clock() + live.lifetime
         return live is not None
 
+    def name_at(self, address: str) -> str | None:
+        """The name of the broker that is registered at ``address``."""
+        live = self._live.get(address)
+        return None if live is None else live.identity.name
+
     def data_version(self, address: str) -> DataVersion | None:
         """The version of the topics that the broker at ``address`` registered last."""
         live = self._live.get(address)

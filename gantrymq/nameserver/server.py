@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import structlog
 import trio
 
+from gantrymq.nameserver.access import Identity, read_identities
 from gantrymq.nameserver.encryption import FirstByteStream
 from gantrymq.nameserver.kv import KVConfig
 from gantrymq.nameserver.live import MinimumChange
@@ -23,6 +25,7 @@ from gantrymq.nameserver.routes import EXPIRY_SECONDS, Routes
 from gantrymq.nameserver.switches import Switches
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.bad_bytes import BadBytesLog
+from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
@@ -37,8 +40,8 @@ TURN_SECONDS = 0.005
 """How long the nameserver answers requests of one connection before it serves the others."""
 ACCEPT_PAUSE_SECONDS = 0.1
 REFUSALS_REPORT_SECONDS = 10.0
-TLS_WATCH_SECONDS = 10.0
-"""How often the nameserver looks for changed certificates."""
+WATCH_SECONDS = 10.0
+"""How often the nameserver looks for changed certificates and identities."""
 DESCRIPTOR_SHARE = 4
 """Connections use at most a quarter of the process's descriptors, because a broker may run in the same process."""
 
@@ -51,8 +54,8 @@ class NotProtected(GantryError):
     def __init__(self, address: str) -> None:
         super().__init__(
             f"nameserver {address}: every machine that can connect could change the routes; listen on 127.0.0.1, name"
-            " the brokers' and administrators' addresses with --peers, or start with --insecure on a network where"
-            " every machine is trusted"
+            " the brokers' and administrators' addresses with --peers or their keys with --access, or start with"
+            " --insecure on a network where every machine is trusted"
         )
 
 
@@ -62,7 +65,9 @@ class NameServerConfig:
 
     ``kv_path``: the file of the KV config; None keeps it in memory. ``switches``: the switches at the start.
     ``peers``: addresses and networks whose brokers and administrators may change the tables, besides this machine.
-    ``insecure``: without ``peers``, any peer may change them, and the nameserver may listen at any address.
+    ``access``: the file of identities (:mod:`gantrymq.nameserver.access`) that may change the tables: then each change
+    must be signed or come over a connection with a listed certificate, and from an address in ``peers`` if there are
+    any. ``insecure``: without ``peers``, any peer may change them, and the nameserver may listen at any address.
     ``tls``: the certificates, with which it speaks TLS at the same port; ``plain``: whether it then serves plain
     connections too.
     ``frame_seconds``: the longest time from the first byte of a frame to its last.
@@ -74,6 +79,7 @@ class NameServerConfig:
     kv_path: Path | None = None
     switches: Switches = Switches()  # noqa: RUF009 - frozen
     peers: tuple[str, ...] = ()
+    access: Path | None = None
     insecure: bool = False
     tls: ServerTls | None = None
     plain: bool = True
@@ -96,9 +102,15 @@ class Connection:
         self.stream = stream
         self.peer = peer
         self.may_change = may_change
-        """Whether the peer may change the tables: registrations, permissions, topics, the KV config, settings."""
+        """Whether peers at this address may change the tables: registrations, permissions, topics, the KV config,
+        settings."""
         self.buffer = bytearray()
         self.scope = trio.CancelScope()
+
+    @property
+    def subject(self) -> str | None:
+        """The subject of the peer's certificate."""
+        return getattr(self.stream, "subject", None)
 
     def close(self) -> None:
         """End the connection soon."""
@@ -109,18 +121,23 @@ class NameServer:
     """A nameserver; :meth:`serve` runs it until cancelled. Time is trio's clock."""
 
     def __init__(self, config: NameServerConfig | None = None) -> None:
-        """Read the file of the KV config and those of TLS: :class:`ValueError` or OSError if one of them, or a text of
-        ``peers``, is not valid."""
+        """Read the files of the KV config, of the identities and of TLS: :class:`ValueError` or OSError if one of them,
+        or a text of ``peers``, is not valid."""
         self.config = config or NameServerConfig()
         tls = self.config.tls
         self._context = None if tls is None else tls.make_context()
         self._tls_seen = () if tls is None else tls.fingerprint()
+        access = self.config.access
+        self._identities: Mapping[str, Identity] | None = None if access is None else read_identities(access)
         self._cache = RouteCache()
         self._notices = Notices()
         self._bad_bytes = BadBytesLog(log)
         self.routes = Routes(trio.current_time, self.config.expiry_seconds, self)
         kv = KVConfig(self.config.kv_path)
-        self.requests = Requests(self.routes, kv, self.config.switches, _readable_settings(self.config), self._cache)
+        self.requests = Requests(
+            self.routes, kv, self.config.switches, _readable_settings(self.config), self._cache,
+            lambda: self._identities,
+        )  # fmt: skip
         self.connections: set[Connection] = set()
         self._shares: FairShares[Connection] = FairShares()
         self._peers = PeerRule((*LOOPBACK, *self.config.peers))
@@ -136,16 +153,21 @@ class NameServer:
         listeners = await trio.open_tcp_listeners(self.config.port, host=self.config.host)
         host, port = listeners[0].socket.getsockname()[:2]
         self.address = format_address(host, port)
-        if not (is_loopback(host) or self.config.insecure or self.config.peers):
+        if not (is_loopback(host) or self.config.insecure or self.config.peers or self.config.access):
             for listener in listeners:
                 await listener.aclose()
             raise NotProtected(self.address)
+        if self.config.tls is not None and not self.config.plain:
+            # 905 goes to brokers that speak TLS only, as this nameserver does
+            OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self.config.tls.make_client_context()))
         self.requests.begin()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
             nursery.start_soon(self._notices.run)
             if self.config.tls is not None:
                 nursery.start_soon(self._watch_tls, self.config.tls)
+            if self.config.access is not None:
+                nursery.start_soon(self._watch_access, self.config.access)
             for listener in listeners:
                 nursery.start_soon(self._listen, listener, nursery)
             log.info("nameserver_listening", address=self.address)
@@ -207,7 +229,8 @@ class NameServer:
                     return
                 self._count_refusal(displaced.peer)
                 displaced.close()
-            may_change = host == own or self._peers.admits(host) or (self.config.insecure and not self.config.peers)
+            any_peer = not self.config.peers and (self.config.insecure or self.config.access is not None)
+            may_change = host == own or self._peers.admits(host) or any_peer
             peer = format_address(host, port)
             if self._context is None:
                 await self.serve_stream(stream, peer, site, may_change)
@@ -224,7 +247,7 @@ class NameServer:
     async def _watch_tls(self, tls: ServerTls) -> None:
         """Use changed certificates for new connections; those that cannot be used are logged once."""
         while True:
-            await trio.sleep(TLS_WATCH_SECONDS)
+            await trio.sleep(WATCH_SECONDS)
             try:
                 seen = await trio.to_thread.run_sync(tls.fingerprint)
                 if seen == self._tls_seen:
@@ -235,6 +258,23 @@ class NameServer:
                 log.error("tls_files_refused", reason=str(error))
             else:
                 log.info("tls_files_loaded", certificate=tls.certificate)
+
+    async def _watch_access(self, path: Path) -> None:
+        """Put a changed file of identities in force; one that is wrong leaves those of before, and is logged once."""
+        refused = ""
+        while True:
+            await trio.sleep(WATCH_SECONDS)
+            try:
+                found = await trio.to_thread.run_sync(read_identities, path)
+            except (ValueError, OSError) as error:
+                if str(error) != refused:
+                    log.error("access_file_refused", reason=str(error))
+                refused = str(error)
+                continue
+            refused = ""
+            if found != self._identities:
+                self._identities = found
+                log.info("access_file_loaded", path=str(path), identities=len(found))
 
     def _count_refusal(self, peer: str) -> None:
         """Log the first refusal, and then the number of refusals every ten seconds."""

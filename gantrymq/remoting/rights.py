@@ -1,7 +1,7 @@
 """The right that each request needs: one table for the broker, one for the nameserver.
 
 A broker with the plugin ``acl`` does not start if a plugin serves a code that is not in its table. The nameserver
-knows peers by their addresses.
+identifies peers by their addresses, and with ``--access`` also by keys or certificates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Right(Enum):
     UNREGISTER = "SUB on the consumer group; PUB on any topic for a producer group"
     LOCK = "SUB on the group and on the topics of the queues"
     CHECK = "SUB on the group and on the topic of the subscription"
-    PEER = "an address of `--peers`"
+    PEER = "an address of `--peers`; with `--access`, an identity with the right to the broker name, else an admin"
     ANYONE = "none"
 
 
