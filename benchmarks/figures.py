@@ -12,7 +12,7 @@ NO_MERIT = ("%", "times", "")
 
 @attrs.define
 class Figure:
-    """What one line of a section tells. ``values`` by system, one for each round; ``goal`` is ours to stay at or below
+    """One line of a section. ``values`` by system, one for each round; ``goal`` is ours to stay at or below
     (in ``unit``), or 0; ``ratio_goal`` how many times Java's value ours has to be, or 0."""
 
     group: str

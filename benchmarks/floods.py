@@ -88,7 +88,7 @@ def send_for(address: str, seconds: float) -> list[float]:
 
 @contextmanager
 def _flooding(address: str, frames: Sequence[bytes]) -> Iterator[Callable[[], int]]:
-    """A process that floods; what is yielded tells how many of its requests were answered."""
+    """A process that floods; the yielded function returns how many of its requests were answered."""
     answers = multiprocessing.Value("q", 0)
     if not frames:
         yield lambda: 0

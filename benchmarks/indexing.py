@@ -139,7 +139,7 @@ async def _ask(address: str, pid: int, messages: int, seconds: float, began: flo
     chance = random.Random(1)
     async with open_channel(address) as channel:
         with trio.fail_after(PATIENCE_S):
-            while not await _finds(channel, messages - 1):  # noqa: ASYNC110 - nobody tells when
+            while not await _finds(channel, messages - 1):  # noqa: ASYNC110 - there is no event for it
                 await trio.sleep(POLL_S)
         times = [time.perf_counter() - began]
         processor = processor_seconds(pid)

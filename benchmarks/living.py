@@ -1,4 +1,4 @@
-"""What a broker does while something else goes on: idle connections, an old reader, years of messages, a crash."""
+"""What a broker does under a second load: idle connections, an old reader, years of messages, a crash."""
 
 from __future__ import annotations
 

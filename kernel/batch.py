@@ -243,7 +243,7 @@ class AppendBatch:
 
         ``queue_id``, ``queue_offset``: that message's queue and its place there, for the answer. It may be deleted
         already. :class:`ValueError` for an offset that the log has not reached, for a row that is refused or settled,
-        and for rows of other sources than :data:`Source.FROM_SENDERS`, which nobody else has.
+        and for rows of other sources than :data:`Source.FROM_SENDERS`, which no other row has.
         """
         settle_row(self, row, offset, queue_id, queue_offset)
 

@@ -145,7 +145,7 @@ class Broker:
         if batch.settled:
             finish_settled(batch)
         self._acks.add(batch, self.env.monotonic(), taken_at)
-        if not self.sweep.is_handling:  # otherwise this turn goes on with it
+        if not self.sweep.is_handling:  # otherwise this turn continues with it
             self.wake()
 
     def append_encoded(self, position: int, data: bytes | memoryview) -> int:

@@ -54,7 +54,7 @@ class NoRoom(StartError):
             if error.errno in NO_DESCRIPTORS
             else "Free some space on that disk"
         )
-        super().__init__(f"no room for {path}: {error.strerror}. {remedy}; a running broker goes on by itself")
+        super().__init__(f"no room for {path}: {error.strerror}. {remedy}; a running broker resumes by itself")
 
 
 def blame(path: str, error: OSError) -> StartError:

@@ -36,7 +36,7 @@ class HookTime:
 
 
 class HookTimes:
-    """Times the hooks that get a batch of messages or requests, while somebody wants to know.
+    """Times the hooks that get a batch of messages or requests, while a request for it lasts.
 
     Otherwise the broker calls the plugins' own functions, and nothing is added to a call. A time includes what the hook
     itself calls. A hook that one plugin wraps (``hookwrapper``) is not timed.

@@ -175,7 +175,7 @@ class PluginStates:
         """Offset and state of the newest file that fits to a log of this ``end``; whether there was no file at all.
 
         A log that was cut ends before a state that counts what was cut off. Such files go: once the log has grown
-        again, nobody could tell.
+        again, the gap would be invisible.
         """
         env, path = self._env, keeper.path
         found = load_state(env, path, decode_state)
@@ -236,7 +236,7 @@ class PluginStates:
 
     @staticmethod
     def _step_over(commit_log: CommitLog, position: int, stop: int) -> int:
-        """Where the log goes on behind what is damaged at ``position``."""
+        """Where the log continues behind the damage at ``position``."""
         found = find_record(commit_log.segments, position + 1)
         after = stop if found is None else min(found[0], stop)
         log.error("plugin_state_range_skipped", start=position, end=after)

@@ -144,7 +144,7 @@ class RequestBatch:
 
     @property
     def live(self) -> range | list[int]:
-        """The row numbers that nobody refused, in order."""
+        """The row numbers that were not refused, in order."""
         rows = range(len(self.requests))
         return [row for row in rows if row not in self.refusals] if self.refusals else rows
 

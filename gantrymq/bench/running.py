@@ -220,7 +220,7 @@ def _at_interrupt(call: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C calls ``call``, the second one is Python's ``KeyboardInterrupt``.
 
     That could be raised anywhere, and was lost now and then while a bar was drawn for the first time. Outside of the
-    main thread, or where somebody else handles Ctrl-C, nothing changes.
+    main thread, or where another handler of Ctrl-C is installed, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread() or (
         signal.getsignal(signal.SIGINT) is not signal.default_int_handler

@@ -36,7 +36,7 @@ class Notifier:
 
     @property
     def is_on(self) -> bool:
-        """Whether somebody listens."""
+        """Whether systemd listens."""
         return bool(self._path)
 
     def send(self, **fields: str) -> None:

@@ -88,7 +88,7 @@ _ACCESS_CODES: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PER
 def broker_error(answer: Command, address: str) -> BrokerError:
     """The error for an ``answer`` of the peer at ``address`` that says that a request failed.
 
-    Brokers have no codes of their own for refused credentials: the remark tells.
+    Brokers have no codes of their own for refused credentials: the remark distinguishes them.
     """
     kind = BrokerError
     if answer.code in _ACCESS_CODES and answer.remark:

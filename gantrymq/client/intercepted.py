@@ -199,7 +199,7 @@ class InterceptedTransactionalProducer(TransactionalProducer):
 
 
 class WatchedDelivery:
-    """A message's delivery that tells interceptors when the message is settled."""
+    """A message's delivery that calls the interceptors when the message is settled."""
 
     __slots__ = ("_context", "_interceptors", "inner")
 

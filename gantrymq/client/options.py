@@ -150,7 +150,7 @@ class ConsumerOptions(Generic[R]):
     ) -> list[ConsumerOptions[R]]:
         """Options of each topic from what a user gave; :class:`InvalidName` for what a broker would refuse.
 
-        ``version`` (ms) tells brokers which of two subscriptions is the newer one.
+        ``version`` (ms): brokers keep the subscription with the higher one.
         """
         check_group(group)
         check_start(start)

@@ -1,4 +1,4 @@
-"""The brokers of a cluster and what each says of itself: for ``gantrymq cluster``, promotions and the watcher."""
+"""The brokers of a cluster and the state that each reports: for ``gantrymq cluster``, promotions and the watcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
 
 ANSWER_S: Final = 3.0
-"""How long a broker may take to answer, unless the user says otherwise."""
+"""The default of ``--answer-timeout``: how long a broker may take to answer."""
 UNREACHABLE: Final = "unreachable"
 FENCED: Final = "fenced"
 COLUMNS: Final = (
@@ -33,11 +33,11 @@ async def broker_rows(
     more: Mapping[str, int] | None = None,
     without: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """One row a broker by the names of :data:`COLUMNS`, masters before their slaves; None for what is not known.
+    """One row per broker with the keys of :data:`COLUMNS`, masters before their slaves; None for unknown values.
 
-    ``answer_timeout``: how many seconds each may take to answer; they are asked at the same time. ``only``: of this
-    broker name. ``more``: the numbers, by their addresses, of brokers of this name that no nameserver may know.
-    ``without``: addresses that are not asked, as if they did not answer.
+    All brokers are asked concurrently, each with ``answer_timeout`` seconds. ``only`` selects one broker name.
+    ``more``: ids by address of further brokers of that name, which may be unknown to the nameserver. ``without``:
+    addresses that are not asked and count as unreachable.
     """
     import trio
 
@@ -68,7 +68,7 @@ async def broker_rows(
                 nursery.start_soon(ask_broker, row, address, answer_timeout)
     rows = [found[key] for key in sorted(found)]
     for row in rows:
-        if not row["is_registered"] and row["role"] != UNREACHABLE:  # its number may be another one now
+        if not row["is_registered"] and row["role"] != UNREACHABLE:  # its id may have changed
             row["id"] = max(row["id"], 1) if row["role"] == "slave" else 0
     masters = {row["broker"]: row for row in rows if row["id"] == 0}
     for row in rows:

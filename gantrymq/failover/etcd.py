@@ -1,7 +1,7 @@
-"""The lock in etcd v3, by its JSON gateway: a key that exists for as long as the lease of its holder.
+"""The lock in etcd v3, through its JSON gateway: a key that is bound to the lease of its holder.
 
-The key's create revision is the lock's revision: it grows with each change of the store, so with each holder. Only the
-holder of the key writes the text, in a transaction that looks for the key.
+The key's create revision is the lock's revision: it grows with each change of the store, hence with each holder. Only
+the holder writes the text, in a transaction that checks the key.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Credentials:
 
 
 def parse_endpoints(text: str) -> list[Endpoint]:
-    """The addresses of ``http://HOST:PORT,https://HOST:PORT``; ValueError for what is none."""
+    """The addresses of ``http://HOST:PORT,https://HOST:PORT``; ValueError for any other text."""
     found = []
     for item in text.split(","):
         try:
@@ -67,9 +67,9 @@ def parse_endpoints(text: str) -> list[Endpoint]:
 
 
 class EtcdLock:
-    """A :class:`gantrymq.failover.lock.LockStore`. ``holder``: a text that no other process has.
+    """A :class:`gantrymq.failover.lock.LockStore`. ``holder``: a text that is unique to this process.
 
-    The lock is the key ``KEY/lock``, the text ``KEY/members``. ``timeout``: of one request, in seconds.
+    The lock is the key ``KEY/lock``, the text ``KEY/members``. ``timeout``: seconds for one request.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class EtcdLock:
         raise StoreUnavailable(reason)
 
     def _authorized(self, client: Etcd3Client, work: Callable[[Etcd3Client], T]) -> T:
-        """With a token of etcd's where a user is given; one that has run out is replaced."""
+        """With a token from etcd if there is a user; an expired one is replaced."""
         from etcd3gw.exceptions import Etcd3Exception
 
         if not self._credentials.user:

@@ -1,7 +1,7 @@
-"""A lock with a lease: the interface to the store that has it, and the task that takes and keeps it.
+"""A lock with a lease: the interface to its store, and the task that acquires and renews it.
 
-A lease is counted from before the request that began or renewed it, so its holder stops before the store gives the lock
-to somebody else. It is a comparison of clocks, not a timer: after a pause of the process it has run out at once.
+The holder counts its lease from before the request that began or renewed it, so it stops before the store grants the
+lock to another holder. Expiry is a comparison of clocks, not a timer: a process that was paused sees it at once.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ import trio
 log = structlog.get_logger("gantrymq.failover")
 
 BEATS: Final = 3
-"""How often a lease is renewed in its length."""
+"""How many times a lease is renewed within its length."""
 
 
 class StoreUnavailable(Exception):
-    """The store does not answer, or refuses; the text says why. The outcome of what was asked is unknown."""
+    """The store does not answer or refuses, for the reason in the text. The outcome of the request is unknown."""
 
 
 class LockLost(Exception):
-    """The lock is not held, or not any more."""
+    """The lock is not held, or no longer."""
 
 
 class LockStore(Protocol):
     """One lock in a store, and a text beside it; all its calls raise :class:`StoreUnavailable`.
 
-    Two calls at a time are not made.
+    Calls are made one at a time.
     """
 
     lease_s: float
-    """How long the lock is held after it was taken or renewed, in seconds."""
+    """The length of a lease in seconds."""
 
     async def take(self) -> int | None:
-        """Take the lock; its revision, which grows with each holder. None while somebody else holds it.
+        """Acquire the lock and return its revision, which grows with each holder; None while another process holds it.
 
-        Asked again after an unknown outcome by the same holder: the lock's revision if that one was given it.
+        A repeated call after an unknown outcome returns the revision if the first call acquired the lock.
         """
 
     async def renew(self) -> bool:
-        """Let the lease begin anew; False when the lock is lost, also where its entry was deleted by hand."""
+        """Renew the lease; False if the lock is lost, also if its entry was deleted by hand."""
 
     async def release(self) -> None:
-        """Give the lock back, so that another one need not wait for the lease."""
+        """Release the lock, so that the next holder need not wait for the lease's end."""
 
     async def read(self) -> bytes:
-        """The text; empty when there is none."""
+        """Read the text; empty if there is none."""
 
     async def write(self, text: bytes) -> bool:
-        """Replace the text; False, without doing so, when the lock is lost."""
+        """Replace the text; False, without a change, if the lock is lost."""
 
 
 class LockKeeper:
-    """Takes the lock as soon as it is free, and keeps it, while :meth:`run` runs.
+    """Acquires the lock as soon as it is free, and renews it, while :meth:`run` runs.
 
-    ``clock``: seconds that go on while the process is stopped and the machine is suspended. ``poll_s``: how often to
-    look whether it is free.
+    ``clock`` returns seconds and must advance while the process is stopped or the machine is suspended. ``poll_s`` is
+    the interval between attempts to acquire it.
     """
 
     def __init__(self, store: LockStore, clock: Callable[[], float], poll_s: float) -> None:
@@ -73,28 +73,28 @@ class LockKeeper:
 
     @property
     def revision(self) -> int | None:
-        """Of the lock; None while it is not held."""
+        """The lock's revision; None while it is not held."""
         return self._revision if self._revision and self._clock() < self._until else None
 
     def check(self, revision: int) -> None:
-        """:class:`LockLost` unless the lock is held by this revision now."""
+        """Raise :class:`LockLost` unless the lock is held with this revision."""
         if self.revision != revision:
             raise LockLost("the lock is not held any more")
 
     async def read(self) -> bytes:
-        """The text beside the lock. :class:`StoreUnavailable`."""
+        """Read the text beside the lock. Raises :class:`StoreUnavailable`."""
         async with self._busy:
             return await self._store.read()
 
     async def write(self, text: bytes) -> None:
-        """Replace it. :class:`StoreUnavailable`, :class:`LockLost`."""
+        """Replace the text. Raises :class:`StoreUnavailable` and :class:`LockLost`."""
         async with self._busy:
             if not await self._store.write(text):
                 self._lose("another one holds it")
                 raise LockLost("the lock is not held any more")
 
     async def run(self) -> None:
-        """Until cancelled; the lock is free then."""
+        """Hold the lock until cancelled, and then release it."""
         try:
             while True:
                 await self._turn()

@@ -1,7 +1,7 @@
-"""What a watcher must remember of a broker name, beside the lock: another watcher goes on with it.
+"""The members of a broker name, as a watcher stores them beside the lock for its successors.
 
-A nameserver forgets a slave as soon as its connection ends. A slave that ends together with its master may have
-confirmed what no other slave has, so a promotion must know that it was there.
+A nameserver removes a slave as soon as its connection ends. A slave that ends together with its master may have
+confirmed messages that no other slave has, so a promotion must know that it existed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import attrs
 
 @attrs.frozen
 class Members:
-    """``master``: where it was seen last, empty for never. ``slaves``: the numbers of the others by their addresses.
+    """``master``: its last known address, empty if there was none. ``slaves``: the ids of the others by address.
 
-    ``floor``: a log that ends before this offset lacks something that may have been acknowledged.
+    ``floor``: a log that ends before this offset may lack acknowledged messages.
     """
 
     master: str = ""
@@ -25,12 +25,12 @@ class Members:
     floor: int = 0
 
     def to_bytes(self) -> bytes:
-        """For the store."""
+        """Encode for the store, as JSON."""
         return json.dumps({"master": self.master, "slaves": dict(self.slaves), "floor": self.floor}).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Members:
-        """The inverse; nothing yet for an empty text. ValueError for what is none."""
+        """Decode :meth:`to_bytes`; an empty text has no members. ValueError for any other text."""
         if not text:
             return cls()
         try:

@@ -1,10 +1,10 @@
-"""Promote a slave so that nothing is lost that any slave has confirmed: fence all of them first, then choose.
+"""Promotes a slave without losing anything that a slave has confirmed: fence all slaves first, then choose.
 
-A slave that learns of the new epoch confirms nothing more to the old master, and answers with the end of its log.
-So the slave with the longest log has everything that was acknowledged, whatever the old master does meanwhile.
-Two that promote at the same time choose different tokens: of one number each slave takes the first only.
+A slave that has received the new epoch confirms nothing more to the old master, and returns the end of its log. The
+slave with the longest log therefore has everything that was acknowledged, whatever the old master does meanwhile.
+Concurrent promotions have different tokens: each slave accepts only the first token of an epoch number.
 
-``epoch_at_least`` is for who chooses by a lock: its revision is an epoch that grows by itself.
+Watchers pass their lock's revision as ``epoch_at_least``, because it grows with each holder.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from gantrymq.remoting.epoch import EPOCH_FIELD, FIRST, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 TOKEN_BYTES: Final = 4
-ACCEPT_LOSS: Final = "--accept-loss promotes all the same"
+ACCEPT_LOSS: Final = "--accept-loss promotes anyway"
 
 Row = dict[str, Any]
-"""A broker as ``gantrymq cluster status`` has it, with ``epoch`` (a text, None for brokers that know none) and
-``not_promotable`` (why its number cannot change, or empty)."""
+"""A broker as in ``gantrymq cluster status``, with ``epoch`` (a text, None for brokers that do not support epochs) and
+``not_promotable`` (why its id cannot change, or empty)."""
 
 
 Report = Callable[[str], None]
-"""Hears of each step, in a sentence."""
+"""Receives a sentence about each step."""
 
 
 class PromotionRefused(Exception):
-    """No slave was promoted, or it is not known whether one was; the text has the reason and the remedy."""
+    """No slave was promoted, or the outcome is unknown; the text has the reason and the remedy."""
 
 
 @attrs.frozen
 class Promoted:
-    """Who is the master now, and of which epoch; None for a broker that knows no epochs. ``end``: of its log."""
+    """The new master and its epoch, None if the broker does not support epochs. ``end``: the end of its log."""
 
     address: str
     epoch: Epoch | None
@@ -60,14 +60,14 @@ async def promote(
     report: Report = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> Promoted:
-    """Order a slave of the broker ``name`` to be its master; ``brokers`` returns those of all names, as they are.
+    """Make a slave of the broker ``name`` its master; ``brokers`` returns the current state of all brokers.
 
-    ``number``: which slave; else the one that has most. :class:`PromotionRefused` while a master answers, and where
-    something acknowledged could be lost, unless ``accept_loss``. It returns when the slave has taken the order.
-    ``answer_timeout``: how many seconds a slave may take to keep the epoch on its disk.
-    ``end_at_least``: whose log ends before that may lack something that was acknowledged.
-    ``check`` is called before the slaves are told of the epoch, and before one is promoted; what it raises ends the
-    promotion.
+    ``number`` is the id of the slave, by default the one with the longest log. Returns when the slave has accepted.
+    Raises :class:`PromotionRefused` while a master answers, and if acknowledged messages could be lost, unless
+    ``accept_loss``.
+    ``answer_timeout``: seconds in which a slave must store the epoch on its disk.
+    ``end_at_least``: a log that ends before this offset may lack acknowledged messages.
+    ``check`` is called before the slaves receive the epoch and before the promotion; an exception ends the promotion.
     """
     report(f"asking the brokers of {name} for their state")
     rows = [row for row in await brokers() if row["broker"] == name]
@@ -84,7 +84,9 @@ async def promote(
     if all(row["epoch"] is None for row in slaves):  # brokers that cannot be fenced
         chosen = max((row for row in slaves if number in (None, row["id"])), key=lambda row: row["offset"] or 0)
         if epoch_at_least and not accept_loss:
-            raise PromotionRefused(f"{chosen['address']} knows no epochs: the old master could go on; {ACCEPT_LOSS}")
+            raise PromotionRefused(
+                f"{chosen['address']} does not support epochs: the old master could continue; {ACCEPT_LOSS}"
+            )
         check()
         return await _promote_by_number(chosen["address"], answer_timeout, report)
     lost = [row["address"] for row in rows if row["id"] and (row["role"] == UNREACHABLE or row["epoch"] is None)]
@@ -97,15 +99,15 @@ async def promote(
     _check_promotable([row for row in slaves if number in (None, row["id"])])
     known = [epoch_in(row, "epoch") or FIRST for row in rows]
     epoch = Epoch(max(max(each.number for each in known) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
-    report(f"epoch {epoch} begins: telling {', '.join(row['address'] for row in slaves)}")
-    ends = await _tell_all([str(row["address"]) for row in slaves], epoch, answer_timeout, check)
+    report(f"epoch {epoch} begins: sending it to {', '.join(row['address'] for row in slaves)}")
+    ends = await _send_epoch_to_all([str(row["address"]) for row in slaves], epoch, answer_timeout, check)
     wanted = [row for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
     address = max((str(row["address"]) for row in wanted), key=lambda each: ends[each])
     if ends[address] < max(ends.values()) and not accept_loss:
         best = max(ends, key=lambda each: ends[each])
         raise PromotionRefused(
-            f"{address} has the log up to {ends[address]}, and {best} up to {ends[best]}: what lies between would be "
-            f"lost. Promote that one; {ACCEPT_LOSS}"
+            f"{address} has the log up to {ends[address]}, and {best} up to {ends[best]}: the messages between would "
+            f"be lost. Promote that one; {ACCEPT_LOSS}"
         )
     if ends[address] < end_at_least and not accept_loss:
         raise PromotionRefused(
@@ -114,48 +116,48 @@ async def promote(
         )
     report(f"promoting {address}, whose log ends at {ends[address]}")
     check()
-    await _tell(address, epoch, answer_timeout, master=True)
+    await _send_epoch(address, epoch, answer_timeout, master=True)
     return Promoted(address, epoch, ends[address])
 
 
 async def _promote_by_number(address: str, answer_timeout: float, report: Report) -> Promoted:
-    """Nothing fences the old master."""
-    report(f"promoting {address}, which knows no epochs")
+    """Promote by setting the id; the old master is not fenced."""
+    report(f"promoting {address}, which does not support epochs")
     await _call(address, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"), answer_timeout)
     return Promoted(address, None)
 
 
 def _check_promotable(wanted: Sequence[Row]) -> None:
-    """Before anybody is fenced: somebody can be promoted."""
+    """Check, before any broker is fenced, that a slave can be promoted."""
     if all(row["not_promotable"] for row in wanted):
         raise PromotionRefused(f"{wanted[0]['address']} refuses: {wanted[0]['not_promotable']}")
 
 
-async def _tell_all(
+async def _send_epoch_to_all(
     addresses: Sequence[str], epoch: Epoch, timeout: float, check: Callable[[], None]
 ) -> dict[str, int]:
-    """Tell all of them of the epoch at the same time; where their logs end."""
+    """Send the epoch to all brokers concurrently; returns the ends of their logs."""
     ends: dict[str, int] = {}
     refusals: dict[str, PromotionRefused] = {}
 
-    async def tell(address: str) -> None:
+    async def send(address: str) -> None:
         try:
-            ends[address] = await _tell(address, epoch, timeout)
+            ends[address] = await _send_epoch(address, epoch, timeout)
         except PromotionRefused as error:
             refusals[address] = error
 
     check()
     async with trio.open_nursery() as nursery:
         for address in addresses:
-            nursery.start_soon(tell, address)
+            nursery.start_soon(send, address)
     for address in addresses:
         if address in refusals:
             raise refusals[address]
     return ends
 
 
-async def _tell(address: str, epoch: Epoch, timeout: float, *, master: bool = False) -> int:
-    """Tell the broker of the epoch, or that it is its master; where its log ends."""
+async def _send_epoch(address: str, epoch: Epoch, timeout: float, *, master: bool = False) -> int:
+    """Send the broker the epoch, or make it that epoch's master; returns the end of its log."""
     ext = {EPOCH_FIELD: str(epoch)} | ({"masterAddress": address} if master else {})
     answer = await _call(address, Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext), timeout)
     try:

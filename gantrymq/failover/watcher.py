@@ -1,11 +1,12 @@
-"""Watches the master of one broker name, and promotes a slave when it is lost; only the holder of the lock acts.
+"""Watches the master of one broker name, and promotes a slave when the master is lost; only the lock's holder acts.
 
 A master is lost when it has not answered for ``master_timeout`` seconds, in at least two attempts, and no slave has
-heard of it for as long. It is promoted by the rules of :mod:`gantrymq.failover.promotion`, in an epoch that is not
-below the lock's revision. Before each request that changes something the watcher looks whether it still has the lock;
-should it be paused between that and the request, the brokers refuse: the next holder's epoch is higher.
+received anything from it for as long. :mod:`gantrymq.failover.promotion` promotes a slave, in an epoch that is not
+below the lock's revision. The watcher checks the lock before each request that changes something; if the watcher is
+paused between the check and the request, the brokers refuse the request, because the next holder's epoch is higher.
 
-Without a nameserver or the store nothing is promoted: the first would not tell clients, the second decides who may act.
+The watcher promotes only while a nameserver and the store answer: clients find the new master through the nameserver,
+and the store decides which watcher may act.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ log = structlog.get_logger("gantrymq.failover")
 
 ATTEMPTS_MIN: Final = 2
 READ_S: Final = 10.0
-"""How often to look whether somebody has changed the members in the store, and what a deposed master does."""
+"""The interval in which the watcher reads the members from the store and polls a deposed master."""
 
 PATIENCE_MAX: Final = 4
-"""So many times ``answer_timeout`` a slave may take at most while the master is lost."""
+"""The upper limit of a slave's time to answer while the master is lost, in units of ``answer_timeout``."""
 
 Look = Callable[[Mapping[str, int], Collection[str], float], Awaitable[Sequence[Row]]]
-"""The brokers of the name as they are now: those that a nameserver knows, and these numbers by their addresses.
+"""The current state of the name's brokers: those of the nameserver, and those of the first argument (ids by address).
 
-The brokers at the addresses of the second argument are not asked, and count as not answering; the others have so many
-seconds to answer.
+The second argument are addresses that are not asked and count as unreachable; the third is the time to answer in
+seconds.
 """
 
 
 @attrs.frozen(kw_only=True)
 class WatchRules:
-    """Times in seconds. ``interval``: from one look to the next. ``answer_timeout``: of each broker, in a look; more,
-    with each attempt, for the slaves of a lost master (:data:`PATIENCE_MAX`).
+    """Times in seconds. ``interval``: between two polls. ``answer_timeout``: of each broker in a poll; it grows with
+    each attempt for the slaves of a lost master (:data:`PATIENCE_MAX`).
 
     ``master_timeout``: how long the master may be silent. ``promoted_timeout``: how long a promoted slave may take to
-    be there as the master. ``accept_loss``: promote also where something acknowledged may be lost.
+    answer as the master. ``accept_loss``: promote even if acknowledged messages may be lost.
     """
 
     interval: float = 0.5
@@ -70,30 +71,30 @@ class Watcher:
         self._rules = rules or WatchRules()
         self._members = Members()
         self._written: Members | None = None
-        """What is in the store; None while that is not known."""
+        """The content of the store; None while it is unknown."""
         self._read_at: int | None = None
-        """The revision under which the members were read from there."""
+        """The lock's revision when the members were read."""
         self._read_next = 0.0
         self._epoch = 0
-        """Of the master that was seen or promoted last."""
+        """The epoch of the last master that was seen or promoted."""
         self._deposed = ""
         self._ask_deposed_at = 0.0
         self._master = ""
         self._silent_since: float | None = None
         self._attempts = 0
         self._patience = 1
-        """How many times ``answer_timeout`` the slaves have: those of a machine that is overloaded need more."""
+        """The slaves' time to answer in units of ``answer_timeout``: slaves of an overloaded machine need more."""
         self._grace_until = 0.0
         self._missing_since: dict[str, float] = {}
         self._said: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         while True:
             began = self._clock()
             await self._turn()
             rest = self._rules.interval
-            if self._silent_since is not None:  # a look that waited for a silent master was a rest
+            if self._silent_since is not None:  # waiting for a silent master counts as part of the interval
                 rest = max(rest - (self._clock() - began), 0)
             await trio.sleep(rest)
 
@@ -107,7 +108,7 @@ class Watcher:
             rows = await self._look(self._asked_besides(), (), self._rules.answer_timeout)
         except (GantryError, trio.TooSlowError, OSError) as error:
             reason = str(error) or "no answer in time"
-            if self._is_news("nameserver", reason):
+            if self._has_changed("nameserver", reason):
                 log.error(
                     "nameserver_unavailable", broker=self._name, reason=reason,
                     action="no slave is promoted until a nameserver answers; check it",
@@ -121,7 +122,7 @@ class Watcher:
             self._not_kept(error)
 
     def _not_kept(self, error: Exception) -> None:
-        if self._is_news("store", str(error)):
+        if self._has_changed("store", str(error)):
             log.warning("members_not_kept", broker=self._name, reason=str(error))
 
     def _asked_besides(self) -> Mapping[str, int]:
@@ -129,20 +130,20 @@ class Watcher:
         master = self._master or self._members.master
         if master:
             known[master] = 0
-        if self._deposed and self._clock() >= self._ask_deposed_at:  # no nameserver has it
+        if self._deposed and self._clock() >= self._ask_deposed_at:  # the nameserver no longer has it
             self._ask_deposed_at = self._clock() + READ_S
             known.setdefault(self._deposed, 0)
         return known
 
     async def _read_members(self) -> None:
-        """Who takes the lock goes on with what the last holder knew."""
+        """A new holder of the lock continues with the members that the last holder stored."""
         revision = self._keeper.revision
         if revision is None or self._read_at == revision:
             return
         await self._read_again(revision)
 
     async def _read_again(self, revision: int) -> None:
-        """An administrator may have taken a slave out."""
+        """Read the members again: an administrator may have removed a slave."""
         self._read_next = self._clock() + READ_S
         try:
             self._members = self._written = Members.from_bytes(await self._keeper.read())
@@ -154,13 +155,13 @@ class Watcher:
         for row in rows:
             if row["address"] == self._deposed and row["role"] not in (UNREACHABLE, FENCED):
                 self._deposed = ""
-            if row["role"] == FENCED and self._is_news(f"fenced {row['address']}", str(row["epoch"])):
+            if row["role"] == FENCED and self._has_changed(f"fenced {row['address']}", str(row["epoch"])):
                 log.warning(
                     "deposed_master_found", broker=self._name, address=row["address"], epoch=row["epoch"],
                     action="start it as a slave, with a broker.id above 0",
                 )  # fmt: skip
         masters = [row for row in rows if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED)]
-        # One that was deposed may not know it yet, while the promoted one is still starting.
+        # A deposed master may not have learned of it yet while the promoted one is still starting.
         masters = [row for row in masters if row["epoch"] is None or _number_of(row) >= self._epoch]
         if masters:
             await self._has_master(max(masters, key=_number_of), rows)
@@ -178,19 +179,19 @@ class Watcher:
                 await self._replace(rows, silent)
 
     async def _slaves_now(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Without the master: while this watcher waited for it, the slaves' answers have become old."""
+        """Ask the slaves again: their answers became old while this watcher waited for the master."""
         master = self._master or self._members.master
         try:
             return await self._look(self._asked_besides(), {master}, self._patience * self._rules.answer_timeout)
         except (GantryError, trio.TooSlowError, OSError):
-            return rows  # the next look says why
+            return rows  # the next poll reports the reason
 
     def _is_heard(self, rows: Sequence[Row], silent: float) -> bool:
-        """Whether a slave has heard of the master lately: it was lost later than it seemed, or only to this watcher."""
+        """Whether a slave has recently received from the master, which then is lost later, or only to this watcher."""
         for row in rows:
             heard = row["master_silent_s"]
             if heard is not None and 0 <= heard < self._rules.master_timeout:
-                if silent >= 2 * self._rules.master_timeout and self._is_news("heard", row["address"]):
+                if silent >= 2 * self._rules.master_timeout and self._has_changed("heard", row["address"]):
                     log.warning(
                         "master_heard_by_slave", broker=self._name, address=self._master, slave=row["address"],
                         action="check the network between this watcher and the master",
@@ -217,7 +218,7 @@ class Watcher:
             await self._write_members()
 
     def _members_with(self, master: Row, rows: Sequence[Row]) -> Members:
-        """As they are now. A slave that is away stays one, unless another one has come with its number."""
+        """The current members. An absent slave stays a member unless another one has taken its id."""
         address, end = str(master["address"]), int(master["offset"] or 0)
         found = {
             str(row["address"]): int(row["id"])
@@ -225,28 +226,28 @@ class Watcher:
             if row["id"] and (row["is_registered"] or row["role"] != UNREACHABLE)
         }
         slaves = {other: number for other, number in {**self._members.slaves, **found}.items() if other != address}
-        # What the new master has is what counts from now on.
+        # From now on, the log of the new master is the reference.
         floor = self._members.floor if address == self._members.master else end
         there = {int(row["id"]): str(row["address"]) for row in rows if row["id"] and row["role"] != UNREACHABLE}
         for other, number in list(slaves.items()):
             if there.get(number, other) != other and other not in there.values():
                 log.info("slave_replaced", broker=self._name, address=other, by=there[number])
                 del slaves[other]
-                floor = max(floor, end)  # what only that one had confirmed must be there before another promotion
+                floor = max(floor, end)  # the next master must have what only that slave had confirmed
         return Members(address, slaves, floor)
 
     def _note_missing(self, rows: Sequence[Row]) -> None:
-        """A slave that is away stands against a promotion: somebody should know before the master is lost."""
+        """An absent slave prevents a promotion: operators should know before the master is lost."""
         now = self._clock()
         missing = {str(row["address"]) for row in rows if row["id"] and row["role"] == UNREACHABLE}
         self._missing_since = {address: self._missing_since.get(address, now) for address in missing}
         for address in self._members.slaves:
             if now - self._missing_since.get(address, now) < self._rules.promoted_timeout:
                 continue
-            if self._is_news(f"missing {address}", str(self._missing_since[address])):
+            if self._has_changed(f"missing {address}", str(self._missing_since[address])):
                 log.warning(
                     "slave_missing", broker=self._name, address=address,
-                    action="start it: without it no other slave can be promoted, for it may have more",
+                    action="start it: no other slave can be promoted without it, because it may have more messages",
                 )  # fmt: skip
 
     async def _write_members(self) -> None:
@@ -256,24 +257,24 @@ class Watcher:
             self._said.pop("store", "")
 
     async def _replace(self, rows: Sequence[Row], silent: float) -> None:
-        """The master is lost, ``rows`` are the others. What cannot be done now is tried again with the next look."""
+        """Replace the lost master; ``rows`` are the others. The next poll retries after a failure."""
         lost = self._master or self._members.master
-        if self._is_news("lost", lost):
+        if self._has_changed("lost", lost):
             log.error("master_lost", broker=self._name, address=lost, silent_seconds=round(silent, 1))
         revision = self._keeper.revision
         if revision is None or self._read_at != revision:
-            if self._is_news("lock", "not held"):
+            if self._has_changed("lock", "not held"):
                 log.info("promotion_left_to_others", broker=self._name, reason="this watcher does not hold the lock")
             return
         members = self._members
 
         async def as_they_are() -> Sequence[Row]:
-            return rows  # a master that hangs would take its time once more
+            return rows  # asking again would wait for the hanging master once more
 
         try:
             if not members.master and not self._rules.accept_loss:
                 raise PromotionRefused(
-                    "no watcher has seen a master of this name yet, so slaves that are gone would not be known; "
+                    "no watcher has seen a master of this name yet, so absent slaves are unknown; "
                     "promote by hand: gantrymq cluster promote"
                 )
             promoted = await promote(
@@ -291,7 +292,7 @@ class Watcher:
             return
         except (PromotionRefused, GantryError, trio.TooSlowError, OSError) as error:
             self._patience = min(self._patience + 1, PATIENCE_MAX)
-            if self._is_news("refused", str(error)):
+            if self._has_changed("refused", str(error)):
                 log.error("promotion_refused", broker=self._name, reason=str(error) or "no answer in time")
             return
         log.warning(
@@ -306,8 +307,8 @@ class Watcher:
         self._said.pop("lost", "")
         await self._write_members()
 
-    def _is_news(self, key: str, text: str) -> bool:
-        """Whether this was not said last; a state is logged once, not with each look."""
+    def _has_changed(self, key: str, text: str) -> bool:
+        """Whether this differs from the last text of ``key``: a state is logged once, not with each poll."""
         if self._said.get(key) == text:
             return False
         self._said[key] = text

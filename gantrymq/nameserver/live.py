@@ -51,7 +51,7 @@ class MinimumChange:
     """The lowest id among the brokers of one name has changed; has the brokers to notify.
 
     Either ``left``, the address of the broker that left, or ``ha_address``, that of the new one, is set. ``acting``
-    tells whether the brokers of this name let a slave act as master (``enableActingMaster``).
+    says whether the brokers of this name let a slave act as master (``enableActingMaster``).
     """
 
     name: str

@@ -60,7 +60,7 @@ class QueueLag:
 
 @attrs.frozen
 class Member:
-    """One consumer. ``subscriptions``: topic to expression, as the member tells; None if it did not answer."""
+    """One consumer. ``subscriptions``: topic to expression, as the member reports; None if it did not answer."""
 
     client_id: str
     address: str

@@ -53,7 +53,7 @@ class DirectConnection(asyncio.Protocol):
         self._loop.call_soon(call.writable)
 
     async def aclose(self) -> None:
-        """Close the connection; what was not written is lost. The user hears nothing more."""
+        """Close the connection; what was not written is lost. The user gets no further callback."""
         self._user = None
         if self._transport is not None:
             if self.blocked:

@@ -17,7 +17,7 @@ class Waiter(Protocol[T]):
         """Wait for the result; may be cancelled."""
 
     def done(self) -> bool:
-        """Whether there is a result, or nobody waits for one any more."""
+        """Whether there is a result, or the wait for it has ended."""
 
     def set_result(self, result: T, /) -> None:
         """Wake the task. Only while not :meth:`done`."""

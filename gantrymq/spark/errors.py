@@ -66,7 +66,7 @@ _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.+))?$", re.MULTI
 
 
 def reason(error: BaseException) -> str:
-    """The line that tells why Spark failed.
+    """The line with the reason why Spark failed.
 
     Our own error from inside ``error``, else what the last Python traceback in it raised, else its first line.
     """

@@ -52,7 +52,7 @@ class Kind(Enum):
     REPLACED = "another message is at an acknowledged place"
     ORDER = "a send began after another one was acknowledged, and has the lower offset"
     VANISHED = "a reader was given a message at a place where it no longer is"
-    STRANGE = "a reader was given what nobody sent"
+    STRANGE = "a reader received a message that was never sent"
     REPEATED = "one message, which was sent once, is at two places"
     AHEAD = "a group's offset lies beyond the end of the queue"
     UNDELIVERED = "a group was never given an acknowledged message"

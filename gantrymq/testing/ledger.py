@@ -125,7 +125,7 @@ class Ledger:
         """Which message this is; refuses what was never sent and what is not whole."""
         words = body.split(b" ", 4)
         if len(words) != 5 or words[0] != self.run.encode() or not (words[1].isdigit() and words[2].isdigit()):
-            raise LedgerViolation(f"nobody sent {body[:60]!r}")
+            raise LedgerViolation(f"{body[:60]!r} was never sent")
         producer, sequence = int(words[1]), int(words[2])
         if sequence >= self._sent.get(producer, 0):
             raise LedgerViolation(f"message {sequence} of producer {producer} was never sent")

@@ -78,7 +78,7 @@ def what_is_rolled_back_is_never_seen(strategy: Strategy) -> None:
         producer = world.producers.join()
         world.pass_time(_WAIT_S)
         world.walk()
-        expect(producer.take_questions() == [], "somebody was asked about a transaction that was rolled back")
+        expect(producer.take_questions() == [], "a producer was asked about a transaction that was rolled back")
         expect(world.bodies() == [], "what was rolled back can be read")
         world = restart(world, strategy)
 
@@ -289,10 +289,10 @@ def nobody_is_asked_about_what_has_ended(strategy: Strategy) -> None:
     expect(early in ([], [halves[-1].body]), f"{early} were asked")
     [producer] = world.producers.groups["orders"]
     before = {question.half.body for question in producer.take_questions()}
-    expect(before <= {halves[-1].body}, "somebody was asked about a transaction that had ended")
+    expect(before <= {halves[-1].body}, "a producer was asked about a transaction that had ended")
     world.end(halves[-1], COMMIT, oneway=True)
     world.commit()
-    expect(producer.take_questions() == [], "somebody was asked about a transaction that had just ended")
+    expect(producer.take_questions() == [], "a producer was asked about a transaction that had just ended")
     expect(Counter(world.bodies()) == Counter(half.body for half in halves), "messages are missing or doubled")
 
 

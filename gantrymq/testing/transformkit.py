@@ -164,8 +164,8 @@ def other_topics_are_left_alone(plugin_broker: StartPluginBroker, case: Transfor
     running = case.start(plugin_broker)
     with running.client.producer() as producer:
         for body in BODIES:
-            producer.send("a-topic-of-nobody", body)
-    found = _receive(running, "a-topic-of-nobody", len(BODIES))
+            producer.send("a-topic-without-rules", body)
+    found = _receive(running, "a-topic-without-rules", len(BODIES))
     attrs.evolve(case, delivered=_unchanged).check(found, BODIES, "another topic")
 
 

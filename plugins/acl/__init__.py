@@ -98,7 +98,7 @@ class AclPlugin:
 
     @hookimpl(tryfirst=True)
     def authorize(self, batch: RequestBatch) -> None:
-        """Refuse what nobody signed, or what its signer may not do."""
+        """Refuse requests that are not signed, and those for which the account has no right."""
         for row in batch.live:
             request = batch.requests[row]
             try:

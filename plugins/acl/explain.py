@@ -80,7 +80,7 @@ def warnings_of(accounts: Accounts) -> list[str]:
     """What is allowed in a file of accounts and probably not meant."""
     found = []
     if accounts.addresses.every:
-        found.append("globalWhiteRemoteAddresses has every address: nobody needs a key")
+        found.append("globalWhiteRemoteAddresses has every address: no client needs a key")
     seen: dict[str, int] = {}
     for number, entry in enumerate(accounts.document.get("accounts") or (), start=1):
         key = str(entry.get("accessKey"))

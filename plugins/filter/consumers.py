@@ -196,7 +196,7 @@ class ConsumerFilters:
             return
         if (*key, *said) not in refused:
             if self._unchecked <= 0:
-                return  # the next update goes on
+                return  # the next update continues
             self._unchecked -= len(wish.sub_string)
         is_refused = (*key, *said) in refused
         if is_refused or not (yield from self._is_readable(*said)):

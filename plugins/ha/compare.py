@@ -131,8 +131,8 @@ class Comparison:
         epoch, known = epoch_in(says, EPOCH_KEY), self._epochs.known
         if epoch is None and known.number:
             raise Unlike(
-                f"{channel.address} knows no epochs, and epoch {known} has begun; to follow a RocketMQ broker delete "
-                f"{self._broker.root}/{FILE} before the start"
+                f"{channel.address} does not support epochs, and epoch {known} has begun; to follow a RocketMQ broker "
+                f"delete {self._broker.root}/{FILE} before the start"
             )
         if epoch is not None and known.outranks(epoch):
             await send_epoch(channel.address, known)

@@ -233,7 +233,7 @@ class Slave:
             for piece in pieces.feed(room[:size]):
                 tail.add(piece.offset, piece.data)
                 self.master_end = max(self.master_end, piece.offset + len(piece.data))
-            while not tail.settle():  # noqa: ASYNC110 - the disk tells nobody when it has room
+            while not tail.settle():  # noqa: ASYNC110 - the disk has no event for free space
                 await trio.sleep(ROOM_PAUSE_S)
             if size < len(room) or tail.uncommitted >= _UNCOMMITTED_BYTES:
                 tail.commit()
@@ -282,7 +282,7 @@ class Tail:
         expected = self._at + self._size
         if offset != expected:
             if expected:
-                raise BadFrame(f"the master sends from the offset {offset}, this log goes on at {expected}")
+                raise BadFrame(f"the master sends from the offset {offset}, this log ends at {expected}")
             self._at = self._committed = offset  # RocketMQ lets a new slave begin with the master's last file
         end = self._size + len(data)
         self._room[self._size : end] = data

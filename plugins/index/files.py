@@ -77,7 +77,7 @@ class IndexFiles:
     def put(self, batch: DispatchBatch) -> None:
         """Add all keys of ``batch``, which begins at ``position``."""
         if batch.start != self.position:
-            raise ValueError(f"the index goes on at {self.position}, not at {batch.start}")
+            raise ValueError(f"the next batch of the index starts at {self.position}, not at {batch.start}")
         with self._lock:
             row, key, self.keys_done = 0, self.keys_done, 0
             if not self.files or self.files[-1].is_full:

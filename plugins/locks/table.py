@@ -66,7 +66,8 @@ class LockTable:
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str, connection_id: int) -> set[MessageQueue]:
         """Give ``client_id`` those queues that are free or its own already; returns them.
 
-        A queue is free when nobody took it, or not for so long, or when its owner's connection ended so long ago.
+        A queue is free when it has no owner, when the owner has not renewed its lock in time, or when the owner's
+        connection ended that long ago.
         """
         return run_steps(self.lock_in_steps(group, queues, client_id, connection_id))
 

@@ -1,13 +1,14 @@
-"""Two brokers must not go by one name and number: clients would be sent to either, and each has a log of its own.
+"""Prevents two brokers under one name and id: clients would be sent to either, and each has its own log.
 
-Before a broker registers over a new connection it looks who is registered by its name and number. If that is another
-address, and a broker by this name and number answers there, the newcomer stays away: at its start it ends with a text
-that names both, later it goes on without this nameserver. RocketMQ's nameserver lets the later one take the place.
+Before a broker registers over a new connection, it asks which broker is registered under its name and id. If that is
+another address, and a broker with this name and id answers there, the new broker does not register: at start it exits
+with an error that names both, later it continues without this nameserver. RocketMQ's nameserver lets the later broker
+replace the earlier one.
 
-Two that start at the same instant both find the place free. So a newcomer looks a few times more while it settles: who
-finds the other one there knows by their runs which of them came first. That one takes the place back, the other ends.
+Two brokers that start at the same time both find the name free. A starting broker therefore checks a few more times:
+their run ids show which of them started first. That one registers again, the other exits.
 
-Of two masters the one that was promoted later stays, whoever came first: epochs stand above all of this.
+Of two masters, the one that was promoted last stays, whichever started first: epochs take precedence.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.register")
 
 PROBE_S: Final = 2.0
-"""How long the other address may take to answer; a machine that is gone holds up the registration so long."""
+"""How long the other address may take to answer; an unreachable machine delays the registration by this time."""
 PROMOTED_PROBE_S: Final = 0.5
-"""The same for a broker that was promoted and comes for the first time: most likely because that one hangs. Should it
-have been promoted later, its nameserver knows."""
+"""The same for the first registration of a promoted broker: most likely the other one hangs. If the other one was
+promoted later, the nameserver knows its epoch."""
 RUN_KEY: Final = "brokerRun"
-"""Under this name a broker's runtime information has the number of its run. A later run has a higher one, as text."""
+"""The key of the run id in a broker's runtime information. Ids of later runs compare greater, as text."""
 SETTLED_KEY: Final = "brokerSettled"
-"""And under this one whether it keeps its place whoever comes."""
+"""The key that says whether the broker keeps its name against later brokers."""
 LOOKS_S: Final = (1.0, 3.0, 6.0)
-"""When a newcomer looks again: after its first registration, and after each look."""
+"""The intervals, in seconds, between a new broker's checks after its first registration."""
 _RUN_BITS: Final = 62
 
 
@@ -57,43 +58,42 @@ class _Rival:
 
 
 class DuplicateCheck:
-    """Finds another live broker of this name and number. ``run``: a number by which this broker knows itself again."""
+    """Finds another live broker with this name and id. ``run`` identifies this run of the broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._settled = False
         self.has_registered = False
-        """A nameserver has taken this broker in this run: clients may know it, so being fenced does not end it."""
+        """A nameserver has accepted this broker in this run: clients may know it, so being fenced does not end it."""
         self.replication: Replication | None = None
-        """Who knows this broker's epoch; whoever was promoted later stays."""
+        """Provides this broker's epoch; of two masters the one that was promoted last stays."""
         self.lost = False
-        """A rival stays, this broker ends. Its farewell would take the rival from RocketMQ's nameservers, which do not
-        look whose address it names."""
+        """The other broker stays and this one exits without unregistering: RocketMQ's nameservers would remove the
+        other one, because they do not compare addresses."""
         self.run = f"{broker.env.wall_ms():012x}-{broker.env.random_int(1 << _RUN_BITS):x}"
 
     def monotonic(self) -> float:
-        """The time, in seconds; 0 where nobody asks for it."""
+        """The time, in seconds; 0 where no check needs it."""
         return 0.0 if self.replication is None else self._broker.env.monotonic()
 
     @property
     def is_fenced(self) -> bool:
-        """Whether another broker was promoted: this one stays away from the nameservers."""
+        """Whether another broker was promoted: this one does not register."""
         return self.replication is not None and bool(self.replication.fenced)
 
     def settle(self) -> None:
-        """A nameserver has taken this broker, and it was looked often enough: from now on a rival does not end it."""
+        """Keep the name from now on: the broker is registered and has checked often enough."""
         self._settled = True
 
     def runtime_info(self) -> dict[str, str]:
-        """What others are told of this broker, to know who came first."""
+        """The entries by which others find out which broker started first."""
         return {RUN_KEY: self.run, SETTLED_KEY: str(self._settled).lower()}
 
     async def check(self, nameserver: Channel, timeout: float) -> bool:
-        """Whether the place is to be taken: nobody has it, or one who is gone, or one who came later and is to end.
+        """Whether to replace the registration: there is none, its broker is gone, or started later and will exit.
 
-        False when it is ours, or nobody can tell.
-        With a rival that came before :class:`StartError`, and :class:`RemoteFault` once this broker is settled; what
-        the nameserver's connection may raise.
+        False if this broker holds it, or the nameserver does not list brokers. Raises :class:`StartError` if the other
+        broker started first, :class:`RemoteFault` instead once this broker is settled, and errors of the connection.
         """
         address = await self._registered_address(nameserver, timeout)
         if address == self._broker.address:
@@ -118,7 +118,7 @@ class DuplicateCheck:
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, text)
 
     def _by_epoch(self, own: Epoch, other: Epoch, address: str) -> bool:
-        """Whoever was promoted later is the master, whoever came first."""
+        """The broker that was promoted last is the master, whichever started first."""
         assert self.replication is not None
         if own.outranks(other):
             self.replication.send_epoch(address)
@@ -143,11 +143,11 @@ class DuplicateCheck:
             log.debug("nameserver_lists_no_brokers", reason=fault.remark)
             return self._broker.address
         known = table.get(self._broker.name)
-        self._tell_others({} if known is None else known.broker_addrs)
+        self._send_epoch_to_others({} if known is None else known.broker_addrs)
         return "" if known is None else known.broker_addrs.get(self._broker.broker_id, "")
 
-    def _tell_others(self, addresses: Mapping[int, str]) -> None:
-        """A promoted broker tells those that the nameserver has of this name: slaves leave the old master then."""
+    def _send_epoch_to_others(self, addresses: Mapping[int, str]) -> None:
+        """Send a promoted broker's epoch to the others of its name: slaves then leave the old master."""
         if self.replication is not None and not self._settled and not self._broker.broker_id:
             for number, address in addresses.items():
                 if number and address != self._broker.address:
@@ -158,7 +158,7 @@ class DuplicateCheck:
         return PROMOTED_PROBE_S if own is not None and own.number and not self.has_registered else PROBE_S
 
     async def _find(self, address: str) -> _Rival | None:
-        """The other broker of this name and number that answers there. RocketMQ's say nothing of their runs."""
+        """The other broker with this name and id at ``address``. RocketMQ's brokers report no run id."""
         try:
             with trio.fail_after(self._probe_s()):
                 async with open_channel(address) as channel:
@@ -167,13 +167,13 @@ class DuplicateCheck:
             if settings.code or runtime.code:
                 return None
             says = read_properties(bytes(settings.body or b""))
-            told = KVTable.from_bytes(runtime.body).table
+            reported = KVTable.from_bytes(runtime.body).table
         except (ConnectError, RemoteFault, ValueError, trio.TooSlowError) as error:
             log.info("registered_broker_silent", address=address, reason=str(error) or "no answer")
             return None
         broker = self._broker
         named = (says.get("brokerName"), says.get("brokerId"), says.get("brokerClusterName"))
-        run = told.get(RUN_KEY, "")
+        run = reported.get(RUN_KEY, "")
         if named != (broker.name, str(broker.broker_id), broker.cluster) or run == self.run:
             return None
-        return _Rival(run, told.get(SETTLED_KEY) != "false", epoch_in(told, EPOCH_KEY))
+        return _Rival(run, reported.get(SETTLED_KEY) != "false", epoch_in(reported, EPOCH_KEY))

@@ -57,7 +57,7 @@ class _Lane:
         await self.in_flight.acquire()
         try:
             async with self.room:
-                while connection.is_congested():  # noqa: ASYNC110 - no event tells that a peer reads again
+                while connection.is_congested():  # noqa: ASYNC110 - there is no event for a peer that reads again
                     await trio.sleep(CONGESTED_S)
         except trio.Cancelled:
             self.in_flight.release()

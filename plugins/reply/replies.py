@@ -129,7 +129,7 @@ class ReplyProcessor:
             body,
             properties,
             flag=header.flag,
-            # RocketMQ drops the flag of a compressed body, which then nobody can read.
+            # RocketMQ drops the flag of a compressed body, which then no client can read.
             sys_flag=header.sys_flag & (COMPRESSED | COMPRESSION_MASK) | (_BORN_HOST_V6 if len(host) > 8 else 0),
             born_timestamp=header.born_timestamp,
             born_host=host,

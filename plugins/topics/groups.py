@@ -75,7 +75,7 @@ class Groups:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR,
                 f"the group {config.group_name} is not taken: the settings of all groups would have more than "
-                f"{TABLE_BYTES_MAX} bytes; delete groups that nobody uses",
+                f"{TABLE_BYTES_MAX} bytes; delete unused groups",
             )
         self.table.put(config.group_name, config)
 

@@ -249,7 +249,7 @@ async def test_a_duplicate_is_acknowledged_after_its_original_is_durable(
             async with trio.open_nursery() as nursery:
                 for number, to, name in ((1, channel, "k"), (2, other, key)):
                     nursery.start_soon(ask, to, send("T", b"x", properties=f"KEYS\x01{name}"))
-                    while running.unacknowledged < number:  # noqa: ASYNC110 - nobody tells
+                    while running.unacknowledged < number:  # noqa: ASYNC110 - there is no event for it
                         await trio.sleep(0.001)
                 await trio.testing.wait_all_tasks_blocked()
                 assert answers == []

@@ -79,7 +79,7 @@ class User:
         raise AssertionError("the consumer ended")
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        while not holds():  # noqa: ASYNC110 - nobody tells
+        while not holds():  # noqa: ASYNC110 - there is no event for it
             await trio.sleep(0.02)
 
     def metric(self, name: str) -> dict[tuple[str, ...], object]:

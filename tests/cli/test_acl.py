@@ -151,7 +151,7 @@ def test_check_reads_the_file_as_the_broker_and_warns(cli: Cli, file: Path) -> N
     done = cli("acl", "check", str(file))
     assert done.code == 0
     for text in (
-        "every address: nobody needs a key", "account 2 has the access key of account 1", "'WRITE' is no permission",
+        "every address: no client needs a key", "account 2 has the access key of account 1", "'WRITE' is no permission",
         "'ALL' is no permission", "no account is an admin", "chmod 600",
     ):  # fmt: skip
         assert text in done.err

@@ -196,7 +196,7 @@ def test_a_folder_is_for_one_cluster_at_a_time(tmp_path: Path) -> None:
 def test_waiting_for_slaves_without_any_is_wrong_usage(cli: Callable[..., Any]) -> None:
     outcome = cli("dev", "up", "--sync")
     assert outcome.code == 2
-    assert "there is nobody to wait for without --slaves" in outcome.err
+    assert "--sync waits for slaves: give --slaves as well" in outcome.err
 
 
 # ---- how it is shown

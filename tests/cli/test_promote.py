@@ -199,7 +199,7 @@ def test_a_hanging_master_delays_a_promotion_by_one_timeout_and_each_step_is_pri
             steps = short.err.splitlines()
             assert steps[:2] == ["asking the brokers of broker-a for their state", f"{first} (id 0) does not answer"]
             assert steps[2].startswith("epoch 1-")
-            assert steps[2].endswith(f"begins: telling {second}")
+            assert steps[2].endswith(f"begins: sending it to {second}")
             assert steps[3:5] == [
                 f"promoting {second}, whose log ends at {end}",
                 f"waiting for {second} to come back as the master, 0.1 s at most",

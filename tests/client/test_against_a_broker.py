@@ -53,7 +53,7 @@ async def offsets_left(client: gantrymq.Client, topic: str, group: str) -> dict[
 async def wait_dispatched(client: gantrymq.Client, queue: MessageQueue, end: int) -> None:
     """Wait until a message that was acknowledged can be read: RocketMQ's broker needs a moment in between."""
     with anyio.fail_after(PATIENCE_SECONDS):
-        while await client.admin.max_offset(queue) < end:  # noqa: ASYNC110 - nobody tells when
+        while await client.admin.max_offset(queue) < end:  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.01)
 
 

@@ -68,7 +68,7 @@ class Book:
         """Which message this is; it must be whole, and one that was sent."""
         run, fate, number, crc, rest = body.split(b" ", 4)
         name = b" ".join((run, fate, number))
-        assert run.decode() == self.run, f"nobody sent {body[:60]!r}"
+        assert run.decode() == self.run, f"{body[:60]!r} was never sent"
         assert int(number) < self.numbers[fate.decode()], f"{name!r} was never sent"
         assert int(crc, 16) == zlib.crc32(name + rest), f"{name!r} is damaged"
         return name.decode()

@@ -91,7 +91,7 @@ async def test_a_key_expires_after_the_window(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path, **settings)) as running, open_channel(running.address) as channel:
         first = await sent(channel)
         now = running.env.wall_ms()
-        while running.env.wall_ms() < now + 5:  # noqa: ASYNC110 - nobody tells
+        while running.env.wall_ms() < now + 5:  # noqa: ASYNC110 - there is no event for it
             await trio.sleep(0.001)
         assert await sent(channel) != first
 
@@ -128,7 +128,7 @@ async def test_a_delayed_message_is_delivered_once_and_settles_duplicates_before
             first = await sent(channel, f"{KEY}\x02{waits}", queue_id=1)
             assert first[1] == "1"
             assert await sent(channel, f"{KEY}\x02{waits}") == first
-            while len(await bodies(channel, queue_id=1)) < 2:  # noqa: ASYNC110 - nobody tells
+            while len(await bodies(channel, queue_id=1)) < 2:  # noqa: ASYNC110 - there is no event for it
                 await trio.sleep(0.02)
             assert await sent(channel) == first
             assert await sent(channel, f"{KEY}\x02{waits}") == first
@@ -195,7 +195,7 @@ async def test_a_checked_back_half_message_stays_the_same_transaction(tmp_path: 
             assert copies is not None
             beat = Command(RequestCode.HEART_BEAT, {}, heartbeat())
             assert (await channel.call(beat)).code == 0
-            while copies.max_offset < 3:  # noqa: ASYNC110 - nobody tells
+            while copies.max_offset < 3:  # noqa: ASYNC110 - there is no event for it
                 await trio.sleep(0.01)
             assert await sent(channel, HALF) == half
             await end(channel, half, TransactionState.ROLLBACK)

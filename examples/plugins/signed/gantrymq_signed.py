@@ -72,7 +72,7 @@ class SignedPlugin:
 
     @hookimpl(tryfirst=True)
     def authorize(self, batch: RequestBatch) -> None:
-        """Refuse what nobody signed, or what its signer may not do."""
+        """Refuse requests that are not signed, and those for which the signer has no right."""
         for row in batch.live:
             request = batch.requests[row]
             key = self._signer(request)

@@ -65,7 +65,7 @@ def up(
     With `--enable metrics` each broker serves its metrics two ports above its own.
     """
     if sync and not slaves:
-        raise click.BadParameter("there is nobody to wait for without --slaves", param_hint="--sync")
+        raise click.BadParameter("--sync waits for slaves: give --slaves as well", param_hint="--sync")
 
     import trio
 

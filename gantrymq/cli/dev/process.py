@@ -64,7 +64,7 @@ class ServerProcess:
 
     async def wait(self) -> int:
         """Wait for its end; returns the exit code."""
-        while (code := self.code) is None:  # noqa: ASYNC110 - nobody tells
+        while (code := self.code) is None:  # noqa: ASYNC110 - there is no event for it
             await trio.sleep(POLL_SECONDS)
         return code
 

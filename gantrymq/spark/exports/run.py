@@ -32,7 +32,7 @@ class ExportResult:
     """What a run wrote: messages, bytes and number of Parquet files, and how long it took.
 
     ``number`` is the export's last manifest, ``lost`` counts messages that were gone before they could be exported,
-    ``resumed`` tells whether the run finished the plan of an earlier one, which is counted here.
+    ``resumed`` is whether the run finished the plan of an earlier one, which is counted here.
     """
 
     rows: int

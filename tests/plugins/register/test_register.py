@@ -437,7 +437,7 @@ async def test_one_lost_nameserver_of_three_does_not_affect_registration_at_the_
             for topic in ("first", "second"):
                 broker.registry.get(TopicTable).for_send(topic, "TBW102", 4)
                 with trio.fail_after(30):
-                    while not await known(topic):  # noqa: ASYNC110 - nobody tells
+                    while not await known(topic):  # noqa: ASYNC110 - there is no event for it
                         await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
 

@@ -7,7 +7,7 @@ from gantrymq_encrypt import EncryptPlugin
 
 from gantrymq.kernel.errors import StartError
 
-SECRET = b"nobody reads this on the disk"
+SECRET = b"plain text must not be on the disk"
 
 
 def line(name):
