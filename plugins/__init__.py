@@ -44,6 +44,7 @@ OPTIONAL_PLUGINS = (
     "gantrymq.plugins.quota:QuotaPlugin",
     "gantrymq.plugins.audit:AuditPlugin",
     "gantrymq.plugins.dashboard:DashboardPlugin",
+    "gantrymq.plugins.exporter:ExporterPlugin",
 )
 
 

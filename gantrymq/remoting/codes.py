@@ -111,6 +111,8 @@ class RequestCode(IntEnum):
     """An extension of GantryMQ; RocketMQ's brokers answer that they do not support it."""
     DESCRIBE_PLUGINS = 47002
     """An extension of GantryMQ."""
+    CONTROL_EXPORTER = 47003
+    """An extension of GantryMQ."""
 
 
 class ResponseCode(IntEnum):

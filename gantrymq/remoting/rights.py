@@ -109,6 +109,7 @@ BROKER_RIGHTS: Final[Mapping[int, Right]] = MappingProxyType({
             _C.NOTIFY_BROKER_ROLE_CHANGED,
             _C.COMPARE_LOG,
             _C.DESCRIBE_PLUGINS,
+            _C.CONTROL_EXPORTER,
         ),
         _R.ADMIN,
     ),

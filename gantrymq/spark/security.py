@@ -71,3 +71,16 @@ def read_security(values: Mapping[str, str]) -> Security:
     )  # fmt: skip
     security.outgoing()
     return security
+
+
+def options_of(variable: Callable[[str], str | None]) -> dict[str, str]:
+    """The options that the variables of the command line set: GANTRYMQ_ACCESS_KEY, GANTRYMQ_SECRET_KEY,
+    GANTRYMQ_SECURITY_TOKEN, GANTRYMQ_TLS and GANTRYMQ_TLS_CA. ``variable`` returns the value of one."""
+    names = {
+        "GANTRYMQ_ACCESS_KEY": "accessKey", "GANTRYMQ_SECRET_KEY": "secretKey",
+        "GANTRYMQ_SECURITY_TOKEN": "securityToken", "GANTRYMQ_TLS_CA": "tlsCaFile",
+    }  # fmt: skip
+    options = {option: value for name, option in names.items() if (value := variable(name))}
+    if "tlsCaFile" in options or (variable("GANTRYMQ_TLS") or "").lower() not in ("", "0", "false", "no", "off"):
+        options["tls"] = "true"
+    return options

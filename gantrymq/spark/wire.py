@@ -11,6 +11,7 @@ import itertools
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 import attrs
@@ -79,9 +80,21 @@ class Pulled:
 
 
 class Wire:
-    """Sends requests to any number of servers; use it in a ``with`` block, which closes every socket."""
+    """Sends requests to any number of servers; use it in a ``with`` block, which closes every socket.
 
-    def __init__(self, timeout: float = TIMEOUT_SECONDS, group: str = GROUP, security: Security = NO_SECURITY) -> None:
+    ``known`` are all queues of some topics: no nameserver is asked for the routes of these topics.
+    """
+
+    def __init__(
+        self,
+        timeout: float = TIMEOUT_SECONDS,
+        group: str = GROUP,
+        security: Security = NO_SECURITY,
+        known: Sequence[Queue] = (),
+    ) -> None:
+        self._known: dict[str, list[Queue]] = {}
+        for queue in known:
+            self._known.setdefault(queue.topic, []).append(queue)
         self._timeout = timeout
         self._group = group
         self._tls = security.context()
@@ -107,6 +120,8 @@ class Wire:
 
         Raises :class:`UnknownTopic`, :class:`Unreachable` with the error of each nameserver, :class:`Refused`.
         """
+        if topic in self._known:
+            return self._known[topic]
         failures: list[str] = []
         for address in nameservers:
             header = RouteHeader(topic=topic, accept_standard_json_only=True)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import attrs
 import rich_click as click
 
+from gantrymq.kernel.env import environment
+
 if TYPE_CHECKING:
     from gantrymq.spark import ExportResult, ExportStatus
     from gantrymq.spark.job import Progress
@@ -33,7 +35,16 @@ NAMESERVER = click.option(
 )
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[status | compact]")
+BROKER = click.option(
+    "--broker",
+    default="127.0.0.1:10911",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The broker whose plugin `exporter` is meant.",
+)
+
+
+@click.group(invoke_without_command=True, subcommand_metavar="[status | compact | run-now | pause | resume]")
 @click.option("--topic", metavar="TOPIC", help="Required. The topic, or several with commas between.")
 @click.option("--to", "folder", metavar="DIR", help="Required. The folder of the export; the first run makes it.")
 @NAMESERVER
@@ -99,24 +110,77 @@ def export(
             overwrite=overwrite,
             discard_plan=discard_plan,
             engine=engine,
+            options=security_options(),
             progress=progress,
         )
     click.echo(_as_json(topic, file_format, result) if as_json else _as_line(topic, result))
 
 
 @export.command("status")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--nameserver", metavar="HOST:PORT", help="Ask the brokers for the lag, too.")
+@click.option("--broker", metavar="HOST:PORT", help="Instead of DIR: ask this broker's plugin `exporter`.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
-def show_status(folder: str, nameserver: str | None, as_json: bool) -> None:
-    """Show what an export has, queue by queue, and whether a run was stopped."""
+def show_status(folder: str | None, nameserver: str | None, broker: str | None, as_json: bool) -> None:
+    """Show what an export has, queue by queue, and whether a run was stopped; or what a broker's exporter does."""
     from gantrymq import spark
 
-    status = spark.export_status(folder, nameserver)
+    if (folder is None) == (broker is None):
+        raise click.UsageError("Give either DIR, the folder of an export, or --broker.")
+    if broker is not None:
+        _show_exporter(broker, "status", as_json)
+        return
+    assert folder is not None
+    status = spark.export_status(folder, nameserver, security_options())
     if as_json:
         click.echo(json.dumps(attrs.asdict(status) | {"folder": str(status.folder)}))
         return
     for line in _status_lines(status):
+        click.echo(line)
+
+
+@export.command("run-now")
+@BROKER
+@click.option("--json", "as_json", is_flag=True, help="Print the exporter's status as JSON.")
+def run_now(broker: str, as_json: bool) -> None:
+    """Let a broker's exporter start a run now, also while it is paused. The command does not wait for its end."""
+    _show_exporter(broker, "run", as_json)
+
+
+@export.command("pause")
+@BROKER
+@click.option("--json", "as_json", is_flag=True, help="Print the exporter's status as JSON.")
+def pause(broker: str, as_json: bool) -> None:
+    """Let a broker's exporter start no further run until `export resume`, also after a restart.
+
+    Log files with messages that are not exported yet are still kept, within `hold_bytes` and `hold_age`.
+    """
+    _show_exporter(broker, "pause", as_json)
+
+
+@export.command("resume")
+@BROKER
+@click.option("--json", "as_json", is_flag=True, help="Print the exporter's status as JSON.")
+def resume(broker: str, as_json: bool) -> None:
+    """End a pause."""
+    _show_exporter(broker, "resume", as_json)
+
+
+def security_options() -> dict[str, str]:
+    """The options of the data source that the variables ``GANTRYMQ_ACCESS_KEY`` and its like set."""
+    from gantrymq.spark.security import options_of
+
+    return options_of(environment)
+
+
+def _show_exporter(broker: str, action: str, as_json: bool) -> None:
+    from gantrymq.plugins.spark.exporter_status import ask_exporter, status_lines
+
+    status = ask_exporter(broker, action, security_options())
+    if as_json:
+        click.echo(json.dumps(status))
+        return
+    for line in status_lines(status):
         click.echo(line)
 
 

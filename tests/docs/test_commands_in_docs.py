@@ -3,7 +3,7 @@
 Every fenced block of shell or Python has a mark before it, a comment of its own line:
 
 - ``run``: it is run, in the order of the page. Where it has 127.0.0.1:9876 the test's own nameserver is meant, where it
-  has 127.0.0.1:5557 or 127.0.0.1:8558 its broker's metrics or health pages.
+  has 127.0.0.1:10911 its broker, where it has 127.0.0.1:5557 or 127.0.0.1:8558 its broker's metrics or health pages.
 - ``serve``: the command that is kept running meanwhile, with its options. A further one on the page replaces it. A page
   without this mark has a server from its beginning.
 - ``until stopped``: it is started, gets SIGTERM after its first line of output or some seconds, and must end cleanly.
@@ -149,6 +149,7 @@ class PageServer:
         """The text of a block with the addresses of this server."""
         text = text.replace("--listen 127.0.0.1:9876", "--listen 127.0.0.1:0")
         text = text.replace("127.0.0.1:9876", self.addresses.get("nameserver", "127.0.0.1:0"))
+        text = text.replace("127.0.0.1:10911", self.addresses.get("broker", "127.0.0.1:0"))
         text = text.replace("127.0.0.1:8558", self.addresses.get("http", "127.0.0.1:8558"))
         return text.replace("127.0.0.1:5557", self.addresses.get("metrics", "127.0.0.1:5557"))
 

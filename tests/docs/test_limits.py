@@ -28,6 +28,7 @@ FOLDERS = (
     "gantrymq/nameserver",
     "gantrymq/spark",
     "gantrymq/dashboard",
+    "gantrymq/exporter",
 )
 LIMIT_NAME = re.compile(
     r"(?:^|_)(?:MAX|LIMIT|KEPT|ONCE|USE|REMEMBERED|WAITING|BACKLOG|UNIQUE)(?:_|$)|^SCAN_(?:ENTRIES|BYTES)$"
@@ -56,6 +57,13 @@ NO_LIMITS = {
     "plugin.audit.interval": "an interval",
     "plugin.quota.burst": "an interval",
     "plugin.clients.scan_every": "an interval",
+    "plugin.exporter.at_bytes": "an interval",
+    "plugin.exporter.cores": "the pace of another process",
+    "plugin.exporter.every": "an interval",
+    "plugin.exporter.file_bytes": "the shape of a file",
+    "plugin.exporter.file_rows": "the shape of a file",
+    "plugin.exporter.nice": "the priority of another process",
+    "plugin.exporter.retry": "an interval",
     "plugin.flush.interval": "an interval",
     "plugin.flush.least_bytes": "an interval",
     "plugin.flush.thorough_interval": "an interval",

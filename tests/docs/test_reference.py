@@ -133,6 +133,8 @@ def test_every_code_that_a_broker_serves_is_listed_with_its_plugin(
             "plugin.tls.mode": "disabled",
             "plugin.audit.file": f"{tmp_path}/audit.log",
             "plugin.quota.connections": "10",
+            "plugin.exporter.topics": "none",
+            "plugin.exporter.to": f"{tmp_path}/export",
         }
         plugins = [each for each in OPTIONAL_PLUGINS if "dashboard" not in each]  # it serves no requests of brokers
         async with run_broker(make_broker(tmp_path / "store", enable=plugins, settings=settings)):

@@ -35,3 +35,12 @@ class DescribePluginsHeader(Header, kw_only=True):
 
     plugin_name: str | None = None
     measure_seconds: Int32 = 0
+
+
+class ControlExporterHeader(Header, kw_only=True):
+    """CONTROL_EXPORTER (47003): ``status``, ``run``, ``pause`` or ``resume``.
+
+    The answer has no header; its body is the exporter's status as a JSON object.
+    """
+
+    action: str

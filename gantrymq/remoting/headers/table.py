@@ -17,6 +17,7 @@ from gantrymq.remoting.headers.access import (
 from gantrymq.remoting.headers.brokers import (
     BrokerConsumeStatsHeader,
     ConfigVersionResponse,
+    ControlExporterHeader,
     DescribePluginsHeader,
     StatsHeader,
 )
@@ -185,4 +186,5 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.NOTIFY_BROKER_ROLE_CHANGED: RequestSpec("broker", RoleChangedHeader),
     _C.COMPARE_LOG: RequestSpec("broker", CompareLogHeader, CompareLogResponse),
     _C.DESCRIBE_PLUGINS: RequestSpec("broker", DescribePluginsHeader),
+    _C.CONTROL_EXPORTER: RequestSpec("broker", ControlExporterHeader),
 }

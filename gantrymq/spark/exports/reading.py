@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from gantrymq.spark.exports.target import local_folder
 from gantrymq.spark.exports.writing import FILE_COLUMNS
 from gantrymq.spark.local import session
 from gantrymq.spark.options import SourceOptions, read_addresses
+from gantrymq.spark.security import Security, read_security
 from gantrymq.spark.wire import Wire
 
 if TYPE_CHECKING:
@@ -56,14 +58,19 @@ class ExportStatus:
     queues: list[QueueStatus]
 
 
-def export_status(to: str | Path, nameserver: str | None = None) -> ExportStatus:
+def export_status(
+    to: str | Path, nameserver: str | None = None, options: Mapping[str, str] | None = None
+) -> ExportStatus:
     """What the export in ``to`` has; with ``nameserver`` also the lag of each queue.
+
+    ``options`` are those of the data source about security, such as ``accessKey`` and ``tls``.
 
     Raises :class:`ExportDamaged`, :class:`FolderInUse`, and what asking the brokers raises.
     """
     folder = existing_folder(to)
     state = folder.read_state()
-    highest = _find_ends(state, nameserver) if nameserver is not None else {}
+    security = read_security(options or {})
+    highest = _find_ends(state, nameserver, security) if nameserver is not None else {}
     queues: list[QueueStatus] = []
     for key, end in sorted(state.ends.items()):
         files = [file for file in state.files.values() if file.span.key == key]
@@ -113,9 +120,9 @@ def existing_folder(to: str | Path) -> ExportFolder:
     return folder
 
 
-def _find_ends(state: State, nameserver: str) -> dict[QueueKey, int]:
+def _find_ends(state: State, nameserver: str, security: Security) -> dict[QueueKey, int]:
     ends: dict[QueueKey, int] = {}
-    with Wire() as wire:
+    with Wire(security=security) as wire:
         options = SourceOptions(read_addresses(nameserver), tuple(sorted({topic for topic, _, _ in state.ends})))
         for topic in options.topics:
             for queue in wire.find_queues(options.nameservers, topic):

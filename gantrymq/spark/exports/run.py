@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from gantrymq.spark.exports.writing import Task, check_file, make_task
 from gantrymq.spark.job import Progress
 from gantrymq.spark.options import SourceOptions, read_options
 from gantrymq.spark.ranges import find_queues
-from gantrymq.spark.wire import Wire
+from gantrymq.spark.wire import Queue, Wire
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +58,7 @@ def export(
     engine: str = "spark",
     file_rows: int = FILE_ROWS,
     file_bytes: int = FILE_BYTES,
+    options: Mapping[str, str] | None = None,
     spark: SparkSession | None = None,
     progress: Progress | None = None,
 ) -> ExportResult:
@@ -71,7 +72,8 @@ def export(
     ``engine`` is ``spark`` (``spark`` is a session to use; without one a local one is started and stopped), or
     ``local``: in this process, without Spark. A file has at most ``file_rows`` messages and about ``file_bytes`` of
     bodies. Offsets are those of the data source; they count for queues that the export does not have yet.
-    ``progress`` is called with the tasks that are done, and all of them.
+    ``options`` are further options of the data source, such as ``accessKey`` and ``tls``. ``progress`` is called with
+    the tasks that are done, and all of them.
 
     Raises :class:`SparkMissing`, :class:`FolderInUse`, :class:`ExportDamaged`, :class:`ExportFenced` and what reading
     raises, all of them :class:`SparkError`; what can be checked is checked before the folder is made.
@@ -80,10 +82,30 @@ def export(
         "nameserver": nameserver, "topic": topic, "startingOffsets": starting_offsets, "endingOffsets": ending_offsets,
         "failOnDataLoss": str(fail_on_data_loss).lower(),
     }  # fmt: skip
+    settings = read_options(given | dict(options or {}))
+    run_engine = find_engine(engine, spark)
+    sizes = Sizes(file_rows, file_bytes)
+    return export_with(
+        settings, to, run_engine, sizes, overwrite=overwrite, discard_plan=discard_plan, progress=progress
+    )
+
+
+def export_with(
+    options: SourceOptions,
+    to: str | Path,
+    engine: Engine,
+    sizes: Sizes,
+    *,
+    known: Sequence[Queue] = (),
+    overwrite: bool = False,
+    discard_plan: bool = False,
+    progress: Progress | None = None,
+) -> ExportResult:
+    """As :func:`export`. ``known`` are all queues of some topics, for which no nameserver is asked."""
     folder = ExportFolder(local_folder(to))
     folder.check()
-    run = _Run(folder, read_options(given), find_engine(engine, spark), Sizes(file_rows, file_bytes), progress)
-    with _told(folder), Wire() as wire:
+    run = _Run(folder, options, engine, sizes, progress)
+    with _told(folder), Wire(security=options.security, known=known) as wire:
         if not folder.records.exists():
             make_plan(run.options, folder.read_state(), wire, run.sizes, overwrite)  # what is wrong makes no folder
         with folder.lock():
@@ -157,7 +179,7 @@ class _Run:
                 continue
             if span.key not in addresses:
                 raise Unreachable(f"{span.topic} {span.broker} queue {span.queue_id} is planned, but no broker has it")
-            arguments = (addresses[span.key], self.options.fail_on_data_loss)
+            arguments = (addresses[span.key], self.options.fail_on_data_loss, self.options.security)
             tasks.append(make_task(self._folder.path, plan, index, *arguments))
         return tasks
 

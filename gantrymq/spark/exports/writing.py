@@ -19,6 +19,7 @@ from gantrymq.spark.exports.manifest import NULL_DATE, DataFile, Plan, Span, Wri
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.ranges import QueueRange
 from gantrymq.spark.reader import read_range
+from gantrymq.spark.security import NO_SECURITY, Security
 from gantrymq.spark.wire import Queue, Wire
 
 if TYPE_CHECKING:
@@ -43,12 +44,15 @@ class Task:
     span: Span
     address: str
     fail_on_data_loss: bool
+    security: Security = NO_SECURITY
 
 
-def make_task(folder: Path, plan: Plan, index: int, address: str, fail_on_data_loss: bool) -> Task:
+def make_task(
+    folder: Path, plan: Plan, index: int, address: str, fail_on_data_loss: bool, security: Security = NO_SECURITY
+) -> Task:
     """Task ``index`` of ``plan``, with no more of the plan than it needs."""
     needed = attrs.evolve(plan, tasks=[], ends=[], lost=[])
-    return Task(folder, needed, index, plan.tasks[index], address, fail_on_data_loss)
+    return Task(folder, needed, index, plan.tasks[index], address, fail_on_data_loss, security)
 
 
 def run_task(task: Task) -> int:
@@ -60,7 +64,7 @@ def run_task(task: Task) -> int:
     work = folder.work_path(task.plan.number)
     written = Written([], [])
     next_offset = task.span.first
-    with Wire() as wire:
+    with Wire(security=task.security) as wire:
         file: _File | None = None
         try:
             for piece in _pieces(wire, task):

@@ -1,0 +1,47 @@
+"""What the broker and the process of a run tell each other, as lines of JSON."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Job:
+    """What to export: ``topics`` with the number of their queues, from the broker at ``address``.
+
+    ``security`` has options of the data source, such as ``accessKey``. ``nice`` lowers the priority of the process.
+    ``cores`` and ``memory`` (of the JVM's heap) are for the engine ``spark``.
+    """
+
+    broker: str
+    address: str
+    topics: dict[str, int]
+    to: str
+    engine: str
+    file_rows: int
+    file_bytes: int
+    skip_lost: bool
+    security: dict[str, str] = attrs.field(repr=False)
+    nice: int
+    cores: int
+    memory: str
+
+
+@attrs.frozen
+class Report:
+    """Of one topic: tasks that are done, and all of them; once it has ended (``ended``), what was exported of it.
+
+    ``ends``: by queue, up to which offset the export has it. ``error`` is empty unless the topic failed.
+    """
+
+    topic: str
+    done: int = 0
+    total: int = 0
+    ended: bool = False
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    lost: int = 0
+    manifest: int = 0
+    error: str = ""
+    ends: dict[int, int] = attrs.field(factory=dict)

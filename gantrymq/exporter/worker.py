@@ -1,0 +1,116 @@
+"""The program that the plugin ``exporter`` starts: it exports topics of one broker, and then ends.
+
+The first line of stdin is a :class:`Job`. Then stdin stays open as long as the broker wants the run: at its end the
+process exits at once. Stdout gets one line for each :class:`Report`. What a stop leaves is finished by the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+import attrs
+import msgspec
+
+from gantrymq.exporter.job import Job, Report
+from gantrymq.spark.errors import SparkError
+from gantrymq.spark.exports.engines import Engine, find_engine
+from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.planning import Sizes
+from gantrymq.spark.exports.run import export_with
+from gantrymq.spark.exports.target import local_folder
+from gantrymq.spark.options import SourceOptions
+from gantrymq.spark.security import read_security
+from gantrymq.spark.wire import Queue
+
+
+def main() -> None:
+    """Run the job that stdin has."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries and the JVM print is no report
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    threading.Thread(target=_exit_at_end_of, args=(sys.stdin.fileno(),), daemon=True).start()
+    if job.nice:
+        os.nice(job.nice)
+
+    def report(record: Report) -> None:
+        output.write(msgspec.json.encode(record) + b"\n")
+        output.flush()
+
+    run(job, report)
+
+
+def run(job: Job, report: Callable[[Report], None]) -> None:
+    """Export the topics of ``job`` one after another; a topic that fails does not keep the others from being exported.
+
+    Raises :class:`SparkError` if nothing can be exported at all.
+    """
+    known = [
+        Queue(topic, job.broker, queue_id, job.address)
+        for topic, count in job.topics.items()
+        for queue_id in range(count)
+    ]
+    engine = _find_engine(job)
+    security = read_security(job.security)
+    for topic in job.topics:
+        options = SourceOptions((), (topic,), fail_on_data_loss=not job.skip_lost, security=security)
+        report(_export(job, options, engine, known, report))
+
+
+def _export(
+    job: Job, options: SourceOptions, engine: Engine, known: list[Queue], report: Callable[[Report], None]
+) -> Report:
+    (topic,) = options.topics
+    ended = Report(topic, ended=True)
+    folder = ExportFolder(local_folder(job.to))
+    try:
+        result = export_with(
+            options,
+            job.to,
+            engine,
+            Sizes(job.file_rows, job.file_bytes),
+            known=known,
+            discard_plan=_is_obsolete(folder, known),
+            progress=lambda done, total: report(Report(topic, done, total)),
+        )
+        ended = attrs.evolve(
+            ended, rows=result.rows, bytes=result.bytes, files=result.files, lost=result.lost, manifest=result.number
+        )
+    except SparkError as failure:
+        ended = attrs.evolve(ended, error=str(failure))
+    try:
+        ends = folder.read_state().ends
+    except SparkError as failure:
+        return attrs.evolve(ended, error=ended.error or str(failure))
+    return attrs.evolve(ended, ends={key[2]: end for key, end in ends.items() if key[:2] == (topic, job.broker)})
+
+
+def _is_obsolete(folder: ExportFolder, known: list[Queue]) -> bool:
+    """Whether a stopped run has planned queues that this job does not have: of a topic that was deleted or excluded."""
+    folder.check()
+    plan = folder.read_plan(folder.read_state().number + 1)
+    keys = {(queue.topic, queue.broker, queue.queue_id) for queue in known}
+    return plan is not None and any(span.key not in keys for span in plan.tasks)
+
+
+def _find_engine(job: Job) -> Engine:
+    if job.engine != "spark":
+        return find_engine(job.engine, None)
+    from gantrymq.spark.local import session
+
+    return find_engine("spark", session("gantrymq-exporter", cores=job.cores, memory=job.memory, log_level="off"))
+
+
+def _exit_at_end_of(descriptor: int) -> None:
+    while os.read(descriptor, 1):  # without a buffer, whose lock would end a process that exits with SIGABRT
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except SparkError as error:
+        sys.exit(str(error))

@@ -1,0 +1,116 @@
+"""Which topics are exported, how far the export is behind them, and which part of the log it still needs."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.remoting.codes import PERM_READ
+from gantrymq.remoting.names import DLQ_PREFIX, is_retry_topic, is_system_topic
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
+
+_MAGIC: Final = frozenset("*?[")
+
+Ends = Mapping[str, Mapping[int, int]]
+"""By topic and queue: up to which queue offset the export has it."""
+
+
+def find_topics(broker: Broker, patterns: list[str]) -> dict[str, int]:
+    """The topics of ``patterns`` that this broker has and may be read, with the number of their queues."""
+    table = broker.registry.get(TopicTable)
+    exact = {pattern for pattern in patterns if not _MAGIC & set(pattern)}
+    found: dict[str, int] = {}
+    for name in sorted(table.names()):
+        is_own = is_system_topic(name) or is_retry_topic(name) or name.startswith(DLQ_PREFIX)
+        if name in exact or (not is_own and any(fnmatchcase(name, pattern) for pattern in patterns)):
+            config = table.get(name)
+            if config is not None and config.perm & PERM_READ and config.read_queue_nums:
+                found[name] = config.read_queue_nums
+    return found
+
+
+def lag_of(broker: Broker, topics: Mapping[str, int], ends: Ends) -> dict[str, int]:
+    """The messages of each topic that are in the queues and not in the export."""
+    return {
+        topic: sum(queue.high - queue.position for queue in _queues(broker, {topic: count}, ends))
+        for topic, count in topics.items()
+    }
+
+
+def floor_of(broker: Broker, topics: Mapping[str, int], ends: Ends, hold_bytes: int, oldest_ms: int) -> int:
+    """The lowest log offset that the export needs; the log's end if it needs nothing.
+
+    At most ``hold_bytes`` before the log's end, and no message that was stored before ``oldest_ms``.
+    """
+    end = broker.log.end
+    if not hold_bytes:
+        return end
+    waiting = [(queue.log_offset(queue.position), number, queue) for number, queue in _numbered(broker, topics, ends)]
+    heapq.heapify(waiting)
+    while waiting:
+        offset, number, queue = waiting[0]
+        if offset <= end - hold_bytes:
+            return end - hold_bytes
+        if queue.stored_ms(queue.position) >= oldest_ms:
+            return offset
+        # Only the queue that would hold the most is searched: the result is then looked at once more.
+        behind = bisect_left(range(queue.position, queue.high), oldest_ms, key=queue.stored_ms)
+        queue = attrs.evolve(queue, position=queue.position + behind)
+        if queue.position < queue.high:
+            heapq.heapreplace(waiting, (queue.log_offset(queue.position), number, queue))
+        else:
+            heapq.heappop(waiting)
+    return end
+
+
+@attrs.frozen
+class _Waiting:
+    """A queue whose messages ``position <= offset < high`` are not exported."""
+
+    broker: Broker
+    topic: str
+    queue_id: int
+    position: int
+    high: int
+
+    def log_offset(self, offset: int) -> int:
+        """Where the message is in the log; that of the next one if it has no entry."""
+        queue = self.broker.queues.get(self.topic, self.queue_id)
+        if queue is None:
+            return self.broker.log.end
+        real = queue.next_real(offset, self.high)
+        return int(queue.entry(real)[0]) if real < self.high else self.broker.log.end
+
+    def stored_ms(self, offset: int) -> int:
+        """When the message was stored; 0 if it cannot be read, as it is then nothing to wait for."""
+        try:
+            return self.broker.log.read_record(self.log_offset(offset)).store_timestamp
+        except (OutOfLog, CorruptRange, BadRecord):
+            return 0
+
+
+def _queues(broker: Broker, topics: Mapping[str, int], ends: Ends) -> Iterator[_Waiting]:
+    for topic, count in topics.items():
+        for queue_id in range(count):
+            queue = broker.queues.get(topic, queue_id)
+            if queue is None:
+                continue
+            low, high = queue.min_offset, queue.max_offset
+            position = max(ends.get(topic, {}).get(queue_id, 0), low)
+            if position < high:
+                yield _Waiting(broker, topic, queue_id, position, high)
+
+
+def _numbered(broker: Broker, topics: Mapping[str, int], ends: Ends) -> Iterator[tuple[int, _Waiting]]:
+    """With numbers, so that a heap never compares two queues."""
+    yield from enumerate(_queues(broker, topics, ends))

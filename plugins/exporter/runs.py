@@ -1,0 +1,211 @@
+"""Decides when a run starts, follows it, and keeps what it reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import structlog
+import trio
+
+from gantrymq.exporter.job import Job, Report
+from gantrymq.exporter.process import RunFailed, run_worker
+from gantrymq.plugins.exporter.config import ExporterConfig
+from gantrymq.plugins.exporter.positions import find_topics, floor_of, lag_of
+from gantrymq.plugins.exporter.state import ExporterState, LastRun, encode_state
+from gantrymq.remoting.address import format_address, parse_address
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
+
+CHECK_S: Final = 1.0
+"""How often the size of the log is looked at."""
+_ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to connect to a broker that listens there
+
+log = structlog.get_logger("gantrymq.exporter")
+
+
+@attrs.define
+class Totals:
+    """Since the start of the broker."""
+
+    runs: dict[str, int] = attrs.field(factory=lambda: {"ok": 0, "failed": 0})
+    rows: int = 0
+    bytes: int = 0
+    lost: int = 0
+
+
+class Exporter:
+    """The runs of one broker, one at a time. All methods are for the broker's thread."""
+
+    def __init__(self, broker: Broker, config: ExporterConfig, to: str, state: ExporterState) -> None:
+        self.to = to
+        self.state = state
+        self.totals = Totals()
+        self.pid: int | None = None
+        """The process of the present run."""
+        self.progress: Report | None = None
+        self._broker = broker
+        self._config = config
+        self._asked = trio.Event()
+        self._listens = trio.Event()
+        self._changed = False
+        self._failures: dict[str, str] = {}
+        self._run = LastRun()
+        self._looked = 0.0
+        """When there was nothing new to export last, in seconds since 1970."""
+        self._log_end = 0
+        """The log's end at the start of the last run."""
+
+    # -------------------------------------------------------------------------------------------------- commands
+
+    def listens(self) -> None:
+        """The broker serves clients from now on."""
+        self._listens.set()
+
+    def run_now(self) -> None:
+        """Start a run soon, also while paused; if one is running, another one after it."""
+        self._asked.set()
+
+    def pause(self, paused: bool) -> None:
+        """Start no run until resumed, also after a restart; a run that is going on ends as usual."""
+        self.state.paused = paused
+        self._changed = True
+
+    def changes(self) -> bytes | None:
+        """The state, if it has changed since the last call."""
+        changed, self._changed = self._changed, False
+        return encode_state(self.state) if changed else None
+
+    # ------------------------------------------------------------------------------------------------------ runs
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        await self._listens.wait()
+        self._log_end = self._broker.log.end
+        while True:
+            await self._wait_until_due()
+            await self._run_once()
+
+    def next_start(self) -> float:
+        """When the next run is due by time, in seconds since 1970, unless paused."""
+        state, config = self.state, self._config
+        if state.failures:
+            return state.last.ended + min(config.every, config.retry * 2.0 ** min(state.failures - 1, 32))
+        return max(state.last.started, self._looked) + config.every
+
+    async def _wait_until_due(self) -> None:
+        while not self._asked.is_set():
+            if not self.state.paused and (self._now() >= self.next_start() or self._has_grown()):
+                return
+            with trio.move_on_after(CHECK_S):
+                await self._asked.wait()
+        self._asked = trio.Event()
+
+    def _has_grown(self) -> bool:
+        limit = self._config.at_bytes
+        return bool(limit) and not self.state.failures and self._broker.log.end - self._log_end >= limit
+
+    async def _run_once(self) -> None:
+        broker = self._broker
+        self._run, self._failures = LastRun(started=self._now()), {}
+        self._log_end = broker.log.end
+        topics = find_topics(broker, self._config.topics)
+        lag = lag_of(broker, topics, self.state.ends)
+        known = self.state.ends.keys()
+        # A folder without news is not looked at: that would cost a process for each check of an idle broker.
+        behind = {topic: count for topic, count in topics.items() if lag[topic] or topic not in known}
+        for topic in known - topics.keys():
+            del self.state.ends[topic]
+        if not behind and not self.state.failures:
+            self._looked = self._run.started
+            return
+        error = ""
+        try:
+            await run_worker(self._job(behind or topics), self._config.timeout, self._take, self._started)
+        except RunFailed as failure:
+            error = str(failure)
+        finally:
+            self.pid = self.progress = None
+        self._end(error or "; ".join(f"{topic}: {reason}" for topic, reason in self._failures.items()))
+
+    def _started(self, pid: int) -> None:
+        self.pid = pid
+        log.info("export_started", pid=pid, to=self.to)
+
+    def _take(self, report: Report) -> None:
+        if not report.ended:
+            self.progress = report
+            return
+        run, totals = self._run, self.totals
+        run.rows, run.bytes, run.files = run.rows + report.rows, run.bytes + report.bytes, run.files + report.files
+        totals.rows, totals.bytes = totals.rows + report.rows, totals.bytes + report.bytes
+        if report.lost:
+            run.lost, totals.lost = run.lost + report.lost, totals.lost + report.lost
+            log.warning("messages_not_exported", topic=report.topic, messages=report.lost, to=self.to)
+        if report.ends or not report.error:
+            self.state.ends[report.topic] = dict(report.ends)
+        if report.error:
+            self._failures[report.topic] = report.error
+        self._changed = True
+
+    def _end(self, error: str) -> None:
+        state = self.state
+        self._run.ended, self._run.error = self._now(), error
+        state.last = self._run
+        self._changed = True
+        if error:
+            state.failures += 1
+            self.totals.runs["failed"] += 1
+            log.warning("export_failed", reason=error, failures=state.failures, to=self.to)
+        else:
+            state.failures = 0
+            state.last_success = self._run.ended
+            self.totals.runs["ok"] += 1
+            log.info("export_ended", messages=self._run.rows, files=self._run.files, to=self.to)
+
+    def _job(self, topics: dict[str, int]) -> Job:
+        config = self._config
+        host, port = parse_address(self._broker.listening)
+        security = {"accessKey": config.access_key, "secretKey": config.secret_key, "tlsCaFile": config.tls_ca_file}
+        security = {name: value for name, value in security.items() if value}
+        if config.tls:
+            security["tls"] = "true"
+        return Job(
+            self._broker.name, format_address(_ANY_HOST.get(host, host), port), topics, self.to, config.engine,
+            config.file_rows, config.file_bytes, config.skip_lost, security, config.nice, config.cores, config.memory,
+        )  # fmt: skip
+
+    def _now(self) -> float:
+        return self._broker.env.wall_ms() / 1000
+
+    # --------------------------------------------------------------------------------------------------- figures
+
+    def lag(self) -> dict[str, int]:
+        """By topic: the messages that are not exported yet."""
+        return lag_of(self._broker, find_topics(self._broker, self._config.topics), self.state.ends)
+
+    def floor(self) -> int:
+        """The log offset from which on the log's files are kept for the export."""
+        oldest_ms = int((self._now() - self._config.hold_age) * 1000)
+        topics = find_topics(self._broker, self._config.topics)
+        return floor_of(self._broker, topics, self.state.ends, self._config.hold_bytes, oldest_ms)
+
+    def status(self) -> dict[str, Any]:
+        """What ``gantrymq export status --broker`` shows."""
+        state, progress = self.state, self.progress
+        doing = "running" if self.pid is not None else "paused" if state.paused else "waiting"
+        return {
+            "broker": self._broker.name,
+            "to": self.to,
+            "engine": self._config.engine,
+            "state": doing,
+            "paused": state.paused,
+            "pid": self.pid,
+            "progress": None if progress is None else attrs.asdict(progress),
+            "nextStart": None if state.paused else self.next_start(),
+            "failures": state.failures,
+            "lastSuccess": state.last_success or None,
+            "lastRun": attrs.asdict(state.last) if state.last.ended else None,
+            "lag": self.lag(),
+        }

@@ -1,0 +1,187 @@
+"""The plugin ``exporter`` in a running broker: what its runs write, what it holds, its commands, failures."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.cli.__main__ import run
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.metrics import Metrics
+from gantrymq.message import Message
+from gantrymq.plugins.exporter.positions import find_topics, floor_of
+from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.spark import export_files, export_status
+from gantrymq.testing.plugin_broker import PluginBroker
+from support.processes import wait_for
+
+pytest.importorskip("pyarrow", reason="exports are Parquet files: pip install 'gantrymq[spark]'")
+
+pytestmark = pytest.mark.once
+
+PATIENCE_S = 120.0
+"""A run starts a Python process, which takes many seconds on a busy machine."""
+
+
+class Exporting:
+    """A broker with the plugin, which runs when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.to = folder / "out"
+        settings = {
+            "plugin.exporter.topics": "orders-*,exact", "plugin.exporter.to": str(self.to),
+            "plugin.exporter.every": "1h", "plugin.exporter.nice": "0", "broker.persist_interval": "50ms",
+        }  # fmt: skip
+        self.running = PluginBroker(folder, ["exporter"], settings=settings)
+
+    @property
+    def broker(self) -> Any:
+        return self.running.cluster.broker
+
+    @property
+    def exporter(self) -> Any:
+        return next(info.plugin for info in self.broker.manager.plugins if info.name == "exporter")._exporter
+
+    def send(self, topic: str, count: int) -> None:
+        with self.running.client.producer("exporter-tests") as producer:
+            for number in range(count):
+                producer.send(Message(topic, b"%d" % number, keys=("k",)))
+
+    def control(self, action: str) -> dict[str, Any]:
+        from gantrymq.plugins.spark.exporter_status import ask_exporter
+
+        return ask_exporter(self.running.address, action, {})
+
+    def run_now(self) -> dict[str, Any]:
+        """The status after one more run that had something to do."""
+        before = sum(self.exporter.totals.runs.values())
+        self.control("run")
+        wait_for(lambda: sum(self.exporter.totals.runs.values()) > before, PATIENCE_S)
+        return self.control("status")
+
+    def stored(self, topic: str) -> Counter[tuple[int, int]]:
+        queues = (queue for queue in self.broker.queues if queue.topic == topic)
+        return Counter((queue.queue_id, offset) for queue in queues for offset in range(queue.max_offset))
+
+
+def exported(folder: Path, topic: str) -> Counter[tuple[int, int]]:
+    import pyarrow.parquet as pq
+
+    found: Counter[tuple[int, int]] = Counter()
+    for file in export_files(folder, topic):
+        rows = pq.ParquetFile(file).read(columns=["queueId", "queueOffset"]).to_pylist()
+        found.update((row["queueId"], row["queueOffset"]) for row in rows)
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporting]:
+    exporting = Exporting(tmp_path_factory.mktemp("exporter"))
+    yield exporting
+    exporting.running.stop()
+
+
+def test_each_run_adds_what_is_new_of_the_topics_that_match(place: Exporting) -> None:
+    place.send("orders-1", 20)
+    place.send("other", 3)
+    status = place.run_now()
+    assert status["lastRun"]["error"] == ""
+    assert exported(place.to, "orders-1") == place.stored("orders-1")
+    place.send("orders-1", 5)
+    assert place.exporter.lag()["orders-1"] == 5
+    place.run_now()
+    assert exported(place.to, "orders-1") == place.stored("orders-1")
+    assert {queue.topic for queue in export_status(place.to).queues} == {"orders-1"}
+    topics = place.broker.registry.get(TopicTable).names()
+    assert "RMQ_SYS_TRANS_HALF_TOPIC" in topics
+    assert set(find_topics(place.broker, ["*"])) & {"RMQ_SYS_TRANS_HALF_TOPIC", "%RETRY%x"} == set()
+
+
+def test_metrics_and_runtime_information_have_lag_and_runs(place: Exporting) -> None:
+    place.send("orders-figures", 4)
+    place.run_now()
+    place.send("orders-figures", 3)
+    metrics = Metrics(1000)
+    for info, call in place.broker.manager.calls("collect_metrics", broker=place.broker, metrics=metrics):
+        if info.name == "exporter":
+            call()
+    lag = metrics.families["gantrymq_exporter_lag_messages"].series[("orders-figures",)]
+    assert lag == 3
+    assert metrics.families["gantrymq_exporter_runs_total"].series[("ok",)] >= 1
+    assert metrics.families["gantrymq_exporter_messages_total"].series[()] >= 4
+    tables = place.broker.manager.hook.runtime_info(broker=place.broker)
+    info = {name: text for table in tables for name, text in (table or {}).items()}
+    assert int(info["exporterLag"]) >= 3
+    assert info["exporterState"] == "waiting"
+
+
+def test_the_log_is_held_from_the_first_message_that_is_not_exported(place: Exporting) -> None:
+    place.send("orders-held", 2)
+    place.run_now()
+    broker, exporter = place.broker, place.exporter
+    wait_for(lambda: exporter.floor() == broker.log.end, PATIENCE_S)
+    begin = broker.log.end
+    place.send("orders-held", 2)
+    topics = find_topics(broker, ["orders-held"])
+    first = broker.log.read_record(begin)
+    hold = 1 << 40
+    assert floor_of(broker, topics, exporter.state.ends, hold, 0) == begin
+    assert floor_of(broker, topics, exporter.state.ends, 100, 0) == broker.log.end - 100
+    assert floor_of(broker, topics, exporter.state.ends, 0, 0) == broker.log.end
+    assert floor_of(broker, topics, exporter.state.ends, hold, first.store_timestamp) == begin
+    behind = floor_of(broker, topics, exporter.state.ends, hold, broker.log.last_timestamp)
+    assert begin < behind < broker.log.end
+    assert broker.log.read_record(behind).store_timestamp >= broker.log.last_timestamp
+    assert floor_of(broker, topics, exporter.state.ends, hold, broker.log.last_timestamp + 1) == broker.log.end
+
+
+def test_a_pause_lasts_over_a_restart_and_run_now_works_meanwhile(
+    place: Exporting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", "pause", "--broker", place.running.address]) == 0
+    assert "paused" in capsys.readouterr().out
+    place.running.restart()
+    place.send("exact", 2)
+    assert place.control("status")["state"] == "paused"
+    assert exported(place.to, "exact") == Counter()
+    place.run_now()
+    assert exported(place.to, "exact") == place.stored("exact")
+    assert run(["export", "resume", "--broker", place.running.address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["paused"] is False
+    assert run(["export", "status", "--broker", place.running.address]) == 0
+    assert "exact: lag 0" in capsys.readouterr().out
+
+
+def test_a_failed_run_is_reported_and_tried_again(place: Exporting) -> None:
+    place.send("orders-failing", 1)
+    hidden = place.to.with_name("hidden")
+    place.to.rename(hidden)
+    place.to.write_text("no folder")
+    status = place.run_now()
+    assert (status["failures"], status["lag"]["orders-failing"]) == (1, 1)
+    assert "is a file, not a folder" in status["lastRun"]["error"]
+    assert place.exporter.next_start() < place.exporter.state.last.ended + 60
+    place.to.unlink()
+    hidden.rename(place.to)
+    status = place.run_now()
+    assert (status["failures"], status["lag"]["orders-failing"]) == (0, 0)
+    assert exported(place.to, "orders-failing") == place.stored("orders-failing")
+
+
+def test_a_start_without_topics_or_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"set plugin\.exporter\.topics"):
+        PluginBroker(tmp_path, ["exporter"], settings={"plugin.exporter.topics": "orders"})
+
+
+def test_the_commands_say_if_a_broker_has_no_exporter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running = PluginBroker(tmp_path, [])
+    try:
+        assert run(["export", "run-now", "--broker", running.address]) == 1
+    finally:
+        running.stop()
+    assert "start it with --enable exporter" in capsys.readouterr().err
