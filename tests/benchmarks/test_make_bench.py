@@ -17,6 +17,8 @@ from support.processes import Child
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = ("--seconds", "0.5", "--settle", "0.1", "--warm", "1", "--no-java", "--no-redis")
+TINIEST = ("--seconds", "0.2", "--settle", "0.05", "--warm", "0.2", "--no-java", "--no-redis")
+"""Enough for a value of each scenario."""
 
 MakeBench = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -59,9 +61,6 @@ def test_quick_runs_are_shorter_and_all_includes_more_growth_steps(load: Any) ->
     [
         (["--only", "nonsense"], "no scenario has 'nonsense' in its name"),
         (["--groups", "nonsense"], "no group is called nonsense"),
-        (["--growth", "some"], "--growth is GiB"),
-        (["--rounds", "0"], "more than nothing"),
-        (["--seconds", "-1"], "more than nothing"),
     ],
 )
 def test_wrong_usage_is_one_line(make_bench: MakeBench, arguments: list[str], told: str) -> None:
@@ -69,6 +68,17 @@ def test_wrong_usage_is_one_line(make_bench: MakeBench, arguments: list[str], to
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_arguments_out_of_range_are_rejected(load: Any) -> None:
+    module = load("arguments")
+    for arguments, told in [
+        (["--growth", "some"], "--growth is GiB"),
+        (["--rounds", "0"], "more than nothing"),
+        (["--seconds", "-1"], "more than nothing"),
+    ]:
+        with pytest.raises(module.WrongUsage, match=told):
+            module.read(arguments)
 
 
 def test_the_java_brokers_heap_is_limited_by_the_machines_memory(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +93,7 @@ def test_the_java_brokers_heap_is_limited_by_the_machines_memory(load: Any, monk
 def test_a_short_run_of_our_broker_writes_page_plots_and_values(make_bench: MakeBench, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     only = "send 8x16 async,64 KiB,batch 32 of,pull,1x1 sync,queues,with consumers"
-    done = make_bench("--rounds", "2", "--only", only, "--json", str(tmp_path / "values.json"), *TINY)
+    done = make_bench("--rounds", "2", "--only", only, "--json", str(tmp_path / "values.json"), *TINIEST)
     assert done.returncode == 0, done.stderr
     assert "start to first acknowledged message" in done.stdout
     page = (tmp_path / "RESULTS.md").read_text()

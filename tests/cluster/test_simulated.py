@@ -146,7 +146,7 @@ class Reader:
                 await message.ack()
 
 
-@pytest.mark.soak(3)
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(20))
 def test_acknowledged_messages_survive_any_network_faults_and_the_cluster_recovers(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -166,7 +166,7 @@ def test_acknowledged_messages_survive_any_network_faults_and_the_cluster_recove
     simulate(scenario, seed)
 
 
-@pytest.mark.soak(2, of="seed")
+@pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize("lost", ["master", "slave"])
 def test_acknowledged_messages_survive_the_permanent_loss_of_either_machine(lost: str, seed: int) -> None:
@@ -192,7 +192,7 @@ def test_acknowledged_messages_survive_the_permanent_loss_of_either_machine(lost
     simulate(scenario, seed)
 
 
-@pytest.mark.soak(1, of="seed")
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize("lost", ["neither", "master", "slave"])
 def test_acknowledged_messages_survive_a_power_cut_of_both_machines_on_either_one(lost: str, seed: int) -> None:
@@ -226,7 +226,7 @@ def test_acknowledged_messages_survive_a_power_cut_of_both_machines_on_either_on
     simulate(scenario, seed)
 
 
-@pytest.mark.soak(2)
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(6))
 def test_acknowledged_messages_survive_repeated_kills_and_power_cuts_of_any_broker(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -254,7 +254,7 @@ def test_acknowledged_messages_survive_repeated_kills_and_power_cuts_of_any_brok
     simulate(scenario, seed)
 
 
-@pytest.mark.soak(1, of="seed")
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize(
     "closed", [[(MASTER, SLAVE)], [(SLAVE, MASTER)], [(MASTER, SLAVE), (SLAVE, MASTER)]], ids=["to", "from", "both"]
@@ -281,7 +281,7 @@ def test_a_partitioned_slave_does_not_count_as_a_replica_and_catches_up(
     simulate(scenario, seed)
 
 
-@pytest.mark.soak(2)
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(4))
 def test_a_returning_master_serves_no_unreplicated_tail_and_follows_the_new_master(seed: int) -> None:
     """Its log ends before that of the new master, which has other records where its tail lies."""
@@ -321,6 +321,7 @@ def test_a_returning_master_serves_no_unreplicated_tail_and_follows_the_new_mast
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("directions", [("to",), ("from",), ("to", "from")], ids=["requests", "answers", "both"])
 def test_clients_cut_off_from_the_master_continue_when_they_reach_it_again(
     directions: tuple[str, ...],
@@ -345,6 +346,7 @@ def test_clients_cut_off_from_the_master_continue_when_they_reach_it_again(
     simulate(scenario, 34)
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("slow", ["link", "disk"])
 def test_a_slow_slave_slows_senders_and_weakens_no_guarantee(slow: str) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -374,7 +376,7 @@ def test_a_slow_slave_slows_senders_and_weakens_no_guarantee(slow: str) -> None:
     simulate(scenario, 56)
 
 
-@pytest.mark.soak(2)
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(4))
 def test_bytes_flipped_on_the_way_to_the_slave_alter_no_message_and_block_no_sender(seed: int) -> None:
     """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""
@@ -463,7 +465,7 @@ def test_clients_continue_without_a_nameserver_and_it_learns_all_routes_on_retur
     simulate(scenario, 61)
 
 
-@pytest.mark.soak(2)
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("step_s", [-3600, 1, 3600])
 def test_a_clock_change_during_a_crash_loses_no_message_and_keeps_delays(step_s: int) -> None:
     """The slave's clock is two hours ahead all the time. A delay ends by the clock of who delivers."""

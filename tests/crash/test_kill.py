@@ -220,6 +220,7 @@ def test_a_broker_killed_during_recovery_recovers_at_the_next_start(tmp_path: Pa
 
 def _kill_while_it_starts(broker: Broker, seconds: float) -> None:
     serve = ("serve", "--data", str(broker.folder / "data"), "--listen", broker.address)
-    with gantrymq_child((*serve, "--nameserver-listen", broker.nameserver), broker.folder / "broker.err") as child:
+    log = broker.folder / "broker.err"
+    with gantrymq_child((*serve, "--nameserver-listen", broker.nameserver), log, warm=False) as child:
         child.try_line(seconds)  # the banner comes after recovery
         child.kill()

@@ -22,10 +22,14 @@ from typing import Self
 
 import msgspec
 
+from support.warm import WarmProcess, warm_start
+
 STOP_SECONDS = 45.0
 """How long a child may take from a polite request to its end; then it is killed."""
 DUMP_SECONDS = 5.0
 LOG_TAIL_BYTES = 10_000
+GANTRYMQ = (sys.executable, "-m", "gantrymq.cli")
+"""How our command line is started."""
 
 
 class ChildFailed(Exception):
@@ -181,17 +185,22 @@ class Child(Partner):
     """
 
     def __init__(
-        self, arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        warm: bool = False,
     ) -> None:
+        """``warm``: a fork is started (``support.warm``) where it is the same as a new interpreter with these
+        arguments, which begin with :data:`GANTRYMQ`."""
         super().__init__(arguments, log)
         self._errors = log.open("ab")
-        self.process = subprocess.Popen(
-            self.arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})},
-            cwd=cwd,
+        environ = {**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})}
+        fork = warm_start(self.arguments[len(GANTRYMQ) :], environ, self._errors.fileno()) if warm else None
+        self.process: subprocess.Popen[bytes] | WarmProcess = fork or subprocess.Popen(
+            self.arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environ, cwd=cwd
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -271,6 +280,11 @@ def _threads(story: str) -> str:
     return "\n".join(" < ".join(f"{name}:{line} {function}" for name, line, function in each) for each in calls)
 
 
-def gantrymq_child(arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> Child:
-    """Our own command line in this interpreter, as a child."""
-    return Child([sys.executable, "-m", "gantrymq.cli", *arguments], log, env=env)
+def gantrymq_child(
+    arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, warm: bool = True
+) -> Child:
+    """Our own command line in this interpreter, as a child.
+
+    With ``warm`` it is started without its imports, which take most of a start's processor time (``support.warm``).
+    """
+    return Child([*GANTRYMQ, *arguments], log, env=env, warm=warm)

@@ -1,0 +1,64 @@
+"""A warm start is the same to a test as a new interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.processes import Child, gantrymq_child
+from support.warm import WarmProcess
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds")
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_process_has_the_callers_environment_folder_and_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_BROKER__NAME", "of-the-environment")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.toml").write_text('[broker]\ncluster = "of-the-file"\n')
+    with gantrymq_child(["print-config", "--config", "own.toml"], tmp_path / "log", warm=warm) as child:
+        said = "\n".join(child.lines())
+        assert child.wait() == 0
+    assert isinstance(child.process, WarmProcess) is warm
+    assert "of-the-environment" in said
+    assert "of-the-file" in said
+    with gantrymq_child(["print-config", "--set", "nonsense"], tmp_path / "log", warm=warm) as child:
+        assert child.wait() == 2
+    assert "nonsense" in (tmp_path / "log").read_text()
+
+
+def test_signals_reach_the_process_and_its_end_is_reported(tmp_path: Path) -> None:
+    serve = ["serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
+    for number, code in ((signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -9)):
+        with gantrymq_child(serve, tmp_path / "log") as child:
+            child.wait_line(lambda line: line.startswith("ready"))
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.process.wait(0)
+            os.kill(child.pid, number)
+            assert child.wait() == code
+            assert child.process.poll() == code
+            child.process.send_signal(signal.SIGTERM)  # as with subprocess.Popen, nothing happens
+
+
+def test_a_process_inherits_no_stream_of_another(tmp_path: Path) -> None:
+    serve = ["serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
+    with gantrymq_child(["--version"], tmp_path / "log") as first, gantrymq_child(serve, tmp_path / "log"):
+        assert first.wait() == 0
+        assert len(list(first.lines(20))) == 1, "stdout ends although another process runs"
+
+
+def test_a_variable_that_counts_at_import_starts_an_interpreter(tmp_path: Path) -> None:
+    with gantrymq_child(["--version"], tmp_path / "log") as warm:
+        assert isinstance(warm.process, WarmProcess)
+    with gantrymq_child(["--version"], tmp_path / "log", env={"GANTRYMQ_PURE": "1"}) as cold:
+        assert isinstance(cold.process, subprocess.Popen) is (os.environ.get("GANTRYMQ_PURE") != "1")
+        assert cold.wait() == 0
+    with Child([sys.executable, "--version"], tmp_path / "log") as other:
+        assert isinstance(other.process, subprocess.Popen)
