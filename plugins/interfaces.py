@@ -46,6 +46,9 @@ class TopicTable(Protocol):
     def ensure(self, config: TopicConfig) -> TopicConfig:
         """Create the topic unless it exists; returns its configuration. ``RemoteFault`` as ``for_send``."""
 
+    def watch_created(self, listener: Callable[[TopicConfig], None]) -> None:
+        """Call ``listener`` with each topic that its first message creates from now on, but not with retry topics."""
+
     def refuses_sends(self, topic: str) -> bool:
         """Whether clients may not send to this topic: a system topic, or one that a plugin has reserved."""
 
@@ -313,6 +316,10 @@ class Health(Protocol):
 
 class HttpPages(Protocol):
     """The pages at the address of the plugin ``http``."""
+
+    @property
+    def address(self) -> str:
+        """Where the pages are served, ``host:port``; empty while they are not."""
 
     def add(self, path: str, page: Callable[[str], Awaitable[tuple[int, str, bytes]]]) -> None:
         """Add a page. ``page`` takes the header ``Accept`` of a request; it returns status, media type and body."""

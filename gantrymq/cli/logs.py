@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar
 
 import rich_click as click
 
 LEVELS = ("debug", "info", "warning", "error")
+COMMON_FIELDS: dict[str, str] = {}
+"""Fields of each line of this process's log."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -28,9 +30,14 @@ def configure_logs(level: str) -> None:
     """Set structlog up for this process."""
     import structlog
 
+    def add_common(_logger: object, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event.update(COMMON_FIELDS)
+        return event
+
     human = sys.stderr.isatty()
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        *([add_common] if COMMON_FIELDS else []),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if human else "iso", utc=not human),
         structlog.processors.StackInfoRenderer(),

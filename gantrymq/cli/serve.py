@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import rich_click as click
 
 from gantrymq.cli.end_deadline import ending_in_time
-from gantrymq.cli.loading import ConfigFlags, config_options, load
+from gantrymq.cli.loading import ConfigFlags, Loaded, config_options, load
 from gantrymq.cli.logs import configure_logs, log_level_option
+from gantrymq.cli.own_nameserver import OwnNameserver
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
+PROCESSES_MAX = 64
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def processes_options(function: F) -> F:
+    """The options of the commands that can run several brokers."""
+    options = (
+        click.option(
+            "--processes",
+            type=click.IntRange(1, PROCESSES_MAX),
+            metavar="N",
+            help="Run N brokers, a process each, as one unit, to use more processors.",
+        ),
+        click.option("--pin", is_flag=True, help="With --processes: run each broker on one processor only."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 @click.command()
@@ -36,26 +56,26 @@ DEFAULT_NAMESERVER = "127.0.0.1:9876"
     metavar="FILE",
     help="Who may change routes: keys and certificates with the broker names of each (TOML).",
 )
+@processes_options
 @log_level_option()
 def serve(
-    nameserver_listen: str, nameserver_peers: str | None, nameserver_access: str | None, log_level: str, **flags: Any
+    nameserver_listen: str,
+    nameserver_peers: str | None,
+    nameserver_access: str | None,
+    processes: int | None,
+    pin: bool,
+    log_level: str,
+    **flags: Any,
 ) -> None:
-    """Run nameserver and broker in one process.
+    """Run nameserver and broker in one process, or several brokers with `--processes`.
 
     Clients can connect when a line that begins with `ready` appears. SIGTERM or Ctrl-C stops cleanly; a second one ends
     the process at once.
     """
     configure_logs(log_level)
-    again = partial(load, ConfigFlags(**flags))
-    loaded = again()
-
-    import trio
-
-    from gantrymq.cli.servers import run_broker
-
-    with ending_in_time() as deadline:
-        access = None if nameserver_access is None else Path(nameserver_access)
-        trio.run(run_broker, loaded, again, deadline, nameserver_listen, _listed(nameserver_peers), access)
+    access = None if nameserver_access is None else Path(nameserver_access)
+    own = OwnNameserver(nameserver_listen, _listed(nameserver_peers), access)
+    _run(ConfigFlags(**flags), [], processes, pin, log_level, own)
 
 
 @click.command()
@@ -63,20 +83,13 @@ def serve(
 @click.option(
     "--nameserver", metavar="HOST:PORT[;HOST:PORT]", help="Nameservers to register with (broker.nameservers)."
 )
+@processes_options
 @log_level_option()
-def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
+def broker(nameserver: str | None, processes: int | None, pin: bool, log_level: str, **flags: Any) -> None:
     """Run only a broker, which registers with one or more nameservers, GantryMQ's or RocketMQ's."""
     configure_logs(log_level)
     sets = [f"broker.nameservers={nameserver}"] if nameserver is not None else []
-    again = partial(load, ConfigFlags(**flags), sets)
-    loaded = again()
-
-    import trio
-
-    from gantrymq.cli.servers import run_broker
-
-    with ending_in_time() as deadline:
-        trio.run(run_broker, loaded, again, deadline)
+    _run(ConfigFlags(**flags), sets, processes, pin, log_level)
 
 
 @click.command()
@@ -141,6 +154,55 @@ def nameserver(
     access_path = None if access is None else Path(access)
     with ending_in_time() as deadline:
         trio.run(run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path)
+
+
+def _run(
+    flags: ConfigFlags,
+    sets: Sequence[str],
+    processes: int | None,
+    pin: bool,
+    log_level: str,
+    nameserver: OwnNameserver | None = None,
+) -> None:
+    """Run one broker in this process, or several ones as its children."""
+    if pin and processes is None:
+        raise click.UsageError("--pin needs --processes")
+    again = partial(load, flags, sets)
+    loaded = again()
+
+    import trio
+
+    if processes is None:
+        from gantrymq.cli.processes.layout import refuse_unit
+        from gantrymq.cli.servers import run_broker
+
+        refuse_unit(Path(loaded.config.broker.data))
+        with ending_in_time() as deadline:
+            trio.run(run_broker, loaded, again, deadline, nameserver)
+    else:
+        _run_unit(loaded, flags, sets, processes, pin, log_level, nameserver)
+
+
+def _run_unit(
+    loaded: Loaded,
+    flags: ConfigFlags,
+    sets: Sequence[str],
+    processes: int,
+    pin: bool,
+    log_level: str,
+    nameserver: OwnNameserver | None,
+) -> None:
+    import attrs
+    import trio
+
+    from gantrymq.cli.processes.layout import make_layout
+    from gantrymq.cli.processes.unit import run_unit
+
+    plugins = [info.name for info in loaded.manager.plugins]
+    flags = attrs.evolve(flags, sets=[*flags.sets, *sets])
+    layout = make_layout(loaded.config, plugins, flags, processes, pin=pin, log_level=log_level)
+    with ending_in_time() as deadline:
+        trio.run(run_unit, loaded, layout, deadline, nameserver)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ from gantrymq._version import __version__
 from gantrymq.cli.end_deadline import EndDeadline, end_where_memory_ends
 from gantrymq.cli.failures import CommandFailed, advice_for, leaves
 from gantrymq.cli.loading import Loaded
+from gantrymq.cli.own_nameserver import OwnNameserver
+from gantrymq.cli.processes.link import Link, Packet, serve_link
 from gantrymq.cli.signals import ending_by_signal, reloading_by_signal
 from gantrymq.cli.systemd import Notifier
 from gantrymq.nameserver import NameServer, NameServerConfig
@@ -87,11 +89,9 @@ async def run_broker(
     loaded: Loaded,
     load: Callable[[], Loaded],
     deadline: EndDeadline,
-    nameserver_listen: str | None = None,
-    nameserver_peers: Sequence[str] = (),
-    nameserver_access: Path | None = None,
+    nameserver: OwnNameserver | None = None,
 ) -> None:
-    """Run a broker, and a nameserver if ``nameserver_listen`` is given, until a signal.
+    """Run a broker, and ``nameserver`` if it is given, until a signal.
 
     A broker that requests a restart is started again, with the configuration that ``load`` returns then. SIGHUP loads
     the configuration and applies what may change while the broker runs. ``deadline`` is armed when a task has failed,
@@ -106,28 +106,23 @@ async def run_broker(
         )
     raise_descriptor_limit()
     end_where_memory_ends()
-    stop = trio.Event()
+    stop, link = trio.Event(), Link.from_environ()
     with ending_by_signal(stop.set):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
             server = None
-            if nameserver_listen is not None:
-                kv_path = Path(loaded.config.broker.data) / "config" / "kvConfig.json"
-                insecure = loaded.config.broker.insecure
-                tls = _tls_of(loaded)
-                server = await _start_nameserver(
-                    nursery, nameserver_listen, kv_path, (), nameserver_peers, insecure, tls, nameserver_access
-                )
+            if nameserver is not None:
+                server = await start_nameserver_of(nursery, loaded, nameserver)
             while True:
                 config = loaded.config
                 if server is not None:
                     config = config.with_section(
-                        attrs.evolve(config.broker, nameservers=_nameservers(loaded, reachable(server.address)))
+                        attrs.evolve(config.broker, nameservers=nameservers_of(loaded, server.address))
                     )
                 broker = Broker(config, loaded.manager, SystemEnv())
                 broker.on_failure = deadline.arm
                 with reloading_by_signal(partial(_reload, broker, load)):
-                    if not await _live(broker, server, nursery, stop):
+                    if not await _live(broker, server, nursery, stop, link):
                         break
                 loaded = load()
             nursery.cancel_scope.cancel()
@@ -168,8 +163,13 @@ def settle_collector() -> None:
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
-async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery, stop: trio.Event) -> bool:
-    """Run a broker once, until it ends or ``stop``; returns whether it must be started again."""
+async def _live(
+    broker: Broker, server: NameServer | None, nursery: trio.Nursery, stop: trio.Event, link: Link | None = None
+) -> bool:
+    """Run a broker once, until it ends or ``stop``; returns whether it must be started again.
+
+    A broker of a unit reports to the parent through ``link`` and prints nothing.
+    """
     from gantrymq.plugins.interfaces import Health, Registration
 
     notifier = Notifier()
@@ -181,8 +181,11 @@ async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery
     if not broker.restarting:  # otherwise it has not served clients
         if registration is not None:
             await registration.wait_first(REGISTRATION_SECONDS)
-        for line in banner(broker, server):
-            say(line)
+        if link is not None:
+            link.send(Packet(ready=broker.address, pages=page_address(broker)))
+        else:
+            for line in banner(broker, server):
+                say(line)
         notifier.send(READY="1")
     async with trio.open_nursery() as either:
 
@@ -196,6 +199,8 @@ async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery
             either.start_soon(notifier.report, health.not_alive, health.not_ready)
         else:
             either.start_soon(notifier.report, dict, dict)
+        if link is not None:
+            either.start_soon(serve_link, link, broker)
         await stop.wait()
         either.cancel_scope.cancel()
     if stop.is_set():
@@ -243,6 +248,14 @@ def overridden(broker: Broker) -> list[str]:
     return [f"  overrides   {names} ({rows[0].source})"]
 
 
+def page_address(broker: Broker) -> str:
+    """The address of the broker's health pages; empty if there are none."""
+    from gantrymq.plugins.interfaces import HttpPages
+
+    pages = broker.registry.find(HttpPages)
+    return "" if pages is None else pages.address
+
+
 def reachable(address: str) -> str:
     """The address at which this machine reaches a listener at ``address``."""
     host, port = parse_address(address)
@@ -255,8 +268,9 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _nameservers(loaded: Loaded, own: str) -> list[str]:
-    """The nameserver of this process, and the configured ones."""
+def nameservers_of(loaded: Loaded, listening: str) -> list[str]:
+    """The nameserver of this process, which listens at an address, and the configured ones."""
+    own = reachable(listening)
     rows = {(row.section, row.key): row for row in loaded.config.explain()}
     if rows["broker", "nameservers"].origin == "default":
         return [own]
@@ -270,6 +284,13 @@ def _tls_of(loaded: Loaded) -> NameserverTls | None:
         return None
     files = ServerTls(rows["certificate"], rows["key"], rows["ca"], rows["client_certificates"])
     return NameserverTls(files, enforcing=rows["mode"] == "enforcing")
+
+
+async def start_nameserver_of(nursery: trio.Nursery, loaded: Loaded, own: OwnNameserver) -> NameServer:
+    """Start the nameserver of ``gantrymq serve``, with the broker's folder, TLS and ``insecure``."""
+    kv_path = Path(loaded.config.broker.data) / "config" / "kvConfig.json"
+    insecure = loaded.config.broker.insecure
+    return await _start_nameserver(nursery, own.listen, kv_path, (), own.peers, insecure, _tls_of(loaded), own.access)
 
 
 async def _start_nameserver(

@@ -76,6 +76,7 @@ class HttpPlugin:
         host, port = parse_address(section.listen, any_port=True)
         try:
             self.server = HttpServer(broker.env, host, port, pages, section.connections_max, section.timeout)
+            pages.address = self.server.address
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             if any(row.origin != "default" for row in config.explain() if (row.section, row.key) == _LISTEN):

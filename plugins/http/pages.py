@@ -19,6 +19,8 @@ class Pages:
 
     def __init__(self, first: Mapping[str, Page]) -> None:
         self._pages = dict(first)
+        self.address = ""
+        """Where the pages are served, ``host:port``; empty while they are not."""
 
     def add(self, path: str, page: Page) -> None:
         """See :class:`gantrymq.plugins.interfaces.HttpPages`."""

@@ -45,6 +45,7 @@ class Topics:
         self.broker_perm = config.broker_perm
         self._groups = groups
         self.changed: Callable[[str], None] = _nobody
+        self._created: Callable[[TopicConfig], None] = _nobody
         self.forget: Callable[[str, int], None] = lambda topic, log_end: None
         """Deletes a topic's messages before an offset of the log."""
         self.table: StateTable[TopicConfig] = StateTable(env, path, TABLE_KEY)
@@ -85,6 +86,10 @@ class Topics:
             return existing
         self.set(config)
         return config
+
+    def watch_created(self, listener: Callable[[TopicConfig], None]) -> None:
+        """See :class:`gantrymq.plugins.interfaces.TopicTable`; one listener, the last one."""
+        self._created = listener
 
     def refuses_sends(self, topic: str) -> bool:
         """Whether clients may not send to this topic."""
@@ -239,10 +244,12 @@ class Topics:
             config = inherited(topic, self.table.entries.get(default_topic), default_queues, unit_mode)
         if config is not None:
             self.set(config)
+            if not is_retry_topic(topic):
+                self._created(config)
         return config
 
 
-def _nobody(_topic: str) -> None:
+def _nobody(_topic: object) -> None:
     """Ignore the change."""
 
 

@@ -127,9 +127,16 @@ class PageServer:
             arguments += ["--set", "plugin.metrics.listen=127.0.0.1:0"]
         environ = {"GANTRYMQ_BROKER__LISTEN": "127.0.0.1:0", "GANTRYMQ_NAMESERVER_LISTEN": "127.0.0.1:0"}
         self._child = gantrymq_child(arguments, self._place / "log", env=environ)
-        line = self._child.wait_line(lambda text: text.startswith("ready"))
+        banner = []
+        for line in self._child.lines(120):
+            banner.append(line)
+            if line.startswith("ready"):
+                break
         self.addresses = dict(part.split("=") for part in line.split() if "=" in part)
-        if not {"acl", "tls"} & {*words}:
+        pages = [text.rpartition("/")[2] for text in banner if text.startswith("  pages ")]
+        if pages:  # of several processes
+            self.addresses["http"] = pages[0]
+        elif not {"acl", "tls"} & {*words}:
             info = ask(self.addresses["broker"], Command(RequestCode.GET_BROKER_RUNTIME_INFO))
             table = json.loads(info.body)["table"]
             self.addresses |= {"metrics": table.get("metricsAddress", ""), "http": table["httpAddress"]}

@@ -8,7 +8,7 @@ from typing import Any, Final
 import trio
 
 from gantrymq.cli.dev.plan import Plan
-from gantrymq.cli.dev.process import ServerProcess
+from gantrymq.cli.dev.process import MemberProcess
 from gantrymq.cli.dev.view import View
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.signals import ending_by_signal
@@ -26,7 +26,7 @@ async def run_cluster(plan: Plan, view: View) -> None:
     If a member does not start, all are stopped and :class:`CommandFailed` is raised. A member that ends later is shown
     but not restarted.
     """
-    servers = [ServerProcess(member, plan.folder) for member in plan.members]
+    servers = [MemberProcess(member, plan.folder) for member in plan.members]
     stop = trio.Event()
     with ending_by_signal(stop.set):
         try:
@@ -47,13 +47,13 @@ async def run_cluster(plan: Plan, view: View) -> None:
             view.close()
 
 
-async def _start(servers: Sequence[ServerProcess]) -> None:
+async def _start(servers: Sequence[MemberProcess]) -> None:
     """Start nameservers first: brokers print `ready` when the nameservers know them."""
     await _each([server.start for server in servers if server.member.number is None])
     await _each([server.start for server in servers if server.member.number is not None])
 
 
-async def _stop(servers: Sequence[ServerProcess]) -> None:
+async def _stop(servers: Sequence[MemberProcess]) -> None:
     """Stop masters, then slaves, then nameservers: a server ends after those that depend on it."""
     for wanted in (lambda number: number == 0, lambda number: number is not None, lambda _: True):
         await _each([server.stop for server in servers if wanted(server.member.number)])
@@ -65,7 +65,7 @@ async def _each(works: Sequence[Callable[[], Awaitable[None]]]) -> None:
             nursery.start_soon(work)
 
 
-async def _look_after(plan: Plan, servers: Sequence[ServerProcess], view: View) -> None:
+async def _look_after(plan: Plan, servers: Sequence[MemberProcess], view: View) -> None:
     async with connect(plan.nameservers) as client:
         while any(server.code is None for server in servers):
             view.show(_rows(servers, await _ask(client)))
@@ -83,7 +83,7 @@ async def _ask(client: Client) -> list[dict[str, Any]]:
     return []
 
 
-def _rows(servers: Sequence[ServerProcess], statuses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(servers: Sequence[MemberProcess], statuses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each server by :data:`gantrymq.cli.dev.view.COLUMNS`; a broker's id may have changed since its
     start."""
     by_address = {row["address"]: row for row in statuses}

@@ -1,0 +1,153 @@
+"""The brokers of a unit: names, ports and folders, derived from one configuration.
+
+Broker number ``i`` of ``broker-a`` is ``broker-a-i``. Its ports are the configured ones plus ``10 i``, because a broker
+uses its port minus 2 and plus 1 too. Its store is the folder of that name in ``broker.data``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.loading import ConfigFlags
+from gantrymq.kernel.config.sections import Config
+from gantrymq.remoting.address import format_address, parse_address
+
+PORT_STRIDE: Final = 10
+UNIT_FILE: Final = "processes.json"
+"""A file in ``broker.data`` that marks the folder as that of a unit."""
+SHIFTED: Final = ("listen", "master", "master_broker")
+"""Keys of plugins' sections whose ports are derived: addresses to listen at, and of the master of a slave."""
+OF_THE_UNIT: Final = ("plugin.http", "plugin.metrics", "plugin.dashboard")
+"""Sections whose address belongs to the unit as a whole."""
+
+
+@attrs.frozen
+class Member:
+    """One broker. ``arguments``: the command that runs it, for :class:`gantrymq.cli.server_process.ServerProcess`."""
+
+    name: str
+    arguments: Sequence[str]
+    cpu: int | None = None
+
+
+@attrs.frozen
+class Layout:
+    """All brokers of a unit; ``left_out``: names of stores in the folder that belong to none of them.
+
+    ``pages`` and ``metrics`` are the addresses of the unit's pages; empty if there are none.
+    """
+
+    folder: Path
+    members: Sequence[Member]
+    pages: str
+    metrics: str
+    left_out: Sequence[str]
+
+
+class _Marker(msgspec.Struct):
+    processes: int
+    name: str
+
+
+def make_layout(
+    config: Config, plugins: Sequence[str], flags: ConfigFlags, count: int, *, pin: bool, log_level: str
+) -> Layout:
+    """Derive the brokers; ``plugins`` are the names of the loaded ones. Writes the marker into ``broker.data``.
+
+    :class:`CommandFailed` if the folder has the store of a single broker, or a port would be too large.
+    """
+    folder = Path(config.broker.data)
+    if (folder / "commitlog").exists():
+        first = folder / f"{config.broker.name}-0"
+        raise CommandFailed(
+            f"{folder} has the store of a single broker: name another folder with --data, or stop that broker and move "
+            f"the files of {folder} into {first}, which makes it the store of the first process"
+        )
+    values = {(row.section, row.key): row.value for row in config.explain()}
+    pages = str(values.get(("plugin.http", "listen"), ""))
+    metrics = str(values["plugin.metrics", "listen"]) if "metrics" in plugins else ""
+    cpus = sorted(os.sched_getaffinity(0)) if pin else []
+    members = []
+    for number in range(count):
+        name = f"{config.broker.name}-{number}"
+        arguments = ["broker", *_common(flags), "--log-level", log_level]
+        settings = {"broker.name": name, **_addresses(values, number)}
+        if pages:  # for this machine only: the unit's pages show them to others
+            settings["plugin.http.listen"] = _shifted(f"127.0.0.1:{parse_address(pages, any_port=True)[1]}", number + 1)
+        if metrics and pages:  # read from the broker's pages
+            settings["plugin.metrics.listen"] = "127.0.0.1:0"
+        elif metrics:
+            settings["plugin.metrics.listen"] = _shifted(metrics, number)
+        audit = str(values.get(("plugin.audit", "file"), ""))
+        if audit:
+            settings["plugin.audit.file"] = str(Path(audit).with_stem(f"{Path(audit).stem}-{number}"))
+        export = str(values.get(("plugin.exporter", "to"), ""))
+        if export and "{broker}" not in export:  # each broker exports its own messages
+            settings["plugin.exporter.to"] = f"{export.rstrip('/')}/{{broker}}"
+        if number and "dashboard" in plugins:  # one dashboard shows all brokers
+            arguments += ["--disable", "dashboard"]
+        for place, value in settings.items():
+            arguments += ["--set", f"{place}={value}"]
+        arguments += ["--listen", _shifted(config.broker.listen, number), "--data", str(folder / name)]
+        members.append(Member(name, arguments, cpus[number % len(cpus)] if cpus else None))
+    names = {member.name for member in members}
+    left_out = sorted(
+        path.parent.name for path in folder.glob(f"{config.broker.name}-*/commitlog") if path.parent.name not in names
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / UNIT_FILE).write_bytes(msgspec.json.encode(_Marker(count, config.broker.name)) + b"\n")
+    return Layout(folder, members, pages, metrics if pages else "", left_out)
+
+
+def refuse_unit(folder: Path) -> None:
+    """:class:`CommandFailed` if the folder has the stores of a unit, which a single broker would not see."""
+    path = folder / UNIT_FILE
+    if path.exists():
+        try:
+            number = f" {msgspec.json.decode(path.read_bytes(), type=_Marker).processes}"
+        except (OSError, msgspec.MsgspecError):
+            number = ""
+        raise CommandFailed(
+            f"{folder} has the stores of several brokers: start them with --processes{number}, or name another folder "
+            "with --data"
+        )
+
+
+def _common(flags: ConfigFlags) -> list[str]:
+    arguments = ["--config", flags.config] if flags.config is not None else []
+    arguments += ["--insecure"] if flags.insecure else []
+    for option, values in (("--enable", flags.enable), ("--disable", flags.disable), ("--set", flags.sets)):
+        for value in values:
+            arguments += [option, value]
+    return arguments
+
+
+def _addresses(values: dict[tuple[str, str], object], number: int) -> dict[str, str]:
+    places = [("broker", "advertise")]
+    places += [
+        (section, key)
+        for section, key in values
+        if section.startswith("plugin.") and key in SHIFTED and section not in OF_THE_UNIT
+    ]
+    return {
+        f"{section}.{key}": _shifted(str(values[section, key]), number)
+        for section, key in places
+        if values[section, key]
+    }
+
+
+def _shifted(address: str, number: int) -> str:
+    """The address with the port of process ``number``; port 0, any free one, stays."""
+    host, port = parse_address(address, any_port=True)
+    if port:
+        port += PORT_STRIDE * number
+    if port > 65_535:
+        raise CommandFailed(f"process {number} would need the port {port}: choose a lower one than in {address}")
+    return format_address(host, port)

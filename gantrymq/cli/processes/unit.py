@@ -1,0 +1,258 @@
+"""Runs the brokers of a unit: starts all, restarts one that ends, reports their state and stops all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+
+from gantrymq._version import __version__
+from gantrymq.cli.end_deadline import EndDeadline
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.loading import Loaded
+from gantrymq.cli.own_nameserver import OwnNameserver
+from gantrymq.cli.processes import link
+from gantrymq.cli.processes.layout import Layout, Member
+from gantrymq.cli.processes.pages import serve_pages
+from gantrymq.cli.server_process import ServerProcess
+from gantrymq.cli.servers import nameservers_of, say, start_nameserver_of
+from gantrymq.cli.signals import ending_by_signal, reloading_by_signal
+from gantrymq.cli.systemd import Notifier
+
+RESTART_SECONDS: Final = 1.0
+RESTART_MAX_SECONDS: Final = 30.0
+"""The pause before the first restart, which doubles with each further one up to the longest."""
+STEADY_SECONDS: Final = 60.0
+"""A broker that was ready for this time restarts after the first pause again."""
+FAILURES_MAX: Final = 5
+"""After so many restarts in a row without :data:`STEADY_SECONDS` between them, ``/healthz`` has the broker's name."""
+SILENCE_SECONDS: Final = 30.0
+"""A broker that reports no state, or that it does not work, for this time is killed and restarted."""
+CHECK_SECONDS: Final = 5.0
+
+log = structlog.get_logger("gantrymq.processes")
+
+
+class BrokerProcess(ServerProcess):
+    """A broker of the unit, over all its restarts."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member.name)
+        self.member = member
+        self.address = ""
+        """The address for clients, and that of the health pages, once it was ready."""
+        self.pages = ""
+        self.restarts = 0
+        self.failures = 0
+        """Restarts in a row, see :data:`FAILURES_MAX`."""
+        self.ready = trio.Event()
+        """Set when it is ready for the first time."""
+        self.not_alive: dict[str, str] = {}
+        self.not_ready: dict[str, str] = {}
+        self.link: link.Link | None = None
+        self._reported = False
+        self._silent_checks = 0
+
+    async def run(self, nameservers: Sequence[str], share: Callable[[BrokerProcess, str], None]) -> int:
+        """Run it once, until it ends; returns the exit code. ``share`` gets its new topics."""
+        own, theirs = link.make_pair()
+        try:
+            environ = {**os.environ, link.VARIABLE: str(theirs.fileno())}
+            environ.pop("NOTIFY_SOCKET", None)  # the parent reports to systemd
+            options = ["--label", self.label]
+            if self.member.cpu is not None:
+                options += ["--cpu", str(self.member.cpu)]
+            self.not_alive, self.not_ready, self._silent_checks = {}, {}, 0
+            self.spawn(
+                [*self.member.arguments, *(["--nameserver", ";".join(nameservers)] if nameservers else [])],
+                options=options,
+                environ=environ,
+                descriptors=[theirs.fileno()],
+            )
+        except BaseException:
+            own.close()
+            raise
+        finally:
+            theirs.close()
+        self.link = own
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(own.run_sender)
+                nursery.start_soon(self._check)
+                nursery.start_soon(self._listen, own, share)
+                code = await self.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.link = None
+            own.close()
+        return code
+
+    async def _listen(self, own: link.Link, share: Callable[[BrokerProcess, str], None]) -> None:
+        steady = trio.current_time() + STEADY_SECONDS
+        while (packet := await own.receive()) is not None:
+            if packet.ready:
+                self.address, self.pages, self.state = packet.ready, packet.pages, "ready"
+                self.ready.set()
+            if packet.topic:
+                share(self, packet.topic)
+            if packet.not_alive is not None and packet.not_ready is not None:
+                self.not_alive, self.not_ready = packet.not_alive, packet.not_ready
+                self._reported = not packet.not_alive
+            if self.state == "ready" and trio.current_time() > steady:
+                self.failures = 0
+
+    async def _check(self) -> None:
+        """Kill the broker when it is silent. Checks are counted, so that a pause of this process kills nothing."""
+        while True:
+            await trio.sleep(CHECK_SECONDS)
+            silent = self.state == "ready" and not self._reported
+            self._silent_checks = self._silent_checks + 1 if silent else 0
+            self._reported = False
+            if self._silent_checks * CHECK_SECONDS >= SILENCE_SECONDS:
+                log.error("process_killed", process=self.label, seconds=SILENCE_SECONDS, reasons=self.not_alive)
+                self.send_signal(signal.SIGKILL)
+                return
+
+    def reasons(self) -> dict[str, str]:
+        """Why clients cannot work with this broker, by name."""
+        if self.state != "ready":
+            return {"process": "the broker starts" if self.state == "starting" else "the broker has ended"}
+        return self.not_ready
+
+
+class Unit:
+    """All brokers of one machine that run as one unit."""
+
+    def __init__(self, layout: Layout, nameservers: Sequence[str]) -> None:
+        """``nameservers``: for the brokers; empty for those of their configuration."""
+        self.brokers = [BrokerProcess(member) for member in layout.members]
+        self._nameservers = nameservers
+
+    async def keep(self, broker: BrokerProcess) -> None:
+        """Run the broker, and run it again when it ends; :class:`CommandFailed` if it was never ready."""
+        while True:
+            code = await broker.run(self._nameservers, self.share)
+            if not broker.ready.is_set():
+                raise CommandFailed(f"{broker.label} did not start (exit code {code}); the log above has the reason")
+            pause = min(RESTART_SECONDS * 2**broker.failures, RESTART_MAX_SECONDS)
+            broker.restarts += 1
+            broker.failures += 1
+            log.warning("process_ended", process=broker.label, code=code, restart_in=pause)
+            await trio.sleep(pause)
+
+    def share(self, creator: BrokerProcess, topic: str) -> None:
+        """Send a new topic of one broker to all others."""
+        for broker in self.brokers:
+            if broker is not creator and broker.link is not None:
+                broker.link.send(link.Packet(topic=topic))
+
+    def reload(self) -> None:
+        """Send SIGHUP to all brokers that are ready; others read the configuration at their start."""
+        for broker in self.brokers:
+            if broker.state == "ready":
+                broker.send_signal(signal.SIGHUP)
+
+    async def stop(self) -> None:
+        """Stop all at the same time; returns when they have ended."""
+        async with trio.open_nursery() as nursery:
+            for broker in self.brokers:
+                nursery.start_soon(broker.stop)
+
+    def not_alive(self) -> dict[str, str]:
+        """The reasons, by broker and name, that restarts have not removed."""
+        failing = f"has ended {FAILURES_MAX} times in a row; see the log"
+        found = {f"{each.label}: process": failing for each in self.brokers if each.failures >= FAILURES_MAX}
+        return found | _labeled(self.brokers, lambda each: each.not_alive)
+
+    def not_ready(self) -> dict[str, str]:
+        """The reasons, by broker and name, for which clients cannot work with all brokers."""
+        return _labeled(self.brokers, lambda each: each.reasons())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The state of each process."""
+        return [
+            {
+                "name": each.label,
+                "pid": each.pid,
+                "state": each.state,
+                "address": each.address,
+                "pages": each.pages,
+                "restarts": each.restarts,
+            }
+            for each in self.brokers
+        ]
+
+
+def _labeled(brokers: Sequence[BrokerProcess], reasons: Callable[[BrokerProcess], dict[str, str]]) -> dict[str, str]:
+    return {f"{each.label}: {name}": reason for each in brokers for name, reason in reasons(each).items()}
+
+
+async def run_unit(
+    loaded: Loaded,
+    layout: Layout,
+    deadline: EndDeadline,
+    nameserver: OwnNameserver | None = None,
+) -> None:
+    """Run all brokers, and ``nameserver`` if it is given, until a signal.
+
+    SIGHUP reaches all brokers. ``deadline`` is armed at the end. :class:`CommandFailed` if a broker does not start.
+    """
+    stop = trio.Event()
+    with ExitStack() as stack:
+        stack.enter_context(ending_by_signal(stop.set))
+        async with trio.open_nursery() as nursery:
+            nameservers: list[str] = []
+            server = None
+            if nameserver is not None:
+                server = await start_nameserver_of(nursery, loaded, nameserver)
+                nameservers = nameservers_of(loaded, server.address)
+            for name in layout.left_out:
+                log.warning("store_left_out", store=str(layout.folder / name), processes=len(layout.members))
+            unit = Unit(layout, nameservers)
+            stack.enter_context(reloading_by_signal(unit.reload))
+            try:
+                async with trio.open_nursery() as brokers:
+
+                    async def end() -> None:
+                        await stop.wait()
+                        brokers.cancel_scope.cancel()
+
+                    brokers.start_soon(end)
+                    for broker in unit.brokers:
+                        brokers.start_soon(unit.keep, broker)
+                    pages: str = await brokers.start(partial(serve_pages, unit, loaded, layout))
+                    for broker in unit.brokers:
+                        await broker.ready.wait()
+                    shown = nameservers or loaded.config.broker.nameservers
+                    for line in _banner(unit, layout, shown, pages, own=server is not None):
+                        say(line)
+                    notifier = Notifier()
+                    notifier.send(READY="1")
+                    brokers.start_soon(notifier.report, unit.not_alive, unit.not_ready)
+            finally:
+                Notifier().send(STOPPING="1")
+                with trio.CancelScope(shield=True):
+                    await unit.stop()
+                deadline.arm()
+            nursery.cancel_scope.cancel()
+
+
+def _banner(unit: Unit, layout: Layout, nameservers: Sequence[str], pages: str, *, own: bool) -> list[str]:
+    where = "in this process" if own else "not in this process"
+    lines = [f"GantryMQ {__version__}, {len(unit.brokers)} processes"]
+    for broker in unit.brokers:
+        pinned = "" if broker.member.cpu is None else f", processor {broker.member.cpu}"
+        lines.append(f"  broker      {broker.label} at {broker.address}, process {broker.pid}{pinned}")
+    lines += [
+        f"  nameserver  {';'.join(nameservers)} ({where})",
+        f"  pages       {f'http://{pages}' if pages else 'none'}",
+        f"  stores      {layout.folder.resolve()}",
+        f"ready broker={';'.join(each.address for each in unit.brokers)} nameserver={';'.join(nameservers)}",
+    ]
+    return lines

@@ -1,0 +1,349 @@
+"""``--processes N``: what is derived for each broker, the merged metrics, and one unit of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import attrs
+import pytest
+import trio
+
+import gantrymq.sync
+from gantrymq import Message
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.loading import ConfigFlags, load
+from gantrymq.cli.processes import unit as units
+from gantrymq.cli.processes.exposition import merge
+from gantrymq.cli.processes.layout import Layout, Member, make_layout, refuse_unit
+from gantrymq.cli.processes.unit import BrokerProcess
+from support.processes import Child, free_ports, gantrymq_child, wait_for
+
+Cli = Callable[..., Any]
+SMALL = ["--set", "store.commit_log_file_bytes=4 MiB"]
+
+
+# ---- the layout
+
+
+def layout_of(tmp_path: Path, count: int = 2, *sets: str, pin: bool = False, **more: Any) -> Layout:
+    flags = ConfigFlags(**{"data": str(tmp_path / "data"), "sets": list(sets), **more})
+    loaded = load(flags)
+    plugins = [info.name for info in loaded.manager.plugins]
+    return make_layout(loaded.config, plugins, flags, count, pin=pin, log_level="error")
+
+
+def decoded(member: Member) -> dict[str, Any]:
+    """The values with which the broker starts, by section and key."""
+    words = list(member.arguments[1:])
+    options: dict[str, list[str]] = {}
+    while words:
+        option = words.pop(0)
+        options.setdefault(option, []).append("" if option == "--insecure" else words.pop(0))
+    config = load(
+        ConfigFlags(
+            config=options.get("--config", [None])[-1],
+            data=options["--data"][-1],
+            listen=options["--listen"][-1],
+            sets=options["--set"],
+            enable=options.get("--enable", ()),
+            disable=options.get("--disable", ()),
+            insecure="--insecure" in options,
+        )
+    ).config
+    return {f"{row.section}.{row.key}": row.value for row in config.explain()}
+
+
+def test_each_broker_has_its_own_name_ports_and_store(tmp_path: Path) -> None:
+    layout = layout_of(
+        tmp_path, 2, "broker.name=east", "broker.advertise=10.0.0.7:10911", "plugin.ha.listen=127.0.0.1:10912",
+        "plugin.topics.default_queues=3", enable=["ha", "metrics"],
+    )  # fmt: skip
+    first, second = map(decoded, layout.members)
+    differing = {key: (first[key], second[key]) for key in first if first[key] != second[key]}
+    data = tmp_path / "data"
+    assert differing == {
+        "broker.name": ("east-0", "east-1"),
+        "broker.listen": ("127.0.0.1:10911", "127.0.0.1:10921"),
+        "broker.advertise": ("10.0.0.7:10911", "10.0.0.7:10921"),
+        "broker.data": (str(data / "east-0"), str(data / "east-1")),
+        "plugin.ha.listen": ("127.0.0.1:10912", "127.0.0.1:10922"),
+        "plugin.http.listen": ("127.0.0.1:8568", "127.0.0.1:8578"),
+    }
+    assert second["plugin.topics.default_queues"] == 3
+    assert (layout.pages, layout.metrics) == ("127.0.0.1:8558", "127.0.0.1:5557")
+
+
+def test_a_configuration_file_is_shared_and_health_pages_of_brokers_stay_on_the_machine(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('[broker]\nlisten = "127.0.0.1:0"\nid = 1\n[plugin.http]\nlisten = "0.0.0.0:9000"\n')
+    layout = layout_of(tmp_path, 2, config=str(file))
+    second = decoded(layout.members[1])
+    assert (second["broker.id"], second["broker.listen"]) == (1, "127.0.0.1:0")
+    assert (layout.pages, second["plugin.http.listen"]) == ("0.0.0.0:9000", "127.0.0.1:9020")
+
+
+def test_without_health_pages_each_broker_serves_its_own_metrics(tmp_path: Path) -> None:
+    layout = layout_of(tmp_path, 2, "plugin.http.listen=", enable=["metrics"])
+    assert [decoded(member)["plugin.metrics.listen"] for member in layout.members] == [
+        "127.0.0.1:5557", "127.0.0.1:5567",
+    ]  # fmt: skip
+    assert (layout.pages, layout.metrics) == ("", "")
+
+
+def test_pinned_brokers_take_the_processors_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 2})
+    assert [member.cpu for member in layout_of(tmp_path, 3, pin=True).members] == [2, 5, 2]
+    assert [member.cpu for member in layout_of(tmp_path, 1).members] == [None]
+
+
+def test_a_port_beyond_the_last_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="process 1 would need the port 65540"):
+        layout_of(tmp_path, 2, "broker.listen=127.0.0.1:65530")
+
+
+def test_stores_of_a_larger_unit_are_reported(tmp_path: Path) -> None:
+    assert layout_of(tmp_path, 3).left_out == []
+    (tmp_path / "data" / "broker-a-2" / "commitlog").mkdir(parents=True)
+    assert layout_of(tmp_path, 2).left_out == ["broker-a-2"]
+    assert layout_of(tmp_path, 3).left_out == []
+
+
+def test_single_brokers_and_units_refuse_each_others_folders(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    refuse_unit(data)
+    layout_of(tmp_path, 2)
+    with pytest.raises(CommandFailed, match="several brokers: start them with --processes 2"):
+        refuse_unit(data)
+    (data / "commitlog").mkdir()
+    with pytest.raises(CommandFailed, match=r"the store of a single broker: .* move the files of .* into .*broker-a-0"):
+        layout_of(tmp_path, 2)
+
+
+def test_pinning_needs_processes(cli: Cli) -> None:
+    outcome = cli("serve", "--pin")
+    assert (outcome.code, "--pin needs --processes" in outcome.err) == (2, True)
+
+
+# ---- metrics
+
+
+def test_merged_metrics_have_each_family_once() -> None:
+    one = b'# HELP a_total Sum\n# TYPE a_total counter\na_total{node_id="x"} 1.0\n'
+    one += b'# HELP b B\n# TYPE b gauge\nb{node_id="x"} 2\n'
+    other = b'# HELP a_total Sum\n# TYPE a_total counter\na_total{node_id="y"} 3.0\n'
+    lines = merge([one, other], {"x": (True, 0), "y": (False, 2)}).decode().splitlines()
+    assert lines[:4] == [
+        "# HELP a_total Sum", "# TYPE a_total counter", 'a_total{node_id="x"} 1.0', 'a_total{node_id="y"} 3.0',
+    ]  # fmt: skip
+    assert 'gantrymq_process_ready{node_id="y"} 0' in lines
+    assert 'gantrymq_process_restarts_total{node_id="y"} 2' in lines
+    assert "# EOF" not in lines
+
+
+def test_merged_openmetrics_end_once() -> None:
+    text = b'# HELP a Sum\n# TYPE a counter\na_total{node_id="x"} 1.0\n# EOF\n'
+    lines = merge([text, text.replace(b'"x"', b'"y"')], {"x": (True, 0)}).decode().splitlines()
+    assert (lines.count("# EOF"), lines[-1]) == (1, "# EOF")
+    assert lines.count("# TYPE a counter") == 1
+    assert "# TYPE gantrymq_process_restarts counter" in lines
+
+
+# ---- processes
+
+
+class Running(NamedTuple):
+    """A unit of two, with metrics, whose ports are from ``base`` on."""
+
+    child: Child
+    base: int
+    data: Path
+    nameserver: str
+
+    def page(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.base + 3}{path}", timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def processes(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(self.page("/status.json")[1])["processes"]
+        return rows
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [line for line in self.child.log.read_text().splitlines() if line.startswith("{")]
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def start(folder: Path, base: int) -> Running:
+    config = folder / "gantrymq.toml"
+    config.write_text("[plugin.topics]\ndefault_queues = 4\n")
+    arguments = [
+        "serve", "--processes", "2", "--config", str(config), "--data", str(folder / "data"), *SMALL,
+        "--listen", f"127.0.0.1:{base}", "--nameserver-listen", f"127.0.0.1:{base + 4}", "--enable", "metrics",
+        "--set", f"plugin.http.listen=127.0.0.1:{base + 3}", "--set", "plugin.metrics.listen=127.0.0.1:0",
+    ]  # fmt: skip
+    child = gantrymq_child(arguments, folder / "log")
+    line = child.wait_line(lambda text: text.startswith("ready"), 120)
+    found = dict(word.partition("=")[::2] for word in line.split()[1:])
+    assert found["broker"] == f"127.0.0.1:{base};127.0.0.1:{base + 10}"
+    return Running(child, base, folder / "data", found["nameserver"])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    (base,) = free_ports(around=(-2, 0, 1, 3, 4, 8, 10, 11, 13, 23))
+    return tmp_path_factory.mktemp("unit"), base
+
+
+@pytest.fixture(scope="module")
+def running(place: tuple[Path, int]) -> Iterator[Running]:
+    unit = start(*place)
+    yield unit
+    unit.child.stop()
+
+
+def brokers_of(unit: Running, topic: str) -> set[str]:
+    """The brokers that have the topic, by the nameserver."""
+    with gantrymq.sync.connect(unit.nameserver) as client:
+        if topic not in client.admin.topics():
+            return set()
+        return {queue.broker_name for queue in client.admin.queues(topic)}
+
+
+@pytest.mark.timeout(300)
+def test_a_topic_of_one_message_is_at_all_brokers_and_messages_are_spread(running: Running, cli: Cli) -> None:
+    with gantrymq.sync.connect(running.nameserver) as client, client.producer("p") as producer:
+        producer.send(Message("Spread", b"first"))
+    wait_for(lambda: brokers_of(running, "Spread") == {"broker-a-0", "broker-a-1"}, 60)
+    with gantrymq.sync.connect(running.nameserver) as client, client.producer("p") as producer:
+        receipts = [producer.send(Message("Spread", b"%d" % number)) for number in range(16)]
+        assert {receipt.queue.broker_name for receipt in receipts} == {"broker-a-0", "broker-a-1"}
+        with client.consumer("Spread", "readers", start="first") as consumer:
+            bodies = {next(consumer).body for _ in range(17)}
+    assert bodies == {b"first", *(b"%d" % number for number in range(16))}
+    status = cli("cluster", "status", "--json", "--nameserver", running.nameserver)
+    assert {row["broker"] for row in json.loads(status.out)} == {"broker-a-0", "broker-a-1"}
+
+
+@pytest.mark.timeout(300)
+def test_one_address_shows_the_state_and_the_metrics_of_all(running: Running) -> None:
+    rows = running.processes()
+    assert [(row["name"], row["state"], row["address"]) for row in rows] == [
+        ("broker-a-0", "ready", f"127.0.0.1:{running.base}"),
+        ("broker-a-1", "ready", f"127.0.0.1:{running.base + 10}"),
+    ]
+    assert [row["status"]["broker"]["name"] for row in rows] == ["broker-a-0", "broker-a-1"]
+    assert running.page("/healthz") == (200, "ok\n")
+    wait_for(lambda: running.page("/readyz") == (200, "ok\n"), 30)
+    metrics = running.page("/metrics")[1].splitlines()
+    numbers = [line for line in metrics if line.startswith("rocketmq_topic_number{")]
+    assert [f'node_id="broker-a-{number}"' in line for number, line in enumerate(numbers)] == [True, True]
+    assert metrics.count("# TYPE rocketmq_topic_number gauge") == 1
+    (url,) = {event["url"] for event in running.events("metrics_listening") if "process" not in event}
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        assert answer.read().count(b"rocketmq_topic_number{") == 2
+
+
+@pytest.mark.timeout(300)
+def test_sighup_reaches_all_brokers_and_log_lines_name_the_process(running: Running) -> None:
+    (running.data.parent / "gantrymq.toml").write_text("[plugin.topics]\ndefault_queues = 2\n")
+    running.child.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: len(running.events("settings_reloaded")) == 2, 60)
+    events = running.events("settings_reloaded")
+    assert {event["process"] for event in events} == {"broker-a-0", "broker-a-1"}
+    assert [event["changed"] for event in events] == [["plugin.topics.default_queues"]] * 2
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_broker_restarts_alone_and_keeps_its_messages(running: Running) -> None:
+    first, second = running.processes()
+    with gantrymq.sync.connect(running.nameserver) as client, client.producer("p") as producer:
+        acknowledged = {producer.send(Message("Kept", b"%d" % number)).message_id for number in range(8)}
+        os.kill(second["pid"], signal.SIGKILL)
+        wait_for(lambda: running.processes()[1]["state"] != "ready", 30)
+        code, text = running.page("/readyz")
+        assert (code, "broker-a-1: process: the broker" in text) == (503, True)
+        assert running.page("/healthz")[0] == 200, "the unit restarts it"
+        acknowledged |= {producer.send(Message("Kept", b"%d" % number)).message_id for number in range(8, 16)}
+        wait_for(lambda: running.page("/readyz")[0] == 200, 90)
+        after = running.processes()
+        assert (after[0]["pid"], after[0]["restarts"]) == (first["pid"], 0), "the other one is left alone"
+        assert (after[1]["restarts"], after[1]["address"]) == (1, second["address"])
+        assert after[1]["pid"] != second["pid"]
+        assert running.events("process_ended")[0]["code"] == -9
+        with client.consumer("Kept", "readers", start="first") as consumer:
+            found = set()
+            while not acknowledged <= found:
+                found.add(next(consumer).message_id)
+
+
+@pytest.mark.timeout(300)
+def test_sigterm_stops_all_and_the_next_start_has_the_same_stores(running: Running, cli: Cli) -> None:
+    pids = [row["pid"] for row in running.processes()]
+    with gantrymq.sync.connect(running.nameserver) as client, client.producer("p") as producer:
+        sent = [producer.send(Message("Lasting", b"%d" % number)) for number in range(8)]
+    began = time.monotonic()
+    assert running.child.terminate() == 0
+    assert time.monotonic() - began < 20
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not list(running.data.glob("*/abort")), "each broker stopped cleanly"
+    alone = cli("serve", "--data", str(running.data), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0")
+    assert (alone.code, "start them with --processes 2" in alone.err) == (1, True)
+
+    again = start(running.data.parent, running.base)
+    try:
+        with gantrymq.sync.connect(again.nameserver) as client:
+            with client.consumer("Lasting", "readers", start="first") as consumer:
+                places = {(next(consumer).queue.broker_name) for _ in range(8)}
+            assert places == {receipt.queue.broker_name for receipt in sent}
+        pids = [row["pid"] for row in again.processes()]
+        again.child.kill()
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
+    finally:
+        again.child.stop()
+
+
+@pytest.mark.timeout(120)
+def test_a_broker_that_does_not_start_stops_the_unit(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "broker-a-1").write_text("no folder")
+    outcome = cli(
+        "broker", "--processes", "2", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *SMALL,
+        "--set", "plugin.http.listen=", "--nameserver", "127.0.0.1:1",
+    )  # fmt: skip
+    assert outcome.code == 1
+    assert "broker-a-1 did not start (exit code 1); the log above has the reason" in outcome.err
+
+
+@pytest.mark.timeout(120)
+def test_a_silent_broker_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "CHECK_SECONDS", 2.5)
+    monkeypatch.setattr(units, "SILENCE_SECONDS", 5.0)
+    layout = layout_of(tmp_path, 1, "broker.listen=127.0.0.1:0", "plugin.http.listen=", *SMALL[1:])
+    broker = BrokerProcess(layout.members[0])
+
+    async def run() -> int:
+        codes: list[int] = []
+        async with trio.open_nursery() as nursery:
+
+            async def keep() -> None:
+                codes.append(await broker.run(["127.0.0.1:1"], lambda _broker, _topic: None))
+
+            nursery.start_soon(keep)
+            await broker.ready.wait()
+            await trio.sleep(6)
+            assert broker.code is None, "one that reports its state lives"
+            broker.send_signal(signal.SIGSTOP)
+        return codes[0]
+
+    assert trio.run(run) == -signal.SIGKILL
+    assert attrs.asdict(layout)["left_out"] == []
