@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 import attrs
+import msgspec
 
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.errors import GantryError
@@ -67,8 +68,7 @@ class SendStatus(Enum):
     FLUSH_SLAVE_TIMEOUT = 12
 
 
-@attrs.frozen
-class SendResult:
+class SendResult(msgspec.Struct, frozen=True):
     """Where a message was stored. ``message_id`` is the client's id, ``offset_message_id`` the broker's.
 
     ``recall_handle``: what takes a message back that waits for a time of its own; None where brokers give none.

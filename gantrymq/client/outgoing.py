@@ -266,6 +266,12 @@ def has_times(properties: str) -> bool:
     return properties.startswith(TIMER_PREFIX) or PAIR_SEPARATOR + TIMER_PREFIX in properties
 
 
+def can_be_gathered(message: Message, outgoing: Outgoing) -> bool:
+    """Whether ``message`` can go in a batch, and is so small that this is of use."""
+    delayed = message.delay_level or outgoing.timed
+    return len(outgoing.body) < COMPRESS_FROM_BYTES and not (outgoing.sys_flag or delayed)
+
+
 def encode_row(body: bytes, properties: str, flag: int) -> bytes:
     """One message of a batch as it travels."""
     text = properties.encode()
@@ -298,5 +304,6 @@ async def from_rows(topic: str, rows: bytes, keys: list[str]) -> Outgoing:
     end = BATCH_ROW.size + length
     outgoing = Outgoing(topic, rows[BATCH_ROW.size : end], keys, properties=rows[end + _I16.size :].decode())
     outgoing.flag = flag
+    outgoing.is_plain = not flag and outgoing.properties == ONLY_KEY + keys[0]
     await compress(outgoing)
     return outgoing

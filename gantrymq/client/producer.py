@@ -23,9 +23,11 @@ from gantrymq.client.checks import (
 )
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.errors import GantryError, InvalidMessage, UnsupportedByBroker
+from gantrymq.client.gathering import Gathering
 from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.outgoing import (
     COMPRESS_FROM_BYTES,
+    can_be_gathered,
     compress,
     encode_plain_row,
     encode_row,
@@ -54,6 +56,7 @@ class Producer(Lifetime):
         self._cluster = cluster
         self._sender = sender
         self._accumulator = accumulator
+        self._gathering = Gathering(sender)
         self._closed = True
         self._known_to_brokers = False
 
@@ -93,13 +96,19 @@ class Producer(Lifetime):
         ):
             check_sendable_topic(message)
             check_body(body)
-            outgoing = prepare_plain(message, body, self._cluster.unique_keys.next())
+            key = self._cluster.unique_keys.next()
+            if queue is None and len(body) < COMPRESS_FROM_BYTES and not self._sender.window.empty:
+                return await self._gathering.send(message, encode_plain_row(body, key), key, timeout)
+            outgoing = prepare_plain(message, body, key)
             if len(body) >= COMPRESS_FROM_BYTES:
                 await compress(outgoing)
         else:
             given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
             outgoing = await prepare(given, self._cluster.unique_keys.next)
             queue = choose_queue(queue, given.order_key)
+            if queue is None and can_be_gathered(given, outgoing) and not self._sender.window.empty:
+                row = encode_row(outgoing.body, outgoing.properties, outgoing.flag)
+                return await self._gathering.send(outgoing.topic, row, outgoing.keys[0], timeout)
         return (await self._sender.deliver(outgoing, queue, timeout)).result(0)
 
     async def enqueue(
@@ -284,6 +293,7 @@ class Producer(Lifetime):
             raise
         finally:
             self._accumulator.close()
+            self._gathering.close()
 
     def _ensure_open(self) -> None:
         self._cluster.ensure_open()

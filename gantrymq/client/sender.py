@@ -76,7 +76,8 @@ class Sender:
         self.timeout = timeout
         self._attempts = 1 + retries
         self._retry_when_not_stored = retry_when_not_stored
-        self._window = Window(IN_FLIGHT_MAX_MESSAGES, IN_FLIGHT_MAX_BYTES)
+        self.window: Window = Window(IN_FLIGHT_MAX_MESSAGES, IN_FLIGHT_MAX_BYTES)
+        """What is under way."""
         self._faults = Faults()
         self._frames = PlainFrames(group)
         self._now: Callable[[], float] | None = None
@@ -94,19 +95,24 @@ class Sender:
         """
         limit = self.timeout if timeout is None else timeout
         size = len(outgoing.body)
-        if not self._window.admit(size):
-            await self._window.enter(size)
+        if not self.window.admit(size):
+            await self.window.enter(size)
         try:
-            queues = self._cluster.routes.known_publish_queues(outgoing.topic)
-            if queues is None:
-                queues = await self.queues_within(outgoing.topic, limit)
             if choice is None:
-                if self._retry_when_not_stored:
-                    return await self._deliver_safely(outgoing, queues, None, limit)
-                return await self._deliver(outgoing, queues, None, limit, self._attempts)
+                return await self.carry(outgoing, limit)
+            queues = await self.queues_within(outgoing.topic, limit)
             return await self._deliver(outgoing, queues, lambda queues, _: pick(choice, queues), limit, 1, fixed=True)
         finally:
-            self._window.leave(size)
+            self.window.leave(size)
+
+    async def carry(self, outgoing: Outgoing, limit: float) -> Stored:
+        """As :meth:`deliver` to the next queue, for what has its places in the window already."""
+        queues = self._cluster.routes.known_publish_queues(outgoing.topic)
+        if queues is None:
+            queues = await self.queues_within(outgoing.topic, limit)
+        if self._retry_when_not_stored:
+            return await self._deliver_safely(outgoing, queues, None, limit)
+        return await self._deliver(outgoing, queues, None, limit, self._attempts)
 
     async def deliver_to(self, outgoing: Outgoing, queue: MessageQueue, free: bool, limit: float) -> Stored:
         """As :meth:`deliver`, to ``queue``, with retries there; what is ``free`` may go to another broker."""

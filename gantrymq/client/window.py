@@ -29,6 +29,11 @@ class Window:
         self._bytes = 0
         self._waiting: deque[_Waiter] = deque()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is inside."""
+        return not self._messages
+
     def admit(self, size: int) -> bool:
         """Take a place for ``size`` bytes if there is one and no caller waits."""
         messages, taken = self._messages, self._bytes + size

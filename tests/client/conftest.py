@@ -29,6 +29,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.tasks import background_tasks
 from gantrymq.testing.harness import cluster_in_thread
+from support.batches import rows_of
 from support.foreign import (
     JAVA_VERSIONS,
     ToolMissing,
@@ -106,6 +107,17 @@ class FakeBroker(Fake):
         self.locks: dict[tuple[str, MessageQueue], str] = {}
         self.gone: set[str] = set()
 
+    def sent(self) -> list[bytes]:
+        """The bodies of all messages that came, alone or in batches, stored or not."""
+        codes = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+        return [body for request in self.requests if request.code in codes for body, _ in rows_of(request)]
+
+    async def wait_sent(self, count: int) -> None:
+        """Wait until ``count`` messages have come."""
+        with anyio.fail_after(20):
+            while len(self.sent()) < count:
+                await self.changed.wait()
+
     def store(self, topic: str, queue_id: int, body: bytes, properties: str = "", sys_flag: int = 0) -> int:
         """Append a record; its queue offset."""
         queue = self.queues[topic, queue_id]
@@ -129,14 +141,8 @@ class FakeBroker(Fake):
         return self._stored(request, offset, f"ID{offset}")
 
     def on_send_batch_message(self, request: Command) -> Command:
-        offsets = []
-        position = 0
-        while position < len(request.body):
-            size, _, _, _, length = struct.unpack_from(">iiiii", request.body, position)
-            body = request.body[position + 20 : position + 20 + length]
-            properties = request.body[position + 22 + length : position + size].decode()
-            offsets.append(self.store(request.ext["b"], int(request.ext["e"]), body, properties))
-            position += size
+        topic, queue_id = request.ext["b"], int(request.ext["e"])
+        offsets = [self.store(topic, queue_id, body, properties) for body, properties in rows_of(request)]
         return self._stored(request, offsets[0], ",".join(f"ID{offset}" for offset in offsets))
 
     async def on_pull_message(self, request: Command) -> Command:

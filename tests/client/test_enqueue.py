@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from gantrymq import Message, SendStatus
 from gantrymq.client import accumulator
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
+from support.batches import rows_of
 
 pytestmark = pytest.mark.anyio
 
@@ -37,14 +37,7 @@ def bodies(broker: Any, topic: str, queue_id: int) -> list[bytes]:
 
 def in_batch(request: Command) -> list[bytes]:
     """The bodies that a request carries."""
-    if request.code == 310:
-        return [request.body]
-    found, position = [], 0
-    while position < len(request.body):
-        size, _, _, _, length = struct.unpack_from(">iiiii", request.body, position)
-        found.append(request.body[position + 20 : position + 20 + length])
-        position += size
-    return found
+    return [body for body, _ in rows_of(request)]
 
 
 async def test_messages_are_batched_and_each_has_its_own_result(fake_cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ import gantrymq
 from gantrymq import Message, MessageQueue, SendStatus
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.properties import decode_properties
+from support.batches import rows_of
 
 pytestmark = pytest.mark.anyio
 
@@ -257,7 +258,7 @@ async def test_a_send_without_a_response_refreshes_the_route(fake_cluster: Clust
     ):
         await producer.send("T", b"x")
         asked = len(cluster.nameserver.seen(105))
-        cluster.broker.answers[310] = silent
+        cluster.broker.answers = {310: silent, 320: silent}
 
         async def time_out() -> None:
             with pytest.raises(gantrymq.SendTimeout):
@@ -267,7 +268,7 @@ async def test_a_send_without_a_response_refreshes_the_route(fake_cluster: Clust
             for _ in range(5):
                 senders.start_soon(time_out)
         assert len(cluster.nameserver.seen(105)) == asked
-        del cluster.broker.answers[310]
+        cluster.broker.answers = {}
         async with anyio.create_task_group() as senders:
             for _ in range(5):
                 senders.start_soon(producer.send, "T", b"x")
@@ -501,13 +502,16 @@ async def test_sends_beyond_the_limit_wait_before_their_timeout_starts(
 
         async def slow(request: Any) -> Any:
             nonlocal working, most
-            working += 1
+            messages = len(rows_of(request))
+            working += messages
             most = max(most, working)
             await anyio.sleep(0.05)
-            working -= 1
-            return cluster.broker.on_send_message_v2(request)
+            working -= messages
+            if request.code == 310:
+                return cluster.broker.on_send_message_v2(request)
+            return cluster.broker.on_send_batch_message(request)
 
-        cluster.broker.answers[310] = slow
+        cluster.broker.answers = {310: slow, 320: slow}
         async with client.producer(timeout=0.6) as producer:
             with anyio.fail_after(60):
                 async with anyio.create_task_group() as tasks:

@@ -10,6 +10,8 @@ import pytest
 
 import gantrymq
 from gantrymq import MessageQueue
+from gantrymq.client.gathering import GROUP_MAX_MESSAGES
+from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 
 pytestmark = pytest.mark.anyio
@@ -39,17 +41,17 @@ async def test_sends_to_a_hanging_master_reach_its_successor_before_their_timeou
     ):
         master, successor = pair_of(cluster)
         await producer.send("T", b"before")
-        master.answers = {310: silent, 34: silent}
+        master.answers = {310: silent, 320: silent, 34: silent}
         began = anyio.current_time()
 
         async with anyio.create_task_group() as senders:
             for _ in range(20):
                 senders.start_soon(producer.send, "T", b"x")
-            await master.wait_for(310, 21)
+            await master.wait_sent(21)
             cluster.nameserver.brokers = [successor]
         assert anyio.current_time() - began < LONG_S
-        assert len(master.seen(310)) == 21, "sent there once"
-        assert len(successor.seen(310)) == 20
+        assert len(master.sent()) == 21, "sent there once"
+        assert len(successor.sent()) == 20
 
 
 async def test_a_late_successor_is_found_with_one_route_query_a_second(
@@ -63,7 +65,7 @@ async def test_a_late_successor_is_found_with_one_route_query_a_second(
         master, successor = pair_of(cluster)
         await producer.send("T", b"before")
         asked = len(cluster.nameserver.seen(105))
-        master.answers = {310: silent}
+        master.answers = {310: silent, 320: silent}
         began = anyio.current_time()
         async with anyio.create_task_group() as senders:
             for _ in range(20):
@@ -71,7 +73,7 @@ async def test_a_late_successor_is_found_with_one_route_query_a_second(
             await cluster.nameserver.wait_for(105, asked + 2)
             cluster.nameserver.brokers = [successor]
         assert len(cluster.nameserver.seen(105)) - asked <= 1 + anyio.current_time() - began
-        assert len(successor.seen(310)) == 20
+        assert len(successor.sent()) == 20
 
 
 async def test_a_send_without_retries_fails_when_its_master_is_replaced_and_the_next_one_works(
@@ -83,7 +85,7 @@ async def test_a_send_without_retries_fails_when_its_master_is_replaced_and_the_
         client.producer(timeout=LONG_S, retries=0) as producer,
     ):
         master, successor = pair_of(cluster)
-        master.answers = {310: silent}
+        master.answers = {310: silent, 320: silent}
         cluster.nameserver.brokers = [master]
         assert await producer.queues("T")
         cluster.nameserver.brokers = [successor]
@@ -92,7 +94,7 @@ async def test_a_send_without_retries_fails_when_its_master_is_replaced_and_the_
         await producer.send("T", b"y")
         queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=2)
         assert (await producer.send("T", b"z", queue=queue)).queue == queue
-        assert [request.body for request in master.seen(310)] == [b"x"]
+        assert master.sent() == [b"x"]
 
 
 async def test_a_master_that_hangs_during_connect_is_abandoned(fake_cluster: Cluster) -> None:
@@ -102,11 +104,11 @@ async def test_a_master_that_hangs_during_connect_is_abandoned(fake_cluster: Clu
         client.producer(timeout=2.5) as producer,
     ):
         master, successor = pair_of(cluster)
-        master.answers = {310: silent, 34: silent}  # the first heartbeat waits for up to 3 s
+        master.answers = {310: silent, 320: silent, 34: silent}  # the first heartbeat waits for up to 3 s
         assert await producer.queues("T")
         cluster.nameserver.brokers = [successor]
         await producer.send("T", b"x")
-        assert len(successor.seen(310)) == 1
+        assert len(successor.sent()) == 1
 
 
 async def test_a_slow_response_causes_one_route_query_only(fake_cluster: Cluster) -> None:
@@ -122,15 +124,16 @@ async def test_a_slow_response_causes_one_route_query_only(fake_cluster: Cluster
         async def slow(request: Command) -> Command:
             await cluster.nameserver.wait_for(105, asked + 1)
             await anyio.sleep(0.2)
-            return broker.on_send_message_v2(request)  # type: ignore[no-any-return]
+            one = request.code == RequestCode.SEND_MESSAGE_V2
+            return (broker.on_send_message_v2 if one else broker.on_send_batch_message)(request)  # type: ignore[no-any-return]
 
-        broker.answers[310] = slow
+        broker.answers = {310: slow, 320: slow}
         began = anyio.current_time()
         async with anyio.create_task_group() as senders:
             for _ in range(20):
                 senders.start_soon(producer.send, "T", b"x")
         assert 1 <= len(cluster.nameserver.seen(105)) - asked <= 1 + anyio.current_time() - began
-        assert len(broker.seen(310)) == 21
+        assert len(broker.sent()) == 21
         assert len(broker.connections) == 1
 
 
@@ -160,12 +163,12 @@ async def test_a_replaced_broker_is_not_avoided_if_there_are_others(fake_cluster
         successor.name = master.name
         cluster.nameserver.brokers = [master, third]
         assert await producer.queues("T")
-        master.answers = {310: silent}
+        master.answers = {310: silent, 320: silent}
         cluster.nameserver.brokers = [successor, third]
         async with anyio.create_task_group() as senders:
-            for _ in range(8):
+            for _ in range(8 * GROUP_MAX_MESSAGES):  # a request for each queue
                 senders.start_soon(producer.send, "T", b"x")
-        assert master.seen(310)
+        assert master.sent()
         for _ in range(8):
             await producer.send("T", b"y")
-        assert [request.body for request in successor.seen(310)].count(b"y") == 4
+        assert successor.sent().count(b"y") == 4
