@@ -25,6 +25,7 @@ COMMANDS = {
     "dlq": "gantrymq.cli.dead_letters:dlq",
     "delayed": "gantrymq.cli.delayed:delayed",
     "definitions": "gantrymq.cli.definitions:definitions",
+    "store": "gantrymq.cli.store:store",
     "cluster": "gantrymq.cli.cluster:cluster",
     "dashboard": "gantrymq.cli.dashboard:dashboard",
     "dev": "gantrymq.cli.dev.commands:dev",

@@ -56,6 +56,11 @@ class IndexFile:
         return self.found == (self.header.encode(),)
 
     @property
+    def slots(self) -> bytes:
+        """The hash slots in memory; empty if they are not there."""
+        return bytes(self._slots or b"")
+
+    @property
     def waiting_bytes(self) -> int:
         """Entries that are in memory only."""
         return len(self._tail) + len(self._writing)

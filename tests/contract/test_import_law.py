@@ -93,6 +93,8 @@ def allowed(importer: str) -> tuple[str, ...] | None:
         return ("gantrymq.failover", "gantrymq.client", "gantrymq.remoting")
     if area == "operations":
         return ("gantrymq.operations", "gantrymq.client", "gantrymq.message", "gantrymq.remoting")
+    if area == "maintenance":
+        return ("gantrymq.maintenance", "gantrymq.kernel", "gantrymq.plugins", "gantrymq.remoting")
     if area == "spark":
         return ("gantrymq.spark", "gantrymq.client", "gantrymq.remoting", "gantrymq.message")
     return None

@@ -1,0 +1,388 @@
+"""Back up a store while its broker runs, and restore it.
+
+A backup is a manifest and the objects that it names: ranges of the log, and the state files. A later backup to the same
+place adds only the bytes that the log has grown by. Queues and index are derived from the log, so a restore builds
+them. The order makes a backup consistent: first the state files, then the log up to the end that it has at that time,
+so that no offset of a group is ahead of the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+import attrs
+
+from gantrymq.kernel.env import Env, File
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.fast import Stop
+from gantrymq.kernel.store.log.scan import scan_block
+from gantrymq.kernel.store.log.segments import Segments
+from gantrymq.kernel.store.queues.table import TagCodeRule
+from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
+from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.maintenance.backup_targets import Target
+from gantrymq.maintenance.store_files import log_runs, read_state
+from gantrymq.maintenance.store_repair import queue_units
+
+VERSION: Final = 1
+OBJECT_BYTES: Final = 64 * 1024 * 1024
+"""The most bytes of the log in one object."""
+STATE_MAX_BYTES: Final = 256 * 1024 * 1024
+"""A larger state file is refused: it is none of the files that brokers write."""
+MANIFEST_MAX_BYTES: Final = 256 * 1024 * 1024
+_DERIVED: Final = frozenset(
+    {"lock", "abort", "checkpoint", "gantrymq.watermark", "gantrymq.index", "gantrymq.reserve", "gantrymq.transaction",
+     "timerwheel"}
+)  # fmt: skip
+"""Files that describe others, which a restore or the next start builds again. ``config/timercheck`` stays: with it and
+without the timer's log, the broker rebuilds the timer from its queue and delivers nothing twice."""
+_ROWS: Final = 4096
+
+
+class BadBackup(StartError):
+    """The backup is incomplete, or its bytes are not those that were written."""
+
+
+@attrs.frozen
+class Piece:
+    """An object. ``offset``: its place in the log; -1 for a state file, which has a ``path`` in the store instead."""
+
+    name: str
+    size: int
+    sha256: str
+    offset: int = -1
+    path: str = ""
+
+
+@attrs.frozen
+class Manifest:
+    """One backup. Offsets and sizes are bytes of the log, times ms since 1970."""
+
+    created: int
+    file_bytes: int
+    queue_units: int
+    start: int
+    end: int
+    last_timestamp: int
+    log: tuple[Piece, ...]
+    state: tuple[Piece, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the backup."""
+        return f"{self.created:014d}"
+
+    def encode(self) -> bytes:
+        """The manifest's object."""
+        return json.dumps({"version": VERSION, **attrs.asdict(self)}, indent=1).encode()
+
+
+@attrs.frozen
+class BackupReport:
+    """What a backup stored: its name, the range of the log, and the bytes that were copied now."""
+
+    name: str
+    log_start: int
+    log_end: int
+    copied_log_bytes: int
+    copied_state_bytes: int
+    objects: int
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """:class:`BadBackup` for anything that is not a manifest of this version."""
+    try:
+        tree = json.loads(data)
+        if tree.pop("version") != VERSION:
+            raise ValueError("another version")
+        tree["log"] = tuple(Piece(**piece) for piece in tree["log"])
+        tree["state"] = tuple(Piece(**piece) for piece in tree["state"])
+        found = Manifest(**tree)
+        position = found.start
+        for piece in found.log:
+            if piece.offset != position or piece.size <= 0:
+                raise ValueError(f"the log has no piece at {position}")
+            position += piece.size
+        if position != found.end or found.file_bytes <= 0 or found.queue_units <= 0:
+            raise ValueError(f"the log ends at {position}, not at {found.end}")
+        for piece in found.state:
+            if not _is_state(piece.path):
+                raise ValueError(f"{piece.path!r} is no state file")
+        return found
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise BadBackup(f"not a backup that this version can read: {error}") from None
+
+
+def list_backups(target: Target) -> list[str]:
+    """The names of the complete backups, oldest first."""
+    return [name.removesuffix(".json") for name in target.names("backups") if name.endswith(".json")]
+
+
+def read_backup(target: Target, name: str | None = None) -> Manifest:
+    """The manifest of a backup, by default the newest. :class:`BadBackup` if there is none."""
+    names = list_backups(target)
+    if not names or (name is not None and name not in names):
+        wanted = "no backup" if name is None else f"no backup {name}"
+        raise BadBackup(f"there is {wanted} here; complete backups: {', '.join(names) or 'none'}")
+    return decode_manifest(target.read(f"backups/{name or names[-1]}.json"))
+
+
+# ------------------------------------------------------------------------------------------------------------- backup
+
+
+def back_up(
+    env: Env,
+    root: str,
+    target: Target,
+    *,
+    full: bool = False,
+    keep: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BackupReport:
+    """Back up the store in ``root``, also while a broker uses it.
+
+    The backup has every message that was acknowledged before the call. ``full``: copy the whole log again. ``keep``:
+    how many backups stay; objects that only older ones need are deleted. ``progress`` gets copied and total bytes.
+
+    :class:`StartError` if ``root`` is not a store, its log has gaps, or it is not the continuation of the last backup;
+    :class:`OSError` if reading or writing fails. Then the earlier backups remain valid.
+    """
+    before = None if full or not list_backups(target) else read_backup(target)
+    state = list(_store_state(env, root, target, before))
+    with ExitStack() as stack:
+        run = _open_log(env, root, stack)
+        start, end, newest = run.start, *_find_end(env, root, run)
+        kept = _continued(run, before, start, end)
+        position = kept[-1].offset + kept[-1].size if kept else start
+        copied, total = 0, end - position
+        pieces = list(kept)
+        while position < end:
+            segment = run.at(position)
+            if segment is None:
+                raise StartError(f"{root}/commitlog: no file holds offset {position}; check the store (store check)")
+            size = min(end, segment.end, position + OBJECT_BYTES) - position
+            piece = _store_object(target, "log", run.pread(position, size), offset=position)
+            if piece.size != size:
+                raise StartError(f"{segment.path} is too short: check the store (store check)")
+            pieces.append(piece)
+            position += size
+            copied += size
+            progress(copied, total)
+        manifest = Manifest(
+            max(env.wall_ms(), before.created + 1 if before is not None else 0), run.file_bytes, queue_units(env, root),
+            start, end, newest, tuple(pieces), tuple(piece for piece, _ in state),
+        )  # fmt: skip
+    target.write(f"backups/{manifest.name}.json", manifest.encode())
+    if keep is not None:
+        _drop_old(target, keep)
+    return BackupReport(
+        manifest.name, start, end, copied, sum(size for _, size in state), len(pieces) - len(kept) + len(state)
+    )
+
+
+def _store_state(env: Env, root: str, target: Target, before: Manifest | None) -> Iterator[tuple[Piece, int]]:
+    """Each state file's object, and how many bytes were copied: none if the last backup has the same content."""
+    known = {piece.name for piece in before.state} if before is not None else set()
+    for path in _state_files(env, root):
+        try:
+            data = env.read_bytes(f"{root}/{path}")
+        except FileNotFoundError:
+            continue  # brokers replace their files
+        if len(data) > STATE_MAX_BYTES:
+            raise StartError(f"{root}/{path} has {len(data)} bytes, which no state file has: move it out of the store")
+        name = f"state/{hashlib.sha256(data).hexdigest()}"
+        if name not in known:
+            target.write(name, data)
+            known.add(name)
+            yield Piece(name, len(data), name[6:], path=path), len(data)
+        else:
+            yield Piece(name, len(data), name[6:], path=path), 0
+
+
+def _state_files(env: Env, root: str, folder: str = "") -> Iterator[str]:
+    for name in env.listdir(f"{root}/{folder}" if folder else root):
+        path = f"{folder}/{name}" if folder else name
+        if env.is_dir(f"{root}/{path}"):
+            if path == "config" or folder:
+                yield from _state_files(env, root, path)
+        elif _is_state(path) and not name.endswith(".tmp"):
+            yield path
+
+
+def _is_state(path: str) -> bool:
+    parts = path.split("/")
+    return (parts[0] == "config" or len(parts) == 1) and path not in _DERIVED and not {"", ".", ".."} & set(parts)
+
+
+def _open_log(env: Env, root: str, stack: ExitStack) -> Segments:
+    for _ in range(10):
+        runs, problems = log_runs(env, root)
+        if problems or len(runs) > 1:
+            text = "; ".join(f"{each.path} {each.reason}" for each in problems[:3])
+            raise StartError(f"the log has gaps or wrong files ({text}): check the store first (gantrymq store check)")
+        if not runs:
+            return Segments(env, f"{root}/commitlog", StoreConfig().commit_log_file_bytes, f"{root}/staging")
+        opened: list[File] = []
+        try:
+            opened = [segment.file for segment in runs[0]]
+        except FileNotFoundError:
+            runs[0].close()  # retention has deleted the oldest file meanwhile
+            continue
+        if opened:
+            stack.callback(runs[0].close)
+            return runs[0]
+    raise StartError(f"{root}/commitlog: files disappear faster than they can be opened")
+
+
+def _find_end(env: Env, root: str, run: Segments) -> tuple[int, int]:
+    """The end of the log now, at least that of every acknowledged record, and the last record's time.
+
+    The watermark is behind what was acknowledged, so the rest is read up to where no record begins.
+    """
+    state = read_state(env, root)
+    newest = state.checkpoint.log_timestamp
+    position = run.start
+    if state.marks is not None:
+        position = max(state.marks.durable, run.start)
+    elif len(run):
+        position = max(run.start, run.end - 2 * run.file_bytes)  # the last file can be one that was made in advance
+    while (segment := run.at(position)) is not None:
+        batch, stop = scan_block(run, position, segment.end, _ROWS, check_body=True)
+        newest = max(newest, batch.newest_timestamp)
+        position = segment.end if stop is Stop.BLANK else batch.end
+        if stop not in (Stop.ROWS, Stop.DATA, Stop.BLANK):
+            break
+    return min(position, run.end), newest
+
+
+def _continued(run: Segments, before: Manifest | None, start: int, end: int) -> list[Piece]:
+    """The pieces of the last backup that this one needs too."""
+    if before is None or not before.log:
+        return []
+    last = before.log[-1]
+    at = max(last.offset, start)
+    same = before.file_bytes == run.file_bytes and before.end <= end
+    if same and at == last.offset:
+        same = hashlib.sha256(run.pread(at, last.size)).hexdigest() == last.sha256
+    if not same:
+        raise StartError(
+            f"the log is not the continuation of the last backup ({before.name}): it was cut or replaced; back up to"
+            " another place, or copy the whole log again (--full)"
+        )
+    kept = [piece for piece in before.log if piece.offset + piece.size > start]
+    # Retention deletes whole files, and no piece crosses the end of a file.
+    return kept if kept and kept[0].offset == start else []
+
+
+def _store_object(target: Target, folder: str, data: bytes, *, offset: int) -> Piece:
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"{folder}/{offset:020d}-{digest[:16]}"
+    target.write(name, data)
+    return Piece(name, len(data), digest, offset)
+
+
+def _drop_old(target: Target, keep: int) -> None:
+    names = list_backups(target)
+    for name in names[: max(len(names) - keep, 0)]:
+        target.delete(f"backups/{name}.json")
+    needed: set[str] = set()
+    for name in list_backups(target):
+        manifest = read_backup(target, name)
+        needed |= {piece.name for piece in (*manifest.log, *manifest.state)}
+    for folder in ("log", "state"):
+        for name in target.names(folder):
+            if f"{folder}/{name}" not in needed:
+                target.delete(f"{folder}/{name}")
+
+
+# ------------------------------------------------------------------------------------------------------------ restore
+
+
+def restore(
+    env: Env,
+    target: Target,
+    root: str,
+    *,
+    name: str | None = None,
+    rules: Mapping[str, TagCodeRule] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Manifest:
+    """Restore a backup, by default the newest, into the new or empty folder ``root``, and build its queues.
+
+    The result is the store of a broker that stopped cleanly; GantryMQ and RocketMQ 4.9 open it. ``rules``: the rules
+    for tag codes by topic. :class:`BadBackup` if bytes are missing or changed; then the folder is no complete store.
+    """
+    manifest = read_backup(target, name)
+    if env.exists(root) and (not env.is_dir(root) or env.listdir(root)):
+        raise StartError(f"{root} is not empty: restore into a new folder (--data)")
+    env.mkdirs(f"{root}/commitlog")
+    total = manifest.end - manifest.start
+    file: File | None = None
+    base = -1
+    try:
+        for piece in manifest.log:
+            if piece.offset - piece.offset % manifest.file_bytes != base:
+                _finish(file)
+                base = piece.offset - piece.offset % manifest.file_bytes
+                file = env.open(f"{root}/commitlog/{base:020d}", create=True)
+                file.preallocate(manifest.file_bytes)
+            assert file is not None  # opened for the first piece
+            file.pwrite(_checked(target, piece), piece.offset - base)
+            progress(piece.offset + piece.size - manifest.start, total)
+    finally:
+        _finish(file)
+    env.sync_dir(f"{root}/commitlog")
+    for piece in manifest.state:
+        path = f"{root}/{piece.path}"
+        env.mkdirs(path.rpartition("/")[0])
+        env.replace(path, _checked(target, piece))
+    if manifest.log:
+        files = MarkFiles(env, root)
+        try:
+            files.save(Marks(manifest.end, manifest.start, 0, clean=False), manifest.last_timestamp, 0, 0)
+            files.save_start(manifest.start)
+        finally:
+            files.close()
+        env.open(f"{root}/abort", create=True).close()
+    _build_queues(env, root, manifest, rules or {})
+    return manifest
+
+
+def _finish(file: File | None) -> None:
+    if file is not None:
+        file.datasync()
+        file.close()
+
+
+def _checked(target: Target, piece: Piece) -> bytes:
+    try:
+        data = target.read(piece.name)
+    except FileNotFoundError:
+        raise BadBackup(f"the object {piece.name} is missing") from None
+    if len(data) != piece.size or hashlib.sha256(data).hexdigest() != piece.sha256:
+        raise BadBackup(f"the object {piece.name} does not have the bytes that were written")
+    return data
+
+
+def _build_queues(env: Env, root: str, manifest: Manifest, rules: Mapping[str, TagCodeRule]) -> None:
+    store = Store(
+        env, root,
+        StoreConfig(commit_log_file_bytes=manifest.file_bytes, queue_file_units=manifest.queue_units),
+    )  # fmt: skip
+    store.open()
+    try:
+        store.queues.tag_code_rules.update(rules)
+        report = store.recover(_ignore)
+        if report.end != manifest.end:
+            raise BadBackup(f"the restored log ends at {report.end}, not at {manifest.end}")
+        store.close()
+    finally:
+        store.abandon()
+
+
+def _ignore(batch: Any) -> None:
+    """The plugins build what they need from the log when the broker starts."""

@@ -1,0 +1,267 @@
+"""Read the files of a store without a broker and without changing them: the log, the consume queues, the watermark.
+
+Sizes of files are found from the files themselves, so no configuration is needed. Formats: ``docs/format``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+import attrs
+
+from gantrymq.kernel.env import Env, File
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.log.segments import Segment, Segments
+from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks, decode_checkpoint, decode_marks, decode_start
+
+_NAME = re.compile(r"[0-9]{20}")
+_QUEUE_ID = re.compile(r"[0-9]{1,10}")
+UNIT: Final = ENTRY.size
+_OPEN_FILES: Final = 256
+_MARK_BYTES: Final = 4096
+
+
+@attrs.frozen
+class FileProblem:
+    """A file that has no place or another size than the others. ``start``, ``end``: the range that it should hold."""
+
+    path: str
+    reason: str
+    start: int = 0
+    end: int = 0
+
+
+class LogRun(Segments):
+    """Log files that follow each other without a gap."""
+
+    def __init__(self, env: Env, folder: str, file_bytes: int, bases: list[int]) -> None:
+        super().__init__(env, folder, file_bytes, f"{folder}/../staging")
+        self._segments = [Segment(env, f"{folder}/{base:020d}", base, file_bytes) for base in bases]
+
+
+@attrs.frozen
+class StoreState:
+    """What the small files say. ``marks``: the valid slot of the watermark, None if RocketMQ wrote the store last.
+
+    ``clean``: the last broker stopped cleanly, or no broker ever ran. ``log_start``: the log's first offset, if it is
+    recorded.
+    """
+
+    checkpoint: Checkpoint
+    marks: Marks | None
+    log_start: int | None
+    clean: bool
+
+
+def read_state(env: Env, root: str) -> StoreState:
+    """The store's state. :class:`StartError` if ``root`` is not a store."""
+    if not env.is_dir(f"{root}/commitlog"):
+        raise StartError(f"{root} is not the folder of a store: it has no folder 'commitlog'; choose another (--data)")
+    checkpoint = decode_checkpoint(_head_of(env, f"{root}/checkpoint"))
+    data = _head_of(env, f"{root}/gantrymq.watermark")
+    marks, _ = decode_marks(data, checkpoint)
+    clean = not env.exists(f"{root}/abort") and (marks is None or marks.clean)
+    return StoreState(checkpoint, marks, decode_start(data), clean)
+
+
+def _head_of(env: Env, path: str) -> bytes:
+    if not env.exists(path):
+        return b""
+    file = env.open(path)
+    try:
+        return file.pread(_MARK_BYTES, 0)
+    finally:
+        file.close()
+
+
+def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int], list[FileProblem]]:
+    """The size of the files in ``folder``, the offsets at which files of that size begin, and the other files.
+
+    The size is the one that most files have; a file whose size is not a multiple of ``unit`` is never right. An empty
+    last file is what an interrupted broker leaves, and no problem.
+    """
+    sizes: dict[str, int] = {}
+    problems = []
+    for name in env.listdir(folder):
+        path = f"{folder}/{name}"
+        if not _NAME.fullmatch(name) or env.is_dir(path):
+            problems.append(FileProblem(path, "does not belong into this folder"))
+            continue
+        file = env.open(path)
+        try:
+            sizes[name] = file.size()
+        finally:
+            file.close()
+    common = Counter(size for size in sizes.values() if size and size % unit == 0).most_common(1)
+    file_bytes = common[0][0] if common else 0
+    bases = []
+    for name, size in sizes.items():
+        base = int(name)
+        if size == 0 and name == max(sizes):
+            continue
+        if size != file_bytes or not file_bytes:
+            problems.append(
+                FileProblem(f"{folder}/{name}", f"has {size} bytes instead of {file_bytes}", base, base + file_bytes)
+            )
+        elif base % file_bytes:
+            problems.append(FileProblem(f"{folder}/{name}", f"begins where no file of {file_bytes} bytes can"))
+        else:
+            bases.append(base)
+    return file_bytes, bases, problems
+
+
+def log_runs(env: Env, root: str) -> tuple[list[LogRun], list[FileProblem]]:
+    """The log as runs of files without gaps, and the problems: wrong files and the ranges of missing ones."""
+    folder = f"{root}/commitlog"
+    file_bytes, bases, problems = find_files(env, folder)
+    if not bases:
+        return [], problems
+    groups: list[list[int]] = [[bases[0]]]
+    wrong = {problem.start for problem in problems if problem.end}
+    for base in bases[1:]:
+        end = groups[-1][-1] + file_bytes
+        if base == end:
+            groups[-1].append(base)
+            continue
+        problems += [
+            FileProblem(f"{folder}/{missing:020d}", "is missing", missing, missing + file_bytes)
+            for missing in range(end, base, file_bytes)
+            if missing not in wrong
+        ]
+        groups.append([base])
+    return [LogRun(env, folder, file_bytes, group) for group in groups], problems
+
+
+def read_deletions(env: Env, root: str) -> dict[str, int]:
+    """Topics and the log offsets before which their records are deleted; invalid lines are ignored."""
+    path = f"{root}/gantrymq.deleted"
+    ends: dict[str, int] = {}
+    if env.exists(path):
+        for line in env.read_bytes(path).rstrip(b"\0").splitlines():
+            try:
+                topic, end = json.loads(line)
+                ends[str(topic)] = max(int(end), ends.get(str(topic), 0))
+            except (ValueError, TypeError, RecursionError):
+                continue
+    return ends
+
+
+class OpenedFiles:
+    """Files that stay open for reading and correcting, at most 256 of them."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._files: OrderedDict[str, File] = OrderedDict()
+
+    def get(self, path: str) -> File:
+        """The open file."""
+        file = self._files.pop(path, None)
+        if file is None:
+            file = self._env.open(path)
+        self._files[path] = file
+        if len(self._files) > _OPEN_FILES:
+            self._files.popitem(last=False)[1].close()
+        return file
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+class QueueFiles:
+    """The files of one consume queue. Offsets count entries of 20 bytes."""
+
+    def __init__(self, files: OpenedFiles, folder: str, topic: str, queue_id: int, file_bytes: int, bases: list[int]):
+        self._files = files
+        self.folder = folder
+        self.topic = topic
+        self.queue_id = queue_id
+        self._file_bytes = file_bytes
+        self._bases = frozenset(bases)
+        self.right: list[tuple[int, int]] = []
+        """Ranges of queue offsets whose entries match their records, in ascending order."""
+
+    def read(self, first: int, count: int) -> bytes:
+        """Up to ``count`` entries; fewer where no file is."""
+        found = bytearray()
+        at, end = first * UNIT, (first + count) * UNIT
+        while at < end:
+            base = at - at % self._file_bytes
+            if base not in self._bases:
+                break
+            size = min(end, base + self._file_bytes) - at
+            found += self._files.get(f"{self.folder}/{base:020d}").pread(size, at - base)
+            at += size
+        return bytes(found)
+
+    def correct(self, place: int, entry: bytes) -> bool:
+        """Overwrite the entry at a queue offset and flush it; False where no file is."""
+        at = place * UNIT
+        base = at - at % self._file_bytes
+        if base not in self._bases:
+            return False
+        file = self._files.get(f"{self.folder}/{base:020d}")
+        file.pwrite(entry, at - base)
+        file.datasync()
+        return True
+
+    def add_right(self, first: int, end: int) -> None:
+        """The entries from ``first`` to ``end`` match their records."""
+        if self.right and self.right[-1][1] == first:
+            self.right[-1] = (self.right[-1][0], end)
+        else:
+            self.right.append((first, end))
+
+    def others(self) -> Iterator[tuple[int, int, int, int]]:
+        """Entries that are not among :attr:`right` and are not empty: queue offset, log offset, size, tag code."""
+        right = sorted(self.right)
+        for base in sorted(self._bases):
+            start, end = base // UNIT, (base + self._file_bytes) // UNIT
+            for low, high in right:
+                if high > start and low < end:
+                    yield from self._written(base, start, min(low, end))
+                    start = max(start, high)
+            yield from self._written(base, start, end)
+
+    def _written(self, base: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        if start >= end:
+            return
+        file = self._files.get(f"{self.folder}/{base:020d}")
+        for low, high in file.data_ranges(start * UNIT - base):
+            first = max((base + low) // UNIT, start)
+            last = min(-(-(base + high) // UNIT), end)
+            while first < last:
+                data = self.read(first, min(4096, last - first))
+                if data.strip(b"\0"):
+                    for number, (at, size, code) in enumerate(ENTRY.iter_unpack(data)):
+                        if at or size or code:
+                            yield first + number, at, size, code
+                first += max(len(data) // UNIT, 1)
+
+
+def find_queues(env: Env, root: str, files: OpenedFiles) -> tuple[dict[tuple[str, int], QueueFiles], list[FileProblem]]:
+    """All consume queues, and the files among them that are wrong."""
+    found: dict[tuple[str, int], QueueFiles] = {}
+    problems: list[FileProblem] = []
+    for topic in env.listdir(f"{root}/consumequeue"):
+        for name in env.listdir(f"{root}/consumequeue/{topic}"):
+            folder = f"{root}/consumequeue/{topic}/{name}"
+            if not _QUEUE_ID.fullmatch(name) or not env.is_dir(folder):
+                continue
+            file_bytes, bases, wrong = find_files(env, folder, unit=UNIT)
+            problems += wrong
+            problems += [
+                FileProblem(f"{folder}/{base:020d}", "is missing", base, base + file_bytes)
+                for before, after in pairwise(bases)
+                for base in range(before + file_bytes, after, file_bytes)
+            ]
+            found[topic, int(name)] = QueueFiles(files, folder, topic, int(name), file_bytes or UNIT, bases)
+    return found, problems

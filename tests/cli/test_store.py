@@ -1,0 +1,348 @@
+"""``gantrymq store``: the check finds each damaged byte that the format can show, and a backup of a busy broker has
+every acknowledged message."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import gantrymq.sync
+from gantrymq.kernel.layouts import ENTRY
+from gantrymq.message import Message
+from gantrymq.testing.harness import cluster_in_thread
+from support.stores import log_records
+
+pytestmark = pytest.mark.timeout(120)
+
+Cli = Callable[..., Any]
+MESSAGES = 300
+SETTINGS = {
+    "store.commit_log_file_bytes": "64 KiB",
+    "store.queue_file_units": "40",
+    "plugin.index.slots": "64",
+    "plugin.index.entries": "200",
+}
+CONFIG = "[plugin.index]\nslots = 64\nentries = 200\n"
+
+
+@attrs.frozen
+class Sample:
+    """A store with 300 messages of one topic, and where their records are: offset, size, queue, queue offset, body."""
+
+    folder: Path
+    records: list[tuple[int, int, int, int, bytes]]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    folder = tmp_path_factory.mktemp("sample") / "store"
+    with cluster_in_thread(folder, settings=SETTINGS) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
+        client.admin.create_topic("orders", 4)
+        with client.producer() as producer:
+            for number in range(MESSAGES):
+                body = b"%03d " % number + b"x" * 400
+                producer.send("orders", body, keys=[f"k{number}"], tags="red")
+    rows = [
+        (record.offset, len(raw), record.queue_id, record.queue_offset, record.body)
+        for record, raw in log_records(folder)
+        if record.topic == "orders"
+    ]
+    assert len(rows) == MESSAGES
+    return Sample(folder, rows)
+
+
+@pytest.fixture
+def store(sample: Sample, tmp_path: Path) -> Path:
+    shutil.copytree(sample.folder, tmp_path / "store")
+    (tmp_path / "broker.toml").write_text(CONFIG)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def check(cli: Cli, store: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
+    def run(*options: str) -> tuple[int, dict[str, Any]]:
+        config = str(store.parent / "broker.toml")
+        outcome = cli("store", "check", "--data", str(store), "--config", config, "--json", *options)
+        assert outcome.code in (0, 1), outcome.err
+        return outcome.code, json.loads(outcome.out)
+
+    return run
+
+
+def flip(path: Path, offset: int, count: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    for at in range(offset, offset + count):
+        data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+def log_file(store: Path, offset: int) -> tuple[Path, int]:
+    """The file that has this log offset, and the position in it."""
+    base = offset - offset % 65536
+    return store / "commitlog" / f"{base:020d}", offset - base
+
+
+def bodies_of(store: Path) -> set[bytes]:
+    """What a consumer reads when a broker runs on the store."""
+    with cluster_in_thread(store, settings=SETTINGS) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
+        with client.reader("orders", start="first", until="end") as reader:
+            return {message.body for message in reader}
+
+
+def test_an_undamaged_store_is_reported_so_and_stays_as_it_is(check: Any, store: Path) -> None:
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    code, found = check("--deep")
+    assert (code, found["ok"], found["queues"] >= 4) == (0, True, True), found
+    assert found["records"] >= MESSAGES
+    assert found["index_entries"] >= 2 * MESSAGES, "a unique id and a key of each message"
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+
+
+def test_300_flipped_bytes_of_the_log_are_found_with_the_messages_that_they_hit(
+    check: Any, store: Path, sample: Sample
+) -> None:
+    offset, _, _, _, _ = sample.records[100]
+    place, at = log_file(store, offset + 150)
+    flip(place, at, 300)
+    hit = [row for row in sample.records if row[0] < offset + 450 and row[0] + row[1] > offset + 150]
+    code, found = check()
+    assert (code, found["ok"]) == (1, False)
+    (damage,) = found["damage"]
+    assert (damage["start"], damage["end"]) == (hit[0][0], hit[-1][0] + hit[-1][1])
+    assert damage["path"] == str(place)
+    assert damage["message_count"] == len(hit)
+    assert [(each["topic"], each["queue"], each["queue_offset"], each["offset"], each["size"])
+            for each in damage["messages"]] == [("orders", row[2], row[3], row[0], row[1]) for row in hit]  # fmt: skip
+    assert found["wrong_entries"] == [], "the entries are right; the records are not"
+
+
+@pytest.mark.parametrize("number", [0, 57, MESSAGES - 1])
+def test_one_flipped_byte_of_a_body_is_found(check: Any, store: Path, sample: Sample, number: int) -> None:
+    offset, size, queue, queue_offset, body = sample.records[number]
+    place, _ = log_file(store, offset)
+    flip(place, place.read_bytes().index(body) + 7)
+    code, found = check()
+    assert code == 1
+    assert [(each["start"], each["end"]) for each in found["damage"]] == [(offset, offset + size)]
+    assert [(each["queue"], each["queue_offset"]) for each in found["damage"][0]["messages"]] == [(queue, queue_offset)]
+
+
+def test_flipped_bytes_outside_of_bodies_are_found_through_queues_and_index(
+    check: Any, store: Path, sample: Sample
+) -> None:
+    offset, _, queue, queue_offset, body = sample.records[20]
+    place, _ = log_file(store, offset)
+    data = place.read_bytes()
+    behind = data.index(body) + len(body)
+    flip(place, data.index(b"red", behind))  # a tag: the entry has its hash
+    other = sample.records[25]
+    key = data.index(b"k25", data.index(other[4]) + len(other[4]))
+    flip(place, key + 1)
+    _, found = check("--deep")
+    assert [(each["queue"], each["queue_offset"]) for each in found["wrong_entries"]] == [(queue, queue_offset)]
+    assert len(found["suspect_records"]) == 2, "a flipped letter is no UTF-8"
+    assert sum(each["entries"] for each in found["index"]) == 1
+
+
+def test_damaged_queues_and_index_are_repaired_from_the_log(check: Any, store: Path, sample: Sample) -> None:
+    whole = {path: path.read_bytes() for path in (store / "consumequeue" / "orders").rglob("*") if path.is_file()}
+    flip(store / "consumequeue" / "orders" / "0" / f"{0:020d}", 10 * ENTRY.size + 5, 60)
+    shutil.rmtree(store / "consumequeue" / "orders" / "2")
+    (store / "consumequeue" / "orders" / "1" / f"{800:020d}").write_bytes(b"short")
+    index = sorted((store / "index").iterdir())
+    flip(index[1], 40 + 64 * 4 + 20 * 5 + 2)
+    code, found = check("--deep")
+    assert code == 1
+    wrong = found["wrong_entries"]
+    assert [each["queue_offset"] for each in wrong if each["queue"] == 0] == [10, 11, 12, 13]
+    assert sum(each["queue"] == 2 for each in wrong) == sum(row[2] == 2 for row in sample.records)
+    assert [each["path"] for each in found["index"]] == [str(index[1])]
+    assert [each["reason"] for each in found["files"]] == ["has 5 bytes instead of 800"]
+    assert found["damage"] == []
+    _, done = check("--deep", "--repair")
+    assert done["repaired"]["corrected_entries"] == 4
+    assert done["repaired"]["index_files_removed"] == [str(path) for path in index[1:]]
+    assert bodies_of(store) == {row[4] for row in sample.records}
+    code, after = check("--deep")
+    assert (code, after["ok"]) == (0, True), after
+    assert after["index_entries"] >= 2 * MESSAGES
+    for path, data in whole.items():
+        assert path.read_bytes() == data, path
+
+
+def test_a_quarantined_range_costs_only_the_messages_in_it(check: Any, store: Path, sample: Sample) -> None:
+    offset, size, _, _, body = sample.records[150]
+    place, at = log_file(store, offset)
+    flip(place, at, 40)
+    _, found = check("--quarantine")
+    assert found["quarantined"] == [[offset, offset + size]]
+    assert bodies_of(store) == {row[4] for row in sample.records} - {body}
+
+
+def test_cutting_needs_the_start_of_a_damaged_range_and_keeps_the_rest_aside(
+    cli: Cli, check: Any, store: Path, sample: Sample
+) -> None:
+    offset = sample.records[200][0]
+    place, at = log_file(store, offset)
+    flip(place, at, 40)
+    refused = cli("store", "check", "--data", str(store), "--cut", str(offset + 1))
+    assert refused.code == 1
+    assert f"Damaged ranges begin at: {offset}" in " ".join(refused.err.split())
+    code, found = check("--cut", str(offset))
+    assert code == 0
+    assert all(Path(path).parent.name == "lost+found" for path in found["cut"]["kept"])
+    assert bodies_of(store) == {row[4] for row in sample.records[:200]}
+    assert check()[0] == 0
+
+
+def test_a_missing_log_file_is_damage_with_its_messages(check: Any, store: Path, sample: Sample) -> None:
+    (store / "commitlog" / f"{65536:020d}").unlink()
+    code, found = check()
+    (damage,) = found["damage"]
+    assert (code, damage["start"], damage["end"]) == (1, 65536, 131072)
+    assert damage["message_count"] == sum(65536 <= row[0] < 131072 for row in sample.records)
+
+
+def test_a_running_broker_is_not_checked_and_a_folder_without_store_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    outcome = cli("store", "check", "--data", str(tmp_path / "empty"))
+    assert outcome.code == 1
+    assert "is not the folder of a store" in outcome.err
+
+
+# ------------------------------------------------------------------------------------------------------------- backup
+
+
+def parsed(out: str) -> Any:
+    """The JSON that a command printed, without the log lines of the broker in this process."""
+    lines = out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line in ("{", "["))
+    return json.loads("\n".join(lines[start : lines.index({"{": "}", "[": "]"}[lines[start]], start) + 1]))
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
+    folder = tmp_path_factory.mktemp("busy") / "store"
+    with cluster_in_thread(folder, settings=SETTINGS) as cluster:
+        with gantrymq.sync.connect(cluster.nameserver) as client:
+            client.admin.create_topic("orders", 4)
+            yield folder, client
+
+
+@pytest.mark.parametrize("kind", ["folder", "fsspec"])
+def test_a_backup_under_load_has_every_message_acknowledged_before_it(
+    cli: Cli, busy: tuple[Path, Any], tmp_path: Path, kind: str
+) -> None:
+    folder, client = busy
+    target = str(tmp_path / "backups") if kind == "folder" else f"memory://{tmp_path.name}/backups"
+    acknowledged: list[bytes] = []
+    ending = threading.Event()
+
+    def load() -> None:
+        with client.producer() as producer:
+            while not ending.is_set():
+                body = b"%s %d " % (kind.encode(), len(acknowledged)) + b"y" * 300
+                producer.send("orders", body)
+                acknowledged.append(body)
+
+    def back_up() -> tuple[dict[str, Any], int]:
+        known = len(acknowledged)
+        outcome = cli("store", "backup", target, "--data", str(folder), "--json")
+        assert outcome.code == 0, outcome.err
+        return parsed(outcome.out), known
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        while len(acknowledged) < 300:
+            ending.wait(0.01)
+        reports = []
+        for _ in range(3):
+            reports.append(back_up())
+            goal = len(acknowledged) + 100
+            while len(acknowledged) < goal and thread.is_alive():
+                ending.wait(0.01)
+    finally:
+        ending.set()
+        thread.join()
+    for (earlier, _), (later, _) in pairwise(reports):
+        assert later["copied_log_bytes"] == later["log_end"] - earlier["log_end"] > 0, "only what is new"
+    listed = parsed(cli("store", "backups", target, "--json").out)
+    assert [row["name"] for row in listed] == [report["name"] for report, _ in reports]
+    for number, (report, known) in enumerate(reports):
+        data = tmp_path / f"restored-{number}"
+        outcome = cli("store", "restore", target, "--data", str(data), "--backup", report["name"])
+        assert outcome.code == 0, outcome.err
+        assert cli("store", "check", "--data", str(data)).code == 0
+        assert set(acknowledged[:known]) <= bodies_of(data)
+
+
+def test_a_restored_broker_goes_on_with_offsets_keys_and_timed_messages(cli: Cli, tmp_path: Path) -> None:
+    with cluster_in_thread(tmp_path / "store", settings=SETTINGS) as cluster:
+        with gantrymq.sync.connect(cluster.nameserver) as client, client.producer() as producer:
+            client.admin.create_topic("orders", 1)
+            for number in range(10):
+                producer.send("orders", b"%d" % number, keys=[f"k{number}"])
+            producer.send(Message("orders", b"delivered", delay=0.2))
+            producer.send(Message("orders", b"waiting", delay=3600))
+            with client.consumer("orders", "billing", start="first") as consumer:
+                seen = []
+                for message in consumer:
+                    seen.append(message.body)
+                    message.ack()
+                    if message.body == b"delivered":
+                        break
+            outcome = cli("store", "backup", str(tmp_path / "backups"), "--data", str(tmp_path / "store"))
+            assert outcome.code == 0, outcome.err
+    # The state of the first backup is as old as the broker's last write; after a stop it is complete.
+    assert cli("store", "backup", str(tmp_path / "backups"), "--data", str(tmp_path / "store"), "--keep", "1").code == 0
+    assert len(list((tmp_path / "backups" / "backups").iterdir())) == 1
+    assert cli("store", "restore", str(tmp_path / "backups"), "--data", str(tmp_path / "new")).code == 0
+    with cluster_in_thread(tmp_path / "new", settings=SETTINGS) as cluster:
+        with gantrymq.sync.connect(cluster.nameserver) as client, client.producer() as producer:
+            producer.send("orders", b"new")
+            with client.consumer("orders", "billing") as consumer:
+                bodies = []
+                while b"new" not in bodies:
+                    bodies.append(next(iter(consumer)).body)
+                # The timer delivers its last second again, as after a crash.
+                assert set(bodies) <= {b"delivered", b"new"}, "the group continues behind what it has acknowledged"
+            waiting = cli("delayed", "list", "--nameserver", cluster.nameserver, "--json")
+            assert waiting.code == 0, waiting.err
+            assert waiting.out.count("orders") == 1
+
+
+def test_damaged_and_incomplete_backups_are_refused(cli: Cli, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backups"
+    assert cli("store", "backup", str(target), "--data", str(store)).code == 0
+    taken = cli("store", "restore", str(target), "--data", str(store))
+    assert (taken.code, "is not empty" in taken.err) == (1, True)
+    piece = sorted((target / "log").iterdir())[1]
+    flip(piece, 100)
+    outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "a"))
+    assert (outcome.code, "does not have the bytes that were written" in outcome.err) == (1, True)
+    piece.unlink()
+    outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "b"))
+    assert (outcome.code, "is missing" in outcome.err) == (1, True)
+    manifest = next((target / "backups").iterdir())
+    manifest.write_text(manifest.read_text().replace("config/", "config/../../"))
+    outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "c"))
+    assert (outcome.code, "is no state file" in outcome.err) == (1, True)
+
+
+def test_a_log_that_was_replaced_is_not_appended_to_the_backup(cli: Cli, store: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "backups")
+    assert cli("store", "backup", target, "--data", str(store)).code == 0
+    last = [path for path in sorted((store / "commitlog").iterdir()) if path.read_bytes().strip(b"\0")][-1]
+    flip(last, 100)
+    outcome = cli("store", "backup", target, "--data", str(store))
+    assert (outcome.code, "is not the continuation of the last backup" in " ".join(outcome.err.split())) == (1, True)
+    assert cli("store", "backup", target, "--data", str(store), "--full").code == 0
