@@ -189,7 +189,7 @@ def _nameserver(system: str, home: Path) -> Iterator[tuple[str, int]]:
     """Address and process of one."""
     if system == "gantrymq":
         arguments = ("nameserver", "--listen", "127.0.0.1:0", "--log-level", "warning")
-        with gantrymq_child(arguments, home / "log") as child:
+        with gantrymq_child(arguments, home / "log", warm=False) as child:
             line = child.wait_line(lambda text: text.startswith("ready"))
             yield line.partition("nameserver=")[2].strip(), child.pid
         return

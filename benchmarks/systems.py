@@ -81,7 +81,7 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
     arguments += [word for plugin in setup.plugins for word in ("--enable", plugin)]
     log = home / "log"
     began = time.perf_counter()
-    with gantrymq_child([*arguments, "--log-level", setup.log_level], log) as child:
+    with gantrymq_child([*arguments, "--log-level", setup.log_level], log, warm=False) as child:
         line = child.wait_line(lambda text: text.startswith("ready"), STOP_SECONDS * 10)
         found = dict(word.partition("=")[::2] for word in line.split()[1:])
         address = found["broker"]

@@ -286,5 +286,6 @@ def gantrymq_child(
     """Our own command line in this interpreter, as a child.
 
     With ``warm`` it is started without its imports, which take most of a start's processor time (``support.warm``).
+    Measurements need ``warm=False``: a fork shares memory with others.
     """
     return Child([*GANTRYMQ, *arguments], log, env=env, warm=warm)
