@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckedBatch, AckGate, FlushStrategy
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch, PullBatch
+    from gantrymq.kernel.changes import GroupsBatch, TopicsBatch
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.delivery import DeliverBatch
     from gantrymq.kernel.filters import FilterCompiler
@@ -301,6 +302,30 @@ def hold_pulls(batch: PullBatch) -> bool | None:
     When: sweep. Return True to hold the rows, and call ``batch.resume(rows)`` when messages arrive or the time is up.
     Return None to leave them to the next plugin; if no plugin holds them, the response is "not found".
     First user: longpoll.
+    """
+
+
+@hookspec
+def topics_changed(batch: TopicsBatch) -> None:
+    """Topics were created, changed or removed: by a message, by an administrator, on a slave by its master.
+
+    When: rare, soon after the changes, in a task of the plugin ``topics``. Batch: the names of all topics that changed
+    since the last call; ``TopicTable`` has their settings, which are written already. Topics that exist when the broker
+    has started are not reported, and changes right before the stop may not be.
+    May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
+    First user: register.
+    """
+
+
+@hookspec
+def groups_changed(batch: GroupsBatch) -> None:
+    """Members or subscriptions of consumer groups changed: by a heartbeat, or because a consumer has left.
+
+    When: rare, soon after the changes, in a task of the plugin ``clients``. Batch: the names of all groups that changed
+    since the last call; ``ConsumerGroups`` has their members and subscriptions. Changes right before the stop may not
+    be reported.
+    May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
+    First user: filter.
     """
 
 

@@ -94,10 +94,6 @@ class GroupMember(Protocol):
 class ConsumerGroups(Protocol):
     """The live consumers (plugin ``clients``)."""
 
-    @property
-    def changes(self) -> int:
-        """A counter that increases when subscriptions change or members leave."""
-
     def groups(self) -> list[str]:
         """The groups with a connected member."""
 
@@ -184,13 +180,6 @@ class LevelPositions(Protocol):
 
     def adopt(self, body: bytes) -> None:
         """On a slave: adopt the master's offsets from its response to GET_ALL_DELAY_OFFSET."""
-
-
-class RouteChanges(Protocol):
-    """Registration of topic changes (plugin ``register``)."""
-
-    def topic_changed(self, topic: str) -> None:
-        """The topic was created or changed: register it soon."""
 
 
 class Registration(Protocol):

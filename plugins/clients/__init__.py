@@ -8,7 +8,7 @@ Files: none.
 Provides: ConsumerGroups, ProducerGroups.
 Replaces RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager, DefaultConsumerIdsChangeListener, code
 38 of ConsumerManageProcessor and the connections of AdminBrokerProcessor: codes 34, 35, 38, 203, 204, 328, 345, and 40
-towards clients.
+towards clients. Calls the hook ``groups_changed``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.changes import GroupsBatch
+from gantrymq.kernel.observers import Observers, observe
 from gantrymq.kernel.processors import Processor
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.clients.clients import Clients
@@ -44,6 +46,7 @@ class ClientsPlugin:
     def __init__(self) -> None:
         self._config = ClientsConfig()
         self._changed = trio.Event()
+        self._observers: Observers | None = None
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -66,13 +69,16 @@ class ClientsPlugin:
         live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.clients", self._config, ("notify", "expire_after"), self._clients.reconfigure)
+        self._observers = observe(broker.manager, "groups_changed")
+        if self._observers is not None:
+            self._clients.updated = {}
         locks = broker.registry.find(QueueLocks)
         handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake, broker.env.monotonic, locks)
         return dict(handlers.processors() | Connections(self._clients).processors())
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One task notifies members of changes, one drops silent clients."""
+        """One task notifies members and plugins of changes, one drops silent clients."""
         return [BackgroundTask("clients.notify", self._notify), BackgroundTask("clients.expire", self._expire)]
 
     @hookimpl
@@ -96,6 +102,9 @@ class ClientsPlugin:
             await self._changed.wait()
             self._changed = trio.Event()
             self._clients.notify_changes()
+            updated = self._clients.take_updated()
+            if updated and self._observers is not None:
+                self._observers(GroupsBatch(updated))
 
     async def _expire(self) -> None:
         while True:

@@ -38,7 +38,8 @@ class Clients:
         self.producers = Roster(Group, config.max_groups)
         self._producer_ids = ProducerIds()
         self.changed: dict[str, None] = {}
-        self.changes = 0
+        self.updated: dict[str, None] | None = None
+        """Groups whose members or subscriptions changed, for the hook ``groups_changed``; None if no plugin has it."""
         self._env = env
         self._config = config
         self._opaque = 0
@@ -119,7 +120,9 @@ class Clients:
         if group.update(member, data, keep_subscriptions):
             log.info("consumer_group_changed", group=group.name, members=len(group.members), client_id=client_id)
             self.changed[group.name] = None
-        self.changes += group.generation != generation
+            self._note(group.name)
+        elif group.generation != generation:
+            self._note(group.name)
         if group.differs and not differed:
             log.warning(
                 "group_subscriptions_differ",
@@ -170,6 +173,18 @@ class Clients:
                     Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext, opaque=self._opaque, flag=ONEWAY_FLAG)
                 )
 
+    def take_updated(self) -> list[str]:
+        """The groups whose members or subscriptions changed since the last call."""
+        if not self.updated:
+            return []
+        names = list(self.updated)
+        self.updated.clear()
+        return names
+
+    def _note(self, group: str) -> None:
+        if self.updated is not None:
+            self.updated[group] = None
+
     def _keep(self, connection_id: int, group: str, size: int) -> None:
         key = (connection_id, group)
         total = self._kept_bytes - self._kept.get(key, 0) + size
@@ -186,7 +201,7 @@ class Clients:
         self._kept_bytes -= self._kept.pop((connection_id, name), 0)
 
     def _left(self, name: str) -> None:
-        self.changes += 1
+        self._note(name)
         group = self.consumers.groups.get(name)
         log.info("consumer_group_changed", group=name, members=len(group.members) if group else 0)
         if group is not None:

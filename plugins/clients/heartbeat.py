@@ -274,7 +274,7 @@ class Heartbeats:
             )
 
     def _tell(self) -> None:
-        if self._clients.changed:
+        if self._clients.changed or self._clients.updated:
             self._changed()
 
 

@@ -3,7 +3,8 @@
 A tag is compared by the hash in the consume queue entry; for SQL92 each record is read.
 
 Slot: none.
-Hooks: config_section, configure, register_filters, register_processors, register_tasks, stopping, persist.
+Hooks: config_section, configure, register_filters, register_processors, register_tasks, groups_changed, stopping,
+persist.
 Config ``[plugin.filter]``: ``sql92`` (true; RocketMQ's ``enablePropertyFilter``, which is off there).
 Files: ``config/consumerFilter.json``, every ``broker.persist_interval`` if it changed (``.bak``: the one before).
 Replaces RocketMQ's ``FilterAPI``, ``ExpressionMessageFilter``, ``SqlFilter`` and ``ConsumerFilterManager``, and
@@ -54,7 +55,7 @@ class FilterPlugin:
     name = "filter"
 
     def __init__(self) -> None:
-        self._seen: int | None = None
+        self._is_changed = True
         self._look_at = 0.0
         self._ready: dict[str, bytes | bytearray] | None = None
         self._is_stopping = False
@@ -91,6 +92,11 @@ class FilterPlugin:
         return [BackgroundTask("filter.consumers", partial(self._follow, broker))]
 
     @hookimpl
+    def groups_changed(self) -> None:
+        """Subscriptions may have changed."""
+        self._is_changed = True
+
+    @hookimpl
     def stopping(self) -> None:
         """Stop the work on long expressions."""
         self._is_stopping = True
@@ -107,21 +113,21 @@ class FilterPlugin:
         while True:
             await trio.sleep(broker.config.broker.persist_interval)
             groups = broker.registry.find(ConsumerGroups)
-            if groups is None or not self._is_due(groups, broker.env.monotonic()):
+            if groups is None or not self._is_due(broker.env.monotonic()):
                 continue
             pace = broker.pace()
             for _ in self._update(broker):
                 await pace.rest()
 
-    def _is_due(self, groups: ConsumerGroups, now: float) -> bool:
+    def _is_due(self, now: float) -> bool:
         """Whether subscriptions changed, expressions remain to be read, or entries may be old enough to delete."""
-        return groups.changes != self._seen or self._consumers.is_behind or now >= self._look_at
+        return self._is_changed or self._consumers.is_behind or now >= self._look_at
 
     def _update(self, broker: Broker) -> Generator[None, None, None]:
         groups = broker.registry.find(ConsumerGroups)
         if groups is None:
             return
-        self._seen = groups.changes
+        self._is_changed = False
         self._look_at = broker.env.monotonic() + LOOK_EVERY_S
         live = ((group, wish) for group in groups.groups() for wish in groups.subscriptions_of(group).values())
         yield from self._consumers.update_in_steps(live)

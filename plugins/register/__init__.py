@@ -1,10 +1,10 @@
 """Register this broker and its topics with the nameservers.
 
 Slot: none; default.
-Hooks: config_section, configure, register_tasks, runtime_info, started, stopping.
+Hooks: config_section, configure, register_tasks, runtime_info, started, stopping, topics_changed.
 Config ``[plugin.register]``: interval, timeout; the addresses are ``broker.nameservers``.
 Files: none.
-Provides: RouteChanges, Registration.
+Provides: Registration.
 Replaces RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
 
 Each nameserver has its own task and connection, so an unreachable one delays no other.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.interfaces import Registration, Replication, RouteChanges, TopicTable
+from gantrymq.plugins.interfaces import Registration, Replication, TopicTable
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
 from gantrymq.plugins.register.duplicate_check import DuplicateCheck
@@ -45,7 +45,6 @@ class RegisterPlugin:
         section = config.section(RegisterConfig)
         self._duplicate_check = DuplicateCheck(broker)
         self._registrar = Registrar(Announcement(broker), self._duplicate_check, config.broker.nameservers, section)
-        broker.registry.provide(RouteChanges, self._registrar)
         broker.registry.provide(Registration, self._registrar)
 
     @hookimpl
@@ -69,6 +68,11 @@ class RegisterPlugin:
     def started(self, broker: Broker) -> None:
         """The sockets listen and the address is known: register."""
         self._registrar.begin()
+
+    @hookimpl
+    def topics_changed(self) -> None:
+        """Register again, with the topics as they are now."""
+        self._registrar.topics_changed()
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:

@@ -1,4 +1,4 @@
-"""All nameservers together: provides ``RouteChanges`` and ``Registration``."""
+"""All nameservers together: provides ``Registration``."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Registrar:
         for link in self._links:
             link.leave()
 
-    def topic_changed(self, topic: str) -> None:
-        """The topic was created or changed: register it at all nameservers within milliseconds."""
+    def topics_changed(self) -> None:
+        """Topics were created, changed or removed: register with all nameservers again within milliseconds."""
         for link in self._links:
             link.poke()
 

@@ -1,7 +1,8 @@
 """Topics and consumer groups: their names, queues, permissions and settings.
 
 Slot: none; essential.
-Hooks: config_section, configure, recovered, register_processors, before_append, advertise, collect_metrics, persist.
+Hooks: config_section, configure, recovered, register_processors, register_tasks, started, before_append, advertise,
+collect_metrics, persist.
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
 trace_topic, trace_topic_name, broker_permission.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the previous one, ``.bad``: damaged).
@@ -11,7 +12,7 @@ for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
 
 A topic that is created by its first message is written to the disk before the message is appended, so that acknowledged
 messages can be consumed after a crash. If the write failed (a full disk), or if both files are lost, the next start
-creates the topic again from the queues of its messages.
+creates the topic again from the queues of its messages. The plugin calls the hook ``topics_changed``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import structlog
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Source
+from gantrymq.kernel.observers import observe
 from gantrymq.kernel.processors import Processor
-from gantrymq.plugins.interfaces import GroupTable, LiveSettings, RouteChanges, TopicTable
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import GroupTable, LiveSettings, TopicTable
 from gantrymq.plugins.topics.admin import TopicAdmin
+from gantrymq.plugins.topics.changes import TopicChanges
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.table import Topics
@@ -56,6 +60,7 @@ class TopicsPlugin:
         self._groups: Groups | None = None
         self._config = TopicsConfig()
         self._failing = False
+        self._changes: TopicChanges | None = None
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -98,14 +103,27 @@ class TopicsPlugin:
         """The requests of administrators."""
         assert self._topics is not None  # configure has run
         assert self._groups is not None
-        routes = broker.registry.find(RouteChanges)
-        if routes is not None:
-            self._topics.changed = routes.topic_changed
         live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.topics", self._config, LIVE_KEYS, self._reconfigure)
         admin = TopicAdmin(broker, self._topics, self._groups)
         return dict(admin.processors())
+
+    @hookimpl
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        """What calls the hook ``topics_changed``, if a plugin has it."""
+        assert self._topics is not None
+        observers = observe(broker.manager, "topics_changed")
+        if observers is None:
+            return []
+        self._changes = TopicChanges(self._topics.table.entries, observers)
+        return [BackgroundTask("topics.changes", self._changes.run)]
+
+    @hookimpl(trylast=True)
+    def started(self) -> None:
+        """From here on changes are reported: not the topics that plugins create at the start."""
+        if self._topics is not None and self._changes is not None:
+            self._topics.changed = self._changes.add
 
     @hookimpl(trylast=True)
     def before_append(self, batch: AppendBatch) -> None:

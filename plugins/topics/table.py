@@ -37,15 +37,15 @@ log = structlog.get_logger("gantrymq.topics")
 
 
 class Topics:
-    """Provides ``TopicTable``. ``changed(topic)`` is called after each change."""
+    """Provides ``TopicTable``. ``changed(topic, existed)`` is called after each change; ``existed``: before it."""
 
     def __init__(self, env: Env, path: str, config: TopicsConfig, groups: Groups, cluster: str, broker: str) -> None:
         """:class:`StartError` when neither the file nor its ``.bak`` can be read."""
         self.config = config
         self.broker_perm = config.broker_perm
         self._groups = groups
-        self.changed: Callable[[str], None] = _nobody
-        self._created: Callable[[TopicConfig], None] = _nobody
+        self.changed: Callable[[str, bool], None] = _nobody
+        self._created: Callable[[TopicConfig], None] = lambda config: None
         self.forget: Callable[[str, int], None] = lambda topic, log_end: None
         """Deletes a topic's messages before an offset of the log."""
         self.table: StateTable[TopicConfig] = StateTable(env, path, TABLE_KEY)
@@ -105,12 +105,15 @@ class Topics:
         if self.broker_perm != config.broker_perm:
             self.broker_perm = config.broker_perm
             self.table.touch()
+            for name in self.table.entries:
+                self.changed(name, True)
+        existed = AUTO_CREATE_TOPIC in self.table.entries
         default = next((topic for topic in boot_topics(config, "", "") if topic.topic_name == AUTO_CREATE_TOPIC), None)
         if default is None:
             self.table.remove(AUTO_CREATE_TOPIC)
         else:
             self.table.put(AUTO_CREATE_TOPIC, default)
-        self.changed(AUTO_CREATE_TOPIC)
+        self.changed(AUTO_CREATE_TOPIC, existed)
 
     def set_ordered(self, topics: Collection[str]) -> None:
         """Set the ordered topics; all others are not ordered."""
@@ -143,7 +146,8 @@ class Topics:
         """Create or change a topic; :class:`RemoteFault` (code 1) for an illegal name or beyond the limit."""
         name = config.topic_name
         validate_topic(name)
-        if name not in self.table.entries and self._counts(name):
+        existed = name in self.table.entries
+        if not existed and self._counts(name):
             if self._counted >= self.config.max_topics:
                 raise RemoteFault(
                     ResponseCode.SYSTEM_ERROR,
@@ -159,7 +163,7 @@ class Topics:
                 write_queues=config.write_queue_nums,
                 perm=config.perm,
             )
-            self.changed(name)
+            self.changed(name, existed)
 
     def restore(self, seen: Mapping[str, int], *, create: bool) -> None:
         """Create the unknown topics of ``seen`` (name to number of queues); without ``create``, only log them.
@@ -182,7 +186,7 @@ class Topics:
             self.table.put(name, topic_config(name, count))
             self._counted += self._counts(name)
             log.warning("topic_restored_from_queues", topic=name, queues=count, queues_seen=queues)
-            self.changed(name)
+            self.changed(name, False)
 
     def adopt(self, body: bytes, log_end: int = 0) -> bool:
         """Adopt the topics of a master from its response to code 21, in addition to those of every broker.
@@ -195,7 +199,8 @@ class Topics:
         # A 5.x master also returns its queues of static topics; a slave has none of its own.
         entries = Unknown(entries=unknown.entries)
         is_newer = told.data_version.counter > self.table.version.counter
-        known = list(self.table.entries) if is_newer and log_end else []
+        before = dict(self.table.entries)
+        known = list(before) if is_newer and log_end else []
         if not self.table.adopt(
             told.topic_config_table, told.data_version, self._own.__contains__, validate_topic, entries
         ):
@@ -205,7 +210,9 @@ class Topics:
         for name in known:
             if name not in self.table.entries and not is_system_topic(name):
                 self._forget(name, log_end)
-        self.changed(AUTO_CREATE_TOPIC)
+        for name in before.keys() | self.table.entries.keys():
+            if before.get(name) != self.table.entries.get(name):
+                self.changed(name, name in before)
         return True
 
     def remove(self, topic: str) -> bool:
@@ -214,7 +221,7 @@ class Topics:
             return False
         self._counted -= self._counts(topic)
         log.info("topic_removed", topic=topic)
-        self.changed(topic)
+        self.changed(topic, True)
         return True
 
     def _counts(self, topic: str) -> bool:
@@ -249,7 +256,7 @@ class Topics:
         return config
 
 
-def _nobody(_topic: object) -> None:
+def _nobody(_topic: str, _existed: bool) -> None:
     """Ignore the change."""
 
 

@@ -14,6 +14,7 @@ import pytest
 from gantrymq.kernel import hookspecs
 from gantrymq.kernel.acks import AckedBatch
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Pull, PullBatch
+from gantrymq.kernel.changes import GroupsBatch, TopicsBatch
 from gantrymq.kernel.delivery import DeliverBatch
 from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.kernel.plugin_state import SavedState
@@ -28,6 +29,8 @@ CLASSES = (
     RequestBatch,
     AckedBatch,
     ConnectionsBatch,
+    TopicsBatch,
+    GroupsBatch,
     PullBatch,
     Request,
     Pull,

@@ -1,8 +1,9 @@
 """Posts the messages of some topics to an HTTP address, in the order of the log, each at least once.
 
 Slot: none. Hooks: config_section, configure, recovered, register_tasks, dispatch, persist, collect_metrics.
-Config ``[plugin.webhook]``: ``url``; ``topics``; ``timeout`` of one request; ``retry``, the first pause after a failed
-request (it doubles up to ``retry_max``). Files: ``config/webhook.json``, the log offset up to which all is posted.
+Config ``[plugin.webhook]``: ``url``; ``topics``, names, or the beginnings of names with a ``*`` behind: ``%DLQ%*`` are
+the dead letters of all groups; ``timeout`` of one request; ``retry``, the first pause after a failed request (it
+doubles up to ``retry_max``). Files: ``config/webhook.json``, the log offset up to which all is posted.
 
 The body of a request is the message's. The headers X-Gantrymq-Topic, X-Gantrymq-Queue-Id, X-Gantrymq-Queue-Offset and
 X-Gantrymq-Id tell which message it is. An answer 200 to 299 acknowledges it. Everything else is tried again until it
@@ -77,7 +78,8 @@ class WebhookPlugin:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StartError(f"plugin.webhook.url = {section.url!r}: it must begin with http:// or https:// and a host")
         self._broker = broker
-        self._topics = frozenset(section.topics)
+        self._topics = frozenset(topic for topic in section.topics if not topic.endswith("*"))
+        self._prefixes = tuple(topic[:-1] for topic in section.topics if topic.endswith("*"))
         self._path = Path(broker.root, "config", "webhook.json")
         self._news = trio.Event()
 
@@ -102,8 +104,11 @@ class WebhookPlugin:
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
         """Only to wake the task up: it reads the log itself, at its own pace."""
-        if not self._topics.isdisjoint(batch.topics):
+        if any(map(self._is_posted, set(batch.topics))):
             self._news.set()
+
+    def _is_posted(self, topic: str) -> bool:
+        return topic in self._topics or topic.startswith(self._prefixes)
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes]:
@@ -137,7 +142,7 @@ class WebhookPlugin:
             self.offset = self._broker.log.min_offset
         for batch in self._broker.log.scan(self.offset, end):
             for topic, offset, size in zip(batch.topics, batch.offsets, batch.sizes, strict=True):
-                if topic in self._topics:
+                if self._is_posted(topic):
                     await self._post(offset)
                     self.offset = offset + size
             self.offset = batch.end

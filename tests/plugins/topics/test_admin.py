@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.plugins.interfaces import GroupTable, RouteChanges, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 
@@ -18,24 +18,16 @@ TOPIC = {
 }  # fmt: skip
 
 
-class Routes:
-    def __init__(self) -> None:
-        self.changed: list[str] = []
-
-    def topic_changed(self, topic: str) -> None:
-        self.changed.append(topic)
-
-
-def with_routes(make_broker: Any, *plugins: str) -> tuple[Any, Routes]:
-    broker = make_broker("topics", *plugins, configured=False)
-    routes = Routes()
-    broker.registry.provide(RouteChanges, routes)
-    broker.configure()
-    return broker, routes
+def with_changes(make_broker: Any, *plugins: str) -> tuple[Any, list[tuple[str, bool]]]:
+    """A broker, and the list of its changes of topics: the name, and whether the topic existed before."""
+    broker = make_broker("topics", *plugins)
+    changes: list[tuple[str, bool]] = []
+    broker.registry.get(TopicTable).changed = lambda topic, existed: changes.append((topic, existed))
+    return broker, changes
 
 
-def test_a_topic_is_created_changed_written_at_once_and_announced(make_broker: Any, tmp_path: Path) -> None:
-    broker, routes = with_routes(make_broker)
+def test_a_topic_is_created_changed_written_at_once_and_reported(make_broker: Any, tmp_path: Path) -> None:
+    broker, changes = with_changes(make_broker)
     answer = broker.ask(17, TOPIC)
     assert (answer.code, answer.remark) == (0, None)
     config = broker.registry.get(TopicTable).get("orders")
@@ -44,20 +36,20 @@ def test_a_topic_is_created_changed_written_at_once_and_announced(make_broker: A
     stored = TopicConfigSerializeWrapper.from_bytes((tmp_path / "config/topics.json").read_bytes())
     assert stored.topic_config_table["orders"].read_queue_nums == 9
     assert stored.topic_config_table["orders"].perm == 4
-    assert routes.changed == ["orders", "orders"]
+    assert changes == [("orders", False), ("orders", True)]
 
 
 def test_the_same_again_changes_nothing(make_broker: Any) -> None:
-    broker, routes = with_routes(make_broker)
+    broker, changes = with_changes(make_broker)
     broker.ask(17, TOPIC)
     broker.ask(17, TOPIC)
-    assert routes.changed == ["orders"]
+    assert changes == [("orders", False)]
 
 
-def test_a_topic_made_by_a_message_is_announced(make_broker: Any) -> None:
-    broker, routes = with_routes(make_broker)
+def test_a_topic_made_by_a_message_is_reported(make_broker: Any) -> None:
+    broker, changes = with_changes(make_broker)
     broker.registry.get(TopicTable).for_send("orders", "TBW102", 4)
-    assert routes.changed == ["orders"]
+    assert changes == [("orders", False)]
 
 
 @pytest.mark.parametrize(
@@ -84,11 +76,11 @@ def test_a_topic_made_by_a_message_is_announced(make_broker: Any) -> None:
     ],
 )
 def test_invalid_topic_configurations_are_refused(make_broker: Any, field: str, value: object, remark: str) -> None:
-    broker, routes = with_routes(make_broker)
+    broker, changes = with_changes(make_broker)
     answer = broker.ask(17, {**TOPIC, field: value})
     assert answer.code == 1
     assert remark in answer.remark
-    assert routes.changed == []
+    assert changes == []
 
 
 @pytest.mark.parametrize("missing", ["topic", "readQueueNums", "perm", "topicFilterType"])
@@ -118,7 +110,7 @@ def test_all_topics_are_listed_with_their_version(make_broker: Any) -> None:
 
 
 def test_a_deleted_topic_loses_configuration_queues_and_offsets(make_broker: Any) -> None:
-    broker, routes = with_routes(make_broker, "offsets")
+    broker, changes = with_changes(make_broker, "offsets")
     broker.ask(17, TOPIC)
     broker.queues.add("orders", 0, 10)
     broker.queues.add("other", 0, 10)
@@ -128,7 +120,7 @@ def test_a_deleted_topic_loses_configuration_queues_and_offsets(make_broker: Any
     assert broker.registry.get(TopicTable).get("orders") is None
     assert list(broker.queues) == [("other", 0)]
     assert broker.ask(14, {**offset, "setZeroIfNotFound": "false"}).code == 22
-    assert routes.changed == ["orders", "orders"]
+    assert changes == [("orders", False), ("orders", True)]
 
 
 @pytest.mark.parametrize("topic", ["TBW102", "broker-a", "DefaultCluster_REPLY_TOPIC", "../x", ""])

@@ -110,6 +110,15 @@ def test_nothing_is_lost_by_a_kill(plugin_broker, receiver):
     assert {body for _, body in receiver.got} == {b"1", b"2"}
 
 
+def test_dead_letters_of_all_groups_are_posted(plugin_broker, receiver):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver, topics="%DLQ%*"))
+    send(running, "orders", b"poison")
+    for group in ("billing", "shipping"):
+        with running.client.consumer("orders", group, start="first") as messages:
+            next(messages).retry(-1)
+    assert sorted(receiver.wait(2)) == [("%DLQ%billing", b"poison"), ("%DLQ%shipping", b"poison")]
+
+
 @pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://host/", "http:///path"])
 def test_an_address_that_can_never_work_refuses_the_start(plugin_broker, url):
     with pytest.raises(StartError, match=r"plugin\.webhook\.url"):
