@@ -29,10 +29,11 @@ Offsets = dict[str, dict[str, dict[int, int]]]
 """Topic to broker name to queue id to offset."""
 
 _BOTH = (
-    "nameserver", "topic", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy",
+    "nameserver", "topic", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "failOnDataLoss", "minPartitions", "maxMessageBytes", "groupId", "retrySeconds", *SECURITY_OPTIONS,
 )  # fmt: skip
-BATCH_OPTIONS = (*_BOTH, "endingOffsets")
+BATCH_OPTIONS = (*_BOTH, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 STREAM_OPTIONS = (
     *_BOTH, "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger",
 )  # fmt: skip
@@ -54,9 +55,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400
 class SourceOptions:
     """The checked options. ``starting`` and ``ending`` are EARLIEST, LATEST, or offsets of single queues.
 
-    ``starting_millis`` takes the place of ``starting`` where it is not None; where a queue has no message since then,
-    the read starts at the queue's end if ``latest_without_match``, else it is an error. ``retry_seconds`` is how long
-    reading waits for a broker that does not answer.
+    ``starting_millis`` takes the place of ``starting`` where it has a time: for all queues, or for those that it names.
+    Where a queue has no message since then, the read starts at the queue's end if ``latest_without_match``, else it is
+    an error. ``ending_millis`` ends the read before the first message that was stored then or later.
+    ``retry_seconds`` is how long reading waits for a broker that does not answer.
     """
 
     nameservers: tuple[Address, ...]
@@ -66,11 +68,12 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     min_partitions: int = 1
     body_max_bytes: int = BODY_MAX_BYTES
-    starting_millis: int | None = None
+    starting_millis: int | Offsets | None = None
     latest_without_match: bool = True
     group: str | None = None
     retry_seconds: float = 0
     security: Security = NO_SECURITY
+    ending_millis: int | Offsets | None = None
 
 
 @attrs.frozen
@@ -170,8 +173,8 @@ def _read_source(values: Mapping[str, str], start: str) -> SourceOptions:
         raise WrongOption('option topic is missing: .option("topic", "orders") or a comma list')
     if "nameserver" not in values:
         raise WrongOption('option nameserver is missing: .option("nameserver", "127.0.0.1:9876")')
-    if "startingTimestamp" in values and "startingOffsets" in values:
-        raise WrongOption("startingTimestamp and startingOffsets both say where to start: give one of them")
+    _check_one_of("start", values, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+    _check_one_of("end", values, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     strategy = values.get("startingOffsetsByTimestampStrategy", "latest").lower()
     if strategy not in ("error", "latest"):
         raise WrongOption(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
@@ -183,14 +186,27 @@ def _read_source(values: Mapping[str, str], start: str) -> SourceOptions:
         _read_flag("failOnDataLoss", values.get("failOnDataLoss", "true")),
         _read_number("minPartitions", values.get("minPartitions", "1"), 1_000_000),
         _read_number("maxMessageBytes", values.get("maxMessageBytes", str(BODY_MAX_BYTES)), 2**31 - 1),
-        _read_number("startingTimestamp", values["startingTimestamp"], 2**53, least=0)
-        if "startingTimestamp" in values
-        else None,
+        _read_times("starting", values, topics),
         strategy == "latest",
         _read_group(values["groupId"]) if "groupId" in values else None,
         _read_number("retrySeconds", values.get("retrySeconds", str(RETRY_SECONDS)), 86_400, least=0),
         read_security(values),
+        _read_times("ending", values, topics),
     )
+
+
+def _check_one_of(what: str, values: Mapping[str, str], *names: str) -> None:
+    given = [name for name in names if name in values]
+    if len(given) > 1:
+        raise WrongOption(f"{' and '.join(given)} both say where to {what}: give one of them")
+
+
+def _read_times(which: str, values: Mapping[str, str], topics: tuple[str, ...]) -> int | Offsets | None:
+    name = f"{which}Timestamp"
+    if name in values:
+        return _read_number(name, values[name], 2**53, least=0)
+    name = f"{which}OffsetsByTimestamp"
+    return _parse_offsets(name, values[name], topics, least=0) if name in values else None
 
 
 def read_addresses(text: str) -> tuple[Address, ...]:
@@ -207,18 +223,23 @@ def read_addresses(text: str) -> tuple[Address, ...]:
 def _read_offsets(name: str, text: str, topics: tuple[str, ...]) -> int | Offsets:
     if text.lower() in ("earliest", "latest"):
         return EARLIEST if text.lower() == "earliest" else LATEST
+    return _parse_offsets(name, text, topics, otherwise="neither earliest, latest nor", least=EARLIEST)
+
+
+def _parse_offsets(name: str, text: str, topics: tuple[str, ...], *, otherwise: str = "no", least: int) -> Offsets:
     example = '{"topic": {"broker-a": {"0": 23}}}'
     try:
         offsets = msgspec.json.decode(text, type=Offsets)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise WrongOption(f"{name}: neither earliest, latest nor JSON like {example} ({error})") from None
+        raise WrongOption(f"{name}: {otherwise} JSON like {example} ({error})") from None
+    what = "offset" if least < 0 else "time"
     for topic, brokers in offsets.items():
         if topic not in topics:
             raise WrongOption(f"{name}: topic {topic!r} is not among the topics to read ({', '.join(topics)})")
         for broker, queues in brokers.items():
             for queue_id, offset in queues.items():
-                if queue_id < 0 or not EARLIEST <= offset < 2**63:
-                    raise WrongOption(f"{name}: {topic} {broker} queue {queue_id} cannot have offset {offset}")
+                if queue_id < 0 or not least <= offset < 2**63:
+                    raise WrongOption(f"{name}: {topic} {broker} queue {queue_id} cannot have {what} {offset}")
     return offsets
 
 

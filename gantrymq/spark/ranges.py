@@ -47,11 +47,22 @@ def settle_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
     """
     ranges: list[QueueRange] = []
     for queue in find_queues(options, wire):
-        lowest, highest = wire.find_bounds(queue)
-        start = find_start_by_time(options, wire, queue, lowest, highest)
-        settled = options if start is None else attrs.evolve(options, starting=start)
-        ranges.append(settle_range(settled, queue, lowest, highest))
+        bounds = wire.find_bounds(queue)
+        ranges.append(settle_range(settle_times(options, wire, queue, *bounds), queue, *bounds))
     return ranges
+
+
+def settle_times(options: SourceOptions, wire: Wire, queue: Queue, lowest: int, highest: int) -> SourceOptions:
+    """``options`` with the offsets of ``queue`` in place of the times that they have for it. Raises
+    :class:`WrongOption`."""
+    start = find_start_by_time(options, wire, queue, lowest, highest)
+    end = find_end_by_time(options, wire, queue, lowest, highest)
+    if start is not None:
+        options = attrs.evolve(options, starting=start)
+    if end is not None:
+        asked = find_offset(options.starting, queue, EARLIEST)
+        options = attrs.evolve(options, ending=max(end, min(asked, highest)))
+    return options
 
 
 def find_queues(options: SourceOptions, wire: Wire) -> list[Queue]:
@@ -59,20 +70,38 @@ def find_queues(options: SourceOptions, wire: Wire) -> list[Queue]:
     queues = [queue for topic in options.topics for queue in wire.find_queues(options.nameservers, topic)]
     _check_names("startingOffsets", options.starting, queues)
     _check_names("endingOffsets", options.ending, queues)
+    _check_names("startingOffsetsByTimestamp", options.starting_millis, queues)
+    _check_names("endingOffsetsByTimestamp", options.ending_millis, queues)
     return queues
 
 
 def find_start_by_time(options: SourceOptions, wire: Wire, queue: Queue, lowest: int, highest: int) -> int | None:
     """The start of a queue by ``starting_millis``; None without it. Raises :class:`WrongOption`, as the option says."""
-    if options.starting_millis is None:
+    millis = _time_of(options.starting_millis, queue)
+    if millis is None:
         return None
-    found = find_first_since(wire, queue, options.starting_millis, lowest, highest)
+    found = find_first_since(wire, queue, millis, lowest, highest)
     if found is None and not options.latest_without_match:
         raise WrongOption(
-            f"startingTimestamp: {queue} has no message since {options.starting_millis}. Set "
+            f"startingTimestamp: {queue} has no message since {millis}. Set "
             "startingOffsetsByTimestampStrategy to latest to start at the end of such queues"
         )
     return highest if found is None else found
+
+
+def find_end_by_time(options: SourceOptions, wire: Wire, queue: Queue, lowest: int, highest: int) -> int | None:
+    """The end of a queue by ``ending_millis``; None without a time for it."""
+    millis = _time_of(options.ending_millis, queue)
+    if millis is None:
+        return None
+    found = find_first_since(wire, queue, millis, lowest, highest)
+    return highest if found is None else found
+
+
+def _time_of(times: int | Offsets | None, queue: Queue) -> int | None:
+    if times is None or isinstance(times, int):
+        return times
+    return times.get(queue.topic, {}).get(queue.broker, {}).get(queue.queue_id)
 
 
 def settle_range(options: SourceOptions, queue: Queue, lowest: int, highest: int) -> QueueRange:
@@ -129,8 +158,8 @@ def find_offset(offsets: int | Offsets, queue: Queue, otherwise: int) -> int:
     return offsets.get(queue.topic, {}).get(queue.broker, {}).get(queue.queue_id, otherwise)
 
 
-def _check_names(name: str, offsets: int | Offsets, queues: list[Queue]) -> None:
-    if isinstance(offsets, int):
+def _check_names(name: str, offsets: int | Offsets | None, queues: list[Queue]) -> None:
+    if offsets is None or isinstance(offsets, int):
         return
     known = {(queue.topic, queue.broker, queue.queue_id) for queue in queues}
     for topic, brokers in offsets.items():

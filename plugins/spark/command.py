@@ -6,14 +6,18 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import rich_click as click
+import trio
 
 from gantrymq.kernel.env import environment
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from gantrymq.spark import ExportResult, ExportStatus
     from gantrymq.spark.job import Progress
 
@@ -63,6 +67,22 @@ BROKER = click.option(
     metavar="OFFSETS",
     help="latest, or JSON of the same form; the message at the ending offset is not exported.",
 )
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Start at the first message stored at this time or later: 2026-11-22T08:00 (UTC unless it says otherwise), or "
+    "milliseconds since 1970; for queues that the export does not have yet.",
+)
+@click.option("--until", metavar="TIME", help="End before the first message stored at this time or later.")
+@click.option("--follow", is_flag=True, help="Export again and again, until stopped.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: from the end of one run to the start of the next.",
+)
 @click.option("--skip-lost", is_flag=True, help="Export what is left when wanted messages are no longer there.")
 @click.option("--overwrite", is_flag=True, help="Replace what the export has of these topics.")
 @click.option("--discard-plan", is_flag=True, help="Drop what a stopped run has not published instead of finishing it.")
@@ -74,46 +94,79 @@ BROKER = click.option(
     help="local runs in this process, without Spark and Java.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.pass_context
 def export(
-    context: click.Context,
     topic: str | None,
     folder: str | None,
-    nameserver: str,
-    file_format: str,
-    starting_offsets: str,
-    ending_offsets: str,
-    skip_lost: bool,
-    overwrite: bool,
-    discard_plan: bool,
-    engine: str,
+    follow: bool,
+    every: float,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Write the messages of a topic that are new since the last run to Parquet files."""
-    if context.invoked_subcommand is not None:
+    context = click.get_current_context()
+    if context is not None and context.invoked_subcommand is not None:
         return
     if topic is None or folder is None:
         raise click.UsageError(f"Missing option '{'--topic' if topic is None else '--to'}'.")
+    if follow and (given["overwrite"] or given["until"]):
+        raise click.UsageError("--follow goes with neither --overwrite nor --until: these are for one run.")
     from gantrymq import spark
 
+    in_spark = given["engine"] == "spark"
     status = spark.spark_status()
-    if engine == "spark" and not status:
+    if in_spark and not status:
         raise SparkNotHere(f"the export runs in Spark, which cannot start here: {status.reason}")
-    with _progress("exporting", engine == "spark") as progress:
-        result = spark.export(
-            topic,
-            folder,
-            nameserver,
-            starting_offsets=starting_offsets,
-            ending_offsets=ending_offsets,
-            fail_on_data_loss=not skip_lost,
-            overwrite=overwrite,
-            discard_plan=discard_plan,
-            engine=engine,
-            options=security_options(),
-            progress=progress,
-        )
-    click.echo(_as_json(topic, file_format, result) if as_json else _as_line(topic, result))
+    # Without --follow, export starts the session: it can be cancelled meanwhile.
+    running = spark.session(log_level="off") if in_spark and follow else None
+    while True:
+        with _progress("exporting", in_spark) as progress:
+            result = _export_once(topic, folder, running, progress, given)
+        if not follow or result.rows or result.lost:
+            shown = _as_json(topic, given["file_format"], result) if as_json else _as_line(topic, result)
+            click.echo(shown)
+        if not follow:
+            return
+        given["discard_plan"] = False
+        trio.run(trio.sleep, every)
+
+
+def _export_once(
+    topic: str, folder: str, running: SparkSession | None, progress: Progress | None, given: dict[str, Any]
+) -> ExportResult:
+    from gantrymq import spark
+
+    options = security_options()
+    if given["since"]:
+        options["startingTimestamp"] = _read_time("--since", given["since"])
+    if given["until"]:
+        options["endingTimestamp"] = _read_time("--until", given["until"])
+    return spark.export(
+        topic,
+        folder,
+        given["nameserver"],
+        starting_offsets=given["starting_offsets"],
+        ending_offsets=given["ending_offsets"],
+        fail_on_data_loss=not given["skip_lost"],
+        overwrite=given["overwrite"],
+        discard_plan=given["discard_plan"],
+        engine=given["engine"],
+        options=options,
+        spark=running,
+        progress=progress,
+    )
+
+
+def _read_time(name: str, text: str) -> str:
+    """Milliseconds since 1970, as the options of the data source have them."""
+    if text.isascii() and text.isdigit():
+        return text
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither a time such as 2026-11-22T08:00 nor milliseconds", param_hint=name
+        ) from None
+    return str(int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000))
 
 
 @export.command("status")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 pytest.importorskip("pyarrow", reason="exports are Parquet files: pip install 'gantrymq[spark]'")
 
 DAY = 86_400_000
+BORN_MILLIS = 1_700_000_000_123
+"""As the cluster's records have it, which are stored one second later."""
 
 
 @pytest.fixture
@@ -85,6 +88,11 @@ def everything(cluster: FakeCluster, topic: str = "orders") -> Counter[tuple[str
         if name == topic
         for offset in queue.records
     )
+
+
+def _export_command(cluster: FakeCluster, folder: Path) -> list[str]:
+    where = ["--to", str(folder), "--nameserver", cluster.address]
+    return ["export", "--topic", "orders", *where, "--engine", "local"]
 
 
 def names(folder: Path) -> list[str]:
@@ -557,3 +565,77 @@ def test_the_command_exports_without_spark_and_shows_the_status(
     assert json.loads(capsys.readouterr().out)["rows"] == 3
     assert run(["export", "compact", str(folder)]) == 0
     assert capsys.readouterr().out.startswith("4 files became 2: ")
+
+
+def test_times_say_where_an_export_begins_and_ends(cluster: FakeCluster, folder: Path) -> None:
+    cluster.add_topic("orders")
+    for number in range(10):
+        cluster.put("orders", 0, b"x", store_timestamp=BORN_MILLIS + number * 1000)
+    since, until = (datetime.fromtimestamp((BORN_MILLIS + at) / 1000, UTC) for at in (3000, 7000))
+    arguments = [
+        "export",
+        "--topic",
+        "orders",
+        "--to",
+        str(folder),
+        "--nameserver",
+        cluster.address,
+        "--engine",
+        "local",
+    ]
+    assert run([*arguments, "--since", since.isoformat(), "--until", until.replace(tzinfo=None).isoformat()]) == 0
+    assert sorted(rows(export_files(folder))) == [("orders", 0, offset) for offset in range(3, 7)]
+    assert run([*arguments, "--since", "1"]) == 0  # a queue that the export has continues
+    assert sorted(rows(export_files(folder))) == [("orders", 0, offset) for offset in range(3, 10)]
+    assert run([*arguments, "--since", "yesterday"]) == 2
+
+
+def test_times_may_be_given_for_single_queues(orders: FakeCluster, folder: Path) -> None:
+    late = BORN_MILLIS + 1000 + 1
+    times = json.dumps({"orders": {"broker-a": {"1": late}}})
+    go(orders, folder, options={"startingOffsetsByTimestamp": times})
+    assert {queue_id for _, queue_id, _ in rows(export_files(folder))} == {0}
+    wrong = json.dumps({"orders": {"broker-b": {"1": late}}})
+    with pytest.raises(WrongOption, match="startingOffsetsByTimestamp: orders has no queue 1 on 'broker-b'"):
+        go(orders, folder, options={"startingOffsetsByTimestamp": wrong})
+
+
+def test_large_messages_make_more_tasks(cluster: FakeCluster, folder: Path) -> None:
+    cluster.add_topic("orders")
+    for _ in range(100):
+        cluster.put("orders", 0, bytes(1000))
+    tasks: list[int] = []
+    go(cluster, folder, file_bytes=20_000, progress=lambda done, total: tasks.append(total))
+    assert 5 <= max(tasks) <= 10  # of about 20 messages each
+    assert rows(visible(folder)) == everything(cluster)
+
+
+def test_following_exports_what_comes_until_it_is_stopped(
+    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+
+    def wait(_sleep: object, seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+        if len(pauses) == 1:
+            put(orders, 4)
+
+    monkeypatch.setattr("trio.run", wait)
+    arguments = [
+        "export",
+        "--topic",
+        "orders",
+        "--to",
+        str(folder),
+        "--nameserver",
+        orders.address,
+        "--engine",
+        "local",
+    ]
+    assert run([*arguments, "--follow", "--every", "7", "--json"]) == 130
+    found = [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()]
+    assert (found, pauses) == ([20, 4], [7.0, 7.0, 7.0])
+    assert rows(export_files(folder)) == everything(orders)
+    assert run([*arguments, "--follow", "--overwrite"]) == 2

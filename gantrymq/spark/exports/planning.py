@@ -9,13 +9,16 @@ import attrs
 from gantrymq.spark.errors import WrongOption
 from gantrymq.spark.exports.manifest import FORMAT, Plan, QueueKey, Span, State
 from gantrymq.spark.options import EARLIEST, LATEST, SourceOptions
-from gantrymq.spark.ranges import QueueRange, find_offset, find_queues, report_loss, settle_range
+from gantrymq.spark.ranges import QueueRange, find_offset, find_queues, report_loss, settle_range, settle_times
 from gantrymq.spark.wire import Queue, Wire
 
 FILE_ROWS = 500_000
-"""Default for the messages of a file. A queue with more is read by several tasks."""
+"""Default for the messages of a file. A queue with more of them, or of bytes, is read by several tasks."""
 FILE_BYTES = 256 * 1024 * 1024
 """Default for the bytes of the bodies in a file, before Parquet compresses them."""
+
+SAMPLE_ROWS = 32
+"""The messages of a queue whose stored size stands for that of all, where a task is bounded by bytes."""
 
 
 @attrs.frozen
@@ -39,8 +42,11 @@ def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, ov
     lost: list[Span] = []
     for queue in find_queues(options, wire):
         bounds = wire.find_bounds(queue)
-        item = _continue(options, queue, known, *bounds) or settle_range(options, queue, *bounds)
-        start = known.get(_key(queue), find_offset(options.starting, queue, EARLIEST))
+        # Where a queue continues that the export has, no time says.
+        asked = attrs.evolve(options, starting_millis=None) if _key(queue) in known else options
+        settled = settle_times(asked, wire, queue, *bounds)
+        item = _continue(settled, queue, known, *bounds) or settle_range(settled, queue, *bounds)
+        start = known.get(_key(queue), find_offset(settled.starting, queue, EARLIEST))
         if 0 <= start < item.start:
             lost.append(_span(queue, start, item.start))
         ranges.append(item)
@@ -48,8 +54,9 @@ def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, ov
     if nothing_new and state.number and not (overwrite and _has(state, options.topics)):
         return None
     ends = [_span(item.queue, 0, item.end) for item in ranges]
+    tasks = [span for item in ranges for span in _split(item, _rows_of_task(wire, item, sizes))]
     return Plan(
-        FORMAT, state.number + 1, str(uuid4()), list(options.topics), _split(ranges, sizes.file_rows), ends, lost,
+        FORMAT, state.number + 1, str(uuid4()), list(options.topics), tasks, ends, lost,
         list(options.topics) if overwrite else [], sizes.file_rows, sizes.file_bytes, options.body_max_bytes,
     )  # fmt: skip
 
@@ -81,12 +88,19 @@ def _continue(
     return QueueRange(queue, start, end)
 
 
-def _split(ranges: list[QueueRange], rows: int) -> list[Span]:
-    return [
-        _span(item.queue, first, min(first + rows, item.end))
-        for item in ranges
-        for first in range(item.start, item.end, rows)
-    ]
+def _rows_of_task(wire: Wire, item: QueueRange, sizes: Sizes) -> int:
+    """The messages of a task: at most those of a file, and by the size of the next ones about its bytes."""
+    if item.rows <= SAMPLE_ROWS:
+        return sizes.file_rows
+    answer = wire.pull(item.queue, item.start, SAMPLE_ROWS)
+    rows = answer.next_offset - item.start
+    if not answer.records or rows <= 0:
+        return sizes.file_rows
+    return max(min(sizes.file_rows, sizes.file_bytes * rows // len(answer.records)), 1)
+
+
+def _split(item: QueueRange, rows: int) -> list[Span]:
+    return [_span(item.queue, first, min(first + rows, item.end)) for first in range(item.start, item.end, rows)]
 
 
 def _has(state: State, topics: tuple[str, ...]) -> bool:

@@ -78,10 +78,11 @@ def export(
     Raises :class:`SparkMissing`, :class:`FolderInUse`, :class:`ExportDamaged`, :class:`ExportFenced` and what reading
     raises, all of them :class:`SparkError`; what can be checked is checked before the folder is made.
     """
-    given = {
-        "nameserver": nameserver, "topic": topic, "startingOffsets": starting_offsets, "endingOffsets": ending_offsets,
-        "failOnDataLoss": str(fail_on_data_loss).lower(),
-    }  # fmt: skip
+    given = {"nameserver": nameserver, "topic": topic, "failOnDataLoss": str(fail_on_data_loss).lower()}
+    if starting_offsets != "earliest":  # the default; times in the options would be in its place
+        given["startingOffsets"] = starting_offsets
+    if ending_offsets != "latest":
+        given["endingOffsets"] = ending_offsets
     settings = read_options(given | dict(options or {}))
     run_engine = find_engine(engine, spark)
     sizes = Sizes(file_rows, file_bytes)
