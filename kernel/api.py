@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import socket
+
     from gantrymq.kernel.batch import AppendBatch
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.env import Env, Waker
@@ -125,6 +127,12 @@ class Broker(Protocol):
     @property
     def connections(self) -> list[Connection]:
         """The open connections."""
+
+    def serve_connection(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        """Serve a connection that a plugin has accepted at a port of its own, as one of the broker's port.
+
+        ``sock`` must not block; ``peer`` is the address of the peer, by which others decide about it.
+        """
 
     def wake(self) -> None:
         """Run the next turn soon, because a watermark moved; safe to call from any thread."""

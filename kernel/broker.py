@@ -120,6 +120,10 @@ class Broker:
         """The open connections."""
         return self.sweep.connections
 
+    def serve_connection(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        """Serve a connection that a plugin accepted, as one of the broker's own port."""
+        self.sweep.serve_connection(sock, peer)
+
     @property
     def request_codes(self) -> list[int]:
         """The request codes that are served, in order; from ``register_tasks`` on."""

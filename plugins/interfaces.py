@@ -14,6 +14,10 @@ from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 from gantrymq.remoting.bodies.topics import TopicConfig
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from trio import SocketStream
+
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.remoting.epoch import Epoch
@@ -312,6 +316,44 @@ class HttpPages(Protocol):
 
     def add(self, path: str, page: Callable[[str], Awaitable[tuple[int, str, bytes]]]) -> None:
         """Add a page. ``page`` takes the header ``Accept`` of a request; it returns status, media type and body."""
+
+
+class EncryptedStream(Protocol):
+    """A stream of :class:`Encryption`; it also has the methods of trio's streams."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the peer's first byte was plain text; then the stream that was given may be used as well."""
+
+    @property
+    def refused(self) -> str:
+        """Why the connection ended before its first byte, if TLS was the reason."""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """As of trio's streams. The first call also does the handshake."""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """As of trio's streams; only after bytes were received."""
+
+    async def send_eof(self) -> None:
+        """Let the peer know that nothing more follows."""
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+
+
+class Encryption(Protocol):
+    """TLS for ports of other plugins (plugin ``tls``); without a provider they speak plain text."""
+
+    def wrap(self, stream: SocketStream, port: str) -> EncryptedStream | None:
+        """The stream to use for an accepted connection, None if the port speaks plain text.
+
+        ``port``: what the log calls it. Plain text or TLS as the peer's first byte and ``plugin.tls.mode`` say; the
+        peer must send first.
+        """
+
+    def client_context(self) -> SSLContext | None:
+        """The context for connections to other brokers; None: they are plain."""
 
 
 class Retention(Protocol):

@@ -15,7 +15,6 @@ import structlog
 import trio
 
 from gantrymq.nameserver.access import Identity, read_identities
-from gantrymq.nameserver.encryption import FirstByteStream
 from gantrymq.nameserver.kv import KVConfig
 from gantrymq.nameserver.live import MinimumChange
 from gantrymq.nameserver.notices import Notices
@@ -23,6 +22,7 @@ from gantrymq.nameserver.requests import Requests
 from gantrymq.nameserver.routecache import RouteCache
 from gantrymq.nameserver.routes import EXPIRY_SECONDS, Routes
 from gantrymq.nameserver.switches import Switches
+from gantrymq.remoting._first_byte_stream import FirstByteStream
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.bad_bytes import BadBytesLog
 from gantrymq.remoting.channel import OUTGOING

@@ -113,6 +113,8 @@ class RequestCode(IntEnum):
     """An extension of GantryMQ."""
     CONTROL_EXPORTER = 47003
     """An extension of GantryMQ."""
+    GET_SLAVE_TICKET = 47004
+    """An extension of GantryMQ."""
 
 
 class ResponseCode(IntEnum):

@@ -108,6 +108,7 @@ BROKER_RIGHTS: Final[Mapping[int, Right]] = MappingProxyType({
             _C.DELETE_EXPIRED_COMMITLOG,
             _C.NOTIFY_BROKER_ROLE_CHANGED,
             _C.COMPARE_LOG,
+            _C.GET_SLAVE_TICKET,
             _C.DESCRIBE_PLUGINS,
             _C.CONTROL_EXPORTER,
         ),

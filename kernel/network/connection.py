@@ -24,6 +24,7 @@ JOINED_BYTES = 256 * 1024
 class Socket(Protocol):
     """What a connection needs of its socket; no call blocks.
 
+    A socket of TLS has the attribute ``subject``: the subject of the peer's verified certificate, or None.
     A plugin may set ``connection.sock`` to an object of its own in ``connections_changed``: nothing has been received
     from an opened connection before that hook.
     """

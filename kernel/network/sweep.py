@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -78,6 +79,7 @@ class Sweep:
         self._admission = Admission(limits, self.drop)
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
+        self._handed_over: list[tuple[socket.socket, tuple[str, int]]] = []
         self._unsent = self._unread = 0
         self._unchecked: list[Connection] = []
         self._rest: OrderedDict[Connection, None] = OrderedDict()
@@ -122,6 +124,11 @@ class Sweep:
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         self._listening = self._accepting = True
 
+    def serve_connection(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        """Serve a connection that was accepted elsewhere, from the next turn on. ``sock`` must not block."""
+        self._handed_over.append((sock, peer))
+        self.waker.wake()
+
     def stop_listening(self) -> None:
         """Accept no new connections; open ones continue."""
         if self._listener is not None:
@@ -134,6 +141,8 @@ class Sweep:
     def close(self) -> None:
         """Close everything."""
         self.stop_listening()
+        for sock, _ in self._handed_over:
+            sock.close()
         for connection in list(self._connections.values()):
             self._flush(connection)
             self.drop(connection, "the broker stops")
@@ -217,6 +226,8 @@ class Sweep:
                             budget = 0
                 else:
                     self._unserved.append(descriptor)
+        while self._handed_over:
+            self._open(*self._handed_over.pop(), now)
         if rest:
             self._read_rest(requests, now, effort_until)
         self._few = len(requests) == 1
@@ -367,15 +378,18 @@ class Sweep:
                     return
                 continue
             self._short = False
-            if not self._admission.admits(peer[0], now):
-                sock.close()
-                continue
-            self._numbers += 1
-            connection = Connection(self, sock, self._numbers, peer, now)
-            self._connections[sock.fileno()] = connection
-            self._admission.opened(connection)
-            self._epoll.register(sock.fileno(), select.EPOLLIN)
-            self._changes.opened.append(connection)
+            self._open(sock, peer, now)
+
+    def _open(self, sock: socket.socket, peer: tuple[str, int], now: float) -> None:
+        if not self._admission.admits(peer[0], now):
+            sock.close()
+            return
+        self._numbers += 1
+        connection = Connection(self, sock, self._numbers, peer, now)
+        self._connections[sock.fileno()] = connection
+        self._admission.opened(connection)
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._changes.opened.append(connection)
 
     def _receive(self, connection: Connection, requests: list[Request], now: float) -> int:
         try:

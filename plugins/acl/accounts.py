@@ -40,6 +40,8 @@ class Account:
     topic_default: int
     group_default: int
     permissions: Mapping[str, int] | None
+    subjects: tuple[str, ...] = ()
+    """Subjects of clients' certificates whose connections need no signature: an extension of GantryMQ."""
 
     def allows(self, resource: str, needed: int) -> bool:
         """Whether the account has the permission ``needed`` (PUB, SUB, ANY of them, or SENDS)."""
@@ -64,6 +66,7 @@ class Accounts:
     """The content of the file. ``document``: the file as YAML gave it."""
 
     by_key: Mapping[str, Account]
+    by_subject: Mapping[str, Account]
     addresses: AddressRule
     version: DataVersion
     document: dict[str, Any] = attrs.field(repr=False)
@@ -78,8 +81,14 @@ class Accounts:
                 raise ValueError(f"account {number} is no mapping")
             account = read_account(entry, f"account {number}")
             by_key.setdefault(account.access_key, account)  # as in RocketMQ, the first one of a key counts
+        by_subject: dict[str, Account] = {}
+        for account in by_key.values():
+            for subject in account.subjects:
+                if subject in by_subject:
+                    raise ValueError(f"two accounts have the subject {subject!r}")
+                by_subject[subject] = account
         addresses = union(parse_rule(text) for text in texts_of(document, "globalWhiteRemoteAddresses", "the file"))
-        return cls(by_key, addresses, _version_of(document), document)
+        return cls(by_key, by_subject, addresses, _version_of(document), document)
 
 
 def read_document(data: bytes) -> dict[str, Any]:
@@ -130,6 +139,7 @@ def read_account(entry: Mapping[str, Any], where: str) -> Account:
         topic_default=parse_permission(text_of(entry, "defaultTopicPerm", where)),
         group_default=parse_permission(text_of(entry, "defaultGroupPerm", where)),
         permissions=permissions or None,
+        subjects=tuple(texts_of(entry, "subjects", where)),
     )
 
 

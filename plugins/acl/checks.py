@@ -57,14 +57,18 @@ class Checks:
         ext = request.ext
         access_key = ext.get(ACCESS_KEY)
         if access_key is None:
-            raise Denied("no_key", "No accessKey is configured")
-        account = accounts.by_key.get(access_key)
-        if account is None:
-            raise Denied("unknown_key", f"No acl config for {access_key[:SHOWN_CHARACTERS]}")
-        if account.addresses and account.addresses.matches(host):
-            return access_key
-        if not _is_signed(request, ext, account):
-            raise Denied("signature", f"Check signature failed for accessKey={access_key}", access_key)
+            account = accounts.by_subject.get(getattr(request.connection.sock, "subject", None) or "")
+            if account is None:
+                raise Denied("no_key", "No accessKey is configured")
+            access_key = account.access_key
+        else:
+            account = accounts.by_key.get(access_key)
+            if account is None:
+                raise Denied("unknown_key", f"No acl config for {access_key[:SHOWN_CHARACTERS]}")
+            if account.addresses and account.addresses.matches(host):
+                return access_key
+            if not _is_signed(request, ext, account):
+                raise Denied("signature", f"Check signature failed for accessKey={access_key}", access_key)
         right = self._rights.get(request.code)
         if right is Right.ADMIN:
             if not account.admin:

@@ -4,8 +4,9 @@ Slot: none.
 Hooks: appended, before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates,
 register_processors, register_tasks, runtime_info.
 Config ``[plugin.ha]``, for a master (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
-``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``, ``lease``, ``refuse_without_lease``;
-for a slave: ``master``, ``master_broker``, ``sync_tables``; for both: ``heartbeat``, ``housekeeping``.
+``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``authentication``, ``slaves_max``, ``lease``,
+``refuse_without_lease``; for a slave: ``master``, ``master_broker``, ``sync_tables``, ``tls``; for both: ``heartbeat``,
+``housekeeping``.
 Files: ``config/ha-cut.json`` on a slave, from the discovery of a diverged tail until the next start;
 ``config/ha-epoch.json`` with the epochs and, on a slave, its master's role.
 Provides: Replication. Replaces RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
@@ -15,7 +16,8 @@ progress of slaves for acknowledgments, ``compare`` checks that a slave's log is
 answers these checks, ``tables`` fetches the master's tables, ``find`` and ``master_address`` find the master,
 ``epochs`` records promotions, ``lease`` expires without contact, ``fencing`` makes a deposed master refuse messages,
 ``deposed`` makes it a slave again, ``role`` changes the role, ``vip`` serves RocketMQ's slaves, ``status``, ``lag`` and
-``metrics`` report the state. ``docs/howto/cluster.md``.
+``metrics`` report the state, ``streams`` encrypts, ``tickets`` lets slaves prove who they are.
+``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ from gantrymq.plugins.ha.role import change_number, fixed_number, origin_of
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
+from gantrymq.plugins.ha.tickets import Tickets
 from gantrymq.plugins.ha.vip import VipPort
-from gantrymq.plugins.interfaces import Health, LiveSettings, Replication
+from gantrymq.plugins.interfaces import Encryption, Health, LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
 from gantrymq.remoting.errors import RemoteFault
@@ -74,6 +77,7 @@ class HaPlugin:
     _epochs: Epochs  # this and the following are set by configure
     _roles: RoleChanges
     _lease: Lease
+    _tickets: Tickets  # on a master
 
     def __init__(self) -> None:
         self.master: Master | None = None
@@ -167,7 +171,10 @@ class HaPlugin:
             cut_as_planned(broker)
             broker.before_listening.append(self._settle)
         if broker.broker_id == 0:
-            self.master = Master(broker, section, self.copies, self._lease, self._epochs)
+            controls_access = any(info.slot == "access_control" for info in broker.manager.plugins)
+            required = section.authentication == "required" or (section.authentication == "auto" and controls_access)
+            self._tickets = Tickets(broker, PeerRule(section.peers or LOOPBACK), required)
+            self.master = Master(broker, section, self.copies, self._lease, self._epochs, self._tickets)
 
     def _with_role(self, broker: Broker, section: HaConfig) -> HaConfig:
         """``section`` with the role of the last master, unless the configuration sets a role: a promotion keeps it."""
@@ -209,11 +216,12 @@ class HaPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """1008 announces an epoch or a promotion; 47001 compares a slave's log with this one."""
+        """1008 announces an epoch or a promotion; 47001 compares a slave's log with this one; 47004 lets it connect."""
         found: dict[int, Processor] = {RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._roles.answer}
         if self.master is not None:
             peers = PeerRule(self._config.peers or LOOPBACK)
             found[RequestCode.COMPARE_LOG] = Heavy(MatchRequests(broker, peers).answer)
+            found[RequestCode.GET_SLAVE_TICKET] = self._tickets.answer
         return found
 
     @hookimpl
@@ -228,6 +236,7 @@ class HaPlugin:
         if health is not None and self.master is not None:
             health.add("replication", lambda: self.refusal)
         if self.master is not None:
+            self.master.encryption = broker.registry.find(Encryption)
             lag = LagWatch(broker, self.copies)
             tasks = [
                 BackgroundTask("ha master", self.master.run), BackgroundTask("ha lag", lag.run),
@@ -285,3 +294,9 @@ class HaPlugin:
             report_slave(metrics, broker, self.slave)
         else:
             report_master(metrics, broker, self.copies)
+            if self.master is not None:
+                for reason, count in self.master.refused.items():
+                    metrics.counter(
+                        "gantrymq_ha_refused_slaves_total", "Connections of slaves that were refused", count,
+                        reason=reason,
+                    )  # fmt: skip

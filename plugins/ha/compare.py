@@ -30,7 +30,7 @@ from gantrymq.remoting.epoch import EPOCH_KEY, epoch_in
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.query import ViewMessageHeader
-from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse
+from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse, SlaveTicketResponse
 from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Comparison:
         self._absent_since: float | None = None
         self._master_compares = True
         """Whether the master supports COMPARE_LOG; a RocketMQ master is asked for records instead."""
+        self.ticket = b""
+        """The ticket for the next connection to the master's port of replication, if it needs one."""
 
     async def check(self, address: str) -> None:
         """Returns if the log's last record is equal to the master's, or if the log is empty.
@@ -82,6 +84,7 @@ class Comparison:
             await self._identify(channel)
             await self._compare_epochs(channel)
             self._master_compares = True
+            await self._fetch_ticket(channel)
             if not self._broker.log.end:
                 return
             places = await self._places(self._broker.log.end)
@@ -120,6 +123,17 @@ class Comparison:
         if says.get("brokerId", "0") != "0":
             raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
         self._epochs.note_master_role(says.get("brokerRole", ""))
+
+    async def _fetch_ticket(self, channel: Channel) -> None:
+        """A RocketMQ master knows no tickets. :class:`RemoteFault` if this broker may not be a slave there."""
+        answer = await channel.call(Command(RequestCode.GET_SLAVE_TICKET))
+        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+            raise RemoteFault(answer.code, answer.remark or "no remark")
+        ticket = read_header(SlaveTicketResponse, answer.ext).ticket if answer.code == ResponseCode.SUCCESS else None
+        try:
+            self.ticket = bytes.fromhex(ticket or "")
+        except ValueError:
+            raise Unlike(f"{channel.address} returns a ticket that is not hexadecimal") from None
 
     async def _compare_epochs(self, channel: Channel) -> None:
         """Notify a master of a lower epoch and do not follow it; adopt a higher epoch.

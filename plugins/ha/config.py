@@ -79,6 +79,12 @@ class HaConfig:
     """Master: send the whole log to an empty slave; RocketMQ begins with the last file."""
     peers: list[str] = attrs.field(factory=list, validator=_check_peers)
     """Master: addresses or networks of allowed slaves; empty: only this machine."""
+    authentication: Literal["auto", "none", "required"] = "auto"
+    """Master: whether a slave must prove by an administrator's key or certificate that it may be one, besides its
+    address; ``auto``: if a plugin controls access. RocketMQ's slaves cannot."""
+    tls: Literal["auto", "plain"] = "auto"
+    """Slave: connect to the master's port of replication with TLS if ``plugin.tls.outgoing`` says so; a RocketMQ
+    master has plain text there."""
     slaves_max: int = number(16, 1, 1024)
     """Master: the most connections of slaves at the same time."""
     ready_lag: float = duration("60s", minimum="1s", maximum="365d")

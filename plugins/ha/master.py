@@ -7,6 +7,7 @@ it is. Source: RocketMQ 4.9.7 ``HAConnection``; 5.3.3's ``DefaultHAConnection``.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -18,7 +19,8 @@ from gantrymq.kernel.store.log.segments import DISK_BLOCK_BYTES
 from gantrymq.kernel.store.log.windows import LogWindows, NotCached
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import Copies, Copy
-from gantrymq.plugins.ha.frames import HEADER, BadFrame, Reports
+from gantrymq.plugins.ha.frames import HEADER, TICKET_BYTES, TICKET_MARK, BadFrame, Reports
+from gantrymq.plugins.ha.streams import Link, accepted
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Listener
     from gantrymq.plugins.ha.epochs import Epochs
     from gantrymq.plugins.ha.lease import Lease
+    from gantrymq.plugins.ha.tickets import Tickets
+    from gantrymq.plugins.interfaces import Encryption
 
 log = structlog.get_logger("gantrymq.ha")
 
@@ -39,8 +43,6 @@ AT_ONCE_BYTES: Final = 512 * 1024
 """Bytes that one system call sends, in several batches."""
 UNREADABLE_RETRY_S: Final = 5.0
 """How soon to retry a part of the log that cannot be read."""
-PARTS_MAX: Final = 512
-"""Linux accepts 1,024 buffers in one call."""
 STOPPED_REMEDY: Final = (
     "the slave stops here, and gets what follows as soon as it can be read. If another slave has it, promote that one; "
     "else empty the folder of this slave and start it again: it begins with the last file of the log"
@@ -51,8 +53,14 @@ _RECEIVE_BYTES: Final = 4096
 class Master:
     """Listens on ``address`` from its creation on, and serves slaves while :meth:`run` runs."""
 
-    def __init__(self, broker: Broker, config: HaConfig, copies: Copies, lease: Lease, epochs: Epochs) -> None:
+    def __init__(
+        self, broker: Broker, config: HaConfig, copies: Copies, lease: Lease, epochs: Epochs, tickets: Tickets
+    ) -> None:
         self._broker = broker
+        self._tickets = tickets
+        self.encryption: Encryption | None = None
+        self.refused: Counter[str] = Counter(address=0, limit=0, tls=0, ticket=0)
+        """Connections that were refused, by reason."""
         self._lease = lease
         self._epochs = epochs
         self._config = config
@@ -102,9 +110,11 @@ class Master:
     def _admits(self, host: str) -> bool:
         if not self._peers.admits(host):
             # A slave receives every message, and its acknowledgments count.
+            self.refused["address"] += 1
             log.warning("slave_refused", peer=host, reason=f"plugin.ha.peers does not name it; add {host!r} to it")
             return False
         if len(self._copies) >= self._config.slaves_max:
+            self.refused["limit"] += 1
             log.warning("slave_refused", peer=host, reason=f"plugin.ha.slaves_max = {len(self._copies)} are connected")
             return False
         return True
@@ -113,10 +123,14 @@ class Master:
 
     async def _serve(self, stream: trio.SocketStream, copy: Copy) -> None:
         reason = "it has closed the connection"
-        log.info("slave_connected", peer=copy.address)
         try:
             async with stream:
-                await self._talk(stream, copy)
+                link = accepted(stream, self.encryption)
+                begun = await self._begin(link, copy)
+                if begun is None:
+                    return
+                log.info("slave_connected", peer=copy.address)
+                await self._talk(link, copy, begun)
         except BaseExceptionGroup as group:
             refusal, others = group.split((BadFrame, OutOfLog, CorruptRange, OSError, trio.BrokenResourceError))
             if others is not None:
@@ -126,25 +140,59 @@ class Master:
             self._copies.remove(copy)
             log.warning("slave_disconnected", peer=copy.address, reason=reason, acknowledged=copy.acknowledged)
 
-    async def _talk(self, stream: trio.SocketStream, copy: Copy) -> None:
+    async def _begin(self, link: Link, copy: Copy) -> bytes | None:
+        """The first bytes of a slave's reports, after its ticket; None if it was refused or has gone."""
+        data = b""
+        refused, reason = "", ""
+        with trio.move_on_after(self._config.housekeeping) as patience:
+            try:
+                while len(data) < (len(TICKET_MARK) + TICKET_BYTES if data.startswith(b"\xff") else 1):
+                    received = await link.receive_some(_RECEIVE_BYTES)
+                    if not received:
+                        return None
+                    data += received
+            except (OSError, trio.BrokenResourceError):
+                if not link.refused:
+                    return None
+                refused, reason = "tls", link.refused
+        if patience.cancelled_caught:
+            return None
+        ticket, rest = b"", data
+        if data.startswith(TICKET_MARK):
+            ticket, rest = data[len(TICKET_MARK) :][:TICKET_BYTES], data[len(TICKET_MARK) + TICKET_BYTES :]
+        if not refused and self._tickets.required and not self._tickets.take(ticket):
+            refused = "ticket"
+            reason = (
+                "it has shown no valid ticket: it must be GantryMQ with plugin.acl.keys of an administrator, or set "
+                "plugin.ha.authentication to none"
+            )
+        if refused:
+            self.refused[refused] += 1
+            log.warning("slave_refused", peer=copy.address, reason=reason)
+            return None
+        return rest
+
+    async def _talk(self, link: Link, copy: Copy, data: bytes | bytearray) -> None:
         async with trio.open_nursery() as nursery:
             reports = Reports()
             while True:
-                with trio.move_on_after(self._config.housekeeping) as patience:
-                    data = await stream.receive_some(_RECEIVE_BYTES)
-                if patience.cancelled_caught:
-                    raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
+                if not data:
+                    with trio.move_on_after(self._config.housekeeping) as patience:
+                        data = await link.receive_some(_RECEIVE_BYTES)
+                    if patience.cancelled_caught:
+                        raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
                 if not data:
                     break
                 if self._epochs.fenced:
                     raise BadFrame(self._epochs.fenced)
                 if not self._lease.slave_reported(copy.since):
                     raise BadFrame("the lease has run out since it connected")
-                for offset in reports.feed(data):
+                received, data = bytes(data), b""
+                for offset in reports.feed(received):
                     if copy.start < 0:
                         copy.start = copy.sent = self._start_for(offset)
                         log.info("sending_log", peer=copy.address, start=copy.start, reported=offset)
-                        nursery.start_soon(self._send, stream, copy)
+                        nursery.start_soon(self._send, link, copy)
                     elif offset > copy.sent:
                         raise BadFrame(f"it reports {offset}, and was sent the log up to {copy.sent}")
                     self._copies.acknowledge(copy, offset, self._broker.env.monotonic())
@@ -164,7 +212,7 @@ class Master:
             raise BadFrame(f"it has the log up to {offset}, what follows was deleted here: it must begin anew")
         return offset
 
-    async def _send(self, stream: trio.SocketStream, copy: Copy) -> None:
+    async def _send(self, link: Link, copy: Copy) -> None:
         commit_log = self._broker.log
         while True:
             size = commit_log.written - copy.sent
@@ -179,11 +227,11 @@ class Master:
                 except CorruptRange as damage:
                     data = await trio.to_thread.run_sync(self._read_before_damage, copy.sent, size)
                     if not data:
-                        await self._stop_for_damage(stream, copy, damage)
+                        await self._stop_for_damage(link, copy, damage)
                         continue
                 copy.stopped_at = -1
                 start, copy.sent = copy.sent, copy.sent + len(data)
-                await _send_all(stream, _in_batches(start, memoryview(data), batch))
+                await link.send(_in_batches(start, memoryview(data), batch))
             elif commit_log.written < commit_log.end:
                 await trio.sleep(UNWRITTEN_S)
             else:
@@ -191,9 +239,9 @@ class Master:
                 with trio.move_on_after(self._config.heartbeat) as silence:
                     await self._grown.park()
                 if silence.cancelled_caught:
-                    await stream.send_all(HEADER.pack(copy.sent, 0))
+                    await link.send([HEADER.pack(copy.sent, 0)])
 
-    async def _stop_for_damage(self, stream: trio.SocketStream, copy: Copy, damage: CorruptRange) -> None:
+    async def _stop_for_damage(self, link: Link, copy: Copy, damage: CorruptRange) -> None:
         """The slave has everything before an unreadable part of the log: send it heartbeats."""
         if copy.stopped_at != copy.sent:
             copy.stopped_at = copy.sent
@@ -201,7 +249,7 @@ class Master:
             log.error("slave_stopped", peer=copy.address, offset=copy.sent, reason=f"{damage}; {STOPPED_REMEDY}")
         again_at = trio.current_time() + UNREADABLE_RETRY_S
         while trio.current_time() < again_at:
-            await stream.send_all(HEADER.pack(copy.sent, 0))
+            await link.send([HEADER.pack(copy.sent, 0)])
             await trio.sleep_until(min(trio.current_time() + self._config.heartbeat, again_at))
 
     def _read_before_damage(self, offset: int, size: int) -> bytes:
@@ -235,18 +283,6 @@ def _in_batches(offset: int, data: memoryview, size: int) -> list[memoryview | b
         part = data[at : at + size]
         parts += (HEADER.pack(offset + at, len(part)), part)
     return parts
-
-
-async def _send_all(stream: trio.SocketStream, parts: list[memoryview | bytes]) -> None:
-    """Send all buffers with as few system calls as possible."""
-    first = 0
-    while first < len(parts):
-        sent = await stream.socket.sendmsg(parts[first : first + PARTS_MAX])
-        while first < len(parts) and sent >= len(parts[first]):
-            sent -= len(parts[first])
-            first += 1
-        if sent:
-            parts[first] = parts[first][sent:]
 
 
 def _listen(broker: Broker, wanted: str) -> tuple[Listener, str]:

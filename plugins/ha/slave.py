@@ -15,12 +15,16 @@ from gantrymq.kernel.errors import CorruptRange, NoRoom, OutOfLog, StartError
 from gantrymq.kernel.store.log.record import BadRecord, check_begun
 from gantrymq.plugins.ha.compare import Comparison, Diverged, Unlike, UnrelatedStore, plan_cut
 from gantrymq.plugins.ha.find import find_master
-from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, REPORT, BadFrame, Pieces
+from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, REPORT, TICKET_MARK, BadFrame, Pieces
+from gantrymq.plugins.ha.streams import Link, secured
+from gantrymq.plugins.interfaces import Encryption
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.epoch import Epoch
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 if TYPE_CHECKING:
+    import ssl
+
     from gantrymq.kernel.api import Broker
     from gantrymq.plugins.ha.config import HaConfig
     from gantrymq.plugins.ha.epochs import Epochs
@@ -176,7 +180,13 @@ class Slave:
             return f"it cannot be reached: {error or 'no answer'}"
         try:
             async with stream:
-                await self._talk(stream, address)
+                link = await secured(stream, self._tls_context())
+                ticket, self._comparison.ticket = self._comparison.ticket, b""
+                if ticket:
+                    await link.send([TICKET_MARK + ticket])
+                await self._talk(link, address)
+        except (BadFrame, OSError, trio.BrokenResourceError) as ended_early:
+            return str(ended_early) or "the connection broke"
         except BaseExceptionGroup as group:
             ended, others = group.split((BadFrame, BadRecord, OutOfLog, OSError, trio.BrokenResourceError))
             if others is not None:
@@ -186,7 +196,11 @@ class Slave:
             self.connected_to = ""
         return "it has closed the connection"
 
-    async def _talk(self, stream: trio.SocketStream, address: str) -> None:
+    def _tls_context(self) -> ssl.SSLContext | None:
+        encryption = None if self._config.tls == "plain" else self._broker.registry.find(Encryption)
+        return None if encryption is None else encryption.client_context()
+
+    async def _talk(self, stream: Link, address: str) -> None:
         broker = self._broker
         self._following = epoch = self._epochs.known
         while broker.store.dispatched < broker.log.end:
@@ -214,13 +228,13 @@ class Slave:
         if self._epochs.known.outranks(self._following):
             raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {self._following}")
 
-    async def _receive(self, stream: trio.SocketStream, tail: Tail) -> None:
+    async def _receive(self, stream: Link, tail: Tail) -> None:
         """Receive until the master closes the connection."""
         pieces = Pieces()
         room = memoryview(bytearray(_RECEIVE_BYTES))  # one buffer for all: new memory is as slow as receiving
         while True:
             with trio.move_on_after(_MORE_S if tail.uncommitted else self._config.housekeeping) as patience:
-                size = await stream.socket.recv_into(room)
+                size = await stream.receive_into(room)
             if patience.cancelled_caught and tail.uncommitted:
                 tail.commit()
                 continue
@@ -238,13 +252,13 @@ class Slave:
             if size < len(room) or tail.uncommitted >= _UNCOMMITTED_BYTES:
                 tail.commit()
 
-    async def _report(self, stream: trio.SocketStream) -> None:
+    async def _report(self, stream: Link) -> None:
         """Report the log's progress at once when it advances, otherwise as often as a heartbeat is due."""
         while True:
             self._check_epoch()
             self._reported = self._broker.store.dispatched
             self.lag_s()
-            await stream.send_all(REPORT.pack(self._reported))
+            await stream.send([REPORT.pack(self._reported)])
             with trio.move_on_after(self._config.heartbeat):
                 while self._broker.store.dispatched <= self._reported:
                     await self._moved.park()

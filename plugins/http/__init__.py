@@ -24,7 +24,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.http.health import BrokerHealth
 from gantrymq.plugins.http.pages import Pages, health_pages
-from gantrymq.plugins.interfaces import Health, HttpPages
+from gantrymq.plugins.interfaces import Encryption, Health, HttpPages
 from gantrymq.remoting.address import parse_address
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class HttpPlugin:
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The web server."""
+        if self.server is not None:
+            self.server.encryption = broker.registry.find(Encryption)
         return [] if self.server is None else [BackgroundTask("http", self.server.run)]
 
     @hookimpl

@@ -21,6 +21,7 @@ from gantrymq.remoting.peers import is_loopback
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
     from gantrymq.plugins.http.pages import Pages
+    from gantrymq.plugins.interfaces import EncryptedStream, Encryption
 
 log = structlog.get_logger("gantrymq.http")
 
@@ -43,6 +44,7 @@ class HttpServer:
     def __init__(self, env: Env, host: str, port: int, pages: Pages, connections_max: int, timeout: float) -> None:
         """``timeout`` in seconds. ``OSError`` if the address cannot be used."""
         self._pages = pages
+        self.encryption: Encryption | None = None
         self._connections_max = connections_max
         self._timeout = timeout
         self._listener = env.bind(host, port)
@@ -59,9 +61,10 @@ class HttpServer:
         log.info("http_listening", url=f"http://{self.address}")
         await serve_connections(self._listener, "a reader of the health pages", self._connections_max, self._serve)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    async def _serve(self, connected: trio.SocketStream) -> None:
         try:
-            async with stream:
+            async with connected:
+                stream = (None if self.encryption is None else self.encryption.wrap(connected, "http")) or connected
                 with trio.fail_after(self._timeout):
                     head = await _read_head(stream)
                     if head is None:
@@ -104,7 +107,7 @@ class HttpServer:
             return method == b"HEAD", _text(500, "The page could not be made; the broker's log has the reason.")
 
 
-async def _read_head(stream: trio.SocketStream) -> bytes | None:
+async def _read_head(stream: trio.SocketStream | EncryptedStream) -> bytes | None:
     """The head without its last empty line; more than :data:`HEAD_MAX_BYTES` if it is too long; None if it ends
     early."""
     head = b""

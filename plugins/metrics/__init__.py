@@ -24,7 +24,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.plugin_activity import BOUNDS_S
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.interfaces import HttpPages
+from gantrymq.plugins.interfaces import Encryption, HttpPages
 from gantrymq.plugins.metrics.config import MetricsConfig
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class MetricsPlugin:
         pages = broker.registry.find(HttpPages)
         if pages is not None:
             pages.add("/metrics", self._page)
+        self._server.encryption = broker.registry.find(Encryption)
         return [BackgroundTask("metrics", self._server.run)]
 
     @hookimpl

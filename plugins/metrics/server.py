@@ -20,6 +20,7 @@ from gantrymq.remoting.address import format_address, parse_address
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env, Listener
+    from gantrymq.plugins.interfaces import EncryptedStream, Encryption
     from gantrymq.plugins.metrics.config import MetricsConfig
     from gantrymq.plugins.metrics.exposition import Text
 
@@ -48,6 +49,7 @@ class MetricsServer:
 
     def __init__(self, env: Env, config: MetricsConfig, render: Render) -> None:
         """:class:`StartError` if the address is in use."""
+        self.encryption: Encryption | None = None
         self._config = config
         self._render = render
         self._listener = _listen(env, config.listen)
@@ -58,9 +60,10 @@ class MetricsServer:
         log.info("metrics_listening", url=f"http://{self.address}{PATH}")
         await serve_connections(self._listener, "a reader of metrics", self._config.connections_max, self._serve)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    async def _serve(self, connected: trio.SocketStream) -> None:
         try:
-            async with stream:
+            async with connected:
+                stream = (None if self.encryption is None else self.encryption.wrap(connected, "metrics")) or connected
                 reader = _Reader(stream, self._render, self._config.timeout)
                 while await reader.answer_one():
                     pass
@@ -71,7 +74,7 @@ class MetricsServer:
 class _Reader:
     """Serve one connection."""
 
-    def __init__(self, stream: trio.SocketStream, render: Render, timeout: float) -> None:
+    def __init__(self, stream: trio.SocketStream | EncryptedStream, render: Render, timeout: float) -> None:
         self._stream = stream
         self._render = render
         self._timeout = timeout
@@ -102,7 +105,7 @@ class _Reader:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
                 return event
-            self._http.receive_data(await self._stream.receive_some(_RECEIVE_BYTES))
+            self._http.receive_data(bytes(await self._stream.receive_some(_RECEIVE_BYTES)))
 
     async def _answer(self, request: h11.Request) -> _Answer:
         path, method = request.target.partition(b"?")[0], request.method

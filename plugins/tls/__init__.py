@@ -3,8 +3,9 @@
 Slot: none; not in the default set: ``--enable tls``.
 Hooks: collect_metrics, config_section, configure, connections_changed, register_tasks.
 Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``ca``, ``client_certificates``,
-``outgoing``, ``interval``.
+``outgoing``, ``pages``, ``interval``.
 Files: those of the certificates, which it only reads.
+Provides: Encryption, for the ports of replication, metrics and health pages.
 Answers for the TLS part of RocketMQ's ``NettyRemotingServer``.
 
 ``tls_socket`` replaces the socket of each new connection before anything is read from it. ``docs/howto/secure.md``.
@@ -24,7 +25,9 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import Encryption
 from gantrymq.plugins.tls.config import TlsConfig
+from gantrymq.plugins.tls.port_stream import PortStream
 from gantrymq.plugins.tls.tls_socket import TlsSocket
 from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.tls import ServerTls, TlsUnusable
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.tls")
 
+HANDSHAKE_S: Final = 10.0
+"""How long a handshake may take at a port of another plugin."""
+PAGES: Final = frozenset({"metrics", "http"})
+"""The ports of web pages."""
 SLICE_S: Final = 0.010
 HANDSHAKES_S: Final = 0.005
 """Handshakes take at most this much of each :data:`SLICE_S`, however many clients connect."""
@@ -73,6 +80,7 @@ class TlsPlugin:
         self._warnings = RareWarnings(broker.env.monotonic)
         if section.mode == "disabled":
             return
+        broker.registry.provide(Encryption, self)
         try:
             self._context = self._files.make_context()
             self._seen = self._files.fingerprint()
@@ -119,8 +127,23 @@ class TlsPlugin:
 
     def ended(self, connection: Connection, result: str, reason: str) -> None:
         """Count a handshake; a failed one is logged once an hour for each address."""
+        self.count(connection.peer[0], result, reason)
+
+    def wrap(self, stream: trio.SocketStream, port: str) -> PortStream | None:
+        """As :class:`Encryption` has it, like the one that follows."""
+        if port in PAGES and self._config.pages == "plain":
+            return None
+        host = str(stream.socket.getpeername()[0])
+        return PortStream(
+            stream, self._current, self._config.mode == "permissive", HANDSHAKE_S, lambda *end: self.count(host, *end)
+        )
+
+    def client_context(self) -> ssl.SSLContext | None:
+        return self._client_context
+
+    def count(self, host: str, result: str, reason: str) -> None:
+        """Count a handshake with the machine ``host``."""
         self._results[result] += 1
-        host = connection.peer[0]
         if result != "ok" and self._warnings.is_due(f"{host} {result}"):
             log.warning("tls_refused", peer=host, reason=reason)
 

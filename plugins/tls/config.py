@@ -25,5 +25,7 @@ class TlsConfig:
     """Whether clients must show a certificate; its subject becomes the connection's identity."""
     outgoing: Literal["auto", "plain", "tls"] = "auto"
     """How the broker connects to nameservers and other brokers; ``auto``: with TLS if ``mode`` is ``enforcing``."""
+    pages: Literal["auto", "plain"] = "auto"
+    """Whether the ports of the plugins ``metrics`` and ``http`` speak TLS: ``auto``: as ``mode`` has it."""
     interval: float = duration("10s", minimum="100ms", maximum="1h")
     """How often the broker looks for changed files; new connections use them."""

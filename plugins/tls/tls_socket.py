@@ -43,7 +43,7 @@ class TlsSocket:
 
     __slots__ = (
         "_allows_plain", "_connection", "_context", "_in_flight", "_incoming", "_is_open", "_outgoing", "_owner",
-        "_raw", "_tls", "_unsent",
+        "_raw", "_tls", "_unsent", "subject",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,8 @@ class TlsSocket:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._unsent = b""
+        self.subject: str | None = None
+        """The subject of the peer's certificate, after the handshake."""
         self._in_flight = 0
         """Bytes of the application whose encrypted form is in ``_unsent``: not reported as sent yet."""
 
@@ -137,9 +139,9 @@ class TlsSocket:
             self._owner.worked(begun)
         self._answer()
         self._is_open = True
-        subject = subject_of(tls.getpeercert())
-        if subject is not None:
-            self._connection.identity = subject
+        self.subject = subject_of(tls.getpeercert())
+        if self.subject is not None:
+            self._connection.identity = self.subject
         self._owner.ended(self._connection, "ok", tls.version() or "")
 
     def _read(self, tls: ssl.SSLObject) -> bytes:

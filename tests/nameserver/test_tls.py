@@ -57,7 +57,7 @@ async def test_plain_connections_are_served_in_permissive_mode_only() -> None:
                 await asks(server, None)
             assert await asks(server, client_context()) == 0
     assert [each["reason"] for each in logs if each["event"] == "tls_not_spoken"] == [
-        "the peer speaks plain text, and this nameserver takes TLS only"
+        "the peer speaks plain text, and this port takes TLS only"
     ]
 
 

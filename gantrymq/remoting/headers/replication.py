@@ -34,6 +34,12 @@ class CompareLogHeader(Header, kw_only=True):
     digest: str
 
 
+class SlaveTicketResponse(Header, kw_only=True):
+    """Response to GET_SLAVE_TICKET (47004): the ticket in hex, none if the port of replication needs none."""
+
+    ticket: str | None = None
+
+
 class CompareLogResponse(Header, kw_only=True):
     """Response to 47001: the result of the comparison (``LogMatch``), and the end of the master's log."""
 

@@ -72,6 +72,7 @@ from gantrymq.remoting.headers.replication import (
     CompareLogResponse,
     MinimumChangedHeader,
     RoleChangedHeader,
+    SlaveTicketResponse,
 )
 from gantrymq.remoting.headers.send import ReplyMessageHeader, SendBackHeader, SendMessageHeader, SendMessageResponse
 from gantrymq.remoting.headers.topics import CreateTopicHeader, DeleteTopicInNameserverHeader, TopicHeader
@@ -187,4 +188,5 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.COMPARE_LOG: RequestSpec("broker", CompareLogHeader, CompareLogResponse),
     _C.DESCRIBE_PLUGINS: RequestSpec("broker", DescribePluginsHeader),
     _C.CONTROL_EXPORTER: RequestSpec("broker", ControlExporterHeader),
+    _C.GET_SLAVE_TICKET: RequestSpec("broker", None, SlaveTicketResponse),
 }

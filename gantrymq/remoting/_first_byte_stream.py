@@ -1,4 +1,4 @@
-"""Streams of the nameserver that decide by their first byte whether they speak TLS."""
+"""Accepted trio streams that decide by their first byte whether they speak TLS."""
 
 from __future__ import annotations
 
@@ -48,8 +48,15 @@ class FirstByteStream(trio.abc.Stream):
         self._stream: trio.abc.Stream | None = None
         self.refused = ""
         """Why the connection ended before its first frame, if TLS was the reason."""
+        self.is_plain = False
+        """Whether the peer's first byte was plain text; then the connection's own stream may be used as well."""
         self.subject: str | None = None
         """The subject of the peer's certificate, after the handshake."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether bytes of the peer were received, and a handshake is over."""
+        return self._stream is not None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """Decrypted bytes. ``BrokenResourceError`` also for a failed handshake, and for plain text that is refused."""
@@ -58,8 +65,9 @@ class FirstByteStream(trio.abc.Stream):
             if not data:
                 return data
             if data[0] != HANDSHAKE_BYTE:
+                self.is_plain = True
                 if not self._allows_plain:
-                    self.refused = "the peer speaks plain text, and this nameserver takes TLS only"
+                    self.refused = "the peer speaks plain text, and this port takes TLS only"
                     raise trio.BrokenResourceError(self.refused)
                 self._stream = self._raw
                 return data
@@ -90,6 +98,13 @@ class FirstByteStream(trio.abc.Stream):
     async def wait_send_all_might_not_block(self) -> None:
         """As of any stream."""
         await (self._stream or self._raw).wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """Let the peer know that nothing more follows: by TLS, or by closing this direction."""
+        if isinstance(self._stream, trio.SSLStream):
+            await self._stream.unwrap()
+        elif isinstance(self._raw, trio.abc.HalfCloseableStream):
+            await self._raw.send_eof()
 
     async def aclose(self) -> None:
         """Close the connection, without a farewell to the peer."""

@@ -1,0 +1,86 @@
+"""Metrics and health pages over TLS."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+import trio
+
+from gantrymq.kernel.api import Broker
+from gantrymq.remoting.address import parse_address
+from gantrymq.testing.harness import make_broker, run_broker
+from support.certificates import FOLDER, client_context
+
+pytestmark = pytest.mark.trio
+
+PLUGINS = ["gantrymq.plugins.tls:TlsPlugin", "gantrymq.plugins.metrics:MetricsPlugin"]
+
+
+def make(path: Path, **settings: str) -> Broker:
+    given = {
+        "plugin.tls.certificate": str(FOLDER / "server.pem"), "plugin.metrics.listen": "127.0.0.1:0",
+        "plugin.http.listen": "127.0.0.1:0", **{f"plugin.tls.{key}": value for key, value in settings.items()},
+    }  # fmt: skip
+    return make_broker(path / "store", settings=given, enable=PLUGINS)
+
+
+def addresses(broker: Broker) -> list[tuple[str, str]]:
+    """Of the two ports, each with a path."""
+    info: dict[str, str] = {}
+    for _, call in broker.manager.calls("runtime_info", broker=broker):
+        info |= call() or {}
+    return [(info["metricsAddress"], "/metrics"), (info["httpAddress"], "/healthz")]
+
+
+async def get(address: str, path: str, context: ssl.SSLContext | None) -> bytes:
+    stream: trio.abc.Stream = await trio.open_tcp_stream(*parse_address(address))
+    if context is not None:
+        stream = trio.SSLStream(stream, context, server_hostname="127.0.0.1", https_compatible=True)  # type: ignore[arg-type]
+    received = b""
+    async with stream:
+        with trio.fail_after(20):
+            try:
+                await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+                while data := await stream.receive_some(65536):
+                    received += bytes(data)
+            except trio.BrokenResourceError:
+                pass
+    return received
+
+
+async def test_metrics_and_health_pages_speak_tls_as_the_brokers_port_does(tmp_path: Path) -> None:
+    async with run_broker(make(tmp_path)) as broker:
+        for address, path in addresses(broker):
+            assert (await get(address, path, client_context())).startswith(b"HTTP/1.1 200"), path
+            assert await get(address, path, None) == b"", path
+        metrics = await get(*addresses(broker)[0], client_context())
+        assert b"gantrymq_tls_handshakes_total{" in metrics
+        counted = {line.split(b'result="')[1].split(b'"')[0]: line.split()[-1] for line in metrics.splitlines()
+                   if line.startswith(b"gantrymq_tls_handshakes_total{")}  # fmt: skip
+        assert (float(counted[b"ok"]), float(counted[b"plain"])) == (3, 2)
+
+
+@pytest.mark.parametrize(("settings", "encrypted"), [({"mode": "permissive"}, True), ({"pages": "plain"}, False)])
+async def test_plain_pages_are_served_if_the_configuration_allows_it(
+    tmp_path: Path, settings: dict[str, str], encrypted: bool
+) -> None:
+    async with run_broker(make(tmp_path, **settings)) as broker:
+        for address, path in addresses(broker):
+            assert (await get(address, path, None)).startswith(b"HTTP/1.1 200"), path
+            if encrypted:
+                assert (await get(address, path, client_context())).startswith(b"HTTP/1.1 200"), path
+
+
+async def test_a_handshake_that_does_not_end_is_limited_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.plugins.tls.HANDSHAKE_S", 0.3)
+    async with run_broker(make(tmp_path)) as broker:
+        for address, path in addresses(broker):
+            async with await trio.open_tcp_stream(*parse_address(address)) as stream:
+                await stream.send_all(b"\x16\x03\x01")
+                with trio.fail_after(20):
+                    assert await stream.receive_some(100) == b""
+            assert (await get(address, path, client_context())).startswith(b"HTTP/1.1 200")
