@@ -44,7 +44,7 @@ from gantrymq.remoting.headers.send import SendBackHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.properties import RETRY_TOPIC
-from gantrymq.remoting.records import decode_records
+from gantrymq.remoting.records import decode_pulled
 
 PULL_BATCH_BYTES: Final = 1_048_576
 """GantryMQ's brokers give so much in one answer, also from the disk; RocketMQ's apply their own limits."""
@@ -455,7 +455,9 @@ class Puller(Generic[R]):
             raise broker_error(answer, address)
         with reading(address):
             header = read_header(PullMessageResponse, answer.ext)
-            records = decode_records(answer.body, self._options.make) if answer.code == ResponseCode.SUCCESS else []
+            records: list[R] = []
+            if answer.code == ResponseCode.SUCCESS:
+                records = decode_pulled(answer.body, self._options.make, self.queue.broker_name, self)
         self._end = header.max_offset
         self._read_from = header.suggest_which_broker_id
         moved_back = header.next_begin_offset < progress.position
@@ -474,15 +476,14 @@ class Puller(Generic[R]):
         taken = [record for record in records if record.tags in wanted] if wanted else records
         if not taken:
             return
-        broker_name, is_retried = self.queue.broker_name, is_retry_topic(self.queue.topic)
-        for record in taken:
-            record.broker_name = broker_name
-            record.delivery = self
-            if is_retried and is_retry_topic(record.topic) and (origin := record.properties.get(RETRY_TOPIC)):
-                record.retry_topic, record.topic = record.topic, origin
-        progress.pulled(
-            [record.queue_offset for record in taken], [record.stored_size for record in taken], anyio.current_time()
-        )
+        if is_retry_topic(self.queue.topic):
+            for record in taken:
+                if is_retry_topic(record.topic) and (origin := record.properties.get(RETRY_TOPIC)):
+                    record.retry_topic, record.topic = record.topic, origin
+        first, last = taken[0].queue_offset, taken[-1].queue_offset
+        dense = last - first + 1 == len(taken)
+        offsets = range(first, last + 1) if dense else [record.queue_offset for record in taken]
+        progress.pulled(offsets, [record.stored_size for record in taken], anyio.current_time())
         if self.lane is None:
             self._owner.take(taken)
         else:

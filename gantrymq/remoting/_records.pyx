@@ -37,8 +37,12 @@ cdef inline int get16(const uint8_t* at) noexcept:
     return (<int>at[0] << 8) | at[1]
 
 
-def cut_records(bytes data not None, make, bint check_crc):
-    """The records from the start of ``data`` on that are intact, and where the first one begins that is not."""
+def cut_records(bytes data not None, make, bint check_crc, broker_name, delivery):
+    """The records from the start of ``data`` on that are intact, and where the first one begins that is not.
+
+    ``broker_name`` and ``delivery`` are those of each record, unless ``broker_name`` is None.
+    """
+    cdef bint is_pulled = broker_name is not None
     if not PyType_Check(make):
         raise TypeError("make is a class")
     cdef PyTypeObject* kind = <PyTypeObject*>make
@@ -100,6 +104,9 @@ def cut_records(bytes data not None, make, bint check_crc):
             record.body = body
         record.raw_properties = PyBytes_FromStringAndSize(<const char*>at + end + 2, size - end - 2)
         record._head = PyBytes_FromStringAndSize(<const char*>at, head)
+        if is_pulled:
+            record.broker_name = broker_name
+            record.delivery = delivery
         records.append(record)
         start += size
     return records, start

@@ -29,7 +29,7 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault, TlsFailed
-from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
+from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
 from gantrymq.remoting.waiting import Waiter, clock_of_loop, is_trio, waiter_kind
@@ -392,11 +392,15 @@ class Channel:
         """As :class:`gantrymq.remoting.direct.User` has it, like the ones that follow."""
         self._write_directly()
 
-    def received(self, data: bytes) -> None:
+    def received(self, data: memoryview) -> int:
+        self._answered = True
         try:
-            self._take_bytes(data)
+            frames, used = cut_frames(data)
+            self._take_frames(frames)
         except FatalRemoteFault as error:
             self._lose_by_fault(error)
+            return len(data)
+        return used
 
     def ended(self, error: Exception | None) -> None:
         self._lose(("the peer closed the connection" if error is None else str(error)) + self._tls_hint())
@@ -444,6 +448,9 @@ class Channel:
             self._partial += data[used:]
         elif used:
             del self._partial[:used]
+        self._take_frames(frames)
+
+    def _take_frames(self, frames: list[Frame]) -> None:
         for frame in frames:
             command = decode(frame)
             if command.flag & RESPONSE_FLAG:

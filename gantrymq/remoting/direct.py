@@ -11,13 +11,16 @@ import anyio
 
 _ADDRESSES_MAX: Final = 8
 """Of a host with several addresses, so many are tried."""
+_BUFFER_BYTES: Final = 256 * 1024
+_BUFFER_KEPT_BYTES: Final = 2 * 1024 * 1024
+"""A larger buffer is given back when it is empty."""
 
 
 class User(Protocol):
     """The object whose methods the event loop calls with the events of a connection."""
 
-    def received(self, data: bytes) -> None:
-        """These bytes came."""
+    def received(self, data: memoryview) -> int:
+        """These bytes came, behind those of the last call that were not used; how many are used now."""
 
     def writable(self) -> None:
         """What was written has left for the socket: more can be written."""
@@ -26,14 +29,21 @@ class User(Protocol):
         """The connection has ended, because the peer closed it or of this error."""
 
 
-class DirectConnection(asyncio.Protocol):
-    """One connection; :func:`connect` makes it."""
+class DirectConnection(asyncio.BufferedProtocol):
+    """One connection; :func:`connect` makes it.
+
+    The socket writes into one buffer, from which the user takes whole frames: the bytes of a large answer are copied
+    once. The buffer grows when it is full, so it has at most twice the size of the largest frame.
+    """
 
     def __init__(self, user: User) -> None:
         self._user: User | None = user
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begin = self._end = 0
+        """Between them are bytes that the user has not used."""
         self.blocked: bool = False
         """Whether the socket has not taken all that was written: write no more before ``User.writable``."""
 
@@ -68,9 +78,26 @@ class DirectConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=0)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._end == len(self._buffer):
+            self._make_room()
+        return self._buffer[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
         if self._user is not None:
-            self._user.received(data)
+            self._begin += self._user.received(self._buffer[self._begin : self._end])
+            if self._begin < self._end:
+                return
+        self._begin = self._end = 0
+        if len(self._buffer) > _BUFFER_KEPT_BYTES:
+            self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+
+    def _make_room(self) -> None:
+        unused = self._buffer[self._begin : self._end]
+        larger = memoryview(bytearray(max(_BUFFER_BYTES, 2 * len(unused))))
+        larger[: len(unused)] = unused
+        self._buffer, self._begin, self._end = larger, 0, len(unused)
 
     def pause_writing(self) -> None:
         self.blocked = True

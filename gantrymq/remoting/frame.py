@@ -36,13 +36,16 @@ class Frame(NamedTuple):
     body: bytes
 
 
-def cut_frames(buffer: bytes | bytearray, limit: int = FRAME_MAX_BYTES) -> tuple[list[Frame], int]:
+def cut_frames(buffer: bytes | bytearray | memoryview, limit: int = FRAME_MAX_BYTES) -> tuple[list[Frame], int]:
     """The whole frames at the start of ``buffer``, and their size in bytes.
 
     Allocates nothing for a declared length before the bytes have arrived. Raises :class:`FatalRemoteFault` for invalid
     lengths, and :class:`TlsHandshake` if the bytes are one; frames before the invalid one are lost with the connection,
     as in RocketMQ. A header may be as long as its frame, also as in RocketMQ.
     """
+    if isinstance(buffer, bytearray):
+        with memoryview(buffer) as view:  # a slice of a bytearray would be copied twice
+            return cut_frames(view, limit)
     frames: list[Frame] = []
     position = 0
     available = len(buffer)

@@ -26,7 +26,7 @@ from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 from gantrymq.remoting.message_ids import offset_message_id
 from gantrymq.remoting.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
-cut_compiled: Callable[[bytes, type[Any], bool], tuple[list[Any], int]] | None = None
+cut_compiled: Callable[[bytes, type[Any], bool, str | None, Any], tuple[list[Any], int]] | None = None
 """The compiled twin of :func:`cut_records`, where there is one and ``GANTRYMQ_PURE=1`` does not exclude it."""
 if os.environ.get("GANTRYMQ_PURE") != "1":
     with suppress(ImportError):
@@ -208,14 +208,31 @@ def decode_records(data: bytes, make: type[Record] = Record, *, check_crc: bool 
     """
     if cut_compiled is None or type(data) is not bytes:
         return cut_records(data, make, check_crc)
-    records, end = cut_compiled(data, make, check_crc)
+    records, end = cut_compiled(data, make, check_crc, None, None)
     if end < len(data):
         records += cut_records(data, make, check_crc, end)
     return records
 
 
-def cut_records(data: bytes, make: type[R], check_crc: bool, start: int = 0) -> list[R]:
-    """The plain twin of :func:`decode_records`, from ``start`` on."""
+def decode_pulled(data: bytes, make: type[R], broker_name: str, delivery: object) -> list[R]:
+    """As :func:`decode_records`, for records with a ``delivery``: sets that and ``broker_name``.
+
+    Set with the other attributes they cost little. An attribute that is set after many objects of the class were made
+    gives each object a dictionary of its own.
+    """
+    records: list[R] = []
+    end = 0
+    if cut_compiled is not None:
+        records, end = cut_compiled(data, make, True, broker_name, delivery)
+    if end < len(data):
+        records += cut_records(data, make, True, end, broker_name, delivery)
+    return records
+
+
+def cut_records(
+    data: bytes, make: type[R], check_crc: bool, start: int = 0, broker_name: str | None = None, delivery: object = None
+) -> list[R]:
+    """The plain twin of :func:`decode_records`, from ``start`` on; of :func:`decode_pulled` with a ``broker_name``."""
     records: list[R] = []
     crc32, whole = zlib.crc32, len(data)
     topic, raw_topic = "", b""
@@ -255,6 +272,9 @@ def cut_records(data: bytes, make: type[R], check_crc: bool, start: int = 0) -> 
                 record.body = body
             record.raw_properties = data[properties_start:end]
             record._head = data[start:body_start]
+            if broker_name is not None:
+                record.broker_name = broker_name
+                record.delivery = delivery  # type: ignore[attr-defined]
             records.append(record)
             start = end
     except (struct.error, IndexError):

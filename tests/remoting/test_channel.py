@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from gantrymq.remoting.channel import PEER_REQUESTS_MAX, UNWRITTEN_MAX_BYTES, Channel, open_channel
@@ -73,6 +75,35 @@ async def test_a_large_frame_is_sent_and_received() -> None:
     body = bytes(range(256)) * 4 * 4096
     async with run_peer(echo) as address, open_channel(address) as channel:
         assert (await channel.call(Command(10, body=body), FOREVER)).body == body
+
+
+async def test_responses_of_all_sizes_arrive_whole_however_they_are_cut() -> None:
+    """The connection's buffer grows for the large ones and is used again after them."""
+    sizes = [10, 3_000_000, 1, 700_000, 300, 262_144, 5, 4_500_000, 20, 100]
+    chance = random.Random(5)
+
+    async def answer_all(connection: PeerConnection) -> None:
+        while True:
+            requests = [await connection.read() for _ in sizes]
+            data = b"".join(
+                encode(request.answer(0, body=request.body * sizes[request.body[0]])) for request in requests
+            )
+            while data:
+                part = chance.choice([1, 7, 1000, 200_000, 900_000])
+                await connection.stream.send(data[:part])
+                data = data[part:]
+
+    async with run_peer(answer_all) as address, open_channel(address) as channel:
+
+        async def call(place: int) -> None:
+            answer = await channel.call(Command(10, body=bytes([place])), FOREVER)
+            assert answer.body == bytes([place]) * sizes[place]
+
+        for _ in range(2):
+            async with anyio.create_task_group() as tasks:
+                for place in range(len(sizes)):
+                    tasks.start_soon(call, place)
+                    await anyio.lowlevel.checkpoint()
 
 
 async def test_a_call_without_a_response_times_out_and_names_request_and_address() -> None:

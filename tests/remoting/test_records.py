@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gantrymq.message import DeliveredRecord
 from gantrymq.remoting import records
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.properties import encode_properties
@@ -265,3 +267,29 @@ def test_attributes_assigned_before_lazy_decoding_remain() -> None:
     assert (read.queue_id, read.topic, read.reconsume_times) == (2, "Other", 7)
     with pytest.raises(AttributeError, match="'Record' object has no attribute 'nothing'"):
         read.nothing  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_pulled_records_have_their_broker_and_delivery() -> None:
+    data = record(b"one", queue_offset=5) + record(b"two", v2=True, queue_offset=6)
+    delivery = object()
+    found = records.decode_pulled(data, DeliveredRecord, "broker-a", delivery)
+    assert [(each.body, each.queue_offset, each.broker_name) for each in found] == [
+        (b"one", 5, "broker-a"), (b"two", 6, "broker-a"),
+    ]  # fmt: skip
+    assert all(each.delivery is delivery and each.queue.topic == "TopicTest" for each in found)
+    assert all(type(each) is DeliveredRecord for each in found)
+    with pytest.raises(FatalRemoteFault, match="does not match its CRC"):
+        records.decode_pulled(data.replace(b"two", b"owt"), DeliveredRecord, "broker-a", delivery)
+
+
+def test_pulled_records_take_no_dictionary_of_their_own() -> None:
+    """Its 200 bytes for each message would be the larger part of what a consumer holds."""
+    data = record() * 2000
+    records.decode_pulled(data, DeliveredRecord, "broker-a", None)
+    tracemalloc.start()
+    try:
+        found = records.decode_pulled(data, DeliveredRecord, "broker-a", None)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size / len(found) < 600
