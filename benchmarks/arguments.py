@@ -33,6 +33,7 @@ class Arguments:
     java: bool
     redis: bool
     kafka: bool
+    nats: bool
     results: Path | None
     json: Path | None
 
@@ -70,6 +71,7 @@ def read(words: Sequence[str]) -> Arguments:
         java=not given.no_java,
         redis=not given.no_redis,
         kafka=given.kafka,
+        nats=given.nats,
         results=given.results,
         json=given.json,
     )
@@ -99,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-java", action="store_true")
     add("--no-redis", action="store_true")
     add("--kafka", action="store_true", help="Kafka too, fetched from Maven Central")
+    add("--nats", action="store_true", help="NATS JetStream too, built from its Go module")
     add("--results", type=Path, help="where the page goes; benchmarks/RESULTS.md on a quiet machine")
     add("--json", type=Path, help="all values as JSON")
     return parser

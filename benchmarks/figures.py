@@ -12,8 +12,9 @@ NO_MERIT = ("%", "times", "")
 
 @attrs.define
 class Figure:
-    """One line of a section. ``values`` by system, one for each round; ``goal`` is ours to stay at or below
-    (in ``unit``), or 0; ``ratio_goal`` how many times Java's value ours has to be, or 0."""
+    """One line of a section. ``values`` by system, one for each round; ``goal`` is ours to stay at or below,
+    or to reach where more is better (in ``unit``), or 0; ``ratio_goal`` how many times Java's value ours has to be, or
+    0."""
 
     group: str
     what: str
@@ -47,7 +48,8 @@ class Figure:
                 f"{ours / theirs:.2f} times, goal >= {self.ratio_goal:g} times: {'reached' if reached else 'MISSED'}"
             )
         if ours is not None and self.goal:
-            told.append(f"goal <= {self.goal:g} {self.unit}: {'reached' if ours <= self.goal else 'MISSED'}")
+            sign, reached = ("<=", ours <= self.goal) if self.less_is_better else (">=", ours >= self.goal)
+            told.append(f"goal {sign} {self.goal:g} {self.unit}: {'reached' if reached else 'MISSED'}")
         return "; ".join(told)
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scenarios import QUEUES, Scenario
-from systems import INTEROP
+from systems import INTEROP, processor_seconds
 
 from support.foreign import ToolMissing, cache_folder
 from support.processes import free_ports, wait_for
@@ -71,23 +71,31 @@ def find() -> tuple[str, Path]:
 class Kafka:
     """A running node. ``flush`` is sync when each message is brought to the disk before it is acknowledged."""
 
-    def __init__(self, java: str, jars: Path, port: int, flush: str) -> None:
+    def __init__(self, java: str, jars: Path, port: int, flush: str, pid: int) -> None:
+        self._pid = pid
         self._java = java
         self._jars = jars
         self._address = f"127.0.0.1:{port}"
         self._flush = flush
 
-    def rate(self, scenario: Scenario, seconds: float) -> float:
-        """Messages a second of the first run that takes ``seconds``: its tools start cold and count that too."""
+    def rate(self, scenario: Scenario, seconds: float) -> tuple[float, float]:
+        """Messages a second of the first run that takes ``seconds``: its tools start cold and count that too; and
+        microseconds of the node's processor time for each message of that run."""
         topic = f"{scenario.topic}-{scenario.connections}x{scenario.in_flight}"
         self._create(topic)
         if scenario.kind == "pull":
             self._produce(topic, scenario, PULL_MESSAGES)
-            return self._consume(topic, PULL_MESSAGES)
+            used = -processor_seconds(self._pid)
+            rate = self._consume(topic, PULL_MESSAGES)
+            return rate, (used + processor_seconds(self._pid)) / PULL_MESSAGES * 1e6
         messages = min(TRIAL_MESSAGES // (20 if scenario.is_alone else 1), TRIAL_BYTES // scenario.size)
-        while (rate := self._produce(topic, scenario, messages)) * seconds > messages:
+        while True:
+            used = -processor_seconds(self._pid)
+            rate = self._produce(topic, scenario, messages)
+            used += processor_seconds(self._pid)
+            if rate * seconds <= messages:
+                return rate, used / messages * 1e6
             messages = int(rate * seconds * GROWTH)
-        return rate
 
     def _create(self, topic: str) -> None:
         options = ["--bootstrap-server", self._address, "--create", "--topic", topic, "--partitions", str(QUEUES)]
@@ -137,7 +145,7 @@ def kafka(flush: str) -> Iterator[Kafka]:
                 wait_for(lambda: process.poll() is not None or _listens(port), 60.0)
                 if process.poll() is not None:
                     raise RuntimeError(f"Kafka ended with {process.returncode}: {said.read_text()[-1000:]}")
-                yield Kafka(java, jars, port, flush)
+                yield Kafka(java, jars, port, flush, process.pid)
             finally:
                 process.kill()
 

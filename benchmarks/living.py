@@ -18,6 +18,7 @@ from indexing import index
 from measuring import MIB, Timing, checked, load_of, warm_up
 from msgspec.structs import replace
 from nameserver import look_up
+from processes import scale
 from replication import ROUNDS, answer, replicate
 from scenarios import Scenario
 from stores import GIB, cached_share, fill, free_bytes, leave_page_cache, log_files
@@ -186,7 +187,7 @@ def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
 SPECIAL = {
     "mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,), "indexing": (index,),
     "nameserver": (look_up,), "replication": (replicate, *(answer,) * ROUNDS), "floods": (beside_floods,),
-    "client": (use_client,), "hooks": (look_on,),
+    "client": (use_client,), "hooks": (look_on,), "processes": (scale,),
 }  # fmt: skip
 """What each group measures besides its scenarios."""
 

@@ -51,6 +51,8 @@ class Round:
     first_message: float = 0.0
     idle: tuple[int, int] = (0, 0)
     loaded: tuple[int, int] = (0, 0)
+    costs: dict[str, float] = attrs.field(factory=dict)
+    """Processor time of the broker for each message in microseconds, user and system time of all threads."""
 
 
 def measure(
@@ -74,8 +76,13 @@ def measure(
         if scenario.followed:
             outcome = _followed(system, running, scenario, timing, figures)
         else:
-            plan = Plan(loads=[load_of(running, scenario)], warm_up=timing.settle, seconds=timing.seconds)
-            outcome = checked(system, scenario.name, run(plan, count))
+            load = load_of(running, scenario)
+            if timing.settle:  # a run of its own, so that the broker's processor time is that of the measured messages
+                checked(system, scenario.name, run(Plan(loads=[load], seconds=timing.settle), count))
+            used = -running.processor_seconds
+            outcome = checked(system, scenario.name, run(Plan(loads=[load], seconds=timing.seconds), count))
+            used += running.processor_seconds
+            result.costs[scenario.name] = used / outcome.messages * 1e6
         result.outcomes[scenario.name] = outcome
         result.loaded = max(result.loaded, resident_bytes(running.pid))
         tell(f"{system:9} {scenario.name:26} {outcome.rate:12,.0f}/s  generator {outcome.cpu:.2f} of a core")

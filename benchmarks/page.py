@@ -88,6 +88,9 @@ def _section(report: Report, group: str, title: str) -> list[str]:
         rounds = _rounds(report.count(scenarios))
         parts.append(f"Medians of {rounds}. Times are ours / Java's, from a request to its answer.")
         parts.append(markdown(report.table(scenarios)))
+        if (costs := report.cost_table(scenarios))[1]:
+            parts.append("Processor time of the server for each message, user and system time of all threads:")
+            parts.append(markdown(costs))
     if limited := report.limited(scenarios):
         parts.append(
             f"The generator's ceiling is less than twice what was measured, and may limit it: {', '.join(limited)}."

@@ -19,6 +19,7 @@ LOOKS = {
     "java": ("#c8553d", "s", "RocketMQ 4.9.7"),
     "redis": ("#7a7a7a", "^", "Redis Streams"),
     "kafka": ("#4a6fa5", "D", "Kafka"),
+    "nats": ("#5a8f5a", "v", "NATS JetStream"),
 }
 STYLE = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",

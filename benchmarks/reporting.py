@@ -14,13 +14,17 @@ from scenarios import GROUPS, Scenario
 from gantrymq.kernel.fast import KIND
 
 SYSTEMS = ("gantrymq", "java")
+TIMES = ("p50", "p99", "p99.9", "max")
+COST_GOAL = 0.2
+"""The part of Java's processor time for a message that ours may take."""
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 @attrs.define
 class Report:
     """All that was measured. ``ceilings`` are messages a second by scenario, ``others`` the same of further systems by
-    their names, each with a line in ``versions``. ``notes`` say what was left out or failed, ``took`` how many seconds
+    their names, each with a line in ``versions``; ``costs_of_others`` their processor time in microseconds for each
+    message. ``notes`` say what was left out or failed, ``took`` how many seconds
     it all took."""
 
     scenarios: Sequence[Scenario]
@@ -30,6 +34,7 @@ class Report:
     rounds: list[Round] = attrs.field(factory=list)
     ceilings: dict[str, float] = attrs.field(factory=dict)
     others: dict[str, dict[str, list[float]]] = attrs.field(factory=dict)
+    costs_of_others: dict[str, dict[str, list[float]]] = attrs.field(factory=dict)
     versions: dict[str, str] = attrs.field(factory=dict)
     figures: Figures = attrs.field(factory=Figures)
     notes: list[str] = attrs.field(factory=list)
@@ -58,18 +63,41 @@ class Report:
         """Columns and rows: medians of the rates, their ratio and its goal, times, and what the generator used."""
         others = [name for name, found in self.others.items() if any(each.name in found for each in scenarios)]
         columns = ["scenario", "gantrymq/s", "java/s", "ratio", "goal", *(f"{name}/s" for name in others)]
-        columns += ["p50 us", "p99 us", "ceiling/s", "generator"]
+        columns += [*(f"{which} us" for which in TIMES), "ceiling/s", "generator"]
         rows = []
         for scenario in scenarios:
             ours, theirs = self.rates("gantrymq", scenario.name), self.rates("java", scenario.name)
             cells = [scenario.name, _rate(ours), _rate(theirs), _ratio_text(ours, theirs), _goal_text(scenario)]
             cells += [_rate(self.others[name].get(scenario.name, [])) for name in others]
-            for which in ("p50", "p99"):
+            for which in TIMES:
                 pair = [self.times(system, scenario.name, which) for system in SYSTEMS]
                 cells.append(" / ".join(f"{statistics.median(found):,.0f}" if found else "-" for found in pair))
             cells += [self._ceiling(scenario.name), self._generator(scenario.name)]
             rows.append(tuple(cells))
         return tuple(columns), rows
+
+    def cost_table(self, scenarios: Sequence[Scenario]) -> Table:
+        """Columns and rows: processor time for each message in microseconds, user and system time of all threads, the
+        share of Java's, and its goal; no rows where nothing was measured."""
+        others = [name for name, found in self.costs_of_others.items() if any(each.name in found for each in scenarios)]
+        columns = ("scenario", "gantrymq us", "java us", "of java's", "goal", *(f"{name} us" for name in others))
+        rows = []
+        for scenario in scenarios:
+            ours, theirs = (self.costs(system, scenario.name) for system in SYSTEMS)
+            if not ours:
+                continue
+            share = ratio_of(ours, theirs)
+            verdict = "-"
+            if share is not None:
+                verdict = f"<= {COST_GOAL:g}: {'reached' if share <= COST_GOAL else 'MISSED'}"
+            cells = [scenario.name, _cost(ours), _cost(theirs), "-" if share is None else f"{share:.2f}", verdict]
+            cells += [_cost(self.costs_of_others[name].get(scenario.name, [])) for name in others]
+            rows.append(tuple(cells))
+        return columns, rows
+
+    def costs(self, system: str, name: str) -> list[float]:
+        """Microseconds of processor time for each message, of each round."""
+        return [each.costs[name] for each in self.rounds if each.system == system and name in each.costs]
 
     def figure_table(self, group: str) -> Table:
         """Columns and rows of a section's single figures; no rows where there are none."""
@@ -142,10 +170,13 @@ class Report:
                     **attrs.asdict(scenario),
                     "goal": _goal(scenario),
                     "ceiling": self.ceilings.get(scenario.name),
+                    "costs_of_others": {name: found[scenario.name] for name, found in self.costs_of_others.items()
+                                        if scenario.name in found},
                     "others": {name: found[scenario.name] for name, found in self.others.items()
                                if scenario.name in found},
                     "rounds": [
-                        {"system": each.system, **each.outcomes[scenario.name].as_json()}
+                        {"system": each.system, **each.outcomes[scenario.name].as_json(),
+                         "broker_us_per_message": each.costs.get(scenario.name)}
                         for each in self.rounds
                         if scenario.name in each.outcomes
                     ],
@@ -210,6 +241,10 @@ def _ratio_text(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 def _rate(found: Sequence[float]) -> str:
     return f"{statistics.median(found):,.0f}" if found else "-"
+
+
+def _cost(found: Sequence[float]) -> str:
+    return f"{statistics.median(found):.2f}" if found else "-"
 
 
 def _all(found: Sequence[float]) -> str:

@@ -21,9 +21,10 @@ GROUPS = {
     "floods": "A sender beside heavy requests",
     "client": "The Python client",
     "hooks": "Plugins that look on",
+    "processes": "More than one process",
 }
 """By name, with the title of its section. The budget is run in several rounds, the others in one."""
-RARE_GROUPS = ("indexing", "nameserver", "replication", "floods", "client", "hooks")
+RARE_GROUPS = ("indexing", "nameserver", "replication", "floods", "client", "hooks", "processes")
 USUAL_GROUPS = tuple(name for name in GROUPS if name not in RARE_GROUPS)
 """What is run unless told otherwise; the rest takes minutes more."""
 QUEUES = 8

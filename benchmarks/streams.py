@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import attrs
 from scenarios import Scenario
+from systems import processor_seconds
 
 from support.processes import free_ports, wait_for
 
@@ -36,9 +38,26 @@ def _version() -> str:
     return next((word.removeprefix("v=") for word in said.split() if word.startswith("v=")), "?")
 
 
+@attrs.frozen
+class Redis:
+    """A running server."""
+
+    port: int
+    pid: int
+
+    def rate(self, scenario: Scenario, seconds: float) -> tuple[float, float]:
+        """XADD a second, and microseconds of the server's processor time for each; a trial says how many make
+        ``seconds``."""
+        requests = TRIAL_REQUESTS // 10 if scenario.is_alone else min(TRIAL_REQUESTS, TRIAL_BYTES // scenario.size)
+        count = max(1000, int(_run(self.port, scenario, requests) * seconds))
+        used = -processor_seconds(self.pid)
+        rate = _run(self.port, scenario, count)
+        return rate, (used + processor_seconds(self.pid)) / count * 1e6
+
+
 @contextmanager
-def redis(flush: str) -> Iterator[int]:
-    """A server with an append-only file in an empty folder; its port."""
+def redis(flush: str) -> Iterator[Redis]:
+    """A server with an append-only file in an empty folder."""
     (port,) = free_ports()
     with tempfile.TemporaryDirectory(prefix="gantrymq-bench-redis-") as folder:
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
@@ -46,16 +65,9 @@ def redis(flush: str) -> Iterator[int]:
         with Path(folder, "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
             try:
                 wait_for(lambda: _answers(port))
-                yield port
+                yield Redis(port, process.pid)
             finally:
                 process.terminate()
-
-
-def rate(port: int, scenario: Scenario, seconds: float) -> float:
-    """XADD a second: a trial says how many make ``seconds``."""
-    requests = TRIAL_REQUESTS // 10 if scenario.is_alone else min(TRIAL_REQUESTS, TRIAL_BYTES // scenario.size)
-    trial = _run(port, scenario, requests)
-    return _run(port, scenario, max(1000, int(trial * seconds)))
 
 
 def _run(port: int, scenario: Scenario, requests: int) -> float:

@@ -34,7 +34,8 @@ is left out: that is off by default since Java 15, and an unknown word to later 
 class Setup:
     """How a system is started, its defaults apart. ``log_file_bytes``: of a file of the commit log; 0: the default.
     ``pre_touch``: whether Java takes all of its heap at once, which its start then waits for. ``log_level``: ours.
-    ``java_settings``: more of the broker's configuration. ``plugins``: more of ours, as ``--enable`` has them."""
+    ``java_settings``: more of the broker's configuration. ``plugins``: more of ours, as ``--enable`` has them.
+    ``processes``: brokers of ours in one unit; 0: one broker and no unit."""
 
     flush: str = "async"
     log_file_bytes: int = 0
@@ -43,6 +44,7 @@ class Setup:
     java_version: str = JAVA_VERSION
     java_settings: dict[str, str] = attrs.field(factory=dict)
     plugins: tuple[str, ...] = ()
+    processes: int = 0
 
 
 @attrs.frozen
@@ -61,6 +63,13 @@ class Running:
     log: Path
     kill: Callable[[], None]
     stop: Callable[[], None]
+    pids: tuple[int, ...] = ()
+    """The processes of all brokers of a unit; empty if there is one broker."""
+
+    @property
+    def processor_seconds(self) -> float:
+        """What the brokers have used of the processors so far: user and system time of all threads."""
+        return sum(map(processor_seconds, self.pids or (self.pid,)))
 
 
 @contextmanager
@@ -79,16 +88,19 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
     if setup.log_file_bytes:
         arguments += ["--set", f"store.commit_log_file_bytes={setup.log_file_bytes}"]
     arguments += [word for plugin in setup.plugins for word in ("--enable", plugin)]
+    if setup.processes:
+        arguments += ["--processes", str(setup.processes), "--set", "plugin.http.listen="]
     log = home / "log"
     began = time.perf_counter()
     with gantrymq_child([*arguments, "--log-level", setup.log_level], log, warm=False) as child:
         line = child.wait_line(lambda text: text.startswith("ready"), STOP_SECONDS * 10)
         found = dict(word.partition("=")[::2] for word in line.split()[1:])
-        address = found["broker"]
+        address = found["broker"].partition(";")[0]
+        pids = _children(child.pid) if setup.processes else ()
         try:
             first = _first_message(address, began)
             stop = lambda: (child.terminate(STOP_SECONDS), None)[1]  # noqa: E731
-            yield Running(found["nameserver"], address, child.pid, first, home / "store", log, child.kill, stop)
+            yield Running(found["nameserver"], address, child.pid, first, home / "store", log, child.kill, stop, pids)
         except Exception as error:
             code = child.process.poll()
             if code is None:
@@ -164,6 +176,10 @@ def resident_bytes(pid: int) -> tuple[int, int]:
     """A process's resident memory, and the part of it that is no file."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) * 1024, int(fields["RssAnon"].split()[0]) * 1024
+
+
+def _children(pid: int) -> tuple[int, ...]:
+    return tuple(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def processor_seconds(pid: int) -> float:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 import kafka
+import nats
 import streams
 from arguments import Arguments
 from living import SPECIAL
@@ -124,7 +125,7 @@ class Run:
                     result.first_message = start_seconds(system)
 
     def _others(self) -> None:
-        """Redis and Kafka, once, where they are; a failure of theirs is a note and no end."""
+        """Redis, Kafka and NATS, once, where they are; a failure of theirs is a note and no end."""
         report, seconds = self.report, self.given.timing.seconds
         if not streams.is_installed():
             say("without Redis: redis-server and redis-benchmark are not installed")
@@ -133,9 +134,9 @@ class Run:
             if wanted and self.given.redis and streams.is_installed():
                 report.versions["redis"] = streams.version_line()
                 try:
-                    with streams.redis(flush) as port:
+                    with streams.redis(flush) as server:
                         for scenario in wanted:
-                            self._add("redis", scenario, streams.rate(port, scenario, seconds))
+                            self._add("redis", scenario, *server.rate(scenario, seconds))
                 except (ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
                     report.notes.append(f"Redis, {flush} flush, failed: {error}")
             wanted = [each for each in report.scenarios if each.flush == flush and kafka.expresses(each)]
@@ -144,14 +145,27 @@ class Run:
                 try:
                     with kafka.kafka(flush) as node:
                         for scenario in wanted:
-                            self._add("kafka", scenario, node.rate(scenario, seconds))
+                            self._add("kafka", scenario, *node.rate(scenario, seconds))
                 except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
                     report.notes.append(f"Kafka, {flush} flush, failed: {error}")
                     say(report.notes[-1])
 
-    def _add(self, system: str, scenario: Scenario, rate: float) -> None:
+            wanted = [each for each in plain_sends(report.scenarios) if each.flush == flush and nats.expresses(each)]
+            if wanted and self.given.nats:
+                report.versions["nats"] = nats.VERSION_LINE
+                try:
+                    with nats.nats(flush) as server:
+                        for scenario in wanted:
+                            self._add("nats", scenario, *server.rate(scenario, seconds))
+                except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
+                    report.notes.append(f"NATS, {flush} flush, failed: {error}")
+                    say(report.notes[-1])
+
+    def _add(self, system: str, scenario: Scenario, rate: float, cost: float) -> None:
+        """``cost``: microseconds of the server's processor time for each message."""
         self.report.others.setdefault(system, {}).setdefault(scenario.name, []).append(rate)
-        say(f"{system:9} {scenario.name:26} {rate:12,.0f}/s")
+        self.report.costs_of_others.setdefault(system, {}).setdefault(scenario.name, []).append(cost)
+        say(f"{system:9} {scenario.name:26} {rate:12,.0f}/s  {cost:.2f} us of the processor for a message")
 
     def _special(self, group: str, system: str, measure_it: object) -> None:
         """One system's failure leaves the others their turn."""
@@ -171,6 +185,7 @@ class Run:
         report = self.report
         if report.rounds:
             print_table(*report.table(report.scenarios))
+            print_table(*report.cost_table(report.scenarios))
             print_table(*report.memory_and_start())
         for group in self.given.groups:
             columns, rows = report.figure_table(group)

@@ -1,8 +1,9 @@
-"""Redis and Kafka: what their tools print is read, and which scenarios they can be asked for."""
+"""Redis, Kafka and NATS: what their tools print is read, and which scenarios they can be asked for."""
 
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,5 +49,35 @@ def test_kafka_without_java_is_a_missing_tool(load: Any, monkeypatch: pytest.Mon
 def test_a_stream_is_measured(load: Any, flush: str) -> None:
     streams = load("streams")
     assert streams.version_line().startswith("Redis ")
-    with streams.redis(flush) as port:
-        assert streams.rate(port, load("scenarios").Scenario("", flush, 2, 4), 0.1) > 0
+    with streams.redis(flush) as server:
+        rate, cost = server.rate(load("scenarios").Scenario("", flush, 2, 4), 0.1)
+    assert rate > 0
+    assert 0 < cost < 10_000
+
+
+def test_nats_scenarios_are_plain_sends_of_few_connections(load: Any) -> None:
+    expresses, scenarios = load("nats").expresses, load("scenarios").SCENARIOS
+    names = {each.name for each in scenarios if expresses(each)}
+    assert {"send 8x16 async", "send 64x1 sync", "send 8x16 64 KiB"} <= names
+    assert not names & {"send 1,000x1", "batch 8, 4x4", "pull 8 queues, 32 a pull", "send 8x16 with consumers"}
+
+
+def test_nats_without_go_is_a_missing_tool(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nats = load("nats")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(nats, "cache_folder", lambda _folder: tmp_path)
+    with pytest.raises(nats.ToolMissing, match="go is needed"):
+        nats.find()
+
+
+@pytest.mark.slow
+@pytest.mark.interop
+@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_jetstream_is_measured(load: Any, flush: str) -> None:
+    nats = load("nats")
+    with nats.nats(flush) as server:
+        rate, cost = server.rate(load("scenarios").Scenario("", flush, 2, 4), 0.5)
+    assert rate > 0
+    assert 0 < cost < 100_000

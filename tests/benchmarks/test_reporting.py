@@ -22,7 +22,7 @@ def test_the_page_has_circumstances_medians_and_every_round(load: Any, report: A
     assert "load of the machine before: 0.10" in page
     assert "hot path compiled" in page
     assert "3 alternating rounds" in page
-    assert "| send 8x16 async | 310 | 100 | 3.10 | >= 3 | 1 / 1 | 300 / 200 | - | 0.50 / 0.50 |" in page
+    assert "| send 8x16 async | 310 | 100 | 3.10 | >= 3 | 1 / 1 | 300 / 200 | - / - | - / - | - | 0.50 / 0.50 |" in page
     assert "| send 8x16 async | 310  310  310 | 100  100  100 |" in page
     assert "| resident memory, idle | 64 MiB, 32 of it no file | 64 MiB, 32 of it no file |" in page
     assert page.count("## Connections") == 1
@@ -54,6 +54,37 @@ def test_other_systems_have_columns_if_they_were_measured(report: Any) -> None:
     assert "redis/s" in columns
     assert "kafka/s" not in columns
     assert [row[columns.index("redis/s")] for row in rows] == ["200", "-"]
+
+
+def test_processor_time_for_a_message_has_a_table_with_its_goal(load: Any, report: Any) -> None:
+    for each in report.rounds:
+        each.costs["send 8x16 async"] = 2.0 if each.system == "gantrymq" else 12.0
+    report.rounds[0].costs["send 1x1 async"] = 30.0
+    report.costs_of_others = {"redis": {"send 8x16 async": [1.5]}, "nats": {"batch 8, 4x4": [7.0]}}
+    columns, rows = report.cost_table(report.scenarios)
+    assert columns == ("scenario", "gantrymq us", "java us", "of java's", "goal", "redis us")
+    assert rows == [
+        ("send 8x16 async", "2.00", "12.00", "0.17", "<= 0.2: reached", "1.50"),
+        ("send 1x1 async", "30.00", "-", "-", "-", "-"),
+    ]
+    assert "| send 8x16 async | 2.00 | 12.00 | 0.17 |" in load("page").page(report, "how.md")
+    assert report.as_json()["scenarios"][0]["rounds"][1]["broker_us_per_message"] == 12.0
+
+
+def test_the_tails_are_in_each_row(load: Any, report: Any) -> None:
+    for each in report.rounds:
+        each.outcomes["send 8x16 async"].latencies.update({"p99.9": 700, "max": 9000})
+    columns, rows = report.table(report.scenarios)
+    assert [rows[0][columns.index(f"{which} us")] for which in ("p99.9", "max")] == ["700 / 700", "9,000 / 9,000"]
+
+
+def test_a_goal_of_a_figure_where_more_is_better_is_a_lower_limit(load: Any) -> None:
+    figures = load("figures").Figures()
+    for what, value in (("low", 1.7), ("high", 1.8)):
+        figures.add("processes", what, "times", "gantrymq", value, more_is_better=True, goal=1.8)
+    assert [each.verdict for each in figures.of("processes")] == [
+        "goal >= 1.8 times: MISSED", "goal >= 1.8 times: reached",
+    ]  # fmt: skip
 
 
 def test_single_figures_have_medians_goals_and_verdicts(load: Any, report: Any) -> None:
