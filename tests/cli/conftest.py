@@ -27,6 +27,8 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
         return Outcome(code, out, err)
 
     before = structlog.get_config() if structlog.is_configured() else None
+    # a broker in a thread of this process would write its log to stdout, among what the command prints
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     yield call
     structlog.reset_defaults()
     if before is not None:

@@ -190,7 +190,7 @@ async def test_a_failed_batch_is_sent_to_another_broker_unless_its_queue_was_giv
     async with (
         fake_cluster(brokers=2, T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
-        client.producer(timeout=0.5) as producer,
+        client.producer(timeout=3) as producer,
     ):
         cluster.brokers[0].answers.update({310: refuse(1), 320: refuse(1)})
         free = [await producer.enqueue("T", b"free%d" % number) for number in range(10)]
