@@ -36,6 +36,7 @@ COMMANDS = {
     "check-config": "gantrymq.cli.configuration:check_config",
     "print-config": "gantrymq.cli.configuration:print_config",
     "context": "gantrymq.cli.context:context",
+    "version": "gantrymq.cli.version:version",
     "completion": "gantrymq.cli.completion:completion",
 }
 

@@ -235,7 +235,7 @@ async def dead_letter_messages(client: Client, name: str, most: int) -> list[dic
 
 async def delayed(client: Client, topic_name: str | None) -> dict[str, Any]:
     """The timed messages that wait, the next one first."""
-    from gantrymq.cli.delayed import waiting_messages
+    from gantrymq.operations.delayed import waiting_messages
 
     found = await waiting_messages(client, topic_name)
     return {"total": len(found), "messages": [attrs.asdict(one) for one in found[:PAGE_MAX]]}

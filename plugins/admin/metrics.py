@@ -39,6 +39,10 @@ def report(metrics: Metrics, broker: Broker) -> None:
         "gantrymq_unacknowledged_seconds", "How long the oldest message has waited to be acknowledged",
         broker.unacknowledged_for(),
     )  # fmt: skip
+    metrics.gauge(
+        "gantrymq_log_damaged_bytes", "Bytes of the log that are damaged and cannot be read",
+        sum(end - start for start, end in log.quarantine),
+    )  # fmt: skip
     for (plugin, source), count in broker.kept_rows.refused.items():
         metrics.counter(
             "gantrymq_plugin_refused_kept_messages_total",

@@ -14,7 +14,6 @@ import attrs
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.store.log.record import PREPARED_BIT
 from gantrymq.plugins.delay.levels.levels import Levels, read_level
-from gantrymq.plugins.delay.timer.times import slot_of, wanted
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import find_property, replace_properties
@@ -32,6 +31,7 @@ from gantrymq.remoting.property_bytes import (
     WAIT,
 )
 from gantrymq.remoting.recall_handles import encode_handle
+from gantrymq.remoting.timer_times import slot_of, wanted
 
 _NO_TIMES: dict[bytes, bytes | None] = {TIMER_DELAY_SEC: None, TIMER_DELAY_MS: None, TIMER_DELIVER_MS: None}
 _ORDINARY: dict[bytes, bytes | None] = {WAIT: None}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.plugins.metrics.exposition import Text
+    from gantrymq.plugins.metrics.process import LoopLag
     from gantrymq.plugins.metrics.server import MetricsServer
 
 log = structlog.get_logger("gantrymq.metrics")
@@ -40,9 +41,11 @@ class MetricsPlugin:
     """Collects the plugins' metrics, for one reader at a time, and serves them."""
 
     name = "metrics"
-    _broker: Broker  # these three from configure on
+    _broker: Broker  # these four from configure on
     _config: MetricsConfig
     _server: MetricsServer
+
+    _loop_lag: LoopLag
 
     def __init__(self) -> None:
         self._turn = trio.Lock()
@@ -61,11 +64,13 @@ class MetricsPlugin:
     def configure(self, broker: Broker, config: Config) -> None:
         """Take the address."""
         try:
+            from gantrymq.plugins.metrics.process import LoopLag
             from gantrymq.plugins.metrics.server import MetricsServer
         except ImportError as error:
             raise StartError(f"plugin 'metrics': {error}; install it with `pip install 'gantrymq[metrics]'`") from None
         self._broker = broker
         self._config = config.section(MetricsConfig)
+        self._loop_lag = LoopLag()
         self._server = MetricsServer(broker.env, self._config, self.render)
         if self._config.hook_times:
             broker.manager.activity.times.measure_for(math.inf)
@@ -77,7 +82,7 @@ class MetricsPlugin:
         if pages is not None:
             pages.add("/metrics", self._page)
         self._server.encryption = broker.registry.find(Encryption)
-        return [BackgroundTask("metrics", self._server.run)]
+        return [BackgroundTask("metrics", self._server.run), BackgroundTask("loop lag", self._loop_lag.measure)]
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
@@ -103,6 +108,7 @@ class MetricsPlugin:
                     broker.manager.activity.failed(info.name, "collect_metrics", error)
                     log.exception("plugin_failed", plugin=info.name, hook="collect_metrics")
                 await trio.lowlevel.checkpoint()
+            self._loop_lag.report(metrics)
             if self._config.hook_times:
                 for (plugin, hook), time in broker.manager.activity.times.totals.items():
                     metrics.histogram(
@@ -113,6 +119,9 @@ class MetricsPlugin:
             return await trio.to_thread.run_sync(partial(self._finish, metrics, failed, common, expose, accept))
 
     def _finish(self, metrics: Metrics, failed: int, common: dict[str, str], expose: Any, accept: str) -> Text:
+        from gantrymq.plugins.metrics.process import report_process
+
+        report_process(metrics)
         for work in metrics.work():
             try:
                 work()

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Final
 from gantrymq.plugins.stats.latency import CLASSES
 from gantrymq.plugins.stats.sizes import BOUNDS, Sizes
 from gantrymq.plugins.stats.table import GROUP_GET_NUMS, GROUP_GET_SIZE, TOPIC_PUT_NUMS, TOPIC_PUT_SIZE
-from gantrymq.remoting.names import DLQ_PREFIX, is_dlq_topic, is_retry_topic, is_system_group, is_system_topic
+from gantrymq.remoting.names import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    is_dlq_topic,
+    is_retry_topic,
+    is_system_group,
+    is_system_topic,
+)
 
 if TYPE_CHECKING:
     from gantrymq.kernel.metrics import Metrics
@@ -49,7 +56,13 @@ def _tell_topics(metrics: Metrics, table: Table, sizes: Sizes) -> None:
                 "rocketmq_send_to_dlq_messages_total", "Messages that became dead letters", item.value,
                 consumer_group=group, is_system=is_system_group(group),
             )  # fmt: skip
-        elif not is_retry_topic(topic):
+        elif is_retry_topic(topic):
+            group = topic.removeprefix(RETRY_PREFIX)
+            metrics.counter(
+                "gantrymq_messages_retried_total", "Messages that a group gets again after a failure", item.value,
+                consumer_group=group, is_system=is_system_group(group),
+            )  # fmt: skip
+        else:
             metrics.counter(
                 "rocketmq_messages_in_total", "Messages that came in", item.value,
                 topic=topic, is_system=is_system_topic(topic),

@@ -205,6 +205,7 @@ LOGGED = (
     "gantrymq/client",
     "gantrymq/dashboard",
     "gantrymq/failover",
+    "gantrymq/maintenance",
     "gantrymq/nameserver",
     "gantrymq/remoting",
     "gantrymq/spark",

@@ -27,7 +27,6 @@ from gantrymq.plugins.delay.levels.delivery import (
 )
 from gantrymq.plugins.delay.timer.log import DELETE, NOWHERE, ROLL, DamagedUnit, Unit
 from gantrymq.plugins.delay.timer.slots import OpenSlot
-from gantrymq.plugins.delay.timer.times import PRECISION_MS, floor
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import replace_properties
@@ -43,6 +42,7 @@ from gantrymq.remoting.property_bytes import (
     TIMER_ROLL_TIMES,
     UNIQ_KEY,
 )
+from gantrymq.remoting.timer_times import PRECISION_MS, floor
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store

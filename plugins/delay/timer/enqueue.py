@@ -16,10 +16,10 @@ from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import is_entrys, is_misled, read_many
 from gantrymq.plugins.delay.levels.delivery import NO_RECORD
 from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
-from gantrymq.plugins.delay.timer.times import exact, floor, read_number
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.remoting.properties import java_hash
 from gantrymq.remoting.property_bytes import REAL_TOPIC, TIMER_DEL_UNIQKEY, TIMER_OUT_MS
+from gantrymq.remoting.timer_times import exact, floor, read_number
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.log.record import Record

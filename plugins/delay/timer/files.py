@@ -25,8 +25,8 @@ from gantrymq.plugins.delay.timer.log import (
     TimerLog,
     Unit,
 )
-from gantrymq.plugins.delay.timer.times import PRECISION_MS, floor
 from gantrymq.plugins.delay.timer.wheel import SLOTS, Slot, Wheel
+from gantrymq.remoting.timer_times import PRECISION_MS, floor
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env

@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 from gantrymq.plugins.delay.timer.log import NOWHERE
-from gantrymq.plugins.delay.timer.times import PRECISION_MS
+from gantrymq.remoting.timer_times import PRECISION_MS
 
 _POSITION_BITS: Final = 48
 _POSITION: Final = (1 << _POSITION_BITS) - 1

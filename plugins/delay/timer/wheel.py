@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gantrymq.plugins.delay.timer.times import PRECISION_MS
+from gantrymq.remoting.timer_times import PRECISION_MS
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env, File

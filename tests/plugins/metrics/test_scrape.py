@@ -143,7 +143,11 @@ async def test_names_and_kinds_are_those_of_rocketmq(tmp_path: Path) -> None:
     for name, family in ours.items():
         shown = f"{name}_total" if family.type == "counter" else name
         assert golden.get(shown) == family.type, f"{shown}: RocketMQ has it as {golden.get(shown)}, not {family.type}"
-    assert all(name.startswith(("rocketmq_", "gantrymq_")) for name in families)
+    assert all(name.startswith(("rocketmq_", "gantrymq_", "process_")) for name in families)
+    assert families["process_cpu_seconds"].samples[0].value > 0
+    assert families["process_resident_memory_bytes"].samples[0].value > 1_000_000
+    assert families["gantrymq_loop_lag_seconds"].type == "histogram"
+    assert families["gantrymq_log_damaged_bytes"].samples[0].value == 0
 
 
 async def test_the_page_lists_for_each_metric_of_rocketmq_whether_it_is_served() -> None:
