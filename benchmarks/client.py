@@ -73,7 +73,7 @@ class Pace:
 
 
 def clocks() -> tuple[float, float]:
-    """The time, and this process's processor time, in seconds."""
+    """Return the time, and this process's processor time, in seconds."""
     return time.perf_counter(), time.process_time()
 
 
@@ -138,7 +138,7 @@ async def send_from_tasks(producer: Producer, seconds: float) -> Pace:
 
 
 async def times_of_sends(producer: Producer, seconds: float) -> list[float]:
-    """How long each of some sends took, one after the other, in seconds."""
+    """Return how long each of some sends took, one after the other, in seconds."""
     until, times = time.perf_counter() + seconds, []
     while not times or time.perf_counter() < until:
         before = time.perf_counter()

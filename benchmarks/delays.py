@@ -106,7 +106,7 @@ print(int(late[int(len(late) * 0.99)] * 1000), int(late[-1] * 1000))
         )
 
     def stop(self) -> tuple[int, int]:
-        """The 99th of 100 lags, and the longest, in ms."""
+        """Return the 99th of 100 lags, and the longest, in ms."""
         told, _ = self._process.communicate(timeout=60)
         p99, longest = told.split()
         return int(p99), int(longest)
@@ -133,7 +133,7 @@ class Sender:
                 raise RuntimeError(f"refused: {header}")
 
     def count(self, topic: str) -> int:
-        """How many messages the topic has, but for the first one of all."""
+        """Return how many messages the topic has, but for the first one of all."""
         total = 0
         for queue in range(4):
             fields = json.dumps({"topic": topic, "queueId": str(queue)})
@@ -160,7 +160,7 @@ def _frame(topic: str, due: int | None, number: int) -> bytes:
 
 
 def measure(system: str, sizes: Sizes, home: Path) -> Figures:
-    """Everything, one after the other."""
+    """Return everything, one after the other."""
     chance = random.Random(1)
     with start(system, Setup(java_version=JAVA_VERSION, java_settings=JAVA_SETTINGS), home) as running:
         sender = Sender(running.address)
@@ -239,7 +239,7 @@ def _now() -> int:
 
 
 def _memory(pid: int) -> float:
-    """The process's own memory in MiB; what it has mapped of files is the system's to take back."""
+    """Return the process's own memory in MiB; what it has mapped of files is the system's to take back."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) / 1024
 

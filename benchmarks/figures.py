@@ -25,12 +25,12 @@ class Figure:
     values: dict[str, list[float]] = attrs.field(factory=dict)
 
     def median(self, system: str) -> float | None:
-        """The middle of all rounds, None without one."""
+        """Return the middle of all rounds, None without one."""
         found = self.values.get(system)
         return statistics.median(found) if found else None
 
     def text(self, system: str) -> str:
-        """The median with its unit."""
+        """Return the median with its unit."""
         value = self.median(system)
         return "-" if value is None else f"{_number(value)} {self.unit}".strip()
 
@@ -73,7 +73,7 @@ class Figures:
         each.values.setdefault(system, []).append(value)
 
     def of(self, group: str) -> list[Figure]:
-        """One section's."""
+        """Return one section's."""
         return [each for each in self.found if each.group == group]
 
 

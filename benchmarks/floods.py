@@ -68,7 +68,7 @@ def floods() -> Mapping[str, Sequence[bytes]]:
 
 
 def send_for(address: str, seconds: float) -> list[float]:
-    """How long each message took, in seconds, sorted."""
+    """Return how long each message took, in seconds, sorted."""
     frame = encode(send("bench-floods", b"x" * 100))
     times = []
     with socket.create_connection(parse_address(address), timeout=WAIT_S) as sock:
@@ -152,7 +152,7 @@ def _heartbeat(client: int) -> Command:
 
 
 def _unusual(client: int) -> bytes:
-    """A request whose header has single quotes and unquoted keys, which RocketMQ reads as well."""
+    """Return a request whose header has single quotes and unquoted keys, which RocketMQ reads as well."""
     fields = ",".join(f"field{number}:'value {number}'" for number in range(200))
     header = f"{{code:11,language:'JAVA',version:407,opaque:{client},flag:0,extFields:{{{fields}}}}}".encode()
     return (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header

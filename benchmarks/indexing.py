@@ -46,12 +46,12 @@ SPARE_BYTES = 4 * GIB
 
 
 def key_of(number: int) -> str:
-    """The key of a message."""
+    """Return the key of a message."""
     return f"order-{number}"
 
 
 def unique_of(number: int) -> str:
-    """The client's id of a message, as long as RocketMQ's."""
+    """Return the client's id of a message, as long as RocketMQ's."""
     return f"7F0000010D5418B4AAC2{number:012X}"
 
 

@@ -49,7 +49,7 @@ def expresses(scenario: Scenario) -> bool:
 
 
 def find() -> tuple[str, Path]:
-    """The Java program and the folder of Kafka's jars, fetched from Maven Central unless they are there.
+    """Return the Java program and the folder of Kafka's jars, fetched from Maven Central unless they are there.
 
     Raises ToolMissing without a JDK or Maven, RuntimeError with Maven's words when it cannot be fetched.
     """
@@ -151,12 +151,12 @@ def kafka(flush: str) -> Iterator[Kafka]:
 
 
 def parse_producer(text: str) -> float:
-    """Records a second of the last line of ProducerPerformance, which is the whole run's."""
+    """Return records a second of the last line of ProducerPerformance, which is the whole run's."""
     return float(_average(text)[-1])
 
 
 def parse_consumer(text: str) -> float:
-    """Records a second while it fetched, of ConsumerPerformance's table: the column ``fetch.nMsg.sec``."""
+    """Return records a second while it fetched, of ConsumerPerformance's table: the column ``fetch.nMsg.sec``."""
     lines = [line.split(", ") for line in text.splitlines() if ", " in line]
     head, last = lines[0], lines[-1]
     return float(last[head.index("fetch.nMsg.sec")])

@@ -94,7 +94,7 @@ def measure(
 
 
 def checked(system: str, what: str, found: Result) -> Outcome:
-    """The first load's outcome; KeyboardInterrupt or :class:`Failed` when it is none to count."""
+    """Return the first load's outcome; KeyboardInterrupt or :class:`Failed` when it is none to count."""
     outcome = found.outcomes[0]
     if found.interrupted:
         raise KeyboardInterrupt
@@ -136,7 +136,7 @@ def warm_up(running: Running, seconds: float, kinds: Sequence[str] = ()) -> None
 
 
 def load_of(running: Running, scenario: Scenario) -> Load:
-    """The scenario's load on this system; its topics are made, and what is to be pulled is there."""
+    """Return the scenario's load on this system; its topics are made, and what is to be pulled is there."""
 
     async def find() -> list[Target]:
         async with connect(running.nameserver) as client:

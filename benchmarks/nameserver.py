@@ -217,7 +217,7 @@ def _connected(address: str, count: int) -> Iterator[list[socket.socket]]:
 
 
 def _topics_of(broker: int, topics: int) -> list[bytes]:
-    """Those of a broker: a topic is on :data:`SPREAD` of them in a row."""
+    """Return those of a broker: a topic is on :data:`SPREAD` of them in a row."""
     return [_topic(f"Topic{number}") for number in range(topics) if (broker - number) % BROKERS < SPREAD]
 
 

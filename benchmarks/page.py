@@ -34,7 +34,7 @@ def write_page(report: Report, path: Path, pictures: Sequence[str] = (), ended: 
 
 
 def page(report: Report, how_to: str, pictures: Sequence[str] = (), ended: str = "") -> str:
-    """The whole text."""
+    """Return the whole text."""
     parts = ["# Results", f"Written by `make bench`; do not edit. How to read and repeat it: [the how-to]({how_to})."]
     if ended:
         parts.append(f"**This is a part: it ended early. {ended}**")
@@ -72,7 +72,7 @@ def circumstances(report: Report) -> list[str]:
 
 
 def markdown(table: Table) -> str:
-    """A table as Markdown has it."""
+    """Return a table as Markdown has it."""
     columns, rows = table
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

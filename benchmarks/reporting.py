@@ -45,14 +45,14 @@ class Report:
         return [each.outcomes[name].rate for each in self.rounds if each.system == system and name in each.outcomes]
 
     def times(self, system: str, name: str, which: str) -> list[int]:
-        """One percentile of each round, in microseconds."""
+        """Return one percentile of each round, in microseconds."""
         found = [
             each.outcomes[name].latencies for each in self.rounds if each.system == system and name in each.outcomes
         ]
         return [latencies[which] for latencies in found if which in latencies]
 
     def of_group(self, group: str) -> list[Scenario]:
-        """A section's scenarios that were measured."""
+        """Return a section's scenarios that were measured."""
         return [each for each in self.scenarios if group in each.groups and self.rates("gantrymq", each.name)]
 
     def count(self, scenarios: Iterable[Scenario]) -> int:
@@ -108,7 +108,7 @@ class Report:
         return ("what", *SYSTEMS, "ours"), rows
 
     def verdicts(self, scenarios: Sequence[Scenario]) -> list[str]:
-        """A sentence for each row: won or lost, reached or missed."""
+        """Return a sentence for each row: won or lost, reached or missed."""
         found = []
         for scenario in scenarios:
             ratio = ratio_of(self.rates("gantrymq", scenario.name), self.rates("java", scenario.name))
@@ -127,7 +127,7 @@ class Report:
         return found
 
     def limited(self, scenarios: Sequence[Scenario]) -> list[str]:
-        """The scenarios that the generator's ceiling is too near to, by name."""
+        """Return the scenarios that the generator's ceiling is too near to, by name."""
         return [each.name for each in scenarios if self._is_limited(each.name)]
 
     def memory_and_start(self) -> Table:
@@ -158,7 +158,7 @@ class Report:
         return ("scenario", "gantrymq/s", "java/s"), rows
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as plain values: each scenario's outcomes, round by round, and each figure's values."""
+        """Return everything as plain values: each scenario's outcomes, round by round, and each figure's values."""
         return {
             "timing": attrs.asdict(self.timing),
             "load_before": self.load_before,
@@ -211,7 +211,7 @@ class Report:
 
 
 def figures_told(groups: Iterable[str], figures: Figures) -> list[str]:
-    """A sentence for each figure that has a verdict."""
+    """Return a sentence for each figure that has a verdict."""
     return [
         f"{GROUPS[group]}: {each.what}: {each.text('gantrymq')}, Java {each.text('java')}: {each.verdict}"
         for group in groups

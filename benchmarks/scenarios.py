@@ -104,7 +104,7 @@ are last, since their files stay open."""
 
 
 def chosen(only: str, groups: Sequence[str] = tuple(GROUPS)) -> list[Scenario]:
-    """The scenarios of these groups whose names hold one of the comma-separated texts; all for an empty one."""
+    """Return the scenarios of these groups whose names hold one of the comma-separated texts; all for an empty one."""
     words = [word.strip() for word in only.split(",") if word.strip()]
     return [
         scenario
@@ -114,5 +114,5 @@ def chosen(only: str, groups: Sequence[str] = tuple(GROUPS)) -> list[Scenario]:
 
 
 def plain_sends(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Those that other systems can be asked for."""
+    """Return those that other systems can be asked for."""
     return [scenario for scenario in scenarios if scenario.is_plain_send]

@@ -36,7 +36,7 @@ def fill(running: Running, topic: str, size: float, body_bytes: int = 65_536, ba
 
 
 def log_files(store: Path) -> list[Path]:
-    """The files of the commit log, oldest first."""
+    """Return the files of the commit log, oldest first."""
     return sorted(path for path in (store / "commitlog").iterdir() if path.name.isdigit())
 
 
@@ -53,7 +53,8 @@ def leave_page_cache(store: Path) -> None:
 
 
 def cached_share(path: Path) -> float:
-    """How much of a file is in memory, by samples: a read that must not wait for the disk fails where it is not."""
+    """Return how much of a file is in memory, by samples: a read that must not wait for the disk fails where it is
+    not."""
     size = path.stat().st_size
     buffer = bytearray(1)
     found = 0

@@ -24,7 +24,7 @@ SubprocessError = subprocess.SubprocessError
 
 
 def is_installed() -> bool:
-    """Whether server and load generator are there."""
+    """Return whether server and load generator are there."""
     return all(shutil.which(name) for name in ("redis-server", "redis-benchmark", "redis-cli"))
 
 

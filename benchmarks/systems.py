@@ -134,7 +134,8 @@ def _java(setup: Setup, home: Path) -> Iterator[Running]:
 
 
 def java_memory() -> tuple[str, ...]:
-    """The JVM's options that RocketMQ recommends, the heap a quarter of this machine's memory and at most its 8 GiB."""
+    """Return the JVM's options that RocketMQ recommends, the heap a quarter of this machine's memory and at most its 8
+    GiB."""
     heap = max(1, min(RECOMMENDED_HEAP_GIB, memory_bytes() // 2**30 // 4))
     direct = max(1, heap * RECOMMENDED_DIRECT_GIB // RECOMMENDED_HEAP_GIB)
     return (
@@ -173,7 +174,7 @@ def memory_bytes() -> int:
 
 
 def resident_bytes(pid: int) -> tuple[int, int]:
-    """A process's resident memory, and the part of it that is no file."""
+    """Return a process's resident memory, and the part of it that is no file."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) * 1024, int(fields["RssAnon"].split()[0]) * 1024
 
@@ -189,7 +190,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def send_first(address: str) -> Command:
-    """A broker's answer to a message that anybody may send it."""
+    """Return a broker's answer to a message that anybody may send it."""
     ext = {"a": "bench", "b": "bench-first", "c": "TBW102", "d": "4", "e": "0", "f": "0"}
     ext |= {"g": "0", "h": "0", "i": "", "j": "0", "k": "false", "m": "false"}
     return ask(address, Command(RequestCode.SEND_MESSAGE_V2, ext, b"first", language="JAVA"))

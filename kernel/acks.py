@@ -78,7 +78,7 @@ class Acks:
         return bool(self._waiting) and any(gate.timeout_s <= 0 for gate in self._degradable)
 
     def committed(self, log_end: int) -> int:
-        """The log offset that every gate has passed; without gates, the log's end."""
+        """Return the log offset that every gate has passed; without gates, the log's end."""
         committed = log_end
         for gate in self._gates:
             watermark = gate.watermark

@@ -116,7 +116,7 @@ class Broker(Protocol):
         """Counts, by plugin, the refusals of messages that the broker keeps already."""
 
     def unacknowledged_for(self) -> float:
-        """How long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
+        """Return how long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
 
     # ---------------------------------------------------------------------------------------------- time and turns
 
@@ -152,7 +152,7 @@ class Broker(Protocol):
         """
 
     def pace(self) -> Pace:
-        """A pace for long work: ``await pace.rest()`` between its steps lets other tasks run."""
+        """Return a pace for long work: ``await pace.rest()`` between its steps lets other tasks run."""
 
     # ------------------------------------------------------------------------------------------------ start and end
 

@@ -273,7 +273,7 @@ class AppendBatch:
         return find_property(self.properties[row], name)
 
     def sizes_of(self, row: int) -> tuple[int, int]:
-        """The bytes of the body and of the encoded properties of ``row``."""
+        """Return the bytes of the body and of the encoded properties of ``row``."""
         return len(self.bodies[row]), len(self.properties[row])
 
     def divert(self, row: int, topic: str, queue_id: int, changes: dict[bytes, bytes | None], clear: int) -> None:
@@ -403,7 +403,7 @@ class DispatchBatch:
         return list(dict.fromkeys(zip(self.topics, self.queue_ids, strict=True)))
 
     def tag_codes_of(self, topic: str, queue_id: int) -> set[int]:
-        """The tag codes of the rows of a queue."""
+        """Return the tag codes of the rows of a queue."""
         rows = zip(self.topics, self.queue_ids, self.tag_codes, strict=True)
         return {code for row_topic, row_queue, code in rows if row_topic == topic and row_queue == queue_id}
 

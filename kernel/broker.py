@@ -172,7 +172,7 @@ class Broker:
         return len(self._acks)
 
     def unacknowledged_for(self) -> float:
-        """How long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
+        """Return how long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
         oldest = self._acks.oldest()
         return 0.0 if oldest is None else self.env.monotonic() - oldest
 
@@ -207,7 +207,7 @@ class Broker:
         return self.sweep.serves_one_client
 
     def pace(self) -> Pace:
-        """A pace for long work, which rests several times in each ``limits.turn_budget``."""
+        """Return a pace for long work, which rests several times in each ``limits.turn_budget``."""
         return Pace(self.env.monotonic, self.config.limits.turn_budget / SLICES, self.sweep.give_way)
 
     def stop(self) -> None:
@@ -473,7 +473,7 @@ class Broker:
 
 
 def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:
-    """The failure among those of ``error`` that forbids a clean close, or None."""
+    """Return the failure among those of ``error`` that forbids a clean close, or None."""
     if isinstance(error, LogPoisoned | PluginError):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -482,7 +482,7 @@ def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:
 
 
 def _reachable(host: str) -> str:
-    """The address to advertise for ``host``: for a wildcard, this machine's address, else loopback."""
+    """Return the address to advertise for ``host``: for a wildcard, this machine's address, else loopback."""
     if host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

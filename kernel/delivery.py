@@ -219,7 +219,7 @@ def _check(body: bytes, properties: bytes) -> None:
 
 
 def _rewritten(record: bytes, body: bytes, properties: bytes) -> bytes:
-    """The intact ``record`` with this body and these properties in place of its own."""
+    """Return the intact ``record`` with this body and these properties in place of its own."""
     head = bytearray(record[: HEADS[int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size])
     end = body_end_in(record)
     topic_end = end + (1 if int.from_bytes(record[4:8], "big") == MAGIC_V1 else 2)

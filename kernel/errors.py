@@ -58,7 +58,7 @@ class NoRoom(StartError):
 
 
 def blame(path: str, error: OSError) -> StartError:
-    """The error for users about ``error`` on ``path``, with the remedy."""
+    """Return the error for users about ``error`` on ``path``, with the remedy."""
     if error.errno in NO_ROOM:
         return NoRoom(path, error)
     if error.errno in _NOT_ALLOWED:

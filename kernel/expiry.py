@@ -54,7 +54,7 @@ async def drop_before(broker: Broker, offset: int) -> Expired:
 
 
 def _floor(broker: Broker) -> tuple[int, str]:
-    """The lowest offset that a plugin needs, and which one does; the log's end if none needs less."""
+    """Return the lowest offset that a plugin needs, and which one does; the log's end if none needs less."""
     floor, holder = broker.log.end, ""
     for info, call in broker.manager.calls("retention_floor", broker=broker):
         try:

@@ -22,7 +22,7 @@ class MessageFilter(Protocol):
         """Whether every entry passes."""
 
     def matches(self, tag_code: int) -> bool:
-        """Whether an entry with this tag code may match; the client tests the exact tag again."""
+        """Return whether an entry with this tag code may match; the client tests the exact tag again."""
 
 
 class CodeFilter(ABC):
@@ -51,10 +51,11 @@ class RecordFilter(ABC):
 
     @abstractmethod
     def select(self, properties: Sequence[bytes]) -> list[bool]:
-        """Which of the messages with these encoded properties match. Never raises: an unknown result is no match."""
+        """Return which of the messages with these encoded properties match. Never raises: an unknown result is no
+        match."""
 
     def cost(self, size: int) -> int:
-        """The work to decide about a message with ``size`` bytes of properties, in units of half a microsecond.
+        """Return the work to decide about a message with ``size`` bytes of properties, in units of half a microsecond.
 
         Above 0. It limits how many messages one pull examines.
         """
@@ -71,6 +72,6 @@ raises as above, and returns the filter.
 
 
 def compile_steps(compiler: FilterCompiler, expression: str) -> FilterSteps:
-    """A generator that returns the filter of ``expression``, whichever of the two ``compiler`` returns."""
+    """Return a generator that returns the filter of ``expression``, whichever of the two ``compiler`` returns."""
     made = compiler(expression)
     return (yield from made) if isinstance(made, Generator) else made

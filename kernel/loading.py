@@ -21,7 +21,7 @@ ENTRY_POINTS = "gantrymq.plugins"
 
 
 def load_plugins(defaults: Sequence[str], enable: Sequence[Any] = (), disable: Sequence[str] = ()) -> PluginManager:
-    """The default plugins without ``disable``, then ``enable`` in its order, each named as described above.
+    """Return the default plugins without ``disable``, then ``enable`` in its order, each named as described above.
 
     ``enable`` may also have plugins themselves, as a class or an object. Raises :class:`StartError` for a plugin that
     cannot be found or imported, for a disabled essential plugin, and for an unknown name in ``disable``.
@@ -39,7 +39,7 @@ def load_plugins(defaults: Sequence[str], enable: Sequence[Any] = (), disable: S
 
 
 def _load(origin: Any) -> tuple[str, Any]:
-    """The origin as text and the plugin; a class is instantiated."""
+    """Return the origin as text and the plugin; a class is instantiated."""
     target = _find(origin) if isinstance(origin, str) else origin
     plugin = target() if isinstance(target, type) else target
     return origin if isinstance(origin, str) else f"{type(plugin).__module__}:{type(plugin).__qualname__}", plugin
@@ -75,7 +75,8 @@ def _import(origin: str, name: str) -> ModuleType:
 
 
 def _run_file(origin: str, path: str) -> ModuleType:
-    """The module in the file ``path``, which need not be on Python's path; modules beside it cannot be imported."""
+    """Return the module in the file ``path``, which need not be on Python's path; modules beside it cannot be
+    imported."""
     name = "plugin_file_" + path.rpartition("/")[2].removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, path.removeprefix("./"))
     if spec is None or spec.loader is None:

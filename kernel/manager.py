@@ -105,7 +105,8 @@ class PluginManager:
         return answers
 
     def calls(self, hook_name: str, **arguments: Any) -> list[tuple[PluginInfo, Callable[[], Any]]]:
-        """The single calls of a hook in call order, for callers that continue after the failure of one plugin."""
+        """Return the single calls of a hook in call order, for callers that continue after the failure of one
+        plugin."""
         return [
             (info, partial(implementation.function, *[arguments[name] for name in implementation.argnames]))
             for info, implementation in self.implementations(hook_name)
@@ -114,7 +115,8 @@ class PluginManager:
     def on_batches(
         self, hook_name: str, guard: Guard | None = None, leave_out: Collection[str] = ()
     ) -> Callable[[Any], object] | None:
-        """A hook with the argument ``batch`` and without a result as a plain function; None if no plugin implements it.
+        """Return a hook with the argument ``batch`` and without a result as a plain function; None if no plugin
+        implements it.
 
         For the hot path: pluggy's own call costs more than most plugins' work on an ordinary batch. ``guard`` replaces
         each plugin's function; :class:`StartError` if a plugin also wraps the hook. Plugins in ``leave_out`` are not
@@ -147,13 +149,13 @@ class PluginManager:
         return call
 
     def wrapping(self, hook_name: str) -> PluginInfo | None:
-        """A plugin for which pluggy must call the hook: it wraps the others, or does not take the batch."""
+        """Return a plugin for which pluggy must call the hook: it wraps the others, or does not take the batch."""
         found = self.implementations(hook_name)
         odd = (info for info, each in found if each.wrapper or each.hookwrapper or each.argnames != ("batch",))
         return next(odd, None)
 
     def implementations(self, hook_name: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
-        """The plugins that implement the hook, in call order."""
+        """Return the plugins that implement the hook, in call order."""
         owners = {id(info.plugin): info for info in self.plugins}
         return [
             (owners[id(implementation.plugin)], implementation)
@@ -161,7 +163,7 @@ class PluginManager:
         ]
 
     def batch_functions(self, hook_name: str) -> list[tuple[PluginInfo, Callable[[Any], Any]]]:
-        """The implementations of a hook that the kernel calls one by one with a batch, in call order.
+        """Return the implementations of a hook that the kernel calls one by one with a batch, in call order.
 
         :class:`StartError` for one that wraps others or does not take exactly ``batch``.
         """
@@ -181,7 +183,7 @@ class PluginManager:
         return functions
 
     def failing_plugin(self, hook_name: str, error: BaseException) -> PluginInfo | None:
-        """The plugin in whose implementation of the hook ``error`` was raised; None if none is found."""
+        """Return the plugin in whose implementation of the hook ``error`` was raised; None if none is found."""
         owners = {
             implementation.function.__code__: info
             for info, implementation in self.implementations(hook_name)
@@ -191,7 +193,7 @@ class PluginManager:
         return next((owners[code] for code in codes if code in owners), None)
 
     def describe_failure(self, info: PluginInfo | None, what: str, error: BaseException) -> str:
-        """The text for ``error``, which a plugin raised in ``what``: plugin, place, and what to do."""
+        """Return the text for ``error``, which a plugin raised in ``what``: plugin, place, and what to do."""
         name = "?" if info is None else info.name
         text = f"plugin {name!r}: {what} failed: {error!r}{self._place(name, error)}"
         if info is None or info.essential:
@@ -209,7 +211,7 @@ class PluginManager:
         return ""
 
     def owner_of(self, frame: FrameType) -> str | None:
-        """The name of the plugin whose code runs in ``frame``; None for other code."""
+        """Return the name of the plugin whose code runs in ``frame``; None for other code."""
         module = frame.f_globals.get("__name__", "")
         for info in self.plugins:
             home = type(info.plugin).__module__
@@ -303,7 +305,7 @@ class _NamedHooks(pluggy.PluginManager):
         self._names = names
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
-        """The options of an implementation; None if it is not a hook."""
+        """Return the options of an implementation; None if it is not a hook."""
         return super().parse_hookimpl_opts(plugin, name) if name in self._names else None
 
 
@@ -326,7 +328,7 @@ def _sources_of(name: str, plugin: Any) -> tuple[str, ...]:
 
 @cache
 def _version_of(package: str) -> str:
-    """The version of the distribution with the package's name, from its metadata file."""
+    """Return the version of the distribution with the package's name, from its metadata file."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

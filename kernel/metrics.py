@@ -88,7 +88,7 @@ class Metrics:
         self._later.append(work)
 
     def work(self) -> Iterable[Callable[[], None]]:
-        """The postponed functions, to be called one by one."""
+        """Return the postponed functions, to be called one by one."""
         return tuple(self._later)
 
     def cut(self) -> None:

@@ -64,7 +64,7 @@ class Observers:
 
 
 def observe(manager: PluginManager, hook_name: str) -> Observers | None:
-    """The observers of a hook; None if no plugin implements it."""
+    """Return the observers of a hook; None if no plugin implements it."""
     return Observers(manager, hook_name) or None
 
 

@@ -49,7 +49,7 @@ class PluginFaults:
         self._policies[name] = policy
 
     def policy_of(self, name: str) -> str:
-        """The policy for errors of this loaded plugin in the write path and in its background tasks."""
+        """Return the policy for errors of this loaded plugin in the write path and in its background tasks."""
         return self._policies[name]
 
     def before_append(self, kept_rows: KeptRows) -> Mapping[str, Callable[[AppendBatch], object] | None]:
@@ -133,7 +133,7 @@ class PluginFaults:
         return call
 
     def is_disabled(self, plugin: str) -> bool:
-        """Whether an error has disabled the plugin."""
+        """Return whether an error has disabled the plugin."""
         return plugin in self._disabled
 
     def dispatch_alone(self, plugin: str) -> Callable[[Any], object] | None:
@@ -183,5 +183,5 @@ def _own_policy(info: PluginInfo) -> str:
 
 
 def _comes_of(error: Exception, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
-    """Whether ``error`` is of one of the ``kinds``, or a group that contains such an error."""
+    """Return whether ``error`` is of one of the ``kinds``, or a group that contains such an error."""
     return isinstance(error, kinds) or (isinstance(error, ExceptionGroup) and error.subgroup(kinds) is not None)

@@ -70,7 +70,7 @@ class _Keeper:
 
 
 def encode_state(offset: int, data: bytes) -> bytes:
-    """The file of a state that holds at this offset of the log."""
+    """Return the file of a state that holds at this offset of the log."""
     return _HEAD.pack(_MAGIC, _VERSION, offset, _checksum(offset, data)) + data
 
 
@@ -90,7 +90,7 @@ def _checksum(offset: int, data: bytes) -> int:
 
 
 def state_path(root: str, plugin: str) -> str:
-    """Where the state of a plugin lies in the store ``root``."""
+    """Return where the state of a plugin lies in the store ``root``."""
     return f"{root}/{FOLDER}/{quote(plugin, safe='')}.state"
 
 
@@ -263,7 +263,7 @@ class PluginStates:
         return max((keeper.saved for keeper in self._keepers), default=0)
 
     def collect(self, broker: Broker) -> dict[str, bytes]:
-        """The files, by path, of the states that have changed since the last call.
+        """Return the files, by path, of the states that have changed since the last call.
 
         A plugin that raises, or gets no batches any more, keeps the state that it has on the disk.
         """

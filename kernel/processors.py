@@ -50,7 +50,7 @@ class Request:
         return len(command.body) + sum(len(name) + len(value) for name, value in (command.ext or {}).items())
 
     def header(self, kind: type[H]) -> H:
-        """The typed header; ``RemoteFault`` as :func:`read_header`."""
+        """Return the typed header; ``RemoteFault`` as :func:`read_header`."""
         return read_header(kind, self.command.ext)
 
     @property

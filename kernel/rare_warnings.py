@@ -18,7 +18,7 @@ class RareWarnings:
         self._logged: dict[str, float] = {}
 
     def is_due(self, subject: str) -> bool:
-        """Whether to log a warning about ``subject`` now; if so, it counts as logged."""
+        """Return whether to log a warning about ``subject`` now; if so, it counts as logged."""
         now = self._clock()
         before = self._logged.get(subject)
         if before is not None and now - before < QUIET_S:

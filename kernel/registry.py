@@ -25,12 +25,12 @@ class Registry:
         self._providers[kind] = provider
 
     def get(self, kind: type[S]) -> S:
-        """The provider for ``kind``. ``StartError`` if no enabled plugin offers one."""
+        """Return the provider for ``kind``. ``StartError`` if no enabled plugin offers one."""
         found = self._providers.get(kind)
         if found is None:
             raise StartError(f"no enabled plugin provides {kind.__name__}: enable the plugin that does")
         return cast(S, found)
 
     def find(self, kind: type[S]) -> S | None:
-        """The provider for ``kind``, or None."""
+        """Return the provider for ``kind``, or None."""
         return cast("S | None", self._providers.get(kind))

@@ -18,5 +18,5 @@ class BackgroundTask:
     run_on: Literal["all", "masters"] = "all"
 
     def runs_on(self, broker_id: int) -> bool:
-        """Whether a broker with this id runs it; the master's id is 0."""
+        """Return whether a broker with this id runs it; the master's id is 0."""
         return self.run_on == "all" or broker_id == 0

@@ -49,7 +49,7 @@ OPTIONAL_PLUGINS = (
 
 
 def optional_plugins() -> PluginManager:
-    """The optional plugins, loaded: their sections say which keys of a ``broker.conf`` enable them."""
+    """Return the optional plugins, loaded: their sections say which keys of a ``broker.conf`` enable them."""
     from gantrymq.kernel.loading import load_plugins
 
     return load_plugins(OPTIONAL_PLUGINS)

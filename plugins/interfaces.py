@@ -35,7 +35,7 @@ class TopicTable(Protocol):
         """The permission of this broker for clients: ``PERM_READ``, ``PERM_WRITE``, or both."""
 
     def get(self, topic: str) -> TopicConfig | None:
-        """The topic's configuration, or None."""
+        """Return the topic's configuration, or None."""
 
     def for_send(
         self, topic: str, default_topic: str, default_queues: int, unit_mode: bool = False
@@ -54,13 +54,13 @@ class TopicTable(Protocol):
         """Call ``listener`` with each topic that its first message creates from now on, but not with retry topics."""
 
     def refuses_sends(self, topic: str) -> bool:
-        """Whether clients may not send to this topic: a system topic, or one that a plugin has reserved."""
+        """Return whether clients may not send to this topic: a system topic, or one that a plugin has reserved."""
 
     def reserve(self, topic: str) -> None:
         """Refuse messages of clients for a topic to which only its plugin writes; call it while plugins register."""
 
     def names(self) -> list[str]:
-        """The topics that there are."""
+        """Return the topics that there are."""
 
     def set_ordered(self, topics: Collection[str]) -> None:
         """Set the ordered topics (``order`` in their configurations); all others are not ordered."""
@@ -77,10 +77,10 @@ class GroupTable(Protocol):
     """The consumer groups of this broker (plugin ``topics``)."""
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's configuration, created on first use if that is allowed."""
+        """Return the group's configuration, created on first use if that is allowed."""
 
     def names(self) -> list[str]:
-        """The groups that there are."""
+        """Return the groups that there are."""
 
     def adopt(self, body: bytes) -> bool:
         """Adopt a master's groups from its response to GET_ALL_SUBSCRIPTIONGROUP_CONFIG; False if they were known
@@ -99,25 +99,25 @@ class ConsumerGroups(Protocol):
     """The live consumers (plugin ``clients``)."""
 
     def groups(self) -> list[str]:
-        """The groups with a connected member."""
+        """Return the groups with a connected member."""
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """The group's newest subscription to ``topic``."""
+        """Return the group's newest subscription to ``topic``."""
 
     def message_model(self, group: str) -> str | None:
         """``CLUSTERING`` or ``BROADCASTING``; None if the group has no connected member."""
 
     def client_ids(self, group: str) -> list[str]:
-        """The ids of the group's members."""
+        """Return the ids of the group's members."""
 
     def members_of(self, group: str) -> Sequence[GroupMember]:
-        """The group's members with their connections."""
+        """Return the group's members with their connections."""
 
     def subscriptions_of(self, group: str) -> Mapping[str, SubscriptionData]:
-        """The group's subscriptions by topic; empty if it has no connected member."""
+        """Return the group's subscriptions by topic; empty if it has no connected member."""
 
     def groups_of(self, topic: str) -> list[str]:
-        """The live groups that subscribe to ``topic``."""
+        """Return the live groups that subscribe to ``topic``."""
 
 
 class QueueLocks(Protocol):
@@ -131,10 +131,10 @@ class ProducerGroups(Protocol):
     """The live producers (plugin ``clients``)."""
 
     def producers_of(self, group: str) -> Sequence[GroupMember]:
-        """The members of the producer group ``group`` with their connections."""
+        """Return the members of the producer group ``group`` with their connections."""
 
     def connection_of(self, client_id: str) -> Connection | None:
-        """The connection of the producer with this client id, the newest one if it has several."""
+        """Return the connection of the producer with this client id, the newest one if it has several."""
 
 
 class SendRules(Protocol):
@@ -145,13 +145,13 @@ class SendRules(Protocol):
         """The header fields of every response to a sender: MSG_REGION and TRACE_ON. Do not change them."""
 
     def check_topic(self, header: SendMessageHeader) -> TopicConfig:
-        """The message's topic, created on first use if that is allowed.
+        """Return the message's topic, created on first use if that is allowed.
 
         ``RemoteFault`` with RocketMQ's code if clients may not send to it, or not to this queue.
         """
 
     def traits_of(self, properties: bytes) -> int:
-        """The traits that the encoded properties request: bits of ``batch.Trait``."""
+        """Return the traits that the encoded properties request: bits of ``batch.Trait``."""
 
 
 class ConsumerOffsets(Protocol):
@@ -161,16 +161,16 @@ class ConsumerOffsets(Protocol):
         """Set the group's offset."""
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The group's offset, or None if it never committed."""
+        """Return the group's offset, or None if it never committed."""
 
     def queues_of(self, group: str, topic: str) -> Mapping[int, int]:
-        """The group's offsets by queue; empty if it never committed. Do not change the result."""
+        """Return the group's offsets by queue; empty if it never committed. Do not change the result."""
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics in which the group has committed offsets."""
+        """Return the topics in which the group has committed offsets."""
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have committed offsets in ``topic``."""
+        """Return the groups that have committed offsets in ``topic``."""
 
     def forget_group(self, group: str) -> None:
         """Remove the offsets of a deleted group."""
@@ -301,10 +301,11 @@ class Health(Protocol):
         empty text. It is called for each request, so it must be quick."""
 
     def not_alive(self) -> dict[str, str]:
-        """The reasons, by name, that only a restart of the process removes; empty while it works."""
+        """Return the reasons, by name, that only a restart of the process removes; empty while it works."""
 
     def not_ready(self) -> dict[str, str]:
-        """The reasons, by name, for which clients cannot work with this broker; those of :meth:`not_alive` too."""
+        """Return the reasons, by name, for which clients cannot work with this broker; those of :meth:`not_alive`
+        too."""
 
 
 class HttpPages(Protocol):

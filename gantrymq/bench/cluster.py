@@ -33,7 +33,7 @@ async def targets_of(client: Client, topic: str) -> list[Target]:
 
 
 async def targets_from_first(client: Client, topic: str) -> list[Target]:
-    """One target per broker for reading existing messages; :class:`BenchFailed` if there are none."""
+    """Return one target per broker for reading existing messages; :class:`BenchFailed` if there are none."""
     found = []
     for queue in await client.admin.queues(topic):
         first = await client.admin.min_offset(queue)

@@ -81,7 +81,7 @@ class Connection:
 
 
 def count_frames(data: bytes) -> tuple[int, int]:
-    """How many whole frames ``data`` begins with, and where they end."""
+    """Return how many whole frames ``data`` begins with, and where they end."""
     size = len(data)
     count = start = 0
     while start + 4 <= size:

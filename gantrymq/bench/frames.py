@@ -29,7 +29,7 @@ from the disk. RocketMQ's brokers apply their own limits."""
 
 
 def body_of(load: Load) -> bytes:
-    """The constant body of a request: one message's, or a batch's rows."""
+    """Return the constant body of a request: one message's, or a batch's rows."""
     body = b"gantrymq-bench ".ljust(load.body_bytes, b"x")[: load.body_bytes]
     if load.batch == 1:
         return body
@@ -38,8 +38,8 @@ def body_of(load: Load) -> bytes:
 
 
 def sends(load: Load, body: bytes, *, sys_flag: int = 0, properties: str = "") -> Callable[[str, int, int], bytes]:
-    """A function of topic, queue id and opaque to the frame, each encoded once. With ``body`` left out of the frame's
-    end, a stamped load puts its own there."""
+    """Return a function of topic, queue id and opaque to the frame, each encoded once. With ``body`` left out of the
+    frame's end, a stamped load puts its own there."""
     code = RequestCode.SEND_BATCH_MESSAGE if load.batch > 1 else RequestCode.SEND_MESSAGE_V2
     born = str(int(time.time() * 1000))
     cut = len(body) if load.run else 0
@@ -63,7 +63,8 @@ def halves(load: Load, body: bytes) -> Callable[[str, int, int], bytes]:
 
 
 def commits(load: Load) -> Callable[[int, int, int], bytes]:
-    """A function of log offset, queue offset and opaque to the frame that commits the half message which lies there."""
+    """Return a function of log offset, queue offset and opaque to the frame that commits the half message which lies
+    there."""
     header = EndTransactionHeader(
         producer_group=GROUP, tran_state_table_offset=0, commit_log_offset=0,
         commit_or_rollback=TransactionState.COMMIT, msg_id="bench", topic=load.topic,
@@ -81,7 +82,8 @@ def commits(load: Load) -> Callable[[int, int, int], bytes]:
 
 
 def pulls(load: Load) -> Callable[[int, int, int], bytes]:
-    """A function of queue id, opaque and offset to the frame of a pull; only the offset is put in when it is called."""
+    """Return a function of queue id, opaque and offset to the frame of a pull; only the offset is put in when it is
+    called."""
     flags = SUBSCRIPTION_INLINE | (MAY_SUSPEND if load.kind == "follow" else 0)
     mark = "0000000000000000000"
 

@@ -52,7 +52,7 @@ class Latencies:
 
 
 def rounded(counts: Mapping[int, int]) -> Counter[int]:
-    """The same counts with three digits of each time, rounded up so that no time looks better than it was."""
+    """Return the same counts with three digits of each time, rounded up so that no time looks better than it was."""
     result: Counter[int] = Counter()
     for microseconds, count in counts.items():
         unit = 10 ** max(0, len(str(microseconds)) - 3)
@@ -61,7 +61,7 @@ def rounded(counts: Mapping[int, int]) -> Counter[int]:
 
 
 def percentiles(counts: Mapping[int, int], wanted: Mapping[str, float] = PERCENTILES) -> dict[str, int]:
-    """The smallest time that so large a share did not exceed, by name, and ``max``."""
+    """Return the smallest time that so large a share did not exceed, by name, and ``max``."""
     total = sum(counts.values())
     if not total:
         return {}

@@ -61,7 +61,7 @@ class PullLoad:
         self.measuring = True
 
     def open(self, connection: Connection, target: Target) -> bytes:
-        """The first requests of a connection: its cursors take the queues in turn."""
+        """Return the first requests of a connection: its cursors take the queues in turn."""
         follows = self.load.kind == "follow"
         cursors = []
         now = time.perf_counter_ns()

@@ -64,7 +64,7 @@ class Result:
 
 
 def share(plan: Plan, processes: int) -> list[Plan]:
-    """The same work for several workers: connections and requests are divided among them."""
+    """Return the same work for several workers: connections and requests are divided among them."""
     plans = []
     for worker in range(processes):
         loads = []
@@ -158,7 +158,7 @@ class _Worker:
             raise BenchFailed(str(said.get("failed", "a process of the load generator did not start")))
 
     def read(self) -> dict[str, Any]:
-        """The next line; empty when there is none any more."""
+        """Return the next line; empty when there is none any more."""
         line = self.output.readline()
         found: dict[str, Any] = msgspec.json.decode(line) if line.endswith(b"\n") else {}
         if "tallies" in found:
@@ -273,5 +273,5 @@ def default_processes() -> int:
 
 
 def new_mark() -> str:
-    """A mark of eight letters for the stamped bodies of one run."""
+    """Return a mark of eight letters for the stamped bodies of one run."""
     return f"{time.time_ns() & 0xFFFFFFFF:08x}"

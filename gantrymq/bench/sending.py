@@ -58,7 +58,7 @@ class SendLoad:
         self._tickets = math.inf
 
     def open(self, connection: Connection, target: Target) -> bytes:
-        """The first requests of a connection."""
+        """Return the first requests of a connection."""
         turn = connection.number // len(self.load.targets) if self._turn else 0
         load, queues = self.load, target.queues
         if load.topics:
@@ -101,7 +101,7 @@ class SendLoad:
         return self._next(connection, slots, now)
 
     def _answer(self, fd: int, now: int) -> bytes:
-        """The success of the only request that a connection has in flight, of a load without an end; as
+        """Return the success of the only request that a connection has in flight, of a load without an end; as
         :meth:`answers`, with less to look at."""
         load, tally, sent = self.load, self.tally, self._sent[fd]
         self.acknowledged += load.batch
@@ -119,7 +119,8 @@ class SendLoad:
             self.tally.failed("lost", reason, connection.outstanding)
 
     def _quick_look(self, data: bytes, end: int) -> list[bytes] | None:
-        """The opaques of all answers up to ``end``; None unless they are whole, successes, and begin with their code.
+        """Return the opaques of all answers up to ``end``; None unless they are whole, successes, and begin with their
+        code.
 
         The last header's start and the length in front of it tell whether the last frame is whole; an answer that is
         no success has an opaque but not this beginning. Quotes inside of a header's texts are escaped.
@@ -163,7 +164,8 @@ class SendLoad:
         return b"".join([piece for slot in slots for piece in (frames[slot], body)])
 
     def _advance(self, fd: int, count: int) -> list[int]:
-        """The next ``count`` places in the ring of all queues. A request comes back long before its place is due."""
+        """Return the next ``count`` places in the ring of all queues. A request comes back long before its place is
+        due."""
         place = self._places[fd]
         self._places[fd] = place + count
         return [each % self._slot_count for each in range(place, place + count)]

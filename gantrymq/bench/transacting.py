@@ -69,7 +69,7 @@ class TransactLoad(SendLoad):
         return self._commit(int(message_id[1], 16), int(offset[1]), slot + self._slot_count)
 
     def _failed(self, data: bytes) -> list[int]:
-        """The slot of an answer that is no success; none for the broker's own requests."""
+        """Return the slot of an answer that is no success; none for the broker's own requests."""
         (frame,), _ = cut_frames(data, len(data) + 1)
         answer = decode(frame)
         if not answer.is_response:

@@ -47,7 +47,7 @@ class DeadLetters:
 
 
 async def dead_letters(client: Client, group: str | None = None) -> list[DeadLetters]:
-    """One row for each group that has a topic of dead letters, or for ``group``."""
+    """Return one row for each group that has a topic of dead letters, or for ``group``."""
     topics = (
         [dlq_topic(group)] if group else [name for name in await client.admin.topics() if name.startswith(DLQ_PREFIX)]
     )

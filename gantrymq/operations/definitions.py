@@ -52,13 +52,13 @@ class Change:
 
 
 async def export_definitions(client: Client) -> dict[str, Any]:
-    """The definitions of all masters."""
+    """Return the definitions of all masters."""
     topics, groups = await _of_all(client)
     return {"version": VERSION, "topics": list(_entries(topics)), "groups": list(_entries(groups))}
 
 
 async def plan_import(client: Client, document: object) -> list[Change]:
-    """The changes that bring the cluster to the definitions of ``document``. Nothing is deleted.
+    """Return the changes that bring the cluster to the definitions of ``document``. Nothing is deleted.
 
     An entry goes to those of its brokers that the cluster has, or to all masters if it has none of them.
     :class:`BadDefinitions` for an invalid document, before anything is asked.
@@ -147,7 +147,7 @@ def _entries(tables: _Tables) -> Iterator[dict[str, Any]]:
 
 
 def _texts(settings: Body) -> dict[str, Any]:
-    """The settings as the JSON object of a document: without their name, and without empty attributes."""
+    """Return the settings as the JSON object of a document: without their name, and without empty attributes."""
     found: dict[str, Any] = json.loads(settings.to_bytes())
     for key in ("topicName", "groupName"):
         found.pop(key, None)
@@ -196,7 +196,8 @@ def _removed(before: Settings | None, after: Settings) -> int:
 
 
 def _attribute_changes(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
-    """What turns the attributes ``before`` into ``after``, in the form of 5.3.3's request; None without a change."""
+    """Return what turns the attributes ``before`` into ``after``, in the form of 5.3.3's request; None without a
+    change."""
     parts = [f"+{key}={value}" for key, value in after.items() if before.get(key) != value]
     parts += [f"-{key}" for key in before if key not in after]
     return ",".join(parts) or None

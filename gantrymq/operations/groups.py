@@ -81,13 +81,13 @@ class Reset:
 
 
 def is_brokers_group(name: str) -> bool:
-    """Whether the group is one of RocketMQ's own, or remembers what was replayed."""
+    """Return whether the group is one of RocketMQ's own, or remembers what was replayed."""
     return is_system_group(name) or name.startswith(POSITION_GROUP)
 
 
 async def group_names(client: Client, *, system: bool = False) -> list[str]:
-    """The consumer groups that the masters know, sorted; RocketMQ's own and those that remember what was replayed
-    only with ``system``."""
+    """Return the consumer groups that the masters know, sorted; RocketMQ's own and those that remember what was
+    replayed only with ``system``."""
     names: set[str] = set()
     for address in (await master_addresses(client)).values():
         answer = await client.admin.request(address, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
@@ -96,7 +96,8 @@ async def group_names(client: Client, *, system: bool = False) -> list[str]:
 
 
 async def group_lags(client: Client, group: str, *, times: bool = False) -> list[QueueLag]:
-    """Each queue in which the group has a committed offset, sorted; ``times`` also asks how long messages have waited.
+    """Return each queue in which the group has a committed offset, sorted; ``times`` also asks how long messages have
+    waited.
 
     :class:`BrokerError` (code 1) from a broker that has no group of this name is ignored.
     """
@@ -128,7 +129,7 @@ async def group_lags(client: Client, group: str, *, times: bool = False) -> list
 
 
 async def group_members(client: Client, group: str, *, ask: bool = False) -> list[Member]:
-    """The members that are connected, sorted by client id; with ``ask`` each is asked for its subscriptions."""
+    """Return the members that are connected, sorted by client id; with ``ask`` each is asked for its subscriptions."""
     found: dict[str, Member] = {}
     for address in (await master_addresses(client)).values():
         header = ConsumerGroupHeader(consumer_group=group)
@@ -141,7 +142,8 @@ async def group_members(client: Client, group: str, *, ask: bool = False) -> lis
 
 
 def differing(members: Sequence[Member]) -> bool:
-    """Whether two members subscribe to different topics or expressions, so that messages of the group get lost."""
+    """Return whether two members subscribe to different topics or expressions, so that messages of the group get
+    lost."""
     known = [member.subscriptions for member in members if member.subscriptions is not None]
     return any(subscriptions != known[0] for subscriptions in known)
 
@@ -157,7 +159,7 @@ class Overview:
 
 
 async def overview(client: Client, names: Sequence[str]) -> list[Overview]:
-    """The number of members and topics and the lag of each group."""
+    """Return the number of members and topics and the lag of each group."""
     rows = [Overview(name) for name in names]
     limit = anyio.CapacityLimiter(AT_ONCE)
 
@@ -175,7 +177,8 @@ async def overview(client: Client, names: Sequence[str]) -> list[Overview]:
 
 
 async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str | int) -> list[Reset]:
-    """What a reset changes. ``topics``: all of the group's topics if empty. ``to``: first, last, or ms since 1970.
+    """Return what a reset changes. ``topics``: all of the group's topics if empty. ``to``: first, last, or ms since
+    1970.
 
     :class:`NoRoute` if the group has no committed offsets and no topic is given.
     """

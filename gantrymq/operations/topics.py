@@ -20,13 +20,14 @@ _BROKERS_PREFIXES: Final = ("RMQ_SYS_", "GANTRYMQ_")
 
 
 def named_after(info: ClusterInfo) -> frozenset[str]:
-    """The topics that have their names from the clusters and brokers of ``info``: their own, and those of replies."""
+    """Return the topics that have their names from the clusters and brokers of ``info``: their own, and those of
+    replies."""
     clusters = info.cluster_addr_table
     return frozenset([*clusters, *info.broker_addr_table, *map(reply_topic, clusters)])
 
 
 def is_brokers_topic(name: str, named: Collection[str] = ()) -> bool:
-    """Whether brokers create the topic themselves, retry and dead-letter topics included.
+    """Return whether brokers create the topic themselves, retry and dead-letter topics included.
 
     ``named``: the topics of :func:`named_after`.
     """

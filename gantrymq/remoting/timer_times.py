@@ -32,7 +32,7 @@ def read_number(value: bytes) -> int:
 
 
 def wanted(find: Find, now: int, at_wall: Callable[[int], int] | None = None) -> int | None:
-    """The due time of a message that is sent at ``now`` on the store's clock; None if it has no time.
+    """Return the due time of a message that is sent at ``now`` on the store's clock; None if it has no time.
 
     ``at_wall`` converts a time of the machine's clock, which senders use, to the store's clock; without it the time is
     on the store's clock already. TIMER_DELAY_SEC takes precedence over TIMER_DELAY_MS, and that over TIMER_DELIVER_MS.
@@ -53,17 +53,18 @@ def wanted(find: Find, now: int, at_wall: Callable[[int], int] | None = None) ->
 
 
 def slot_of(due: int) -> int:
-    """The time of the slot for the due time ``due``; TIMER_OUT_MS of the message."""
+    """Return the time of the slot for the due time ``due``; TIMER_OUT_MS of the message."""
     return (due - 1) // PRECISION_MS * PRECISION_MS
 
 
 def floor(time: int) -> int:
-    """The start of the slot that ``time`` lies in."""
+    """Return the start of the slot that ``time`` lies in."""
     return time // PRECISION_MS * PRECISION_MS
 
 
 def exact(find: Find, stored: int, out: int, at_wall: Callable[[int], int] | None = None) -> int:
-    """The exact due time of a message of the slot ``out`` that was stored at ``stored``, never earlier than requested.
+    """Return the exact due time of a message of the slot ``out`` that was stored at ``stored``, never earlier than
+    requested.
 
     If the properties have none, the end of the slot, as in RocketMQ. ``at_wall``: see :func:`wanted`.
     """

@@ -69,7 +69,7 @@ class FaultEnv:
             raise self.error(kind)
 
     def error(self, kind: str) -> Exception:
-        """The error of the call that was counted last."""
+        """Return the error of the call that was counted last."""
         if self.no_memory:
             return MemoryError(f"injected, {kind}, call {self.count}")
         return OSError(self.number, f"injected failure of {kind}, call {self.count}")
@@ -80,7 +80,7 @@ class FaultEnv:
         return FaultFile(self, self.env.open(path, create))
 
     def flusher(self) -> Flusher:
-        """A flusher that uses files of this environment."""
+        """Return a flusher that uses files of this environment."""
         return Flusher()
 
     def mkdirs(self, path: str) -> None:

@@ -59,7 +59,7 @@ class Filter:
     invalid: Sequence[str] = ()
 
     def compiled(self, expression: str) -> MessageFilter:
-        """The filter of the expression. ``AssertionError`` if it is none."""
+        """Return the filter of the expression. ``AssertionError`` if it is none."""
         made = run_steps(compile_steps(self.compile, expression))
         for name in ("matches_all", "matches"):
             expect(hasattr(made, name), f"the filter of {expression!r} has no {name!r}")

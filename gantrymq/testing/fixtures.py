@@ -105,7 +105,8 @@ class StartPluginBroker:
     def __call__(
         self, *plugins: Any, settings: Mapping[str, str] | None = None, disable: Sequence[str] = ()
     ) -> PluginBroker:
-        """A broker with an empty store, and with ``plugins`` besides the default ones; ``client`` is connected to it.
+        """Return a broker with an empty store, and with ``plugins`` besides the default ones; ``client`` is connected
+        to it.
 
         A plugin is a class, an object, or a name as ``--enable`` has it. ``settings``: ``section.key: value``.
         ``disable``: names of default plugins. ``StartError`` when the broker refuses to start, ``ConfigError`` when it

@@ -140,7 +140,7 @@ class History:
         return [send for send in self.sends.values() if send.outcome is Outcome.OK]
 
     def begin_send(self, sender: int, now: float, term: Term | None = None) -> Send:
-        """The next message of ``sender``, with a unique body. From now on it may be in the log."""
+        """Return the next message of ``sender``, with a unique body. From now on it may be in the log."""
         number = self._numbers[sender]
         self._numbers[sender] += 1
         name = f"{self.run} {sender} {number} ".encode()
@@ -168,7 +168,7 @@ class History:
         return self.unpromised(log)
 
     def violations(self, log: Log) -> Iterator[Violation]:
-        """All violations, given the master's current log."""
+        """Yield all violations, given the master's current log."""
         places: dict[bytes, tuple[int, int]] = {}
         for queue_id, bodies in log.items():
             for offset, body in enumerate(bodies):
@@ -197,7 +197,7 @@ class History:
                 yield Violation(Kind.UNDELIVERED, f"{group}: {send}")
 
     def unpromised(self, log: Log) -> Counter[Outcome]:
-        """The number of distinct offsets at which readers got a message, and that have another or none now."""
+        """Return the number of distinct offsets at which readers got a message, and that have another or none now."""
         gone = {(read.queue_id, read.offset, read.body) for read in self.reads if not _holds(log, read)}
         return Counter(self.sends[body].outcome for _, _, body in gone if body in self.sends)
 

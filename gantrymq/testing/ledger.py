@@ -63,7 +63,7 @@ class Ledger:
         return len(self._read)
 
     def next_body(self, producer: int) -> bytes:
-        """The next body of ``producer``: unique, with a checksum. From now on it may be readable."""
+        """Return the next body of ``producer``: unique, with a checksum. From now on it may be readable."""
         sequence = self._sent.get(producer, 0)
         self._sent[producer] = sequence + 1
         name = f"{self.run} {producer} {sequence} ".encode()
@@ -122,7 +122,7 @@ class Ledger:
                 raise LedgerViolation(f"{place} was read once, and is now behind the queue's end")
 
     def _name(self, body: bytes) -> bytes:
-        """Which message this is; refuses what was never sent and what is not whole."""
+        """Return which message this is; refuses what was never sent and what is not whole."""
         words = body.split(b" ", 4)
         if len(words) != 5 or words[0] != self.run.encode() or not (words[1].isdigit() and words[2].isdigit()):
             raise LedgerViolation(f"{body[:60]!r} was never sent")

@@ -60,7 +60,7 @@ class _Inode:
         return other
 
     def cut(self, chance: random.Random | None) -> _Inode:
-        """The file after a power cut: without the unsynced blocks, or with those that ``chance`` picks."""
+        """Return the file after a power cut: without the unsynced blocks, or with those that ``chance`` picks."""
         survivor = _Inode()
         survivor.data = bytearray(self.synced)
         if chance is not None:
@@ -206,7 +206,7 @@ class MemoryEnv:
         return env
 
     def _successor(self, seed: int) -> Self:
-        """The machine after its next start."""
+        """Return the machine after its next start."""
         return type(self)(seed, self.wall)
 
     @property

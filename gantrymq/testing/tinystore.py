@@ -16,7 +16,7 @@ TINY = StoreConfig(commit_log_file_bytes=4096, queue_file_units=20, max_message_
 
 
 def batch_of(bodies: Iterable[bytes], topic: str = "T", queue_id: int = 0, properties: bytes = b"") -> AppendBatch:
-    """A batch with these bodies."""
+    """Return a batch with these bodies."""
     batch = AppendBatch()
     for body in bodies:
         batch.add(topic, queue_id, body, properties)
@@ -40,7 +40,7 @@ def commit(store: Store) -> list[DispatchBatch]:
 
 
 def read_queue(store: Store, topic: str = "T", queue_id: int = 0) -> dict[int, bytes]:
-    """The bodies by queue offset, without fillers. Checks that each record belongs to its entry."""
+    """Return the bodies by queue offset, without fillers. Checks that each record belongs to its entry."""
     queue = store.queues.get(topic, queue_id)
     bodies: dict[int, bytes] = {}
     if queue is None:

@@ -104,7 +104,7 @@ class Producer:
             self.send(decode_command(frame))
 
     def take_questions(self) -> list[Question]:
-        """The check-backs since the last call, in their order."""
+        """Return the check-backs since the last call, in their order."""
         asked = [command for command in self.sent if command.code == RequestCode.CHECK_TRANSACTION_STATE]
         self.sent = [command for command in self.sent if command not in asked]
         return [
@@ -113,7 +113,7 @@ class Producer:
 
 
 def received(peer: Producer, code: int, ext: dict[str, str], flag: int = 0) -> list[Request]:
-    """A request of ``peer``, as read from a socket."""
+    """Return a request of ``peer``, as read from a socket."""
     connection: Any = peer
     requests, _ = fast.read_requests(connection, encode(Command(code, ext, flag=flag)), _FRAME_BYTES)
     return requests
@@ -156,7 +156,7 @@ class Producers:
         self.groups: dict[str, list[Producer]] = {}
 
     def producers_of(self, group: str) -> list[Producer]:
-        """The members of the group."""
+        """Return the members of the group."""
         return self.groups.get(group, [])
 
     def join(self, group: str = GROUP) -> Producer:
@@ -173,7 +173,7 @@ class _Config:
     transaction: TransactionConfig
 
     def section(self, _kind: type[Any]) -> TransactionConfig:
-        """The section."""
+        """Return the section."""
         return self.transaction
 
 
@@ -365,7 +365,7 @@ class TransactedStore:
     # ------------------------------------------------------------------------------------------------- as a consumer
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
-        """The messages that consumers of a queue get, in order."""
+        """Return the messages that consumers of a queue get, in order."""
         queue = self.store.queues.get(topic, queue_id)
         if queue is None:
             return []
@@ -373,7 +373,7 @@ class TransactedStore:
         return [self.store.log.read_record(offset) for offset, _, _ in ENTRY.iter_unpack(entries)]
 
     def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        """The bodies of the messages of a queue."""
+        """Return the bodies of the messages of a queue."""
         return [record.body for record in self.messages(topic, queue_id)]
 
 

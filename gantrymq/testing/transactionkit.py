@@ -44,7 +44,7 @@ Rule = Callable[[Strategy], None]
 
 
 def _fresh(strategy: Strategy, **settings: Any) -> TransactedStore:
-    """An empty store."""
+    """Return an empty store."""
     return TransactedStore(MemoryEnv(), strategy, **settings)
 
 
@@ -222,7 +222,7 @@ def a_commit_that_is_refused_may_be_repeated(strategy: Strategy) -> None:
 
 
 def _asked(world: TransactedStore) -> list[Half]:
-    """The half messages for which a scan sends check-backs, in order."""
+    """Return the half messages for which a scan sends check-backs, in order."""
     world.walk()
     groups = world.producers.groups.values()
     return [question.half for group in groups for producer in group for question in producer.take_questions()]

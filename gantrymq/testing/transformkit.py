@@ -48,7 +48,7 @@ class Transform:
     topic: str = "orders"
 
     def start(self, plugin_broker: StartPluginBroker) -> PluginBroker:
-        """A broker with the plugin and the topic, whose delay levels are of one second."""
+        """Return a broker with the plugin and the topic, whose delay levels are of one second."""
         running = plugin_broker(self.plugin, settings={**_DELAYS, **self.settings})
         running.client.admin.create_topic(self.topic)
         return running

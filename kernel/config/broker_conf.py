@@ -53,7 +53,7 @@ def declared_keys(sections: Sections) -> dict[Place, RocketmqKey]:
 
 
 def translate(properties: Mapping[str, str], sections: Sections, absent: Sections | None = None) -> Translation:
-    """The settings for ``sections`` in ``properties``; keys of ``absent`` sections count as known unless another
+    """Return the settings for ``sections`` in ``properties``; keys of ``absent`` sections count as known unless another
     section has them.
 
     An invalid value is passed on unchanged, and the typed section refuses it with GantryMQ's key. ValueError if a value
@@ -83,7 +83,7 @@ def translate(properties: Mapping[str, str], sections: Sections, absent: Section
 
 
 def write_keys(sections: Mapping[str, Any]) -> dict[str, str]:
-    """The values of the typed sections, under RocketMQ's names and in its form."""
+    """Return the values of the typed sections, under RocketMQ's names and in its form."""
     keys = declared_keys({name: type(section) for name, section in sections.items()})
     found = {key.name: key.write(getattr(sections[place[0]], place[1])) for place, key in keys.items()}
     for section in sections.values():

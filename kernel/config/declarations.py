@@ -157,7 +157,7 @@ KERNEL_SECTIONS: Mapping[str, type[Any]] = {
 
 
 def plugin_sections(manager: PluginManager) -> dict[str, type[Any]]:
-    """The classes of the loaded plugins by section (``plugin.NAME``).
+    """Return the classes of the loaded plugins by section (``plugin.NAME``).
 
     :class:`StartError` for two sections of one name, and for a class that is not a section.
     """

@@ -58,7 +58,7 @@ def parse_size(value: object) -> int:
 def duration(
     default: str, minimum: str = "0s", maximum: str = "365d", rocketmq: str | RocketmqKey | None = None
 ) -> Any:
-    """An attrs field of seconds, written with a unit; both ends of the range are allowed.
+    """Return an attrs field of seconds, written with a unit; both ends of the range are allowed.
 
     RocketMQ's value is in milliseconds unless ``rocketmq`` says otherwise (``in_hours("auditKeepHours")``).
     """
@@ -73,14 +73,14 @@ def size(
     maximum: str | int = UNLIMITED,
     rocketmq: str | RocketmqKey | None = None,
 ) -> Any:
-    """An attrs field of bytes, written as a number or with a unit; both ends of the range are allowed."""
+    """Return an attrs field of bytes, written as a number or with a unit; both ends of the range are allowed."""
     low, high = parse_size(minimum), parse_size(maximum)
     text = f"{minimum} to {maximum}" if high < UNLIMITED else f"{minimum} and more"
     return _quantity(default, parse_size, low, high, text, rocketmq)
 
 
 def number(default: int, minimum: int = 0, maximum: int = UNLIMITED, rocketmq: str | RocketmqKey | None = None) -> Any:
-    """An attrs field of a whole number; both ends of the range are allowed."""
+    """Return an attrs field of a whole number; both ends of the range are allowed."""
     text = f"{minimum} to {maximum}" if maximum < UNLIMITED else f"{minimum} and more"
     return plain(default, rocketmq, _in_range(minimum, maximum, text))
 
@@ -88,7 +88,8 @@ def number(default: int, minimum: int = 0, maximum: int = UNLIMITED, rocketmq: s
 def address(
     default: str, optional: bool = False, any_port: bool = False, rocketmq: str | RocketmqKey | None = None
 ) -> Any:
-    """An attrs field of ``host:port`` kept as text; ``optional`` allows the empty text, ``any_port`` the port 0."""
+    """Return an attrs field of ``host:port`` kept as text; ``optional`` allows the empty text, ``any_port`` the port
+    0."""
 
     def check(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
         if value or not optional:
@@ -102,7 +103,7 @@ def plain(
     rocketmq: str | RocketmqKey | None = None,
     validator: Callable[[Any, attrs.Attribute[Any], Any], None] | None = None,
 ) -> Any:
-    """An attrs field that is converted by its type only."""
+    """Return an attrs field that is converted by its type only."""
     return attrs.field(default=default, validator=validator, metadata=named(rocketmq))
 
 
@@ -114,7 +115,7 @@ def check_address(value: str, any_port: bool = False) -> None:
 
 
 def filled(default: str, rocketmq: str | RocketmqKey | None = None) -> Any:
-    """An attrs field of text that is not empty and has no control characters."""
+    """Return an attrs field of text that is not empty and has no control characters."""
 
     def check(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
         if not value.strip() or any(ord(character) < 32 for character in value):
@@ -124,7 +125,7 @@ def filled(default: str, rocketmq: str | RocketmqKey | None = None) -> Any:
 
 
 def shown_default(field: attrs.Attribute[Any]) -> object:
-    """A field's default as a user would write it (``"5s"``, not ``5.0``)."""
+    """Return a field's default as a user would write it (``"5s"``, not ``5.0``)."""
     default: Any = field.default
     return default.factory() if hasattr(default, "factory") else default
 

@@ -32,14 +32,14 @@ Place = tuple[str, str]
 
 
 def write_plain(value: Any) -> str:
-    """A value in RocketMQ's form for its type: ``true``, lists with ``;``."""
+    """Return a value in RocketMQ's form for its type: ``true``, lists with ``;``."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ";".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def read_plain(text: str) -> str:
-    """The unchanged text: RocketMQ writes the value in the same form."""
+    """Return the unchanged text: RocketMQ writes the value in the same form."""
     return text
 
 
@@ -87,21 +87,21 @@ class NoCounterpart(Exception):
 
 
 def named(rocketmq: str | RocketmqKey | None) -> dict[str, RocketmqKey]:
-    """The metadata of a field with this name, or without a name."""
+    """Return the metadata of a field with this name, or without a name."""
     key = RocketmqKey(rocketmq) if isinstance(rocketmq, str) else rocketmq
     return {} if key is None else {METADATA: key}
 
 
 def in_milliseconds(name: str, *older: str) -> RocketmqKey:
-    """A duration that RocketMQ has in milliseconds, like most."""
+    """Return a duration that RocketMQ has in milliseconds, like most."""
     return RocketmqKey(name, older, lambda text: f"{text}ms", lambda seconds: str(round(seconds * 1000)))
 
 
 def in_seconds(name: str, *older: str) -> RocketmqKey:
-    """A duration that RocketMQ has in seconds."""
+    """Return a duration that RocketMQ has in seconds."""
     return RocketmqKey(name, older, lambda text: f"{text}s", lambda seconds: str(round(seconds)))
 
 
 def in_hours(name: str, *older: str) -> RocketmqKey:
-    """A duration that RocketMQ has in hours."""
+    """Return a duration that RocketMQ has in hours."""
     return RocketmqKey(name, older, lambda text: f"{text}h", lambda seconds: str(round(seconds / 3600)))

@@ -60,13 +60,13 @@ class Config:
     _explained: tuple[ExplainedValue, ...] = attrs.field(default=(), alias="explained")
 
     def section(self, kind: type[T]) -> T:
-        """The section of this attrs class; ``StartError`` when no loaded plugin declared it."""
+        """Return the section of this attrs class; ``StartError`` when no loaded plugin declared it."""
         if kind not in self._sections:
             raise StartError(f"no loaded plugin has a configuration section of the class {kind.__qualname__}")
         return cast(T, self._sections[kind])
 
     def with_section(self, section: object) -> Config:
-        """A copy in which ``section`` replaces the section of its class."""
+        """Return a copy in which ``section`` replaces the section of its class."""
         sections = {**self._sections, type(section): section}
         return attrs.evolve(
             self,
@@ -77,7 +77,7 @@ class Config:
         )
 
     def explain(self) -> tuple[ExplainedValue, ...]:
-        """Every value with its origin, by section in the order of declaration."""
+        """Return every value with its origin, by section in the order of declaration."""
         return self._explained
 
 
@@ -156,7 +156,7 @@ def _unknown_sections(settings: Settings, kinds: Mapping[str, type[Any]]) -> lis
 
 
 def _read_section(name: str, kind: type[Any], given: Mapping[str, Setting], problems: list[str]) -> dict[str, object]:
-    """The constructor arguments of the section; errors are added to ``problems``."""
+    """Return the constructor arguments of the section; errors are added to ``problems``."""
     if not given:
         return {}
     fields = {field.alias or field.name: field for field in attrs.fields(kind) if field.init}

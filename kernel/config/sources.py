@@ -107,7 +107,7 @@ def read_settings(
 
 
 def show(value: object) -> str:
-    """A value in TOML form, for messages and ``print-config``."""
+    """Return a value in TOML form, for messages and ``print-config``."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -163,7 +163,7 @@ def _from_toml(path: str, data: bytes, problems: list[str], origin: Origin = "fi
 def _from_properties(
     path: str, data: bytes, problems: list[str], optional: Callable[[], PluginManager] | None
 ) -> tuple[BrokerConf | None, dict[tuple[str, str], Setting]]:
-    """The file with its values for the kernel and for optional plugins, which it enables by setting them."""
+    """Return the file with its values for the kernel and for optional plugins, which it enables by setting them."""
     manager = optional() if optional is not None else None
     sections = plugin_sections(manager) if manager is not None else {}
     try:

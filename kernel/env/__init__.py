@@ -32,10 +32,10 @@ class File(Protocol):
     """One open file. Offsets and sizes are bytes. Every failure is an :class:`OSError`."""
 
     def fileno(self) -> int:
-        """The system's file descriptor, -1 if this is not a file of the system."""
+        """Return the system's file descriptor, -1 if this is not a file of the system."""
 
     def size(self) -> int:
-        """The file's size."""
+        """Return the file's size."""
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write all of ``data`` at ``offset``. After an error any part of it may have been written."""
@@ -78,13 +78,13 @@ class Listener(Protocol):
     """The bound host and port."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable while a connection waits to be accepted."""
+        """Return a descriptor that is readable while a connection waits to be accepted."""
 
     def listen(self, backlog: int) -> None:
         """Let peers connect from now on."""
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-        """The next connection, with host and port of the peer. ``BlockingIOError`` if none waits; OSError."""
+        """Return the next connection, with host and port of the peer. ``BlockingIOError`` if none waits; OSError."""
 
     def close(self) -> None:
         """Release the address; accepted connections stay open."""
@@ -94,7 +94,7 @@ class Waker(Protocol):
     """Makes a descriptor readable to wake a waiting thread; ``wake`` may be called from any thread."""
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Return the descriptor to wait for."""
 
     def wake(self) -> None:
         """Make the descriptor readable."""
@@ -117,7 +117,7 @@ class Env(Protocol):
     def is_dir(self, path: str) -> bool: ...
 
     def listdir(self, path: str) -> list[str]:
-        """The sorted names in a folder; empty for a missing folder."""
+        """Return the sorted names in a folder; empty for a missing folder."""
 
     def mkdirs(self, path: str) -> None:
         """Create a folder and its parents durably, only for this user (mode 0700)."""
@@ -146,7 +146,7 @@ class Env(Protocol):
     def disk_usage(self, path: str) -> DiskUsage: ...
 
     def memory_bytes(self) -> int:
-        """How much memory the machine has."""
+        """Return how much memory the machine has."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970; never steps back while the process runs."""
@@ -155,7 +155,7 @@ class Env(Protocol):
         """Seconds since an arbitrary moment, for measuring time."""
 
     def random_int(self, bound: int) -> int:
-        """A number from 0 to ``bound`` - 1."""
+        """Return a number from 0 to ``bound`` - 1."""
 
     def waker(self) -> Waker: ...
 
@@ -164,9 +164,9 @@ class Env(Protocol):
         bound."""
 
     def flusher(self) -> Flusher:
-        """The flusher for files of this environment."""
+        """Return the flusher for files of this environment."""
 
 
 def environment(name: str) -> str | None:
-    """A variable of the process's environment."""
+    """Return a variable of the process's environment."""
     return os.environ.get(name)

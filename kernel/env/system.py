@@ -162,7 +162,7 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 
 def _holder(descriptor: int) -> int:
-    """The id of the process whose record lock covers byte 0; 0 if there is none, or in another PID namespace."""
+    """Return the id of the process whose record lock covers byte 0; 0 if there is none, or in another PID namespace."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     return 0 if kind == fcntl.F_UNLCK else max(process, 0)

@@ -21,8 +21,8 @@ STALE = (
 
 
 def twin_of(package: str) -> ModuleType:
-    """The inner loops of a plugin on compiled requests and rows: its ``_fast``, or ``plain`` if the kernel uses the
-    plain twin or ``_fast`` was not built.
+    """Return the inner loops of a plugin on compiled requests and rows: its ``_fast``, or ``plain`` if the kernel uses
+    the plain twin or ``_fast`` was not built.
 
     Raises ``ImportError`` if ``_fast`` exists but was built for other requests and rows.
     """

@@ -205,7 +205,7 @@ class QueueEntries(NamedTuple):
 
 
 def queue_entries(batch: DispatchBatch, rules: dict[str, Callable[[int, bytes, int], int]]) -> list[QueueEntries]:
-    """The entries for each queue, in the order in which the queues occur, including records without an entry.
+    """Return the entries for each queue, in the order in which the queues occur, including records without an entry.
 
     ``rules`` give the tag codes of some topics, by queue id, properties and store timestamp; they replace those in the
     batch.
@@ -249,7 +249,8 @@ def _rows_by_queue(batch: DispatchBatch) -> dict[tuple[str, int], list[int]]:
 
 
 def dispatch_batch(batches: list[AppendBatch]) -> DispatchBatch:
-    """The written rows of these appended batches as one batch; each batch begins where the previous one ended."""
+    """Return the written rows of these appended batches as one batch; each batch begins where the previous one
+    ended."""
     start, end = batches[0].start, batches[-1].end
     result = DispatchBatch(start, end, [], [], [], [], [], [], [], [], [], [])
     for batch in batches:
@@ -277,7 +278,8 @@ def _extend(target: DispatchBatch, batch: AppendBatch) -> None:
 
 
 def tag_code(properties: bytes) -> int:
-    """The tag code for the queue entry of a message with these properties: the Java hash of its tag, 0 without one."""
+    """Return the tag code for the queue entry of a message with these properties: the Java hash of its tag, 0 without
+    one."""
     at = properties.find(_TAGS)
     if at < 0:
         return 0

@@ -100,7 +100,7 @@ def read_requests(
 
 
 def new_batch(done: Callable[[AppendBatch], None], source: str) -> AppendBatch:
-    """An empty batch of this source. The compiled twin returns its own class, with the same attributes."""
+    """Return an empty batch of this source. The compiled twin returns its own class, with the same attributes."""
     return AppendBatch(done=done, source=source)
 
 

@@ -19,7 +19,7 @@ class AdaptiveWait:
         self._left = 0
 
     def should_wait(self) -> bool:
-        """Whether to wait this time. The caller then reports the result to :meth:`record`."""
+        """Return whether to wait this time. The caller then reports the result to :meth:`record`."""
         if self._left:
             self._left -= 1
             return False

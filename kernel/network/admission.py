@@ -43,7 +43,7 @@ class Admission:
         self._shares.remove(connection.site, connection)
 
     def admits(self, host: str, now: float) -> bool:
-        """Whether to admit one more connection from ``host``.
+        """Return whether to admit one more connection from ``host``.
 
         When all connections are in use, the newest connection of the address with the most is closed for an address
         that has at least two fewer.

@@ -30,7 +30,7 @@ class Socket(Protocol):
     """
 
     def fileno(self) -> int:
-        """The descriptor to wait for; it stays the same."""
+        """Return the descriptor to wait for; it stays the same."""
 
     def recv(self, size: int, /) -> bytes:
         """Received bytes, all that are known of at most ``size`` bytes from the network; empty at the end.
@@ -55,7 +55,7 @@ class Owner(Protocol):
         """Another task has work that should run soon."""
 
     def is_congested(self, connection: Connection) -> bool:
-        """Whether much of the connection's data waits, even after an attempt to send it."""
+        """Return whether much of the connection's data waits, even after an attempt to send it."""
 
     def watch(self, connection: Connection) -> None:
         """The events that the connection waits for have changed."""
@@ -192,7 +192,7 @@ class Connection:
             asked.done.set()
 
     def is_congested(self) -> bool:
-        """Whether the peer should first read its data before it gets another large response."""
+        """Return whether the peer should first read its data before it gets another large response."""
         return self._owner.is_congested(self)
 
     @property
@@ -236,8 +236,8 @@ class Connection:
 
 
 def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
-    """The unsent part of ``data``. Copying it each time would take quadratic time, and never copying would keep a whole
-    large response in memory for its last byte; so it is copied when half of it is sent."""
+    """Return the unsent part of ``data``. Copying it each time would take quadratic time, and never copying would keep
+    a whole large response in memory for its last byte; so it is copied when half of it is sent."""
     rest = memoryview(data)[sent:]
     whole = rest.obj
     assert isinstance(whole, bytes)

@@ -111,7 +111,7 @@ class RequestTable:
             self._go_on()
 
     def has_waiting(self) -> bool:
-        """Whether a request waits that the next turn can answer."""
+        """Return whether a request waits that the next turn can answer."""
         return bool(self.waiting) or bool(self._held)
 
     def _take(self, requests: list[Request]) -> None:
@@ -177,7 +177,7 @@ class RequestTable:
                 return
 
     def _is_long(self, request: Request) -> bool:
-        """Whether to answer the request in steps, between which others are served."""
+        """Return whether to answer the request in steps, between which others are served."""
         return request.code in self._in_steps and STEPS_FROM < request.size <= self._limits.request_body_bytes
 
     def _hold(self, request: Request) -> None:
@@ -323,7 +323,7 @@ def _none(_request: Request) -> bool:
 
 
 def _is_pointless(request: Request) -> bool:
-    """Whether the connection is closed and the request has no effect besides its response."""
+    """Return whether the connection is closed and the request has no effect besides its response."""
     connection = request.connection
     return (connection.closed or connection.peer_left) and not request.is_oneway
 

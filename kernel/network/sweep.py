@@ -248,7 +248,7 @@ class Sweep:
         return receive and not quiet
 
     def _events(self, linger: bool) -> list[tuple[int, int]]:
-        """The ready descriptors and event bits; lingers unless recent waits had no result."""
+        """Return the ready descriptors and event bits; lingers unless recent waits had no result."""
         if not linger or self._gives_way:
             self._gives_way = self._gives_way and not linger
             return self._epoll.poll(0, EVENTS_A_TURN)
@@ -278,7 +278,7 @@ class Sweep:
             self._flush_dirty()
 
     def is_congested(self, connection: Connection) -> bool:
-        """Whether more than a quarter of the write buffer waits, even after an attempt to send it.
+        """Return whether more than a quarter of the write buffer waits, even after an attempt to send it.
 
         A quarter, because further responses can follow without this check.
         """

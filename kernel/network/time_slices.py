@@ -48,11 +48,11 @@ class WaitingRequests:
         self._bytes = 0
 
     def __bool__(self) -> bool:
-        """Whether a request waits that the next turn can answer."""
+        """Return whether a request waits that the next turn can answer."""
         return bool(self._ready)
 
     def __contains__(self, connection: Connection) -> bool:
-        """Whether requests of the connection wait; further ones must wait behind them."""
+        """Return whether requests of the connection wait; further ones must wait behind them."""
         peer = self._peers.get(connection)
         return peer is not None and (bool(peer.queue) or peer.is_held)
 
@@ -62,7 +62,7 @@ class WaitingRequests:
         return self._bytes
 
     def has_room(self, request: Request) -> bool:
-        """Whether the limit allows the request to wait or to be processed by a task."""
+        """Return whether the limit allows the request to wait or to be processed by a task."""
         return self._bytes + size_of(request) <= self._limits.waiting_bytes
 
     def put(self, request: Request) -> None:
@@ -76,7 +76,7 @@ class WaitingRequests:
         self._bytes += size_of(request)
 
     def first(self) -> Request:
-        """The first request of the connection whose turn it is."""
+        """Return the first request of the connection whose turn it is."""
         return self._peers[self._ready[0]].queue[0]
 
     def block(self) -> None:
@@ -84,7 +84,7 @@ class WaitingRequests:
         self._peers[self._ready.popleft()].is_blocked = True
 
     def take(self, belongs: Callable[[Request], bool], most: int) -> list[Request]:
-        """The first request of the connection whose turn it is, and the following ones for which ``belongs`` is
+        """Return the first request of the connection whose turn it is, and the following ones for which ``belongs`` is
         true."""
         connection = self._ready.popleft()
         peer = self._peers[connection]
@@ -139,7 +139,7 @@ class WaitingRequests:
     # ------------------------------------------------------------------------------------------------------- tasks
 
     def may_begin(self, request: Request, *, heavy: bool) -> bool:
-        """Whether the limits of its connection allow a task to begin the request."""
+        """Return whether the limits of its connection allow a task to begin the request."""
         peer = self._peers.get(request.connection)
         if peer is None:
             return True
@@ -177,7 +177,7 @@ class WaitingRequests:
 
 
 def size_of(request: Request) -> int:
-    """The approximate memory of a request; constant for each request."""
+    """Return the approximate memory of a request; constant for each request."""
     return request.size + REQUEST_BYTES
 
 

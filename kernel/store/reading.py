@@ -35,7 +35,7 @@ class NamedRecord:
 
 
 def find_named(store: Store, offset: int) -> NamedRecord | None:
-    """The record at the log offset ``offset`` if the queue entry that it names points back to it, else None.
+    """Return the record at the log offset ``offset`` if the queue entry that it names points back to it, else None.
 
     For offsets from clients: the body of a message can contain a forged record, which only the queues distinguish from
     a real one. Only a few fields are read, whatever sizes the bytes claim; the body is not checked. Records without a
@@ -64,7 +64,7 @@ def find_named(store: Store, offset: int) -> NamedRecord | None:
 
 
 def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
-    """The verified records at ``offsets`` (at least one); None for each that cannot be read.
+    """Return the verified records at ``offsets`` (at least one); None for each that cannot be read.
 
     The results have the attributes of :class:`Record` but may be of another class that creates its parts on first use.
     Records that lie close together are cheapest.
@@ -87,7 +87,8 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
 
 
 def is_misled(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: int) -> bool:
-    """Whether the entry at a queue offset, with ``at`` and ``size``, points to a wrong record and will be repaired.
+    """Return whether the entry at a queue offset, with ``at`` and ``size``, points to a wrong record and will be
+    repaired.
 
     False if the log or its disk is damaged: then the message is lost.
     """
@@ -98,7 +99,7 @@ def is_misled(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: i
 
 
 def is_entrys(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:
-    """Whether a record belongs to the entry at a queue offset."""
+    """Return whether a record belongs to the entry at a queue offset."""
     return record is not None and (record.topic, record.queue_id, record.queue_offset) == (
         queue.topic,
         queue.queue_id,
@@ -107,7 +108,7 @@ def is_entrys(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:
 
 
 def stored_at(log: CommitLog, offset: int) -> int | None:
-    """The store time (ms) of the record at the log offset ``offset``; None if it cannot be read."""
+    """Return the store time (ms) of the record at the log offset ``offset``; None if it cannot be read."""
     try:
         return log.read_record(offset).store_timestamp
     except (OutOfLog, CorruptRange, BadRecord, OSError):
@@ -115,7 +116,8 @@ def stored_at(log: CommitLog, offset: int) -> int | None:
 
 
 def message_stored_at(log: CommitLog, queue: ConsumeQueue | None, offset: int) -> int:
-    """The store time (ms) of the message at the queue offset ``offset``; -1 if there is none or it cannot be read."""
+    """Return the store time (ms) of the message at the queue offset ``offset``; -1 if there is none or it cannot be
+    read."""
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return -1
     entry = queue.entries(offset, 1)

@@ -24,7 +24,7 @@ log = structlog.get_logger("gantrymq.statefile")
 
 
 def load_state(env: Env, path: str, read: Callable[[bytes], T]) -> T | None:
-    """The result of ``read`` for the file or its ``.bak``; None if neither exists.
+    """Return the result of ``read`` for the file or its ``.bak``; None if neither exists.
 
     A damaged file whose ``.bak`` is good is kept as ``.bad``. ``read`` raises ``RemoteFault`` or ``ValueError`` for
     invalid content. :class:`StartError` if files exist and none can be read; the text says what to do.

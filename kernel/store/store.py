@@ -267,7 +267,7 @@ class Store:
         return batch.end - position
 
     def is_short_of(self, size: int) -> bool:
-        """Whether less than ``size`` bytes can be appended to the log's files, and no other file can be made.
+        """Return whether less than ``size`` bytes can be appended to the log's files, and no other file can be made.
 
         Creates the next file if it does not exist. Raises ``LogPoisoned``.
         """
@@ -335,7 +335,7 @@ class Store:
         return self._drop_first(taken)
 
     def _from_memory(self, committed: int) -> DispatchBatch | None:
-        """The next batch of those just appended; None if they do not begin at the dispatched offset."""
+        """Return the next batch of those just appended; None if they do not begin at the dispatched offset."""
         start = self.dispatched
         backlog = self._backlog
         while backlog and backlog[0].end <= start:

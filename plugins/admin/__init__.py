@@ -61,7 +61,7 @@ class AdminPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """The handlers of the kinds of requests."""
+        """Return the handlers of the kinds of requests."""
         return {
             **TopicAdmin(broker, self._config).processors(),
             **ConsumerAdmin(broker).processors(),

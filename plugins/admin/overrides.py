@@ -43,7 +43,7 @@ class Overrides:
         self._env.replace(self.path, self._text().encode())
 
     def get(self, section: str, key: str) -> object | None:
-        """The value, or None if it was not changed."""
+        """Return the value, or None if it was not changed."""
         return self._values.get(section, {}).get(key)
 
     def take_out(self, section: str, key: str) -> None:

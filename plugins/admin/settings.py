@@ -65,7 +65,7 @@ class ChangeableSettings:
         self._live[section] = _Live(current, frozenset(keys), change)
 
     def text(self) -> bytes:
-        """All settings as properties: by RocketMQ's names and, with their section, by our own."""
+        """Return all settings as properties: by RocketMQ's names and, with their section, by our own."""
         table = {**CONSTANTS, "brokerRole": "ASYNC_MASTER", **write_keys(self._sections())}
         for row in self._broker.config.explain():
             live = self._live.get(row.section)
@@ -135,7 +135,7 @@ class ChangeableSettings:
             raise _fault(f"the change is in force, but lost at the stop: {path}: {error.strerror}") from error
 
     def _sections(self) -> dict[str, Any]:
-        """The typed values of all sections, as they are now."""
+        """Return the typed values of all sections, as they are now."""
         config = self._broker.config
         sections: dict[str, Any] = {"broker": config.broker, "store": config.store, "limits": config.limits}
         for _, (name, kind) in self._broker.manager.call_each("config_section", tuple):

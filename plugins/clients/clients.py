@@ -51,11 +51,11 @@ class Clients:
         self._config = config
 
     def groups(self) -> list[str]:
-        """The groups with a connected member."""
+        """Return the groups with a connected member."""
         return list(self.consumers.groups)
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """The group's subscription to ``topic``."""
+        """Return the group's subscription to ``topic``."""
         found = self.consumers.groups.get(group)
         return None if found is None else found.subscription(topic)
 
@@ -65,35 +65,35 @@ class Clients:
         return None if found is None else found.message_model
 
     def client_ids(self, group: str) -> list[str]:
-        """The ids of the group's members."""
+        """Return the ids of the group's members."""
         found = self.consumers.groups.get(group)
         return [] if found is None else found.client_ids()
 
     def members_of(self, group: str) -> list[Member]:
-        """The group's members."""
+        """Return the group's members."""
         found = self.consumers.groups.get(group)
         return [] if found is None else list(found.members.values())
 
     def subscriptions_of(self, group: str) -> Mapping[str, SubscriptionData]:
-        """The group's subscriptions by topic."""
+        """Return the group's subscriptions by topic."""
         found = self.consumers.groups.get(group)
         return {} if found is None else found.subscriptions
 
     def groups_of(self, topic: str) -> list[str]:
-        """The live groups that subscribe to ``topic``."""
+        """Return the live groups that subscribe to ``topic``."""
         return [name for name, group in self.consumers.groups.items() if group.subscription(topic)]
 
     def producers_of(self, group: str) -> list[Member]:
-        """The members of the producer group."""
+        """Return the members of the producer group."""
         found = self.producers.groups.get(group)
         return [] if found is None else list(found.members.values())
 
     def connection_of(self, client_id: str) -> Connection | None:
-        """The connection of the producer with this client id, the newest one if it has several."""
+        """Return the connection of the producer with this client id, the newest one if it has several."""
         return self._producer_ids.find(client_id)
 
     def member(self, connection: Connection, client_id: str, language: str = "OTHER", version: int = 0) -> Member:
-        """A client with a new last-seen time."""
+        """Return a client with a new last-seen time."""
         env = self._env
         return Member(connection, client_id, env.monotonic(), language, version, env.wall_ms())
 
@@ -209,6 +209,6 @@ class Clients:
 
 
 def subscription_bytes(wish: SubscriptionData) -> int:
-    """The approximate memory of a subscription."""
+    """Return the approximate memory of a subscription."""
     tags = sum(map(len, wish.tags_set)) + WISH_BYTES * (len(wish.tags_set) + len(wish.code_set))
     return WISH_BYTES + len(wish.topic) + len(wish.sub_string) + tags

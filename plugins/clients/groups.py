@@ -96,7 +96,7 @@ class ConsumerGroup(Group):
         return dict(self._merged)
 
     def subscription(self, topic: str) -> SubscriptionData | None:
-        """The group's subscription to the topic."""
+        """Return the group's subscription to the topic."""
         if topic in self._unsettled:
             self._settle(topic)
         return self._merged.get(topic)
@@ -138,7 +138,7 @@ class ConsumerGroup(Group):
         return True
 
     def client_ids(self) -> list[str]:
-        """The members' client ids without duplicates, in the order in which they joined."""
+        """Return the members' client ids without duplicates, in the order in which they joined."""
         return list(dict.fromkeys(member.client_id for member in self.members.values()))
 
     def _merge(self, before: Mapping[str, SubscriptionData], now: Mapping[str, SubscriptionData]) -> bool:

@@ -20,7 +20,7 @@ class ProducerIds:
         self._ids: dict[int, str] = {}
 
     def find(self, client_id: str) -> Connection | None:
-        """The connection of the client, None if it is not connected."""
+        """Return the connection of the client, None if it is not connected."""
         return self._connections.get(client_id)
 
     def heard(self, client_id: str, connection: Connection) -> None:

@@ -25,7 +25,7 @@ class Roster(Generic[G]):
         self._joined: dict[int, set[str]] = {}
 
     def join(self, connection_id: int, name: str) -> G:
-        """The group for a new member; :class:`RemoteFault` (code 1) if there are too many groups."""
+        """Return the group for a new member; :class:`RemoteFault` (code 1) if there are too many groups."""
         group = self.groups.get(name)
         if group is None:
             if len(self.groups) >= self._max_groups:
@@ -39,7 +39,7 @@ class Roster(Generic[G]):
         return group
 
     def has(self, connection_id: int) -> bool:
-        """Whether the connection is in any group."""
+        """Return whether the connection is in any group."""
         return connection_id in self._joined
 
     def leave(self, connection_id: int, name: str) -> bool:
@@ -64,7 +64,7 @@ class Roster(Generic[G]):
         return names
 
     def silent_since(self, moment: float) -> list[Connection]:
-        """The connections of members whose last heartbeat is older than ``moment``."""
+        """Return the connections of members whose last heartbeat is older than ``moment``."""
         found = {
             member.connection.id: member.connection
             for group in self.groups.values()

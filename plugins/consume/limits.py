@@ -31,7 +31,7 @@ class TransferLimits:
         self.memory_bytes = self._suggestions.memory_bytes
 
     def of(self, messages: int, size: int) -> PullLimits:
-        """The limits of a pull of up to ``messages``; ``size`` above 0: the client accepts this many bytes."""
+        """Return the limits of a pull of up to ``messages``; ``size`` above 0: the client accepts this many bytes."""
         messages = max(1, messages)
         if size > 0:
             messages, size = min(messages, self._config.max_messages), min(size, self._config.max_bytes)

@@ -62,7 +62,7 @@ class PullForm(NamedTuple):
 
 
 def pull_form(code: int, remark: str, fields: dict[str, str]) -> PullForm:
-    """The template of responses with the constant ``fields`` followed by the three offsets."""
+    """Return the template of responses with the constant ``fields`` followed by the three offsets."""
     varying = dict(zip(("nextBeginOffset", "minOffset", "maxOffset"), _SLOTS, strict=True))
     rest = encode(Command(code, {**fields, **varying}, b"", _OPAQUE, RESPONSE_FLAG, remark))[8:]
     pieces = []
@@ -122,7 +122,7 @@ class PulledWindows(Protocol):
         """Where the log begins."""
 
     def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
-        """A block with the ``size`` bytes at ``offset``, and its start; None if they are only on the disk."""
+        """Return a block with the ``size`` bytes at ``offset``, and its start; None if they are only on the disk."""
 
 
 @attrs.frozen
@@ -174,7 +174,7 @@ class PullAnswers:
 
 
 def read_pull_header(request: Request) -> PullMessageHeader:
-    """The header of a pull request; ``RemoteFault`` as :func:`read_header`."""
+    """Return the header of a pull request; ``RemoteFault`` as :func:`read_header`."""
     return read_header(PullMessageHeader, request.command.ext)
 
 
@@ -197,7 +197,7 @@ class PullLimits(NamedTuple):
 
 
 def is_of(record: memoryview | bytes, body_end: int, part: QueuePart | None, number: int) -> bool:
-    """Whether an intact record, whose body ends there, belongs to an entry of ``part``."""
+    """Return whether an intact record, whose body ends there, belongs to an entry of ``part``."""
     if part is None:
         return True
     start = body_end + (1 if record[7] == _LAST_OF_V1 else 2)
@@ -228,7 +228,7 @@ def gather(
     wrong: Callable[[int], None],
     part: QueuePart | None,
 ) -> tuple[list[bytes | memoryview], int, bool, int]:
-    """The records of these queue entries for which ``matches`` is true, within ``limits``.
+    """Return the records of these queue entries for which ``matches`` is true, within ``limits``.
 
     As in RocketMQ, the first entry that does not fit ends the response, whether or not its record matches.
     ``window(number, offset, size)`` returns the log from that offset on, with at least the record, or None if it cannot

@@ -47,7 +47,7 @@ class _Ready:
         self._count += 1
 
     def take(self) -> tuple[Pull, float]:
-        """The first pull of the connection whose turn it is."""
+        """Return the first pull of the connection whose turn it is."""
         connection = self._turns.popleft()
         queue = self._pulls[connection]
         taken = queue.popleft()

@@ -107,7 +107,7 @@ class PullProcessor:
         return self._uncompiled + requests[done:]
 
     def _is_late(self) -> bool:
-        """Whether this turn's time is over: expressions take long to read, or to try."""
+        """Return whether this turn's time is over: expressions take long to read, or to try."""
         return self._clock() >= self._until
 
     def _offer(self, waiting: list[Pull]) -> None:
@@ -319,7 +319,7 @@ class PullProcessor:
         pull.request.answer(code, result.status.name, fields, result.body)
 
     def _suggested(self, pull: Pull, result: PullResult) -> int:
-        """The id of the broker for the reader's next pull."""
+        """Return the id of the broker for the reader's next pull."""
         if not self._suggestions.enabled and not self._is_slave:
             return MASTER_ID
         group = self._groups.find(pull.group)

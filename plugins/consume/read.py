@@ -66,8 +66,8 @@ class PullResult:
     """The log offset of the last examined entry; None if there was none."""
 
     def code(self, asked: int) -> int:
-        """The response code. In a queue without messages only offset 0 is valid; for any other one the offset has
-        moved."""
+        """Return the response code. In a queue without messages only offset 0 is valid; for any other one the offset
+        has moved."""
         if self.status in (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE) and asked != 0:
             return ResponseCode.PULL_OFFSET_MOVED
         return CODES[self.status]
@@ -83,7 +83,7 @@ def read_queue(
     *,
     wait: bool = True,
 ) -> PullResult:
-    """The records of ``queue`` from ``offset`` on, within ``limits``.
+    """Return the records of ``queue`` from ``offset`` on, within ``limits``.
 
     :class:`NotCached` for records that are only on the disk, unless ``wait`` is set. ``UnreadableRange`` if the first
     record cannot be read, :class:`QueueDisagrees` if its entry is wrong, :class:`OSError` if the queue's entries cannot

@@ -87,7 +87,8 @@ class Subscriptions:
         self._current: _Compilation | None = None
 
     def may_hold(self, wanted: MessageFilter) -> bool:
-        """Whether a pull with this filter may wait: those with expressions of their own must not fill the memory."""
+        """Return whether a pull with this filter may wait: those with expressions of their own must not fill the
+        memory."""
         if self._in_use <= CHARACTERS_IN_USE:
             return True
         return isinstance(wanted, CodeFilter) and len(wanted.codes) <= CODES_FREE
@@ -103,7 +104,7 @@ class Subscriptions:
         sys_flag: int,
         owner: Connection | None = None,
     ) -> MessageFilter:
-        """The filter of a pull with these header fields; ``RemoteFault`` when there is none.
+        """Return the filter of a pull with these header fields; ``RemoteFault`` when there is none.
 
         ``config`` is what was set up for ``group``. :class:`NotCompiled` when the expression takes long, until that was
         done by :meth:`work`; that begins only for an ``owner``, whose pull it is.
@@ -165,8 +166,8 @@ class Subscriptions:
         return found
 
     def _compile_now(self, key: tuple[str, str], owner: Connection | None) -> MessageFilter:
-        """The filter, if it compiles quickly or is compiled already; otherwise its compilation begins when it is its
-        turn.
+        """Return the filter, if it compiles quickly or is compiled already; otherwise its compilation begins when it is
+        its turn.
 
         Without an ``owner`` no compilation begins, and no result is taken.
         """
@@ -189,7 +190,7 @@ class Subscriptions:
         raise NotCompiled
 
     def _is_forsaken(self, current: _Compilation) -> bool:
-        """Whether the compiled expression has no pull that takes it."""
+        """Return whether the compiled expression has no pull that takes it."""
         if current.owner.closed or current.owner.peer_left:
             return True
         return current.done_at is not None and self._clock() - current.done_at > KEPT_FOR_OWNER_S

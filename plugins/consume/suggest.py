@@ -36,17 +36,18 @@ class Suggestions:
         """This many bytes before the log's end count as in memory."""
 
     def disk_end(self) -> int:
-        """The log offset where memory begins: the log before it counts as being only on the disk."""
+        """Return the log offset where memory begins: the log before it counts as being only on the disk."""
         return self._broker.log.end - self.memory_bytes
 
     def of(self, group: SubscriptionGroupConfig) -> Suggest | None:
-        """The broker for a consumer of this group, by the log offset of its progress; None: always the master."""
+        """Return the broker for a consumer of this group, by the log offset of its progress; None: always the
+        master."""
         if not self.enabled:
             return None
         return partial(self._choose, group.broker_id, group.which_broker_when_consume_slowly)
 
     def nothing_read(self, group: SubscriptionGroupConfig | None) -> int:
-        """The broker for a consumer whose pull examined no entry."""
+        """Return the broker for a consumer whose pull examined no entry."""
         return group.broker_id if self.enabled and group is not None else MASTER_ID
 
     def _choose(self, near: int, far: int, offset: int) -> int:

@@ -101,7 +101,7 @@ class DelayPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The tasks that deliver due messages, by level and by time."""
+        """Return the tasks that deliver due messages, by level and by time."""
         queues = max(QUEUES, len(self._levels))
         self._topics = broker.registry.get(TopicTable)
         self._topics.ensure(TopicConfig(SCHEDULE_TOPIC, queues, queues))
@@ -142,7 +142,8 @@ class DelayPlugin:
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """The file of the levels' positions, if one changed. The timer writes its own files, last when it has ended."""
+        """Return the file of the levels' positions, if one changed. The timer writes its own files, last when it has
+        ended."""
         if self._timer is not None and self._timer.ended:
             self._timer.close()
         if self._delivery is None:
@@ -151,7 +152,7 @@ class DelayPlugin:
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
-        """The first waiting message; waiting messages are kept however full the disk is."""
+        """Return the first waiting message; waiting messages are kept however full the disk is."""
         if self._delivery is None or self._timer is None:
             return broker.log.end
         if broker.broker_id:  # a slave has no timer files; the positions of the levels are its master's

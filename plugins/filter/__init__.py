@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from gantrymq.kernel.processors import Processor
 
 LOOK_EVERY_S: Final = 60.0
-"""How often entries are checked without a changed subscription, to delete those of groups that left long ago."""
+"""How often entries are checked, in seconds, to delete those of groups that left long ago."""
 
 
 @attrs.frozen
 class FilterConfig:
-    """``[plugin.filter]``."""
+    """Section ``[plugin.filter]``."""
 
     sql92: bool = plain(True, rocketmq="enablePropertyFilter")
 
@@ -88,7 +88,7 @@ class FilterPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One task tracks subscriptions other than by tag."""
+        """Return the task that tracks subscriptions other than by tag."""
         return [BackgroundTask("filter.consumers", partial(self._follow, broker))]
 
     @hookimpl
@@ -103,7 +103,7 @@ class FilterPlugin:
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes | bytearray] | None:
-        """The file, if a subscription other than by tag was added, changed or removed."""
+        """Return the file, if a subscription other than by tag was added, changed or removed."""
         if self._is_stopping:
             run_steps(self._update(broker))
         ready, self._ready = self._ready, None
@@ -120,7 +120,7 @@ class FilterPlugin:
                 await pace.rest()
 
     def _is_due(self, now: float) -> bool:
-        """Whether subscriptions changed, expressions remain to be read, or entries may be old enough to delete."""
+        """Return whether subscriptions changed, expressions are unread, or entries may be old enough to delete."""
         return self._is_changed or self._consumers.is_behind or now >= self._look_at
 
     def _update(self, broker: Broker) -> Generator[None, None, None]:

@@ -14,7 +14,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 
 BYTES_MAX = 1_048_576
-"""The most bytes of a request: the longest expression with its tags and codes takes half of it."""
+"""The most bytes of a request: twice the size of the longest expression with its tags and codes."""
 
 
 class _Subscription(Body):
@@ -33,7 +33,7 @@ class _Checked(Body):
 
 
 def check_client(compilers: Mapping[str, FilterCompiler], pace: Callable[[], Pace]) -> Heavy:
-    """The handler: success, or the error of the subscription's expression (code 1: unknown type, 23: invalid).
+    """Return the handler: success, or the error of the subscription's expression (code 1: unknown type, 23: invalid).
 
     It pauses with ``pace()`` while it reads a long expression.
     """

@@ -30,24 +30,24 @@ log = structlog.get_logger("gantrymq.filter")
 
 BLOOM_HASHES: Final = 3
 BLOOM_BITS: Final = 112
-"""What ``BloomFilter`` computes from ``maxErrorRateOfBloomFilter`` 20 (%) and ``expectConsumerNumUseFilter`` 32:
+"""The size of ``BloomFilter`` for ``maxErrorRateOfBloomFilter`` 20 (%) and ``expectConsumerNumUseFilter`` 32:
 log(0.2) / log(0.5) hashes, rounded up, and 32 * log2(5) * log2(e) bits, rounded up to whole bytes."""
 KEPT_MS: Final = 24 * 3600 * 1000
-"""How long an entry of a dead group is kept (``filterDataCleanTimeSpan``)."""
+"""How long an entry of a dead group is kept, in ms (``filterDataCleanTimeSpan``)."""
 DIED_BEFORE_MS: Final = 30_000
-"""A group that is alive in the file counts as dead since this long before the file was read."""
+"""A group that is alive in the file counts as dead since this many ms before the file was read."""
 ENTRIES_MAX: Final = 10_000
-"""The most entries, because groups with random names must not fill the memory; beyond it the longest dead are
-deleted."""
+"""The most entries, because groups with random names must not fill the memory. Beyond it, the entries that have been
+dead for longest are deleted."""
 CHECKED_AT_ONCE: Final = 16_384
-"""Characters of new expressions that one update reads, plus the rest of the last one, because this takes processor
-time."""
+"""The most characters of new expressions that one update reads, apart from the rest of the last expression, because
+reading takes processor time."""
 STEP_ENTRIES: Final = 16
-"""Entries of one step: some hundred microseconds."""
+"""Entries per step, which takes some hundred microseconds."""
 
 
 def bloom_positions(text: str) -> list[int]:
-    """The bits of ``text`` in a filter of :data:`BLOOM_BITS`."""
+    """Return the bits of ``text`` in a filter of :data:`BLOOM_BITS`."""
     import mmh3  # a separate library, which is loaded only when SQL92 is used
 
     hashed = mmh3.hash64(text.encode())[0] & 0xFFFF_FFFF_FFFF_FFFF
@@ -96,13 +96,13 @@ class ConsumerFilterFile(Body):
 
 
 class ConsumerFilters:
-    """The table behind the file: for each topic and group the last subscription that was no tag expression."""
+    """The table behind the file: for each topic and group, the last subscription other than by tag."""
 
     def __init__(self, env: Env, path: str, check: Callable[[str, str], object]) -> None:
-        """``check`` takes an expression type and an expression, and raises ``RemoteFault`` for what it cannot read.
+        """Read the file. :class:`StartError` if it is not readable.
 
-        What takes long to check it returns as a generator, which yields where it may rest. :class:`StartError` for
-        unreadable files.
+        ``check`` takes an expression type and an expression, and raises ``RemoteFault`` for an invalid expression. For
+        a long one it returns a generator, which yields where other work can run.
         """
         self.path = path
         self._env = env
@@ -116,20 +116,20 @@ class ConsumerFilters:
             self._take(stored)
 
     def get(self, group: str, topic: str) -> ConsumerFilterData | None:
-        """The entry of the group for ``topic``. Not to be changed."""
+        """Return the entry of the group for ``topic``. Do not change it."""
         return self._entries.get((topic, group))
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last update left expressions to the next one."""
+        """Whether the last update left expressions for the next one."""
         return self._unchecked <= 0
 
     def update(self, live: Iterable[tuple[str, SubscriptionData]]) -> None:
-        """``live`` are all subscriptions of groups that are here. Who is not among them any more is dead from now."""
+        """Update the table; ``live`` has all subscriptions of live groups. Groups that are missing become dead now."""
         run_steps(self.update_in_steps(live))
 
     def update_in_steps(self, live: Iterable[tuple[str, SubscriptionData]]) -> Generator[None, None, None]:
-        """As :meth:`update`, with rests; one at a time."""
+        """As :meth:`update`, in steps between which other work can run; only one at a time."""
         now = self._env.wall_ms()
         wanted: dict[tuple[str, str], SubscriptionData] = {}
         for number, (group, wish) in enumerate(live):
@@ -156,11 +156,11 @@ class ConsumerFilters:
                 self._remove(key)
 
     def changes(self) -> dict[str, bytes | bytearray] | None:
-        """The file by its path if anything changed since the last call, else None."""
+        """Return the file by its path if anything changed since the last call, else None."""
         return run_steps(self.changes_in_steps())
 
     def changes_in_steps(self) -> Generator[None, None, dict[str, bytes | bytearray] | None]:
-        """As :meth:`changes`, with rests, between which the table does not change."""
+        """As :meth:`changes`, in steps between which other work can run. The table must not change meanwhile."""
         if not self._changed:
             return None
         topics: dict[str, list[ConsumerFilterData]] = {}
@@ -168,7 +168,7 @@ class ConsumerFilters:
             topics.setdefault(topic, []).append(entry)
             if number % STEP_ENTRIES == 0:
                 yield
-        # It grows piece by piece: to join a hundred megabytes at the end would take longer than any other step.
+        # The text grows step by step: joining a hundred megabytes at the end would take too long for one step.
         text = bytearray(b'{"filterDataByTopic":{')
         number = 0
         for topic, entries in topics.items():
@@ -200,7 +200,7 @@ class ConsumerFilters:
             self._unchecked -= len(wish.sub_string)
         is_refused = (*key, *said) in refused
         if is_refused or not (yield from self._is_readable(*said)):
-            # The client is told when it pulls; what it wanted before it does not want any more.
+            # The client gets the error when it pulls. Its previous subscription no longer applies.
             self._refused.add((*key, *said))
             if entry is not None:
                 self._remove(key)
@@ -234,7 +234,7 @@ class ConsumerFilters:
         for topic, groups in stored.filter_data_by_topic.items():
             for group, entry in groups.group_filter_data.items():
                 entry.topic, entry.consumer_group = topic, group
-                # A broker with another error rate has other bits; it would read nothing of a file with ours in part.
+                # A broker with another error rate has other bits, and would ignore a file with only some of ours.
                 entry.bloom_filter_data = BloomFilterData(BLOOM_BITS, bloom_positions(f"{group}#{topic}"))
                 entry.dead = entry.dead_time >= entry.born_time
                 if not entry.dead:

@@ -1,7 +1,7 @@
 """The parts of a SQL92 expression: built once, evaluated for each message.
 
-Each part is a function of the message's properties that gives a value, and says what it is, for RocketMQ checks at
-building what may stand where. The checks and the three-valued logic are those of ``ComparisonExpression``,
+Each part is a function of the message's properties and has a kind, because RocketMQ checks operand types when it
+builds an expression. The checks and the three-valued logic are those of ``ComparisonExpression``,
 ``LogicExpression`` and ``UnaryExpression`` of RocketMQ 4.9.7.
 """
 
@@ -16,7 +16,7 @@ import attrs
 from gantrymq.plugins.filter.values import Long, Value, compare, compare_order, equal
 
 DEPTH_MAX = 100
-"""How deep parts may lie in one another: evaluating goes down by calls."""
+"""The deepest nesting of parts, because evaluation is recursive."""
 
 Properties = Mapping[str, str]
 Evaluate = Callable[[Properties], Value]
@@ -24,11 +24,11 @@ Operator = Literal["<", "<=", ">", ">="]
 
 
 class BadExpression(Exception):
-    """The text is a sentence of the grammar that means nothing."""
+    """The expression is grammatical but invalid, for example because of its operand types."""
 
 
 class Kind(Enum):
-    """What a part is at building."""
+    """The type of a part when the expression is built."""
 
     CONSTANT = auto()
     TRUTH = auto()
@@ -36,9 +36,9 @@ class Kind(Enum):
     OTHER = auto()
 
 
-@attrs.define(eq=False)  # not frozen: that takes three times as long to make, and an expression has thousands
+@attrs.define(eq=False)  # not frozen, which would take three times as long to create thousands of parts
 class Part:
-    """One part: ``constant`` is its value where ``kind`` is CONSTANT, or a TRUTH written as a literal."""
+    """One part. ``constant`` is its value if ``kind`` is CONSTANT, or a TRUTH that is a literal."""
 
     kind: Kind
     evaluate: Evaluate
@@ -48,30 +48,30 @@ class Part:
     names: frozenset[str] = frozenset()
     """The properties that it reads."""
     size: int = 1
-    """How many parts it is made of."""
+    """The number of parts in it, including itself."""
 
 
 def literal(value: Value) -> Part:
-    """A text, a number, a truth value or NULL."""
+    """Return the part of a text, a number, a truth value or NULL."""
     kind = Kind.TRUTH if value is None or isinstance(value, bool) else Kind.CONSTANT
     return Part(kind, lambda properties: value, 1, True, value)
 
 
 def property_named(name: str) -> Part:
-    """A property of the message; NULL where it has none."""
+    """Return the part that reads a property of the message; NULL if it is missing."""
     return Part(Kind.PROPERTY, lambda properties: properties.get(name), names=frozenset({name}))
 
 
 def _made(kind: Kind, evaluate: Evaluate, *parts: Part) -> Part:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
-        raise BadExpression(f"more than {DEPTH_MAX} parts lie in one another")
+        raise BadExpression(f"more than {DEPTH_MAX} nested parts")
     names = frozenset().union(*(part.names for part in parts))
     return Part(kind, evaluate, depth, names=names, size=1 + sum(part.size for part in parts))
 
 
 def truth(part: Part) -> Part:
-    """``part`` where a truth value is needed: a property is one of neither, it is false, or NULL when missing."""
+    """Return ``part`` as a condition. A property as a condition is false, or NULL if it is missing."""
     if part.kind is Kind.TRUTH:
         return part
     if part.kind is not Kind.PROPERTY:
@@ -81,12 +81,12 @@ def truth(part: Part) -> Part:
 
 
 def either(parts: Sequence[Part]) -> Part:
-    """OR of conditions, from left to right: what comes behind a true one is not looked at."""
+    """Return the OR of conditions, evaluated from left to right up to the first true one."""
     return _logic(parts, True)
 
 
 def both(parts: Sequence[Part]) -> Part:
-    """AND of conditions, from left to right: what comes behind a false one is not looked at."""
+    """Return the AND of conditions, evaluated from left to right up to the first false one."""
     return _logic(parts, False)
 
 
@@ -106,7 +106,7 @@ def _logic(parts: Sequence[Part], decisive: bool) -> Part:
 
 
 def negation(part: Part) -> Part:
-    """NOT: unknown stays unknown."""
+    """Return NOT ``part``; the negation of unknown is unknown."""
     inner = truth(part)
     test = inner.evaluate
 
@@ -118,7 +118,7 @@ def negation(part: Part) -> Part:
 
 
 def minus(part: Part) -> Part:
-    """A number with the other sign; NULL for what is no number."""
+    """Return the negative of a number; NULL for other values."""
     inner = part.evaluate
 
     def evaluate(properties: Properties) -> Value:
@@ -131,17 +131,17 @@ def minus(part: Part) -> Part:
 
 
 def equality(left: Part, right: Part) -> Part:
-    """``left = right``; NULL cannot be written here."""
+    """Return ``left = right``. :class:`BadExpression` for NULL, which needs IS NULL."""
     for part in (left, right):
         if part.is_literal and part.constant is None:
-            raise BadExpression("NULL is compared by IS NULL")
+            raise BadExpression("= and <> cannot compare NULL; use IS NULL")
     if left.is_literal and right.is_literal and left.kind is Kind.TRUTH and right.kind is not Kind.TRUTH:
-        raise BadExpression("a truth value is not compared with another kind")
+        raise BadExpression("a truth value cannot be compared with a value of another type")
     return _equality(left, right)
 
 
 def is_null(part: Part) -> Part:
-    """Whether ``part`` has no value."""
+    """Return the condition that ``part`` is NULL."""
     return _equality(part, literal(None))
 
 
@@ -151,11 +151,11 @@ def _equality(left: Part, right: Part) -> Part:
 
 
 def order(left: Part, operator: Operator, right: Part) -> Part:
-    """``left < right`` and the like: of numbers, properties, and what is made of them."""
+    """Return ``left < right`` and similar comparisons of numbers and properties."""
     for part in (left, right):
         is_number = isinstance(part.constant, int | float) and not isinstance(part.constant, bool)
         if part.kind is Kind.TRUTH or (part.kind is Kind.CONSTANT and not is_number):
-            raise BadExpression(f"only numbers and properties are compared by {operator}")
+            raise BadExpression(f"{operator} can compare only numbers and properties")
     first, second = left.evaluate, right.evaluate
     holds = _ORDERS[operator]
 
@@ -178,24 +178,24 @@ _ORDERS: dict[Operator, Callable[[int], bool]] = {
 
 
 def between(part: Part, low: Part, high: Part) -> Part:
-    """``low <= part <= high``; two constants must be in this order."""
+    """Return ``low <= part <= high``; two constants must be in this order."""
     if low.is_literal and high.is_literal:
         if low.constant is None or high.constant is None:
-            raise BadExpression("BETWEEN has no NULL")
+            raise BadExpression("BETWEEN cannot have NULL as a bound")
         if compare(high.constant, low.constant) < 0:
-            raise BadExpression("BETWEEN has the lower value first")
+            raise BadExpression("BETWEEN needs the lower value first")
     return both([order(part, ">=", low), order(part, "<=", high)])
 
 
 def not_between(part: Part, low: Part, high: Part) -> Part:
-    """Below ``low`` or above ``high``."""
+    """Return the condition that ``part`` is below ``low`` or above ``high``."""
     return either([order(part, "<", low), order(part, ">", high)])
 
 
 def member(part: Part, texts: Sequence[str], wanted: bool) -> Part:
-    """Whether a property is (not) one of ``texts``."""
+    """Return the condition that a property is one of ``texts``, or is not if ``wanted`` is false."""
     if part.kind is not Kind.PROPERTY:
-        raise BadExpression("IN asks for a property on its left")
+        raise BadExpression("IN needs a property on its left")
     inner, chosen = part.evaluate, frozenset(texts)
 
     def evaluate(properties: Properties) -> Value:

@@ -1,8 +1,8 @@
-"""Reads SQL92 expressions: words by one pattern, sentences by the binding power of their operators.
+"""Parses SQL92 expressions: a regular expression finds the words, operator precedence determines the structure.
 
-Names, keywords and numbers are those of ``SelectorParser.jj`` of RocketMQ 4.9.7. Written by hand because an expression
-of 16 thousand characters is read on the thread that serves all connections: a general parser took a second for it,
-this one up to a tenth, in steps between which others are served.
+Names, keywords and numbers are those of ``SelectorParser.jj`` of RocketMQ 4.9.7. The parser is written by hand because
+it runs on the thread that serves all connections: for 16 thousand characters a general parser took a second, this one
+takes up to a tenth, in steps between which other requests are served.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ _POWER: Final = {
     "OR": _OR, "AND": _AND, "=": _EQUALITY, "UNEQUAL": _EQUALITY, "IS": _EQUALITY, "ORDER": _COMPARISON,
     "BETWEEN": _COMPARISON, "NOT": _COMPARISON, "IN": _COMPARISON,
 }  # fmt: skip
-"""What binds an operand to its left, and how tightly; NOT is there for NOT BETWEEN and NOT IN."""
+"""The precedence of each operator; NOT is in it for NOT BETWEEN and NOT IN."""
 
 
 STEP_WORDS: Final = 64
-"""Words of one step: some hundred microseconds."""
+"""Words per step, which takes some hundred microseconds."""
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Reads a part of the text; it yields between steps."""
+"""Parses a part of the text; yields between steps."""
 
 
 class SyntaxFault(Exception):
-    """The text is no sentence of the grammar. Its text says where it could not go on."""
+    """The text does not match the grammar; the error names the position."""
 
 
 def parse(text: str) -> Steps[Part]:
-    """Reads in steps which condition ``text`` is.
+    """Parse ``text`` in steps; return the condition.
 
-    What does not fit behind a complete expression is not read, as in RocketMQ. :class:`SyntaxFault` for text that is
-    no expression, :class:`BadExpression` for one that means nothing.
+    Text behind a complete expression is ignored, as in RocketMQ. :class:`SyntaxFault` for text that is not an
+    expression, :class:`BadExpression` for an invalid one.
     """
     reader = _Reader(text)
     try:
         return expressions.truth((yield from reader.expression(_OR)))
     except RecursionError:
-        raise BadExpression("too many parts lie in one another") from None
+        raise BadExpression("too many nested parts") from None
 
 
 class _Reader:
-    """One pass over the text; ``kind`` and ``word`` are the word that comes next."""
+    """One pass over the text; ``kind`` and ``word`` are those of the next word."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -71,10 +71,10 @@ class _Reader:
         self._advance()
 
     def expression(self, least: int) -> Steps[Part]:
-        """An operand, and what operators that bind as tightly as ``least`` make of it."""
+        """Return an operand with all following operators of at least the precedence ``least``."""
         left = yield from self._operand()
         power = _COMPARISON
-        # What was made by a loose operator is no operand of a tighter one.
+        # The result of an operator cannot be the operand of one with a higher precedence.
         while least <= (following := _POWER.get(self.kind, 0)) <= power:
             power = following
             if power == _OR:
@@ -155,7 +155,7 @@ class _Reader:
 
     def _enclosed(self) -> Steps[Part]:
         if self._depth == DEPTH_MAX:
-            raise BadExpression(f"more than {DEPTH_MAX} parts lie in one another")
+            raise BadExpression(f"more than {DEPTH_MAX} nested parts")
         self._advance()
         self._depth += 1
         part = yield from self.expression(_OR)
@@ -232,7 +232,7 @@ def _whole(word: str) -> Part:
 def _real(word: str) -> Part:
     value = float(word)
     if value == 0.0 or math.isinf(value):
-        raise BadExpression(f"{word[:40]} is too small or too large; write 0 for nought")
+        raise BadExpression(f"{word[:40]} is too small or too large; write 0 for zero")
     return expressions.literal(value)
 
 

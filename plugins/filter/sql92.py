@@ -1,8 +1,8 @@
-"""SQL92 expressions on message properties: RocketMQ's dialect, parsed once a subscription.
+"""SQL92 expressions on message properties: RocketMQ's dialect, parsed once per subscription.
 
-``a > 5 AND (region IN ('eu', 'us') OR b IS NULL)``. Comparison, BETWEEN, IN, IS NULL, AND, OR, NOT; comments; names
-and keywords as in ``SelectorParser.jj`` of RocketMQ 4.9.7, and as there the parser stops at the first word that does
-not fit behind a complete expression: the rest is not read.
+``a > 5 AND (region IN ('eu', 'us') OR b IS NULL)``. Comparison, BETWEEN, IN, IS NULL, AND, OR, NOT; comments. Names
+and keywords are those of ``SelectorParser.jj`` of RocketMQ 4.9.7; as there, text behind a complete expression is
+ignored.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.steps import run_steps
 
 EXPRESSION_MAX = 16_384
-"""Characters, an IN with a thousand values and more: it takes a tenth of a second of processor time at most, in steps
-between which others are served. RocketMQ has no limit."""
+"""The most characters, enough for an IN with a thousand values. Parsing takes at most a tenth of a second of processor
+time, in steps between which other requests are served. RocketMQ has no limit."""
 STEPS_FROM = 256
-"""Characters; a shorter expression is read in one go, in a millisecond."""
+"""Expressions of fewer characters are parsed in one step, which takes a millisecond."""
 BYTES_SEARCHED = 1024
-"""In half a microsecond."""
+"""Bytes of properties that are searched in half a microsecond."""
 
 
 @attrs.frozen(eq=False)
 class PropertyFilter(RecordFilter):
-    """A compiled expression. Queue entries tell nothing of properties, so all of them may be wanted."""
+    """A compiled expression. Queue entries have no properties, so each entry may match."""
 
     condition: Callable[[dict[str, str]], object]
     names: tuple[tuple[str, bytes], ...]
     size: int
-    """How many parts it is made of."""
+    """The number of parts."""
 
     def cost(self, size: int) -> int:
-        """See ``RecordFilter``: each part is tried, and each name is searched in all properties."""
+        """See ``RecordFilter``: each part is evaluated, and each name is searched in all properties."""
         return 10 + self.size + len(self.names) * (2 + size // BYTES_SEARCHED)
 
     def matches(self, tag_code: int) -> bool:
-        """True: only the record can tell."""
+        """Return True: only the record can decide."""
         return True
 
     def select(self, properties: Sequence[bytes]) -> list[bool]:
-        """Which of the messages with these encoded properties are wanted. One that fails to compare is not."""
+        """Return which of the messages with these encoded properties match; one whose evaluation fails does not."""
         return [self._holds(raw) for raw in properties]
 
     def _holds(self, raw: bytes) -> bool:
@@ -63,12 +63,12 @@ class PropertyFilter(RecordFilter):
 
 
 def compile_sql92(expression: str) -> PropertyFilter:
-    """The filter of ``expression``; ``RemoteFault`` (23) that says where one cannot be read."""
+    """Return the filter of ``expression``; ``RemoteFault`` (23) names the position of a syntax error."""
     return run_steps(_compile(expression))
 
 
 def compile_in_steps(expression: str) -> PropertyFilter | Generator[None, None, PropertyFilter]:
-    """As :func:`compile_sql92`, and one that takes long as a generator, which is a ``FilterCompiler`` both times."""
+    """As :func:`compile_sql92`; for a long expression returns a generator. Both are a ``FilterCompiler``."""
     steps = _compile(expression)
     return run_steps(steps) if len(expression) < STEPS_FROM else steps
 

@@ -1,7 +1,7 @@
 """Tag expressions: ``*``, or tags joined by ``||``.
 
-The broker compares hashes only, so that it never touches the record; a collision lets a message through that the client
-drops by its exact tag. Source: ``FilterAPI.buildSubscriptionData`` of RocketMQ 4.9.7.
+The broker compares hashes only, so it never reads the record. After a hash collision the client drops the message by
+its exact tag. Source: ``FilterAPI.buildSubscriptionData`` of RocketMQ 4.9.7.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gantrymq.remoting.property_bytes import TAGS
 from gantrymq.remoting.steps import run_steps
 
 EXPRESSION_MAX = 65_536
-"""Characters: some ten thousand tags. RocketMQ has no limit; here what a consumer says of itself must fit into a
-heartbeat (``plugin.clients.max_heartbeat_bytes``), and memory has limits."""
+"""The most characters, about ten thousand tags. RocketMQ has no limit; here a subscription must fit into a heartbeat
+(``plugin.clients.max_heartbeat_bytes``), and memory is limited."""
 STEPS_FROM = 2048
-"""Characters; a shorter expression is compiled in one go, in a millisecond."""
+"""Expressions of fewer characters are compiled in one step, which takes a millisecond."""
 STEP_TAGS = 64
-"""Tags of one step."""
+"""Tags per step."""
 
 
 @attrs.frozen
 class TagFilter(CodeFilter):
-    """Passes entries whose tag code is one of ``codes``; all when there are none."""
+    """Passes entries whose tag code is one of ``codes``; all entries if ``codes`` is empty."""
 
     codes: frozenset[int]
 
@@ -39,17 +39,17 @@ class TagFilter(CodeFilter):
         return not self.codes
 
     def matches(self, tag_code: int) -> bool:
-        """Whether the entry may carry a wanted tag."""
+        """Return whether the entry may have a wanted tag."""
         return not self.codes or tag_code in self.codes or tag_code < EXTENSION_ADDRESSES_END
 
 
 def compile_tags(expression: str) -> TagFilter:
-    """The filter of a tag expression; ``RemoteFault`` (23) for one without a tag, or of too many characters."""
+    """Return the filter of a tag expression; ``RemoteFault`` (23) if it has no tag or too many characters."""
     return run_steps(_compile(expression))
 
 
 def compile_in_steps(expression: str) -> TagFilter | Generator[None, None, TagFilter]:
-    """As :func:`compile_tags`, and one that takes long as a generator, which is a ``FilterCompiler`` both times."""
+    """As :func:`compile_tags`; for a long expression returns a generator. Both are a ``FilterCompiler``."""
     steps = _compile(expression)
     return run_steps(steps) if len(expression) < STEPS_FROM else steps
 
@@ -70,14 +70,14 @@ def _compile(expression: str) -> Generator[None, None, TagFilter]:
         if number % STEP_TAGS == 0:
             yield
     if not codes:
-        raise RemoteFault(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression holds no tag")
+        raise RemoteFault(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression has no tag")
     return TagFilter(frozenset(codes))
 
 
 def _code_of(tag: str) -> int:
-    """What the queue entry of a message with this tag has; the compiled hash, which takes a fiftieth of the time."""
+    """Return the tag code of a queue entry for this tag, by the compiled hash, which is fifty times as fast."""
     try:
         encoded = tag.encode()
     except UnicodeEncodeError:
-        return java_hash(tag)  # half of a surrogate pair, which no message's properties can have
+        return java_hash(tag)  # a lone surrogate, which encoded properties cannot contain
     return java_hash(tag) if b"\x02" in encoded else tag_code(TAGS + b"\x01" + encoded)

@@ -86,16 +86,16 @@ class HaPlugin:
 
     @property
     def ha_address(self) -> str:
-        """The master's address for slaves; empty on a slave."""
+        """The master's address for its slaves; empty on a slave."""
         return "" if self.master is None else self.master.address
 
     def master_is(self, broker: str, ha: str) -> None:
-        """A nameserver has reported the addresses of the master, for clients and for slaves."""
+        """Record the master's addresses, for clients and for slaves, as a nameserver reported them."""
         self._master_address.master_is(broker, ha)
 
     @property
     def epoch(self) -> Epoch:
-        """The own epoch of a master; on a slave the highest known one."""
+        """The epoch of this master; on a slave, the highest known epoch."""
         return self._epochs.known if self.master is None or self._epochs.own is None else self._epochs.own
 
     @property
@@ -115,21 +115,22 @@ class HaPlugin:
 
     @property
     def beat(self) -> float:
-        """A third of the lease, in seconds: how often to ask the nameservers."""
+        """The interval between requests to the nameservers: a third of the lease, in seconds."""
         return self._lease.beat
 
     @property
     def has_lease(self) -> bool:
-        """Whether the master's lease is valid: it had contact to a nameserver or a slave in time."""
+        """Whether the lease is valid: a nameserver or a slave was in contact within the lease."""
         return not self._lease.refusal
 
     def nameserver_answered(self, asked_at: float) -> None:
-        """A nameserver answered a request sent at ``asked_at`` (monotonic, in seconds); it knows no other master."""
+        """Renew the lease. A nameserver answered a request sent at ``asked_at`` (monotonic, in seconds) and reported
+        no other master."""
         if self.master is not None and not self._epochs.fenced:
             self._lease.nameserver_answered(asked_at)
 
     def learn_epoch(self, epoch: Epoch, source: str) -> None:
-        """``source`` says that ``epoch`` has begun."""
+        """Record ``epoch``, which ``source`` has reported."""
         self._epochs.learn(epoch, source, is_master=self.master is not None)
 
     def send_epoch(self, address: str) -> None:
@@ -138,7 +139,7 @@ class HaPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.ha]``."""
+        """Return the section's name and class: ``[plugin.ha]``."""
         return "ha", HaConfig
 
     @hookimpl
@@ -200,8 +201,8 @@ class HaPlugin:
 
     @hookimpl
     def register_ack_gates(self, broker: Broker) -> list[AckGate]:
-        """On a master, the gate that closes when it is fenced or has no lease; on a ``sync_master`` also the
-        slaves'."""
+        """Return, on a master, the gate that closes when it is fenced or has no lease; on a ``sync_master`` also the
+        gate of the slaves."""
         section = self._config
         if self.master is None:
             return []
@@ -216,7 +217,7 @@ class HaPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """1008 announces an epoch or a promotion; 47001 compares a slave's log with this one; 47004 lets it connect."""
+        """Serve 1008 (announces an epoch), 47001 (compares a slave's log with this one) and 47004 (lets it connect)."""
         found: dict[int, Processor] = {RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._roles.answer}
         if self.master is not None:
             peers = PeerRule(self._config.peers or LOOPBACK)
@@ -226,7 +227,7 @@ class HaPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The tasks of a master, or those of a slave."""
+        """Return the tasks of a master, or those of a slave."""
         live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
@@ -259,7 +260,7 @@ class HaPlugin:
 
     @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:
-        """Refuse all rows if this master may not accept messages."""
+        """Refuse all rows while this master must not accept messages."""
         if self.master is not None:
             reason = self.refusal
             if reason:
@@ -273,14 +274,14 @@ class HaPlugin:
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Records have passed the gates; a slave reports that to its master."""
+        """Wake the report to the master: records have passed this slave's gates."""
         if self.slave is not None:
             self.slave.moved()
             self._tables.dispatched(batch.topics)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """The role, the slaves or the master, and the lag."""
+        """Return the role, the slaves or the master, and the lag."""
         epoch = {EPOCH_KEY: str(self.epoch), "haFenced": self.fenced}
         if self.slave is not None:
             return epoch | {"haNotPromotable": fixed_number(broker)} | slave_info(broker, self.slave)
@@ -289,7 +290,7 @@ class HaPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The lag of the slaves, or of this slave."""
+        """Report the lag of each slave, or of this slave."""
         if self.slave is not None:
             report_slave(metrics, broker, self.slave)
         else:

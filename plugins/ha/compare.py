@@ -1,10 +1,10 @@
 """Check that a slave's log is a prefix of its master's, by comparing records.
 
-The replication protocol has only offsets, and RocketMQ's slave continues behind any log. Here the master must have the
-same name and cluster, and the last record must be equal on both sides. If it is not, the slave searches the last common
-record; the records behind it were never the master's and go to ``lost+found/`` at the next start, which the broker
-requests at once. Asked with GET_BROKER_CONFIG (26) and COMPARE_LOG (47001); a RocketMQ master, which does not know
-that, with GET_BROKER_RUNTIME_INFO (28) and VIEW_MESSAGE_BY_ID (33).
+The replication protocol carries only offsets, and RocketMQ's slave appends behind any log. Here the master must have
+the same name and cluster, and the last record must be equal on both sides. If it is not, the slave searches for the
+last common record; the records behind it were never in the master's log and are moved to ``lost+found/`` at the next
+start, which the broker requests at once. The requests are GET_BROKER_CONFIG (26) and COMPARE_LOG (47001); for a
+RocketMQ master, which does not support 47001, GET_BROKER_RUNTIME_INFO (28) and VIEW_MESSAGE_BY_ID (33).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 ABSENT_S: Final = 30.0
-"""How long a RocketMQ master must lack a record of the slave before this counts, because it may return it later."""
+"""How long a RocketMQ master must lack a record of the slave, in seconds, before the record counts as absent."""
 
 
 class Unlike(Exception):
-    """The logs cannot be compared now; the text says why."""
+    """The logs cannot be compared now; the text gives the reason."""
 
 
 class UnrelatedStore(Exception):
-    """This is not a slave of that master, and waiting does not change that; the text names both."""
+    """This broker is not a slave of that master, and a retry cannot change that; the text names both."""
 
 
 class Diverged(Exception):
@@ -72,14 +72,17 @@ class Comparison:
         """The ticket for the next connection to the master's port of replication, if it needs one."""
 
     async def check(self, address: str) -> None:
-        """Returns if the log's last record is equal to the master's, or if the log is empty.
+        """Return if the log's last record is equal to the master's, or if the log is empty.
 
-        :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, or what a call may raise.
+        Raises :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, and the errors of a call.
         """
         if not address:
             if not self._broker.log.end:
                 return
-            raise Unlike("where the master serves clients is not known (plugin.ha.master_broker), to compare records")
+            raise Unlike(
+                "the master's address for clients is unknown, so that records cannot be compared: "
+                "set plugin.ha.master_broker"
+            )
         async with open_channel(address) as channel:
             await self._identify(channel)
             await self._compare_epochs(channel)
@@ -99,12 +102,12 @@ class Comparison:
             raise Diverged(await self._common_end(channel))
 
     async def _wait_for_record(self, channel: Channel, offset: int) -> None:
-        """:class:`Unlike` while a RocketMQ master may still return the record at ``offset`` later."""
+        """Raise :class:`Unlike` while a RocketMQ master may still return the record at ``offset`` later."""
         now = self._broker.env.monotonic()
         if self._absent_since is None:
             self._absent_since = now
         if now - self._absent_since < ABSENT_S and await self._master_end(channel) > offset:
-            raise Unlike(f"the master does not show the record at {offset}, which is the last one here")
+            raise Unlike(f"the master does not return the record at {offset}, the last one of this log")
 
     async def _identify(self, channel: Channel) -> None:
         """Check the master's name and cluster; a master that does not report them is accepted."""
@@ -136,9 +139,9 @@ class Comparison:
             raise Unlike(f"{channel.address} returns a ticket that is not hexadecimal") from None
 
     async def _compare_epochs(self, channel: Channel) -> None:
-        """Notify a master of a lower epoch and do not follow it; adopt a higher epoch.
+        """Follow a master of the same epoch, adopt a higher epoch, refuse a master of a lower epoch and notify it.
 
-        RocketMQ's masters have no epochs: a slave that knows of a promotion does not follow one.
+        RocketMQ's masters have no epochs: after a promotion a slave does not follow one.
         """
         answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
         says = KVTable.from_bytes(answer.body or b"{}").table if answer.code == ResponseCode.SUCCESS else {}
@@ -152,20 +155,20 @@ class Comparison:
             await send_epoch(channel.address, known)
             raise Unlike(f"{channel.address} was the master of epoch {epoch}, and epoch {known} has begun")
         if says.get("haFenced"):
-            raise Unlike(f"{channel.address} is no master any more: {says['haFenced']}")
+            raise Unlike(f"{channel.address} is no longer a master: {says['haFenced']}")
         if epoch is not None:
             self._epochs.learn(epoch, channel.address, is_master=False)
 
     async def _master_end(self, channel: Channel) -> int:
-        """The end of the master's log, before which it may have records that it does not return yet."""
+        """Return the end of the master's log; it may have records before it that it does not return yet."""
         answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
         try:
             return int(KVTable.from_bytes(answer.body or b"{}").table["commitLogMaxOffset"])
         except (KeyError, ValueError):
-            raise Unlike(f"{channel.address} does not tell where its log ends") from None
+            raise Unlike(f"{channel.address} does not report the end of its log") from None
 
     async def _common_end(self, channel: Channel) -> int:
-        """The offset behind the last common record. :class:`UnrelatedStore` if there is none."""
+        """Return the offset behind the last common record. :class:`UnrelatedStore` if there is none."""
         end = self._broker.log.end
         while places := await self._places(end):
             if await self._ask(channel, places[0]) is LogMatch.SAME:
@@ -185,7 +188,7 @@ class Comparison:
         )
 
     async def _places(self, end: int) -> list[int]:
-        """The offsets of the records below ``end``, of the last file that has any."""
+        """Return the offsets of the records below ``end`` in the last log file that has any."""
         return await trio.to_thread.run_sync(self._read_places, end)
 
     def _read_places(self, end: int) -> list[int]:
@@ -197,7 +200,7 @@ class Comparison:
         return []
 
     def _scan(self, start: int, stop: int) -> list[int]:
-        """The offsets of the records from ``start`` to ``stop``, without unreadable ones."""
+        """Return the offsets of the records from ``start`` to ``stop``, without unreadable ones."""
         commit_log = self._broker.log
         found: list[int] = []
         rows = SCAN_ROWS
@@ -209,7 +212,7 @@ class Comparison:
                 break
             except CorruptRange:
                 if rows > 1:
-                    rows = 1  # those before the damage, one by one
+                    rows = 1  # read the records before the damage one by one
                     continue
                 rows = SCAN_ROWS
                 following = find_record(commit_log.segments, start + 1)
@@ -221,7 +224,7 @@ class Comparison:
         return bytes(commit_log.view(offset, int.from_bytes(commit_log.view(offset, 4), "big")))
 
     async def _ask(self, channel: Channel, offset: int) -> LogMatch:
-        """The master's record there. :class:`Unlike` if that is unknown now."""
+        """Compare the record with the master's. :class:`Unlike` if the master cannot decide now."""
         record = await trio.to_thread.run_sync(self._record, offset)
         if self._master_compares:
             header = CompareLogHeader(offset=offset, size=len(record), digest=hashlib.sha256(record).hexdigest())

@@ -31,7 +31,7 @@ def _read_role(properties: Mapping[str, str]) -> dict[Place, str]:
 
 
 def _read_listen(properties: Mapping[str, str]) -> dict[Place, str]:
-    """The address for slaves: the port of the file, with the host at which the broker listens."""
+    """Return the address for slaves: the port of the file, with the host at which the broker listens."""
     everywhere = "0.0.0.0" if "brokerIP1" in properties else "127.0.0.1"  # noqa: S104 - asked for by the file
     return {("plugin.ha", "listen"): f"{properties.get('bindAddress', everywhere)}:{properties['haListenPort']}"}
 

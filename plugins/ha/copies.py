@@ -17,9 +17,9 @@ from gantrymq.remoting.codes import ResponseCode
 class Copy:
     """One slave's connection. Offsets are bytes of the log, times seconds of the environment's clock.
 
-    ``start``: the log offset at which sending began. ``sent``: the end of what was sent. ``acknowledged``: the offset
-    that the slave reports. Its first report is only a claim; reports above ``start`` acknowledge data that was sent on
-    this connection.
+    ``start``: the log offset at which sending began. ``sent``: the end of the data that was sent. ``acknowledged``: the
+    offset that the slave reports. Its first report is not verified; only reports above ``start`` acknowledge data that
+    was sent on this connection.
     """
 
     address: str
@@ -30,14 +30,14 @@ class Copy:
     acknowledged: int = 0
     heard_at: float = 0.0
     level_at: float = 0.0
-    """The time up to which the copy was complete."""
+    """The last time at which the copy was known to be complete."""
     stopped_at: int = -1
-    """The offset of the first data that the master cannot read and send; -1 while there is none."""
+    """The offset of the first data that the master cannot read and send; -1 if it can read everything."""
     _mark: tuple[int, float] = (0, 0.0)
-    """The end of the log at some later moment, and that moment."""
+    """A log end and the time at which it was taken."""
 
     def look(self, end: int, now: float) -> None:
-        """Update :attr:`level_at`; the log ends at ``end``. Call it after each message of the slave."""
+        """Update :attr:`level_at` for a log that ends at ``end``. Call it after each message of the slave."""
         if self.acknowledged >= self._mark[0]:
             self.level_at = max(self.level_at, self._mark[1])
             self._mark = (end, now)
@@ -46,7 +46,7 @@ class Copy:
 
     @property
     def proven(self) -> int:
-        """The offset up to which it has acknowledged data that was sent to it; 0 before its first acknowledgment."""
+        """The offset up to which the slave has acknowledged data of this connection; 0 if it has not yet."""
         return self.acknowledged if self.acknowledged > self.start >= 0 else 0
 
 
@@ -66,27 +66,27 @@ class Copies:
         return len(self._copies)
 
     def moved(self) -> None:
-        """The watermark may have advanced."""
+        """Wake the gate if acknowledgments depend on slaves: the watermark may have advanced."""
         if self.waited_for:
             self._moved()
 
     def add(self, copy: Copy) -> None:
-        """A slave has connected."""
+        """Add a slave that has connected."""
         self._copies[copy] = None
 
     def remove(self, copy: Copy) -> None:
-        """The slave has disconnected."""
+        """Remove a slave that has disconnected."""
         self._copies.pop(copy, None)
         self.moved()
 
     def acknowledge(self, copy: Copy, offset: int, now: float) -> None:
-        """The slave reports that it has everything up to ``offset``."""
+        """Record that the slave has stored the log up to ``offset``, reported at ``now`` (seconds)."""
         copy.acknowledged = max(copy.acknowledged, offset)
         copy.heard_at = now
         self.moved()
 
     def proven(self, count: int) -> int:
-        """The offset that ``count`` slaves have acknowledged; 0 if there are fewer slaves.
+        """Return the offset that ``count`` slaves have acknowledged; 0 if there are fewer slaves.
 
         Slaves on one machine count once, because two connections of one slave, or two slaves that are lost together,
         are not two copies.
@@ -97,13 +97,14 @@ class Copies:
         return sorted(hosts.values(), reverse=True)[count - 1] if len(hosts) >= count else 0
 
     def near(self, end: int, distance: int) -> int:
-        """How many machines have a slave that lags less than ``distance`` bytes behind ``end`` and can catch up."""
+        """Return how many machines have a slave that can catch up and lags less than ``distance`` bytes behind
+        ``end``."""
         going = (copy for copy in self._copies if copy.start >= 0 > copy.stopped_at)
         return len({copy.host for copy in going if end - copy.acknowledged < distance})
 
 
 class CopiedGate:
-    """Gate: records that ``count`` slaves have may be acknowledged. Without slaves there is no wait:
+    """Gate for records that ``count`` slaves must have. If too few are connected, it does not wait:
     SLAVE_NOT_AVAILABLE."""
 
     def __init__(
@@ -132,7 +133,7 @@ class CopiedGate:
 
     @property
     def watermark(self) -> int:
-        """The offset that enough slaves have, or for which the wait was given up."""
+        """The offset that enough slaves have acknowledged, or for which the wait timed out."""
         proven = self._copies.proven(self._count)
         if proven > self._watermark and self._has_lease():
             self._watermark = proven
@@ -150,7 +151,7 @@ class CopiedGate:
 
     @property
     def late_remark(self) -> str:
-        """The text for the late code."""
+        """The remark for the late code."""
         if self._available:
             return "no slave has confirmed the message in time; the master has stored it"
         return "too few slaves are there, or they are too far behind; the master has stored the message"

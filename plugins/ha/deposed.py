@@ -1,8 +1,7 @@
 """Makes a promoted broker that was deposed a slave again, with the id that it had before.
 
-Such a broker is the master only by its promotion: its configuration has the id of a slave, and
-``config/overrides.toml`` overrides it with 0. If the configuration itself makes the broker the master, its id is not
-changed.
+The configuration of such a broker has the id of a slave, and a promotion has overridden it with 0 in
+``config/overrides.toml``. If the configuration itself makes the broker the master, its id is not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 ANSWER_S: Final = 2.0
-"""The time for a nameserver to report the ids in use, in seconds."""
+"""How long a nameserver may take to report the ids in use, in seconds."""
 
 
 async def become_slave(broker: Broker, number: int, reason: str) -> None:
@@ -42,7 +41,7 @@ async def become_slave(broker: Broker, number: int, reason: str) -> None:
 
 
 async def _numbers_in_use(broker: Broker) -> Collection[int]:
-    """The ids of the other brokers of this name, from the first nameserver that answers; empty if none does."""
+    """Return the ids of the other brokers of this name, from the first nameserver that answers; empty if none does."""
     for nameserver in broker.config.broker.nameservers:
         try:
             with trio.fail_after(ANSWER_S):

@@ -1,11 +1,10 @@
-"""The epoch of which this broker is the master, and the highest known epoch; stored in ``config/ha-epoch.json``.
+"""The epoch of which this broker is the master, and the highest known epoch, in ``config/ha-epoch.json``.
 
 The file also has the role of the last master that this broker followed, because a promoted broker keeps that role.
 
-A promotion begins an epoch. A master that learns of a higher epoch, from any source, is fenced: it refuses and
-acknowledges no more messages until it stops, because another broker is the master and the log of that broker counts. A
-slave does not follow a master with a lower epoch than the highest that it knows. An epoch is written to the disk before
-the broker acts on it.
+A promotion begins an epoch. A master that learns of a higher epoch is fenced: it refuses messages and acknowledges
+none until it stops, because another broker is the master and only that broker's log counts. A slave does not follow a
+master whose epoch is lower than the highest known one. The broker writes an epoch to the disk before it acts on it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _TOKEN_BITS: Final = 32
 
 
 class Epochs:
-    """The broker's epochs: ``known`` is the highest known one, ``own`` the one of which it is or was the master."""
+    """The epochs of this broker: ``known`` is the highest known, ``own`` the one of which it is or was the master."""
 
     def __init__(self, env: Env, root: str) -> None:
         """Read the file; :class:`StartError` if it is not valid."""
@@ -80,7 +79,7 @@ class Epochs:
             self._write(self.known, None)
 
     def next(self, at_least: int = 0) -> Epoch:
-        """An epoch for a promotion, higher than all known ones."""
+        """Return an epoch for a promotion, higher than all known ones."""
         return Epoch(max(self.known.number + 1, at_least), f"{self._env.random_int(1 << _TOKEN_BITS):08x}")
 
     def begin(self, epoch: Epoch, slave_number: int | None = None) -> None:
@@ -113,7 +112,7 @@ class Epochs:
 
     def _fence(self, mine: Epoch, epoch: Epoch, source: str) -> None:
         if not self.fenced:
-            self.fenced = f"epoch {epoch} has begun, {source} says; this broker was the master of epoch {mine}"
+            self.fenced = f"epoch {epoch} has begun, reported by {source}; this broker was the master of epoch {mine}"
             log.error(
                 "master_fenced", reason=self.fenced, epoch=str(mine), known=str(epoch), source=source,
                 action="none: it starts again as a slave" if self.returns

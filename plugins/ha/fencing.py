@@ -37,7 +37,7 @@ PENDING_MAX: Final = 64
 
 
 class FenceGate:
-    """Gate: a fenced master acknowledges nothing more, not even records on its disk."""
+    """Gate that closes while this master is fenced, also for records that are on its disk."""
 
     late_code = int(ResponseCode.SERVICE_NOT_AVAILABLE)
 
@@ -47,7 +47,7 @@ class FenceGate:
 
     @property
     def watermark(self) -> int:
-        """The log's end; while the master refuses, its last value before that."""
+        """The log's end; while the master refuses messages, the offset that was dispatched last."""
         return self._broker.store.dispatched if self._refusal() else self._broker.log.end
 
     @property
@@ -57,17 +57,17 @@ class FenceGate:
 
     @property
     def late_remark(self) -> str:
-        """The refusal."""
+        """The reason of the refusal."""
         return self._refusal() or "the broker was not the master for a moment"
 
 
 def refuse_all(batch: AppendBatch, reason: str) -> None:
-    """Refuse all rows of ``batch``."""
+    """Refuse all rows of ``batch`` with SERVICE_NOT_AVAILABLE and ``reason``."""
     batch.refuse_all(ResponseCode.SERVICE_NOT_AVAILABLE, reason)
 
 
 class RoleChanges:
-    """Answers code 1008, and notifies other brokers with it while :meth:`run` runs."""
+    """Serves code 1008, and sends it to other brokers while :meth:`run` runs."""
 
     def __init__(self, broker: Broker, epochs: Epochs, master_address: MasterAddress) -> None:
         self._broker = broker
@@ -79,15 +79,15 @@ class RoleChanges:
         """The epoch of a promotion that is being carried out."""
 
     def answer(self, request: Request) -> Command:
-        """Learn of the epoch, or become its master."""
+        """Record the epoch, or become its master. :class:`RemoteFault` if the epoch is missing or cannot begin."""
         command = request.command
         epoch = epoch_in(command.ext)
         if epoch is None:
-            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"the field {EPOCH_FIELD} is missing, or is no epoch")
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"the field {EPOCH_FIELD} is missing or not an epoch")
         known = self._epochs.known
         if known.contradicts(epoch):
             raise RemoteFault(
-                ResponseCode.SYSTEM_ERROR, f"epoch {epoch} cannot begin: epoch {known} is known here; take a higher one"
+                ResponseCode.SYSTEM_ERROR, f"epoch {epoch} cannot begin: the broker knows {known}; use a higher one"
             )
         header = request.header(RoleChangedHeader)
         is_master = self._broker.broker_id == 0
@@ -102,7 +102,7 @@ class RoleChanges:
 
     def _promote(self, epoch: Epoch, is_master: bool) -> None:
         if is_master and self._epochs.own == epoch:
-            return  # asked twice
+            return  # a repeated request
         if is_master and not self._epochs.fenced:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR, f"this broker is the master already, of epoch {self._epochs.own}"
@@ -118,16 +118,16 @@ class RoleChanges:
             self.promoted = None
 
     def send(self, address: str, ha_address: str) -> None:
-        """Notify the broker there soon of this master's epoch, and of its replication address ``ha_address``."""
+        """Queue a notification of the broker at ``address``: this master's epoch and its address for slaves."""
         if self._epochs.own is not None and self._epochs.own.number:
             self._ha_address = ha_address
             try:
                 self._send.send_nowait((address, self._epochs.own))
             except trio.WouldBlock:
-                log.debug("epoch_not_told", address=address, reason="too many wait")
+                log.debug("epoch_not_told", address=address, reason="the queue is full")
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send the queued notifications until cancelled."""
         async with trio.open_nursery() as nursery:
             async for address, epoch in self._receive:
                 nursery.start_soon(self._tell, address, epoch)
@@ -142,7 +142,7 @@ class RoleChanges:
 async def send_epoch(address: str, epoch: Epoch, master: str = "", ha_address: str = "") -> None:
     """Notify the broker at ``address`` of ``epoch``, and of the master's address if it is known.
 
-    Raises what a call may raise, and ``trio.TooSlowError``.
+    Raises the errors of a call, and ``trio.TooSlowError``.
     """
     ext = {EPOCH_FIELD: str(epoch)}
     if master and ha_address:
@@ -155,5 +155,5 @@ async def send_epoch(address: str, epoch: Epoch, master: str = "", ha_address: s
 
 
 def format_peer(request: Request) -> str:
-    """The address of the peer that sent the request."""
+    """Return the address of the peer that sent the request, as a text."""
     return str(request.connection.address)

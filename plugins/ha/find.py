@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def find_master(broker: Broker) -> str:
-    """The address for clients of the master with this broker's name; empty if no nameserver returns it."""
+    """Return the client address of the master with this broker's name; empty if no nameserver reports it."""
     for nameserver in broker.config.broker.nameservers:
         try:
             async with open_channel(nameserver) as channel:

@@ -18,7 +18,7 @@ TICKET_BYTES: Final = 32
 CHUNK_MAX_BYTES: Final = 4 * 1024 * 1024 - HEADER.size
 """The most that a RocketMQ slave accepts at once: with its header it must fit into ``READ_MAX_BUFFER_SIZE``."""
 RECORD_EXTRA_BYTES: Final = 256 * 1024
-"""The most bytes of a record besides its body."""
+"""The largest size of a record without its body, in bytes."""
 
 
 class BadFrame(Exception):
@@ -39,7 +39,7 @@ class Reports:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[int]:
-        """The offsets that are complete now. :class:`BadFrame` for a negative one."""
+        """Return the offsets that are complete now. :class:`BadFrame` for a negative one."""
         data = self._rest + data if self._rest else data
         whole = len(data) - len(data) % REPORT.size
         self._rest = data[whole:]
@@ -52,8 +52,8 @@ class Reports:
 class Pieces:
     """Decodes a master's log data from pieces of any size.
 
-    A size is checked before the data behind it is kept, so at most one chunk is in memory. Data is returned before its
-    chunk is complete.
+    A size is checked before its data is stored, so at most one chunk is in memory. Data is returned before its chunk is
+    complete.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Pieces:
         self._left = 0
 
     def feed(self, data: bytes | memoryview) -> list[Piece]:
-        """The received log data, in order. :class:`BadFrame` for invalid numbers."""
+        """Return the received log data, in order. :class:`BadFrame` for invalid numbers."""
         data = memoryview(data)
         found: list[Piece] = []
         at = 0

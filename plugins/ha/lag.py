@@ -16,11 +16,11 @@ log = structlog.get_logger("gantrymq.ha")
 
 LOOK_S: Final = 5.0
 BEHIND_S: Final = 10.0
-"""How long a slave must lag before it is logged."""
+"""How long a slave must lag, in seconds, before the lag is logged."""
 
 
 def lag_seconds(copy: Copy, end: int, now: float) -> float:
-    """The time since which the slave lags."""
+    """Return how long the slave has lagged, in seconds."""
     return 0.0 if copy.acknowledged >= end else now - max(copy.level_at, copy.since)
 
 
@@ -33,7 +33,7 @@ class LagWatch:
         self._behind: set[Copy] = set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
             self.look()

@@ -36,7 +36,7 @@ class Lease:
 
     @property
     def beat(self) -> float:
-        """How often to ask the nameservers, in seconds."""
+        """The interval between requests to the nameservers, in seconds."""
         return self._seconds / _BEATS
 
     @property
@@ -46,20 +46,21 @@ class Lease:
         if self.expired_at is None:
             return ""
         return (
-            f"this master has heard from no nameserver{'' if self._has_nameservers else ' and no slave'} for longer "
-            f"than its lease of {self._seconds:g} s (plugin.ha.lease): another broker may have been promoted"
+            f"this master has had no contact to a nameserver{'' if self._has_nameservers else ' or a slave'} for "
+            f"longer than its lease of {self._seconds:g} s (plugin.ha.lease): another broker may have been promoted"
         )
 
     def nameserver_answered(self, asked_at: float) -> None:
-        """A nameserver has responded to a request of this time (monotonic) and knows of no other master."""
+        """Renew the lease. A nameserver answered a request sent at ``asked_at`` (monotonic) and reported no other
+        master."""
         self._look()
         if self._env.monotonic() - asked_at < self._seconds:
             self._renew(asked_at)
 
     def slave_reported(self, connected_at: float) -> bool:
-        """A slave that has been connected since then has sent a report now.
+        """Renew the lease for a report of a slave that has been connected since ``connected_at``.
 
-        False if the report may be older than the expiry of the lease: the slave must connect again.
+        Returns False if the report may be older than the expiry of the lease: the slave must connect again.
         """
         self._look()
         if self.expired_at is not None and (connected_at <= self.expired_at or self._has_nameservers):

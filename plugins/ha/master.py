@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 UNWRITTEN_S: Final = 0.001
-"""How soon to check again for appended data that is not written yet."""
+"""How soon to check again for appended data that is not written yet, in seconds."""
 PARTING_S: Final = 2.0
-"""How long a stopping master continues sending to slaves that lag."""
+"""How long a stopping master continues sending to slaves that lag, in seconds."""
 PARTING_PAUSE_S: Final = 0.01
 AT_ONCE_BYTES: Final = 512 * 1024
-"""Bytes that one system call sends, in several batches."""
+"""The most bytes that one system call sends, in several batches."""
 UNREADABLE_RETRY_S: Final = 5.0
-"""How soon to retry a part of the log that cannot be read."""
+"""How soon to retry a part of the log that cannot be read, in seconds."""
 STOPPED_REMEDY: Final = (
     "the slave stops here, and gets what follows as soon as it can be read. If another slave has it, promote that one; "
     "else empty the folder of this slave and start it again: it begins with the last file of the log"
@@ -71,7 +71,7 @@ class Master:
         self._listener, self.address = _listen(broker, config.listen)
 
     def log_grew(self) -> None:
-        """Records were appended."""
+        """Wake the tasks that send to slaves: records were appended."""
         self._grown.unpark_all()
 
     async def run(self) -> None:
@@ -111,7 +111,7 @@ class Master:
         if not self._peers.admits(host):
             # A slave receives every message, and its acknowledgments count.
             self.refused["address"] += 1
-            log.warning("slave_refused", peer=host, reason=f"plugin.ha.peers does not name it; add {host!r} to it")
+            log.warning("slave_refused", peer=host, reason=f"it is not in plugin.ha.peers; add {host!r} to allow it")
             return False
         if len(self._copies) >= self._config.slaves_max:
             self.refused["limit"] += 1
@@ -180,13 +180,13 @@ class Master:
                     with trio.move_on_after(self._config.housekeeping) as patience:
                         data = await link.receive_some(_RECEIVE_BYTES)
                     if patience.cancelled_caught:
-                        raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
+                        raise BadFrame(f"it has sent nothing for {self._config.housekeeping:g} s")
                 if not data:
                     break
                 if self._epochs.fenced:
                     raise BadFrame(self._epochs.fenced)
                 if not self._lease.slave_reported(copy.since):
-                    raise BadFrame("the lease has run out since it connected")
+                    raise BadFrame("the lease has expired since it connected")
                 received, data = bytes(data), b""
                 for offset in reports.feed(received):
                     if copy.start < 0:
@@ -194,22 +194,22 @@ class Master:
                         log.info("sending_log", peer=copy.address, start=copy.start, reported=offset)
                         nursery.start_soon(self._send, link, copy)
                     elif offset > copy.sent:
-                        raise BadFrame(f"it reports {offset}, and was sent the log up to {copy.sent}")
+                        raise BadFrame(f"it reports {offset}, but was sent the log only up to {copy.sent}")
                     self._copies.acknowledge(copy, offset, self._broker.env.monotonic())
                     copy.look(self._broker.log.end, self._broker.env.monotonic())
             nursery.cancel_scope.cancel()
 
     def _start_for(self, offset: int) -> int:
-        """The offset at which to begin for a slave that first reports ``offset``."""
+        """Return the offset at which to begin for a slave that first reports ``offset``."""
         commit_log = self._broker.log
         if offset == 0:
             if self._config.full_copy:
                 return commit_log.min_offset
             return max(commit_log.end - commit_log.end % commit_log.segments.file_bytes, commit_log.min_offset)
         if offset > commit_log.end:
-            raise BadFrame(f"it has the log up to {offset}, which ends here at {commit_log.end}: not the same log")
+            raise BadFrame(f"its log ends at {offset}, this one at {commit_log.end}: it is not the same log")
         if offset < commit_log.min_offset:
-            raise BadFrame(f"it has the log up to {offset}, what follows was deleted here: it must begin anew")
+            raise BadFrame(f"its log ends at {offset}, and the data behind it was deleted: empty its folder")
         return offset
 
     async def _send(self, link: Link, copy: Copy) -> None:
@@ -219,7 +219,7 @@ class Master:
             if size > 0:
                 segment = commit_log.segments.at(copy.sent)
                 if segment is None:
-                    raise OutOfLog(f"what follows at {copy.sent} was deleted before it was sent")
+                    raise OutOfLog(f"the data at {copy.sent} was deleted before it was sent")
                 batch = self._config.transfer_batch
                 size = min(size, segment.end - copy.sent, max(batch, AT_ONCE_BYTES))
                 try:
@@ -253,7 +253,7 @@ class Master:
             await trio.sleep_until(min(trio.current_time() + self._config.heartbeat, again_at))
 
     def _read_before_damage(self, offset: int, size: int) -> bytes:
-        """The readable bytes of this range up to the first unreadable one; for a worker thread."""
+        """Return the readable bytes of this range up to the first unreadable one. Blocks: for a worker thread."""
         commit_log = self._broker.log
         size = min([size, *(max(start - offset, 0) for start, end in commit_log.quarantine if end > offset)])
         data = b""
@@ -277,7 +277,7 @@ class Master:
 
 
 def _in_batches(offset: int, data: memoryview, size: int) -> list[memoryview | bytes]:
-    """Headers with their data, at most ``size`` bytes, without copying the data."""
+    """Return headers with their data, at most ``size`` bytes each, without copying the data."""
     parts: list[memoryview | bytes] = []
     for at in range(0, len(data), size):
         part = data[at : at + size]
@@ -286,7 +286,7 @@ def _in_batches(offset: int, data: memoryview, size: int) -> list[memoryview | b
 
 
 def _listen(broker: Broker, wanted: str) -> tuple[Listener, str]:
-    """The address to bind for slaves, and the address to advertise to them."""
+    """Bind the address for slaves; return the listener and the address to advertise."""
     host, port = parse_address(wanted or broker.listening, any_port=True)
     port = port if wanted else port + 1
     try:

@@ -31,7 +31,7 @@ class MasterAddress:
         return self._broker
 
     def master_is(self, broker: str, ha: str) -> None:
-        """A nameserver has reported the master's addresses; empty if it does not know them."""
+        """Record the addresses that a nameserver reported; empty if it does not know a master."""
         if broker == self._own:
             log.error("slave_is_its_own_master", address=broker)
             return

@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 
 class LogMatch(Enum):
-    """What the master's log has at the offset of a slave's record."""
+    """The result of the comparison of a slave's record with the master's log."""
 
     SAME = "same"
     OTHER = "other"
     ABSENT = "absent"
-    """The log ends before it, begins behind it, or has the end of a file within it."""
+    """The record is not in the log: outside its range, or across the end of a file."""
     UNKNOWN = "unknown"
-    """The log cannot be read there now."""
+    """The log cannot be read at this offset now."""
 
 
 class MatchRequests:
-    """Answers slaves; ``peers`` are those that may be one."""
+    """Serves 47001 to the peers that ``peers`` admits."""
 
     def __init__(self, broker: Broker, peers: PeerRule) -> None:
         self._broker = broker
         self._peers = peers
 
     async def answer(self, request: Request) -> Command:
-        """47001. Code 16 for a peer that may not be a slave, code 1 for an invalid record size."""
+        """Answer 47001. :class:`RemoteFault` with code 16 for other peers, with code 1 for an invalid record size."""
         host = request.connection.peer[0]
         if not self._peers.admits(host):
-            raise RemoteFault(ResponseCode.NO_PERMISSION, f"plugin.ha.peers does not name {host}: it is no slave")
+            raise RemoteFault(ResponseCode.NO_PERMISSION, f"{host} is not in plugin.ha.peers: it is not a slave")
         header = request.header(CompareLogHeader)
         if not 0 < header.size <= self._broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"no record has {header.size} bytes")

@@ -17,7 +17,7 @@ _SECONDS: Final = "gantrymq_replica_lag_seconds", "For how long the replica has 
 
 
 def report_master(metrics: Metrics, broker: Broker, copies: Copies) -> None:
-    """For a master: its slaves by address, with the lag of each."""
+    """Report a master's slaves by address, with the lag of each."""
     now, end = broker.env.monotonic(), broker.log.end
     metrics.gauge("gantrymq_replicas", "Slaves that are connected", len(copies))
     for copy in copies:
@@ -26,7 +26,7 @@ def report_master(metrics: Metrics, broker: Broker, copies: Copies) -> None:
 
 
 def report_slave(metrics: Metrics, broker: Broker, slave: Slave) -> None:
-    """For a slave: its lag behind the known end of its master's log, by its own address."""
+    """Report a slave's lag behind the known end of its master's log, by the slave's address."""
     metrics.gauge("gantrymq_replica_connected", "1 while the slave follows its master", int(bool(slave.connected_to)))
     metrics.gauge(*_BYTES, max(slave.master_end - broker.store.dispatched, 0), replica=broker.address)
     metrics.gauge(*_SECONDS, slave.lag_s(), replica=broker.address)

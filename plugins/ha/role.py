@@ -32,25 +32,25 @@ def change_number(broker: Broker, wanted: int, master_at: str) -> bool:
     if reason:
         raise _refused(reason)
     if wanted == 0 and master_at:
-        raise _refused(f"the master is there, at {master_at}: stop it first, or both would take messages")
+        raise _refused(f"the current master is {master_at}: stop it first, or both would accept messages")
     log.warning("role_changed", number=broker.broker_id, wanted=wanted)
     broker.restart()
     return True
 
 
 def fixed_number(broker: Broker) -> str:
-    """Why the broker's id cannot be changed at run time; empty if it can."""
+    """Return why the broker's id cannot be changed at run time; empty if it can."""
     origin, source = origin_of(broker, "broker", "id")
     if origin not in ("environment", "flag"):
         return ""
     return (
-        f"broker.id is set by {origin} {source}, which stands over what is changed here: change it there "
+        f"broker.id is set by {origin} {source}, which overrides changes at run time: change it there "
         "and start the broker again"
     )
 
 
 def origin_of(broker: Broker, section: str, key: str) -> tuple[str, str]:
-    """The origin of a setting's value, and the name of the file, flag or variable."""
+    """Return the origin of a setting's value, and the name of the file, flag or variable."""
     row = next(row for row in broker.config.explain() if (row.section, row.key) == (section, key))
     return row.origin, row.source
 

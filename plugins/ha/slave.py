@@ -37,7 +37,7 @@ LAST_RETRY_S: Final = 5.0
 CONNECT_S: Final = 5.0
 ROOM_PAUSE_S: Final = 1.0
 SETTLE_S: Final = 5.0
-"""How long a start waits for a master that does not respond, or that cannot be compared with."""
+"""How long a start waits, in seconds, for a master that does not respond or cannot be compared with."""
 _RECEIVE_BYTES: Final = 512 * 1024
 """The most bytes received at once: they fit into a processor's cache while they are checked and written."""
 _UNCOMMITTED_BYTES: Final = 4 * 1024 * 1024
@@ -70,15 +70,15 @@ class Slave:
         master_address.changed = self._master_changed
 
     def _master_changed(self) -> None:
-        """Do not wait for a hung old master."""
+        """Cancel the attempt to reach the previous master, which may hang."""
         self._attempt.cancel()
 
     def moved(self) -> None:
-        """More has passed the gates."""
+        """Wake the report to the master: records have passed the gates."""
         self._moved.unpark_all()
 
     def lag_s(self) -> float:
-        """The time since which this log lags, or the master is silent; 0 if neither."""
+        """Return how long this log has lagged or the master has been silent, in seconds; 0 if neither."""
         now = self._broker.env.monotonic()
         if self.connected_to and self._broker.store.dispatched >= self.master_end:
             self.level_at = max(self.level_at, self.heard_at)
@@ -87,8 +87,10 @@ class Slave:
         return now - self.level_at
 
     def too_far_behind(self) -> str:
-        """Why clients should not read from this slave; empty while it follows closely, and while it has no master:
-        consumers of a lost master need this broker."""
+        """Return why clients should not read from this slave; empty while it follows closely.
+
+        Also empty without a master, because the consumers of a lost master need this broker.
+        """
         if not self.connected_to or self._broker.store.dispatched >= self.master_end:
             return ""
         lag = self.lag_s()
@@ -110,7 +112,7 @@ class Slave:
             self._settled.set()
 
     async def _settle(self, broker: Broker) -> None:
-        reason = "no nameserver knows a master"
+        reason = "no nameserver reports a master"
         with trio.move_on_after(SETTLE_S) as patience:
             while address := self._master_address.broker or await find_master(broker):
                 try:
@@ -151,7 +153,7 @@ class Slave:
                 delay = FIRST_RETRY_S
 
     async def _compare(self) -> str:
-        """Why this log must not continue from the master's; empty if it may.
+        """Return why this log must not continue from the master's; empty if it may.
 
         :class:`StartError` if this is not a slave of that master. If the log ends with records that were never the
         master's, the broker restarts, because only a start can cut them off.
@@ -160,7 +162,7 @@ class Slave:
             with trio.CancelScope() as self._attempt:
                 await self._comparison.check(self._master_address.broker)
             if self._attempt.cancelled_caught:
-                return "the master is another one now"
+                return "the master has changed"
         except Diverged as diverged:
             plan_cut(self._broker, diverged.end)
             await trio.sleep_forever()
@@ -219,19 +221,19 @@ class Slave:
             nursery.cancel_scope.cancel()
 
     async def _leave_deposed(self, epoch: Epoch) -> None:
-        """Another master was promoted: accept nothing more from this one, and acknowledge nothing to it."""
+        """Disconnect from a master when another one is promoted: do not append its data or acknowledge it."""
         await self._epochs.wait_raised(epoch)
         raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {epoch}")
 
     def _check_epoch(self) -> None:
-        """Others run before :meth:`_leave_deposed` does."""
+        """Raise :class:`BadFrame` if a higher epoch is known: other tasks may run before :meth:`_leave_deposed`."""
         if self._epochs.known.outranks(self._following):
             raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {self._following}")
 
     async def _receive(self, stream: Link, tail: Tail) -> None:
         """Receive until the master closes the connection."""
         pieces = Pieces()
-        room = memoryview(bytearray(_RECEIVE_BYTES))  # one buffer for all: new memory is as slow as receiving
+        room = memoryview(bytearray(_RECEIVE_BYTES))  # one reused buffer: allocating takes as long as receiving
         while True:
             with trio.move_on_after(_MORE_S if tail.uncommitted else self._config.housekeeping) as patience:
                 size = await stream.receive_into(room)
@@ -239,7 +241,7 @@ class Slave:
                 tail.commit()
                 continue
             if patience.cancelled_caught:
-                raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
+                raise BadFrame(f"the master has sent nothing for {self._config.housekeeping:g} s")
             if not size:
                 return
             self._check_epoch()
@@ -265,7 +267,7 @@ class Slave:
 
 
 class Tail:
-    """Received data that is not in the log yet: at most one incomplete record and one receive."""
+    """Received data that is not in the log yet: at most one incomplete record and one receive buffer."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -279,11 +281,11 @@ class Tail:
 
     @property
     def uncommitted(self) -> int:
-        """How many bytes were appended since :meth:`commit`."""
+        """The number of bytes appended since :meth:`commit`."""
         return self._at - self._committed
 
     def commit(self) -> None:
-        """Flush and dispatch what was appended."""
+        """Flush and dispatch the appended records."""
         if self._at > self._committed:
             self._broker.commit_encoded()
             self._committed = self._at

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def master_info(broker: Broker, copies: Copies, address: str, role: str) -> dict[str, str]:
-    """For a master: its role, and for each slave the acknowledged offset and the lag in bytes and seconds."""
+    """Return a master's role, and for each slave the acknowledged offset and the lag in bytes and seconds."""
     info = {"brokerRole": role.upper(), "haServerAddr": address, "haSlaves": str(len(copies))}
     now, end = broker.env.monotonic(), broker.log.end
     for number, copy in enumerate(copies):
@@ -29,7 +29,7 @@ def master_info(broker: Broker, copies: Copies, address: str, role: str) -> dict
 
 
 def slave_info(broker: Broker, slave: Slave) -> dict[str, str]:
-    """For a slave: its master, and its lag behind the known end of the master's log."""
+    """Return a slave's master, and its lag behind the known end of the master's log."""
     silent = broker.env.monotonic() - slave.heard_at if slave.heard_at else -1.0
     return {
         "brokerRole": "SLAVE",

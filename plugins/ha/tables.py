@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 FIRST_S: Final = 0.2
-"""Time from the start, or from when the master became known, to the first fetch."""
+"""Seconds from the start, or from the discovery of the master, to the first fetch."""
 AGAIN_S: Final = 1.0
-"""The least time between two fetches for unknown topics."""
+"""The least number of seconds between two fetches because of unknown topics."""
 _SEPARATOR: Final = "@"
 
 
 class Tables:
-    """Fetches them every ``interval`` seconds while :meth:`run` runs."""
+    """Fetches the tables every ``interval`` seconds while :meth:`run` runs."""
 
     def __init__(self, broker: Broker, master_address: MasterAddress, interval: float) -> None:
         registry = broker.registry
@@ -47,13 +47,13 @@ class Tables:
         self._interval = interval
         self._failure = ""
         self._asked_for: set[str] = set()
-        """Topics that are known, or that the master does not have."""
+        """Topics that need no fetch: they are known, or the master does not have them."""
         self._unknown = trio.Event()
         self.fetched = 0
         """Number of completed fetches."""
 
     def dispatched(self, topics: list[str]) -> None:
-        """Records of these topics have arrived. Costs almost nothing while all of them are known."""
+        """Request a fetch if one of ``topics``, of new records, is unknown. Cheap while all of them are known."""
         if self._topics is None or self._asked_for.issuperset(topics):
             return
         new = set(topics) - self._asked_for
@@ -62,7 +62,7 @@ class Tables:
         self._asked_for |= new
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Fetch until cancelled."""
         pause = FIRST_S
         while True:
             await trio.sleep(pause)
@@ -97,7 +97,7 @@ class Tables:
         if self._topics is not None:
             log_end = self._log_end()
             if self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG), log_end):
-                self._asked_for.clear()  # one may be gone, and come back
+                self._asked_for.clear()  # a topic may have been deleted and created again
         if self._groups is not None:
             self._groups.adopt(await _ask(channel, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         if self._offsets is not None:

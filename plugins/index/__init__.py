@@ -41,12 +41,12 @@ class IndexPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.index]``."""
+        """Return the section's name and class: ``[plugin.index]``."""
         return "index", IndexConfig
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Nothing is read yet, because the log's start and end are known only after recovery."""
+        """Create the index. It reads nothing yet, because the log's start and end are known only after recovery."""
         section = config.section(IndexConfig)
         self._index = IndexFiles(broker.env, broker.root, Shape(section.slots, section.entries))
         self._follower = Follower(broker, self._index, section)
@@ -54,7 +54,7 @@ class IndexPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One task follows the log, one writes the files."""
+        """Return two tasks: one follows the log, one writes the files."""
         assert self._follower is not None  # configure has run
         return [BackgroundTask("index", self._follower.follow), BackgroundTask("index files", self._follower.keep)]
 

@@ -91,7 +91,7 @@ class IndexFiles:
             self.position = batch.end
 
     def skip_to(self, offset: int) -> None:
-        """There are no keys to add before ``offset``."""
+        """Move the position to ``offset``: there are no keys to add before it."""
         with self._lock:
             if offset > self.position:
                 self.position, self.keys_done = offset, 0
@@ -186,7 +186,7 @@ class IndexFiles:
         self._saved = marks
 
     def delete_before(self, offset: int) -> int:
-        """Delete the files of which every entry lies before ``offset``, never the last one. Returns how many."""
+        """Delete the files whose entries all lie before ``offset``, never the last one. Returns how many."""
         with self._lock:
             count = 0
             while count < len(self.files) - 1 and self.files[count].header.end_offset < offset:
@@ -228,7 +228,7 @@ class IndexFiles:
                 return
 
     def _readable(self, file: IndexFile, hashed: int, begin: int, end: int) -> Iterator[int]:
-        """The readable part of the file's chain; a failure is logged once for each file."""
+        """Yield the readable part of the file's chain; a failure is logged once for each file."""
         try:
             yield from file.chain(hashed, begin, end)
         except OSError as error:

@@ -88,7 +88,7 @@ class Follower:
                 await trio.to_thread.run_sync(self._index.write)
 
     def settle(self) -> None:
-        """The broker has stopped: leave files that need no repair."""
+        """Leave files that need no repair. Call it after the broker has stopped."""
         if self.ready.is_set():
             self._index.save(self._broker.log, settle=True)
             self._broker.store.index_timestamp = max(self._broker.store.index_timestamp, self._index.settled_timestamp)
@@ -113,7 +113,7 @@ class Follower:
         return any(file.is_full and not file.is_settled for file in self._index.files)
 
     async def _catch_up(self) -> None:
-        """One step towards the end of what is dispatched."""
+        """Make one step towards the dispatched end of the log."""
         index = self._index
         began = trio.current_time()
         if index.waiting_bytes > WAITING_MAX_BYTES // 4 and not await trio.to_thread.run_sync(index.write):

@@ -1,4 +1,4 @@
-"""One index file: entries grow at its end, slots are kept in memory while it grows, chains are read from any thread."""
+"""One index file: entries are appended, slots stay in memory while it grows, any thread reads chains."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PAGE = bytes(4096)
 
 
 class IndexFile:
-    """The file ``path``. One thread puts, one writes, any reads.
+    """The file ``path``. One thread adds entries, one writes, any thread reads.
 
-    ``found`` are the headers that may be on the disk now, the last one the newest.
+    ``found``: the headers that may be on the disk now, the last one the newest.
     """
 
     def __init__(self, env: Env, path: str, shape: Shape, header: Header, found: tuple[bytes, ...]) -> None:
@@ -34,25 +34,25 @@ class IndexFile:
         self.found = found
         self._slots: bytearray | None = None
         self._written = header.count
-        """The number of the first entry that is not in the file."""
+        """The number of the first entry that is not on the disk."""
         self._tail = bytearray()
         self._writing = b""
         self._guard = Lock()
         self._file: File | None = None
         self._closed = False
         self._is_zero_on_disk = True
-        """Whether slots that are zero in memory are zero in the file as well: in one that was found half written they
-        may not be."""
+        """Whether slots that are zero in memory are zero in the file too, which is not so in a file that was found half
+        written."""
         self.unsynced = False
 
     @property
     def is_full(self) -> bool:
-        """Whether the next entry needs another file."""
+        """Whether the next entry needs a new file."""
         return self.header.count >= self.shape.entries
 
     @property
     def is_settled(self) -> bool:
-        """Whether slots and header on the disk are those in memory."""
+        """Whether slots and header on the disk equal those in memory."""
         return self.found == (self.header.encode(),)
 
     @property
@@ -62,30 +62,30 @@ class IndexFile:
 
     @property
     def waiting_bytes(self) -> int:
-        """Entries that are in memory only."""
+        """The bytes of the entries that are in memory only."""
         return len(self._tail) + len(self._writing)
 
     # ------------------------------------------------------------------------------------------------------ begin
 
     def begin(self) -> None:
-        """Slots of a file without entries."""
+        """Create the slots of a file without entries."""
         self._slots = bytearray(self.shape.slots * SLOT_BYTES)
 
     def load_slots(self) -> bool:
-        """Take the slots as they are on the disk; False when they are not all there."""
+        """Read the slots from the disk; False if the file is too short."""
         slots = bytearray(self.shape.slots * SLOT_BYTES)
         for start in range(0, len(slots), _CHUNK_BYTES):
             size = min(_CHUNK_BYTES, len(slots) - start)
             data = self._pread(size, HEADER_BYTES + start)
             if len(data) < size:
                 return False
-            if data.strip(b"\0"):  # memory that is never touched is none
+            if data.strip(b"\0"):  # memory that is never written is not allocated
                 slots[start : start + size] = data
         self._slots = slots
         return True
 
     def rebuild(self) -> bool:
-        """Build the slots from the entries; False when an entry contradicts those before it: the file is damaged."""
+        """Build the slots from the entries; False if an entry contradicts earlier ones, because the file is damaged."""
         slots = bytearray(self.shape.slots * SLOT_BYTES)
         number, used, offset = 1, 0, self.header.begin_offset
         while number < self.header.count:
@@ -102,7 +102,7 @@ class IndexFile:
         return used == self.header.slots_used and (number == 1 or offset == self.header.end_offset)
 
     def last_keys(self) -> tuple[int, bool]:
-        """How many of the last entries are of one message, and whether all of the file's are."""
+        """Return how many of the last entries belong to one message, and whether all entries of the file do."""
         number = self.header.count - 1
         while number > 0 and ENTRY.unpack(self._entry(number))[1] == self.header.end_offset:
             number -= 1
@@ -111,9 +111,10 @@ class IndexFile:
     # -------------------------------------------------------------------------------------------------------- put
 
     def put(self, batch: DispatchBatch, row: int, key: int) -> tuple[int, int]:
-        """Put keys of ``batch`` from this row and key on. Returns where to go on, in the next file if this is full."""
+        """Add keys of ``batch`` from ``row`` and ``key`` on. Returns the row and key at which the next file
+        continues."""
         if self._slots is None:
-            raise RuntimeError(f"{self.path}: nothing is put into a file that was closed")
+            raise RuntimeError(f"{self.path}: the file is closed; no entries can be added")
         data, row, key = put_rows(batch, row, key, self._slots, self.header, self.shape.entries)
         if data:
             with self._guard:
@@ -123,7 +124,7 @@ class IndexFile:
     # ------------------------------------------------------------------------------------------------------ write
 
     def write_tail(self) -> None:
-        """Hand the entries in memory to the operating system. :class:`OSError` leaves them in memory."""
+        """Write the entries in memory to the file. After an :class:`OSError` they stay in memory."""
         with self._guard:
             if not self._writing:
                 self._writing, self._tail = bytes(self._tail), bytearray()
@@ -137,7 +138,7 @@ class IndexFile:
             self._writing = b""
 
     def write_head(self) -> None:
-        """Write slots and header; nothing may be put meanwhile."""
+        """Write slots and header. No entries may be added meanwhile."""
         if self._slots is not None:
             view = memoryview(self._slots)
             for start, end in self._used_ranges():
@@ -147,7 +148,7 @@ class IndexFile:
         self.unsynced = True
 
     def _used_ranges(self) -> Iterator[tuple[int, int]]:
-        """The parts of the slots to write. Pages of zeros are left out: the file stays as sparse as it is."""
+        """Yield the ranges of the slots to write, without pages of zeros, so that the file stays sparse."""
         slots = self._slots or b""
         first = -1
         for start in range(0, len(slots), len(_PAGE)):
@@ -161,23 +162,23 @@ class IndexFile:
             yield first, len(slots)
 
     def sync(self) -> None:
-        """Return when what was written is on the disk."""
+        """Flush everything that was written to the disk."""
         if self.unsynced:
             self._open().datasync()
             self.unsynced = False
 
     def forget_slots(self) -> None:
-        """They are on the disk, and nothing more is put."""
+        """Free the slots in memory. They must be on the disk, and no more entries may be added."""
         self._slots = None
 
     # ------------------------------------------------------------------------------------------------------- read
 
     def chain(self, hashed: int, begin: int, end: int) -> Iterator[int]:
-        """Walk the chain of a key hash, newest first: the log offset of each entry of that hash stored in a time range.
+        """Follow the chain of a key hash, newest first; yield the log offset of each entry stored in the time range.
 
-        An entry of another hash or time yields -1, so that the caller can count steps. Entry times are whole seconds:
-        what may lie within the range by less than one second is yielded. The walk ends for good where the chain does
-        not lead to an older entry, or its offsets rise: such a chain is broken.
+        An entry of another hash or time yields -1, so that the caller can count steps. Entry times are whole seconds,
+        so entries within less than a second of the range are included. It ends early at a broken chain: one whose next
+        entry is not older, or whose offsets rise.
         """
         header = self.header
         number = self._slot(hashed % self.shape.slots)
@@ -189,7 +190,7 @@ class IndexFile:
             found, offset, seconds, before = ENTRY.unpack(data)
             if seconds < 0 or not 0 <= offset <= newest:
                 return
-            # The first entry's seconds count from the end of the file before.
+            # The seconds of the first entry count from the end of the previous file.
             stored = header.begin_timestamp + (seconds * 1000 if number > 1 else 0)
             yield offset if found == hashed and begin < stored + 1000 and stored <= end else -1
             if stored + 1000 <= begin:
@@ -213,7 +214,7 @@ class IndexFile:
         return self._pread(ENTRY.size, self.shape.entries_at + number * ENTRY.size)
 
     def _pread(self, size: int, offset: int) -> bytes:
-        with self._guard:  # or the descriptor could be closed, and given to another file, before it is read
+        with self._guard:  # another thread could close the descriptor, and the system reuse it
             return b"" if self._closed else self._opened().pread(size, offset)
 
     def _open(self) -> File:
@@ -229,7 +230,7 @@ class IndexFile:
         return self._file
 
     def close(self, *, for_good: bool = False) -> None:
-        """Close the file; it opens again when it is used, unless it is ``for_good``: then nothing is found any more."""
+        """Close the file. It opens again on use unless ``for_good`` is set; then searches find nothing in it."""
         with self._guard:
             self._closed = self._closed or for_good
             file, self._file = self._file, None

@@ -1,4 +1,4 @@
-"""The layout of an index file: header, hash slots, entries; pure. ``docs/format/index.md`` has the grammar.
+"""The layout of an index file: header, hash slots, entries; no input or output. Format: ``docs/format/index.md``.
 
 Source: RocketMQ 4.9.7 ``IndexHeader``, ``IndexFile``, ``IndexService``. Big-endian; times are ms since 1970.
 """
@@ -15,15 +15,15 @@ import attrs
 HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4
 ENTRY: Final = struct.Struct(">iqii")
-"""Key hash, log offset, seconds since the file's begin, number of the entry before it in the slot's chain."""
+"""Key hash, log offset, seconds since the file's begin, number of the previous entry in the slot's chain."""
 _HEADER = struct.Struct(">qqqqii")
 NAME: Final = re.compile(r"[0-9]{17}")
-"""A file's name: the local time at which it was made, ``yyyyMMddHHmmssSSS``."""
+"""A file's name: the local time of its creation, ``yyyyMMddHHmmssSSS``."""
 
 
 @attrs.define
 class Header:
-    """What the first 40 bytes say. ``count`` is the number of the next entry; the first has number 1."""
+    """The fields in the first 40 bytes. ``count`` is the number of the next entry; the first has number 1."""
 
     begin_timestamp: int = 0
     end_timestamp: int = 0
@@ -33,18 +33,18 @@ class Header:
     count: int = 1
 
     def encode(self) -> bytes:
-        """The 40 bytes."""
+        """Return the 40 bytes."""
         return _HEADER.pack(
             self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset, self.slots_used, self.count
         )
 
     def copy(self) -> Header:
-        """A header of its own with the same values."""
+        """Return a new header with the same values."""
         return attrs.evolve(self)
 
 
 def decode_header(data: bytes) -> Header:
-    """The header in ``data`` (40 bytes); a count below 1 is 1, as RocketMQ reads a file without entries."""
+    """Return the header in ``data`` (40 bytes). A count below 1 counts as 1, as in RocketMQ."""
     header = Header(*_HEADER.unpack(data))
     header.count = max(header.count, 1)
     return header
@@ -52,23 +52,23 @@ def decode_header(data: bytes) -> Header:
 
 @attrs.frozen
 class Shape:
-    """How large the files are: ``slots`` of a file, ``entries`` of a file (one less is used)."""
+    """The size of the files: ``slots`` and ``entries`` of a file (one entry is unused)."""
 
     slots: int
     entries: int
 
     @property
     def entries_at(self) -> int:
-        """Where entry 0 lies in the file; it is never used."""
+        """The position of entry 0 in the file; it is never used."""
         return HEADER_BYTES + self.slots * SLOT_BYTES
 
     @property
     def file_bytes(self) -> int:
-        """The size of each file."""
+        """The size of each file in bytes."""
         return self.entries_at + self.entries * ENTRY.size
 
     def is_sane(self, header: Header) -> bool:
-        """Whether a file of this shape may have this header."""
+        """Return whether the header is valid for a file of this shape."""
         return (
             1 <= header.count <= self.entries
             and 0 <= header.slots_used < max(header.count, 2)
@@ -79,6 +79,7 @@ class Shape:
 
 
 def file_name(now_ms: int, last: str) -> str:
-    """The name of a file made at ``now_ms``, in local time; always behind ``last``, also when the clock went back."""
+    """Return the name of a file created at ``now_ms``, in local time. It sorts behind ``last`` even if the clock was
+    set back."""
     stamp = datetime.fromtimestamp(now_ms / 1000).strftime("%Y%m%d%H%M%S") + f"{now_ms % 1000:03d}"
     return stamp if stamp > last else f"{int(last) + 1:017d}"

@@ -46,7 +46,7 @@ class IndexMarks:
     files: tuple[FileMark, ...]
 
     def encode(self) -> bytes:
-        """The file's text."""
+        """Return the file's text."""
         files = [
             {"name": mark.name, "found": [header.hex() for header in mark.found], "state": mark.state.hex()}
             for mark in self.files
@@ -55,7 +55,7 @@ class IndexMarks:
 
 
 def decode_marks(data: bytes) -> IndexMarks:
-    """The marks in ``data``. :class:`ValueError` for invalid data."""
+    """Return the marks in ``data``. :class:`ValueError` for invalid data."""
     try:
         tree = json.loads(data)
         if tree["version"] != VERSION:
@@ -77,7 +77,7 @@ def _header(text: str) -> bytes:
 
 
 def read_marks(env: Env, path: str) -> IndexMarks | None:
-    """The marks in ``path``; None if the file is missing or invalid: then the state of the index is unknown."""
+    """Return the marks in ``path``; None if the file is missing or invalid: then the state of the index is unknown."""
     try:
         return decode_marks(env.read_bytes(path)) if env.exists(path) else None
     except (ValueError, OSError) as error:

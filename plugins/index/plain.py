@@ -1,6 +1,6 @@
-"""The index's inner loops as plain functions: the reference, and what runs without a compiler.
+"""The index's inner loops as plain functions: the reference, also used without a C compiler.
 
-All state is in the arguments, so that the compiled twin (``_build``) can take their place.
+All state is passed as arguments, so that the compiled twin (``_build``) can replace the functions.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gantrymq.remoting.property_bytes import KEYS, UNIQ_KEY
 KIND: Final = "plain"
 
 KEYS_MAX: Final = 128
-"""Entries of one message. RocketMQ puts them all in: 32 KiB of KEYS are 16,000, ten times as many bytes."""
+"""The most keys of one message that are indexed. RocketMQ has no limit: 32 KiB of KEYS give 16,000 entries."""
 _ROLLED_BACK: Final = 0xC
-"""``MessageSysFlag.TRANSACTION_ROLLBACK_TYPE``: both bits; such a record has no place in the index."""
+"""``MessageSysFlag.TRANSACTION_ROLLBACK_TYPE``: both bits; such a record is not indexed."""
 _UNIQUE: Final = b"\x02" + UNIQ_KEY + b"\x01"
 _KEYS: Final = b"\x02" + KEYS + b"\x01"
 _INT_MAX: Final = 0x7FFFFFFF
@@ -29,7 +29,7 @@ _POWERS: Final = tuple(pow(31, power, 1 << 32) for power in range(1024))[::-1]
 
 
 def key_hash(text: bytes) -> int:
-    """Of ``topic#key``: the absolute value of Java's ``String.hashCode``, 0 for the one that has none."""
+    """Return the hash of ``topic#key``: the absolute value of Java's ``String.hashCode``; 0 for its lowest value."""
     if text.isascii() and len(text) <= len(_POWERS):
         value = sum(map(mul, text, _POWERS[len(_POWERS) - len(text) :])) & 0xFFFFFFFF
         value = value - 0x100000000 if value & 0x80000000 else value
@@ -39,11 +39,10 @@ def key_hash(text: bytes) -> int:
 
 
 def message_keys(properties: bytes) -> list[bytes]:
-    """What a message is indexed by: the client's unique id, then each word of KEYS; equal ones as often as they are.
+    """Return the keys of a message, at most :data:`KEYS_MAX`: the client's unique id, then each word of KEYS,
+    duplicates included.
 
-    No more than :data:`KEYS_MAX`.
-
-    Of several properties of one name the last counts, as in ``MessageDecoder.string2messageProperties``.
+    If a property occurs several times, the last one counts, as in ``MessageDecoder.string2messageProperties``.
     """
     if b"KEY" not in properties:
         return []
@@ -66,7 +65,7 @@ def _last_value(text: bytes, needle: bytes) -> bytes:
 
 
 def first_with_keys(properties: Sequence[bytes]) -> int:
-    """The first row that has a key, -1 if none has: batches without keys must cost next to nothing."""
+    """Return the first row that has a key, -1 if none has. Batches without keys must cost almost nothing."""
     if any(properties):
         for row, text in enumerate(properties):
             if b"KEY" in text and message_keys(text):
@@ -77,10 +76,10 @@ def first_with_keys(properties: Sequence[bytes]) -> int:
 def put_rows(
     batch: DispatchBatch, row: int, key: int, slots: bytearray, header: Header, entries: int
 ) -> tuple[bytes, int, int]:
-    """Put the keys of ``batch`` into ``slots`` and ``header``, beginning with key ``key`` of row ``row``.
+    """Add the keys of ``batch`` to ``slots`` and ``header``, beginning with key ``key`` of row ``row``.
 
-    Returns the bytes of the new entries, and the row and key where to go on: behind the last row, or where the file of
-    ``entries`` is full. Source of the numbers: ``IndexFile.putKey``.
+    Returns the bytes of the new entries, and the row and key at which to continue: behind the last row, or where the
+    file of ``entries`` is full. Source of the numbers: ``IndexFile.putKey``.
     """
     out = []
     count, used = header.count, header.slots_used
@@ -107,7 +106,7 @@ def put_rows(
                 if not 0 < before < count:
                     before = 0
                     used += 1
-                # The first entry of a file still counts from where the file before it ended.
+                # The first entry of a file counts from the end of the previous file.
                 seconds = (timestamps[row] - begin) // 1000 if 0 < begin <= timestamps[row] else 0
                 out.append(pack(hashed, offsets[row], min(seconds, _INT_MAX), before))
                 write(slots, place, count)
@@ -128,11 +127,11 @@ def put_rows(
 
 
 def rebuild_slots(data: bytes, first: int, offset: int, slots: bytearray) -> tuple[int, int, int]:
-    """Find out what ``slots`` held when the entries in ``data`` had been put; they are numbered from ``first``.
+    """Restore ``slots`` from the entries in ``data``, which are numbered from ``first``.
 
-    Returns how many entries are sound, how many slots came into use, and the log offset of the last sound one (or
-    ``offset``, that of the entry before them). An entry is sound when its chain leads to what its slot held, and its
-    log offset is not below that of the entry before it.
+    Returns the number of valid entries, the number of used slots, and the log offset of the last valid entry (or
+    ``offset``, that of the entry before ``data``). An entry is valid if its chain leads to the previous value of its
+    slot, and its log offset is not below that of the entry before it.
     """
     number = len(slots) // SLOT_BYTES
     used = 0

@@ -76,13 +76,13 @@ class Trust:
         log.info("index_loaded", files=len(kept), position=index.position, log_end=self._log.end)
 
     def _missing(self, known: dict[str, FileMark], names: list[str]) -> str | None:
-        """The name of the first missing file."""
+        """Return the name of the first missing file."""
         start = self._log.min_offset
         gone = [name for name, mark in known.items() if name not in names and mark.header.end_offset >= start]
         return min(gone, default=None)
 
     def _open(self, name: str, mark: FileMark | None, before: IndexFile | None) -> IndexFile | None:
-        """The file, ready for use, or None if it must be rebuilt."""
+        """Return the file, ready for use, or None if it must be rebuilt."""
         index = self._index
         path = f"{index.folder}/{name}"
         opened = self._env.open(path)

@@ -88,7 +88,7 @@ def _check_length(name: str) -> None:
 
 
 def _encode(given: set[MessageQueue]) -> Generator[None, None, bytes]:
-    """The body of the answer, as :class:`LockBatchResponseBody` writes it; many queues in any order."""
+    """Yield the body of the answer, as :class:`LockBatchResponseBody` writes it; many queues in any order."""
     if len(given) <= STEP_QUEUES:
         return LockBatchResponseBody(lock_ok_mq_set=given).to_bytes()
     brokers: dict[str, str] = {}

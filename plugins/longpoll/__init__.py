@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import ConnectionsBatch
 
 SCAN_S = 0.2
-"""How late a pull's time-out may be answered; RocketMQ checks every 5 s."""
+"""The longest delay of a response after a pull's time-out, in seconds; RocketMQ checks every 5 s."""
 
 
 @attrs.frozen
 class LongPollConfig:
-    """``[plugin.longpoll]``."""
+    """Section ``[plugin.longpoll]``."""
 
     max_held: int = number(100_000, 0, 10_000_000)
     max_held_per_address: int = number(0, 0, 10_000_000)
@@ -42,7 +42,7 @@ class LongPollConfig:
 
 
 class LongPollPlugin:
-    """Owns the held pulls."""
+    """Holds pulls and answers them."""
 
     name = "longpoll"
 
@@ -82,7 +82,7 @@ class LongPollPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The number of held pulls."""
+        """Report the number of held pulls."""
         metrics.gauge("gantrymq_held_pulls", "Pulls that wait for messages", len(self._held))
 
     @hookimpl

@@ -17,7 +17,7 @@ COMPACT_ABOVE = 4096
 
 
 class HeldPulls:
-    """At most ``limit`` pulls, and ``each`` of one address (0: no such limit), none longer than ``longest_s`` seconds.
+    """At most ``limit`` pulls, and ``each`` per address (0: no such limit), for at most ``longest_s`` seconds each.
 
     At the limit, a pull of the address with the most is answered for an address that has at least two fewer.
     """
@@ -55,7 +55,7 @@ class HeldPulls:
         return refused
 
     def resume_arrived(self, batch: DispatchBatch) -> None:
-        """Run pulls again whose queue got an entry that passes their filter."""
+        """Run the pulls again whose queue got an entry that passes their filter."""
         by_queue = self._by_queue
         wanted: list[Pull] = []
         for key in batch.queues:
@@ -68,7 +68,7 @@ class HeldPulls:
         self._resume(wanted)
 
     def resume_expired(self, now: float) -> None:
-        """Run the pulls again whose time is up."""
+        """Run the pulls again whose time-out has expired."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
             pull = heapq.heappop(self._deadlines)[2]

@@ -77,7 +77,7 @@ class MetricsPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The web server; the page is also at the address of the plugin ``http``."""
+        """Return the web server; the page is also at the address of the plugin ``http``."""
         pages = broker.registry.find(HttpPages)
         if pages is not None:
             pages.add("/metrics", self._page)
@@ -94,7 +94,7 @@ class MetricsPlugin:
         return 200, text.content_type, text.body
 
     async def render(self, accept: str) -> Text:
-        """The present metrics of all plugins, in the format of the header ``accept``."""
+        """Return the present metrics of all plugins, in the format of the header ``accept``."""
         from gantrymq.plugins.metrics.exposition import expose
 
         async with self._turn:

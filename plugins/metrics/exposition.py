@@ -22,7 +22,7 @@ class Text:
 
 
 def expose(metrics: Metrics, common: Mapping[str, str], accept: str) -> Text:
-    """All ``metrics`` in the format that ``accept`` (a request's header) selects; ``common`` labels precede each
+    """Return all ``metrics`` in the format that ``accept`` (a request's header) selects; ``common`` labels precede each
     series' own."""
     encode, content_type = choose_encoder(accept)
     return Text(content_type, encode(_Collected(metrics, common)))

@@ -76,5 +76,5 @@ class OffsetsPlugin:
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """The file, if anything changed."""
+        """Return the file, if anything changed."""
         return None if self._offsets is None else self._offsets.changes()

@@ -103,7 +103,7 @@ class OffsetRequests:
         return _answer(request, 0 if queue is None else queue.min_offset)
 
     def _begins_at_zero(self, header: QueryConsumerOffsetHeader) -> bool:
-        """Whether the queue has all its messages and its start is near enough; otherwise a new group would skip
+        """Return whether the queue has all its messages and its start is near enough; otherwise a new group would skip
         messages."""
         if header.set_zero_if_not_found is False:
             return False
@@ -128,7 +128,7 @@ class OffsetRequests:
 
 
 def end_of_queue(broker: Broker, topic: str, queue_id: int) -> int:
-    """The offset behind the queue's last readable message, 0 for a missing queue."""
+    """Return the offset behind the queue's last readable message, 0 for a missing queue."""
     queue = broker.queues.get(topic, queue_id)
     return 0 if queue is None else queue.max_offset
 

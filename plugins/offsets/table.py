@@ -89,28 +89,28 @@ class Offsets:
             self._changed = True
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The group's offset, or None if it never committed."""
+        """Return the group's offset, or None if it never committed."""
         queues = self._table.get((topic, group))
         return None if queues is None else queues.get(queue_id)
 
     def queues_of(self, group: str, topic: str) -> Mapping[int, int]:
-        """The group's offsets by queue. Do not change the result."""
+        """Return the group's offsets by queue. Do not change the result."""
         return self._table.get((topic, group), {})
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics in which the group has committed offsets."""
+        """Return the topics in which the group has committed offsets."""
         return [topic for topic, other in self._table if other == group]
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have committed offsets in ``topic``."""
+        """Return the groups that have committed offsets in ``topic``."""
         return [group for other, group in self._table if other == topic]
 
     def pairs(self) -> list[Key]:
-        """Every pair of topic and group with an offset."""
+        """Return every pair of topic and group with an offset."""
         return list(self._table)
 
     def is_full(self, group: str, topic: str) -> bool:
-        """Whether this new pair exceeds the limit."""
+        """Return whether this new pair exceeds the limit."""
         return (topic, group) not in self._table and len(self._table) >= self._max_entries
 
     def forget_group(self, group: str) -> None:
@@ -122,7 +122,7 @@ class Offsets:
         self._drop(key for key in self._table if key[0] == topic)
 
     def encode(self) -> bytes:
-        """The file's text; only changed parts are encoded again."""
+        """Return the file's text; only changed parts are encoded again."""
         for key in self._stale:
             topic, group = key
             offsets = b",".join([b"%d:%d" % item for item in sorted(self._table[key].items())])
@@ -131,7 +131,7 @@ class Offsets:
         return b'{"offsetTable":{%s}}' % b",".join(self._texts.values())
 
     def changes(self) -> dict[str, bytes] | None:
-        """The file's path and content if anything changed since the last call, else None."""
+        """Return the file's path and content if anything changed since the last call, else None."""
         if not self._changed:
             return None
         self._changed = False

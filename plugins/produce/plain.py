@@ -160,7 +160,8 @@ _decode: Final = msgspec.json.Decoder(_SendHeader).decode
 
 
 def read_send(connection: Connection, header: bytes, body: bytes) -> SendRequest:
-    """The request of a frame whose header begins as one of SEND_MESSAGE_V2; :class:`Unusual` for any other form."""
+    """Return the request of a frame whose header begins as one of SEND_MESSAGE_V2; :class:`Unusual` for any other
+    form."""
     try:
         head = _decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -191,7 +192,8 @@ class ReplyForm(NamedTuple):
 
 
 def reply_form(fields: dict[str, str], id_prefix: str) -> ReplyForm:
-    """The template of responses with the constant ``fields`` followed by ``msgId``, ``queueId``, ``queueOffset``."""
+    """Return the template of responses with the constant ``fields`` followed by ``msgId``, ``queueId``,
+    ``queueOffset``."""
     varying = dict(zip(("msgId", "queueId", "queueOffset"), _SLOTS, strict=True))
     rest = encode(Command(0, {**fields, **varying}, opaque=_OPAQUE, flag=RESPONSE_FLAG))[8:]
     pieces = []
@@ -283,8 +285,8 @@ def _add_rows(batch: AppendBatch, rows: list[tuple[Any, ...]]) -> None:
 
 
 def _stored(text: str, suffix: bytes) -> tuple[bytes, bool, bool]:
-    """The properties to store, with ``suffix``; whether the sender waits for the guarantees; whether it is a half
-    message.
+    """Return the properties to store, with ``suffix``; whether the sender waits for the guarantees; whether it is a
+    half message.
 
     None if ``fallback`` must handle them, or if they are too long.
     """
@@ -355,8 +357,8 @@ def _send(connection: Connection | None, frames: list[bytes]) -> None:
 
 @lru_cache(maxsize=16)
 def _template(form: ReplyForm) -> tuple[bytes, dict[int, bytes]]:
-    """A format of the JSON header of a reply, for log offset, queue id, queue offset and opaque; and the bytes before a
-    header, by its length."""
+    """Return a format of the JSON header of a reply, for log offset, queue id, queue offset and opaque; and the bytes
+    before a header, by its length."""
     first, second, third, fourth, last = [piece.replace(b"%", b"%%") for piece in form.json]
     template = b"%b%b%%016X%b%%d%b%%d%b%%d%b" % (
         first, form.id_prefix.replace(b"%", b"%%"), second, third, fourth, last,

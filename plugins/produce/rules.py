@@ -21,10 +21,10 @@ class Rules:
         self._broker = broker
 
     def check_topic(self, header: SendMessageHeader) -> TopicConfig:
-        """The message's topic; ``RemoteFault`` if clients may not send to it."""
+        """Return the message's topic; ``RemoteFault`` if clients may not send to it."""
         registry = self._broker.registry
         return check_topic(header, registry.get(TopicTable), registry.get(GroupTable), self._broker.name)
 
     def traits_of(self, properties: bytes) -> int:
-        """The traits that the encoded properties request."""
+        """Return the traits that the encoded properties request."""
         return traits_of(properties)

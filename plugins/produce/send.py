@@ -71,7 +71,7 @@ class SendProcessor:
             self._broker.append(resent)
 
     def _terms(self, topic: str) -> tuple[int, int] | None:
-        """The number of queues and the sys flag bits of a topic; None if a send to it needs further checks."""
+        """Return the number of queues and the sys flag bits of a topic; None if a send to it needs further checks."""
         config = self._topics.get(topic)
         if config is None or self._topics.refuses_sends(topic) or topic.startswith(RETRY_PREFIX):
             return None
@@ -179,7 +179,8 @@ class SendProcessor:
         )
 
     def _stored(self, given: bytes, *, keep_wait: bool) -> tuple[bytes, bool]:
-        """The properties as stored (with CLUSTER, mostly without WAIT), and whether the sender waits for guarantees."""
+        """Return the properties as stored (with CLUSTER, mostly without WAIT), and whether the sender waits for
+        guarantees."""
         wait = True
         if _WAIT in given:
             pieces = given.split(b"\x02")
@@ -221,13 +222,13 @@ class SendProcessor:
 
 
 def _offset_of(batch: AppendBatch, row: int) -> int:
-    """The log offset of the row's message: its own, or the earlier one's that it is settled with."""
+    """Return the log offset of the row's message: its own, or the earlier one's that it is settled with."""
     earlier = batch.settled.get(row)
     return batch.offsets[row] if earlier is None else earlier.offset
 
 
 def _settled_queue(batch: AppendBatch, earlier: Earlier) -> int:
-    """The queue in the answer to a settled row: an earlier row of the same batch may be in another queue."""
+    """Return the queue in the answer to a settled row: an earlier row of the same batch may be in another queue."""
     if earlier.row is not None:
         origin = batch.origins[earlier.row]
         if isinstance(origin, Origin) and origin.queue_id is not None:

@@ -28,7 +28,7 @@ _TIMES = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 
 def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTable, broker: str) -> TopicConfig:
-    """The topic of the request, created on first use if that is allowed; ``RemoteFault`` otherwise."""
+    """Return the topic of the request, created on first use if that is allowed; ``RemoteFault`` otherwise."""
     topic = header.topic
     config = topics.get(topic)
     if config is not None and config.order and not topics.broker_perm & PERM_WRITE:
@@ -113,7 +113,7 @@ class StoredSize:
 
 
 def traits_of(properties: bytes) -> int:
-    """The traits that the properties request."""
+    """Return the traits that the properties request."""
     traits = 0
     if DELAY in properties and find_property(properties, DELAY) not in (None, b"0"):
         traits |= Trait.DELAY

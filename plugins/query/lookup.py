@@ -34,7 +34,7 @@ class KeySearch:
     end: int
 
     def is_met(self, record: Record) -> bool:
-        """Whether this message matches."""
+        """Return whether this message matches."""
         if record.topic != self.topic or not self.begin <= record.store_timestamp <= self.end:
             return False
         properties = decode_properties(record.properties.decode("utf-8", "replace"))
@@ -42,7 +42,7 @@ class KeySearch:
 
 
 def look_for(broker: Broker, index: MessageIndex, search: KeySearch) -> list[bytes]:
-    """The newest records that match ``search``, oldest first; fewer if they would exceed one response."""
+    """Return the newest records that match ``search``, oldest first; fewer if they would exceed one response."""
     found: list[bytes] = []
     total = 0
     if search.limit > 0:
@@ -59,7 +59,7 @@ def look_for(broker: Broker, index: MessageIndex, search: KeySearch) -> list[byt
 
 
 def read_by_offset(broker: Broker, offset: int) -> bytes | None:
-    """The verified message at an offset from a client; None if there is none that may be read by its offset.
+    """Return the verified message at an offset from a client; None if there is none that may be read by its offset.
 
     A readable message has a queue entry and is not a half message: a half message must not be visible before its
     transaction is committed.
@@ -69,7 +69,7 @@ def read_by_offset(broker: Broker, offset: int) -> bytes | None:
 
 
 def read_intact(broker: Broker, offset: int) -> bytes | None:
-    """The verified record at ``offset``; None if there is none, or if it may not be read yet."""
+    """Return the verified record at ``offset``; None if there is none, or if it may not be read yet."""
     commit_log = broker.log
     try:
         size = checked_size(commit_log.view, offset)

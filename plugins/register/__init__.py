@@ -49,7 +49,7 @@ class RegisterPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The task that keeps this broker registered."""
+        """Return the task that keeps this broker registered."""
         topics = broker.registry.find(TopicTable)
         if topics is not None:
             self._registrar.on_ordered(topics.set_ordered)

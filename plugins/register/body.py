@@ -41,7 +41,7 @@ class Announcement:
         """As it was registered last."""
 
     def register(self) -> Command:
-        """The present request, with the parts of all plugins (hook ``advertise``)."""
+        """Return the present request, with the parts of all plugins (hook ``advertise``)."""
         broker = self._broker
         replication = broker.registry.find(Replication)
         epoch = None if replication is None else replication.epoch
@@ -73,7 +73,7 @@ class Announcement:
         return Command(RequestCode.QUERY_DATA_VERSION, ext, self._version.to_bytes())
 
     def unregister(self) -> Command:
-        """The request to unregister."""
+        """Return the request to unregister."""
         return Command(RequestCode.UNREGISTER_BROKER, self._header().to_ext())
 
     def _header(self) -> BrokerHeader:

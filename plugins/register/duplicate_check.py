@@ -73,7 +73,7 @@ class DuplicateCheck:
         self.run = f"{broker.env.wall_ms():012x}-{broker.env.random_int(1 << _RUN_BITS):x}"
 
     def monotonic(self) -> float:
-        """The time, in seconds; 0 where no check needs it."""
+        """Return the time, in seconds; 0 where no check needs it."""
         return 0.0 if self.replication is None else self._broker.env.monotonic()
 
     @property
@@ -86,11 +86,12 @@ class DuplicateCheck:
         self._settled = True
 
     def runtime_info(self) -> dict[str, str]:
-        """The entries by which others find out which broker started first."""
+        """Return the entries by which others find out which broker started first."""
         return {RUN_KEY: self.run, SETTLED_KEY: str(self._settled).lower()}
 
     async def check(self, nameserver: Channel, timeout: float) -> bool:
-        """Whether to replace the registration: there is none, its broker is gone, or started later and will exit.
+        """Return whether to replace the registration: there is none, its broker is gone, or started later and will
+        exit.
 
         False if this broker holds it, or the nameserver does not list brokers. Raises :class:`StartError` if the other
         broker started first, :class:`RemoteFault` instead once this broker is settled, and errors of the connection.
@@ -158,7 +159,7 @@ class DuplicateCheck:
         return PROMOTED_PROBE_S if own is not None and own.number and not self.has_registered else PROBE_S
 
     async def _find(self, address: str) -> _Rival | None:
-        """The other broker with this name and id at ``address``. RocketMQ's brokers report no run id."""
+        """Return the other broker with this name and id at ``address``. RocketMQ's brokers report no run id."""
         try:
             with trio.fail_after(self._probe_s()):
                 async with open_channel(address) as channel:

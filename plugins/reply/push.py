@@ -46,7 +46,7 @@ class _Lane:
     waiting_bytes: int = 0
 
     def has_room(self, connection: Connection) -> bool:
-        """Whether another push may leave at once; it then counts as in flight."""
+        """Return whether another push may leave at once; it then counts as in flight."""
         if not self.in_flight.value or self.room.locked() or connection.is_congested():
             return False
         self.in_flight.acquire_nowait()
@@ -83,7 +83,7 @@ class Pusher:
             await trio.sleep_forever()
 
     def is_full(self, size: int) -> bool:
-        """Whether a reply of ``size`` bytes exceeds the limits."""
+        """Return whether a reply of ``size`` bytes exceeds the limits."""
         config = self._config
         return self.waiting >= config.max_waiting or self._waiting_bytes + size > config.max_waiting_bytes
 
@@ -130,7 +130,7 @@ class Pusher:
             self._fail(client_id, reason, done)
 
     async def _ask(self, lane: _Lane, connection: Connection, command: Command) -> str | None:
-        """Why the client did not get the reply; None if it did."""
+        """Return why the client did not get the reply; None if it did."""
         timeout = self._config.push_timeout
         if not lane.has_room(connection):
             started = trio.current_time()

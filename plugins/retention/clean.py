@@ -98,7 +98,7 @@ class Cleaner:
         return self.held.files
 
     def refusal(self) -> str:
-        """Why messages that do not free space are refused; empty while there is space."""
+        """Return why messages that do not free space are refused; empty while there is space."""
         store = self._broker.store
         is_short = store.is_short_of(min(self._rules.reserve, store.config.commit_log_file_bytes // 4))
         if is_short != self._is_short:
@@ -129,8 +129,8 @@ class Cleaner:
         )
 
     def _files(self) -> list[LogFile]:
-        """The files that may be deleted, except for the last ones; the time of each is that of the first message behind
-        it."""
+        """Return the files that may be deleted, except for the last ones; the time of each is that of the first message
+        behind it."""
         segments = list(self._broker.log.segments)
         files: list[LogFile] = []
         for segment, following in pairwise(segments):

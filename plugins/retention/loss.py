@@ -27,12 +27,12 @@ class Loss:
 
 
 def begins_of(broker: Broker) -> Begins:
-    """Where each queue begins now."""
+    """Return where each queue begins now."""
     return {(queue.topic, queue.queue_id): queue.min_offset for queue in broker.queues}
 
 
 def loss_since(broker: Broker, before: Begins) -> Loss:
-    """What the queues have lost since ``before``."""
+    """Return what the queues have lost since ``before``."""
     offsets = broker.registry.find(ConsumerOffsets)
     messages = 0
     groups: set[str] = set()

@@ -39,20 +39,20 @@ class LogFile:
 
 
 def used_ratio(usage: DiskUsage, rules: Rules) -> float:
-    """The used share of the disk; 0 while enough of it is free."""
+    """Return the used share of the disk; 0 while enough of it is free."""
     return 0.0 if usage.free >= rules.enough_free or not usage.total else 1 - usage.free / usage.total
 
 
 def is_full(usage: DiskUsage, rules: Rules, was_full: bool) -> bool:
-    """Whether to refuse messages. Once refused, they are accepted again only when the disk is below the threshold for
-    forced deletion."""
+    """Return whether to refuse messages. Once refused, they are accepted again only when the disk is below the
+    threshold for forced deletion."""
     return used_ratio(usage, rules) > (rules.force_ratio if was_full else rules.full_ratio)
 
 
 def expired_before(
     files: Sequence[LogFile], now_ms: int, hour: int, usage: DiskUsage, rules: Rules, *, asked: bool = False
 ) -> int:
-    """The offset up to which to delete ``files``, given oldest first without the current one; 0 for none.
+    """Return the offset up to which to delete ``files``, given oldest first without the current one; 0 for none.
 
     By age at the configured hour, above the threshold for reclaiming, or if ``asked``; regardless of age above the
     threshold for force. At most ``files_at_once``.
@@ -71,7 +71,7 @@ def expired_before(
 
 
 def old_before(files: Sequence[LogFile], now_ms: int, rules: Rules) -> int:
-    """The offset up to which ``files`` are older than ``keep``; 0 if none is."""
+    """Return the offset up to which ``files`` are older than ``keep``; 0 if none is."""
     end = 0
     for file in files:
         if now_ms - file.newest_ms < rules.keep_ms:

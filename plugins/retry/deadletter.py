@@ -25,7 +25,7 @@ class DeadLetters:
         self._groups = groups
 
     def topic(self, group: str) -> TopicConfig:
-        """The group's topic, created on first use with one readable queue.
+        """Return the group's topic, created on first use with one readable queue.
 
         ``RemoteFault`` (code 1) if it cannot be created.
         """

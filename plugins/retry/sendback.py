@@ -121,7 +121,8 @@ class SendBackProcessor:
         return topic
 
     def _read(self, offset: int) -> Record:
-        """The message at ``offset``. A queue entry must refer to it, because consumers read no other messages."""
+        """Return the message at ``offset``. A queue entry must refer to it, because consumers read no other
+        messages."""
         try:
             named = find_named(self._broker.store, offset)
             if named is not None and named.topic != TRANS_HALF_TOPIC:
@@ -149,7 +150,7 @@ class SendBackProcessor:
 
 
 def _properties(record: Record, level: int) -> bytes:
-    """The message's properties, with those of the retry."""
+    """Return the message's properties, with those of the retry."""
     changes: dict[bytes, bytes | None] = {WAIT: b"false", DELAY: b"%d" % level}
     if find_property(record.properties, RETRY_TOPIC) is None:
         changes[RETRY_TOPIC] = record.topic.encode()

@@ -74,7 +74,7 @@ class StatsPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The task that counts and takes snapshots."""
+        """Return the task that counts and takes snapshots."""
         return [BackgroundTask("stats.sample", self._sample)]
 
     @hookimpl

@@ -56,7 +56,7 @@ class Item:
         snapshots.extend((now, self.times, self.value))
 
     def is_new(self, period: int) -> bool:
-        """Whether the period has no snapshot yet."""
+        """Return whether the period has no snapshot yet."""
         return self._snapshots[period] is None
 
     @property

@@ -60,11 +60,11 @@ class Latency:
         self._told_counts, self._counts = self._counts, [0] * (len(BUCKETS) + 1)
 
     def counts(self) -> list[int]:
-        """How many messages ever were in each class of :data:`CLASSES`, and in the last one."""
+        """Return how many messages ever were in each class of :data:`CLASSES`, and in the last one."""
         return [past + now for past, now in zip(self._past, self._classes, strict=True)]
 
     def distribution(self) -> str:
-        """How many messages in each class, as RocketMQ writes it; ``null`` before the first minute is over."""
+        """Return how many messages in each class, as RocketMQ writes it; ``null`` before the first minute is over."""
         if self._told is None:
             return "null"
         return "".join(f"{name}:{count} " for name, count in zip(_NAMES, self._told, strict=True))

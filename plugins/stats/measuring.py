@@ -43,7 +43,7 @@ class Measuring:
         )
 
     def runtime_info(self) -> dict[str, str]:
-        """All values under RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
+        """Return all values under RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
         for _ in self._table.look():
             pass  # count up to now
         table, rates, latency = self._table, self._rates, self.latency

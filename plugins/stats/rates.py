@@ -45,7 +45,7 @@ class Rates:
             self.gets_yesterday, self.gets_today = self.gets_today, totals.transferred
 
     def runtime_info(self) -> dict[str, str]:
-        """The rates by RocketMQ's names: one number for each span, nothing for a span that is not over."""
+        """Return the rates by RocketMQ's names: one number for each span, nothing for a span that is not over."""
         return {
             "putTps": self._text("puts"),
             "getFoundTps": self._text("found"),

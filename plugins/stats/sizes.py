@@ -20,7 +20,7 @@ WORDS: Final = 5
 
 
 def sizes_of(entries: bytes) -> array[int]:
-    """The sizes in these consume queue entries; ``FILLER_SIZE`` for fillers."""
+    """Return the sizes in these consume queue entries; ``FILLER_SIZE`` for fillers."""
     words = array("i", entries)[2::WORDS]
     if sys.byteorder == "little":
         words.byteswap()

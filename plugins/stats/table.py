@@ -123,11 +123,11 @@ class Table:
     # --------------------------------------------------------------------------------------------------- sampling
 
     def find(self, name: str, key: str) -> Item | None:
-        """The counter, or None when nothing was counted under this key, or the statistic is unknown."""
+        """Return the counter, or None when nothing was counted under this key, or the statistic is unknown."""
         return self._items.get(name, {}).get(key)
 
     def items(self, name: str) -> list[tuple[str, Item]]:
-        """All counters of a statistic, by key."""
+        """Return all counters of a statistic, by key."""
         return list(self._items[name].items())
 
     def begin(self) -> None:

@@ -100,7 +100,7 @@ class TopicsPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """The requests of administrators."""
+        """Return the requests of administrators."""
         assert self._topics is not None  # configure has run
         assert self._groups is not None
         live = broker.registry.find(LiveSettings)
@@ -143,7 +143,7 @@ class TopicsPlugin:
 
     @hookimpl
     def advertise(self, broker: Broker) -> dict[str, Any]:
-        """The topics of this broker and their data version."""
+        """Return the topics of this broker and their data version."""
         assert self._topics is not None
         topics = self._topics.advertised()
         return {"topic_config_serialize_wrapper": TopicConfigSerializeWrapper(topics, self._topics.table.version)}

@@ -84,7 +84,8 @@ GROUP_ATTRIBUTES: Mapping[str, Attribute] = {}
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """The changes of ``+key=value,-key``: by key with its sign, in the order of the text, the value of ``-key`` empty.
+    """Return the changes of ``+key=value,-key``: by key with its sign, in the order of the text, the value of ``-key``
+    empty.
 
     :class:`RemoteFault` (code 1) for anything else.
     """
@@ -107,7 +108,7 @@ def parse_changes(text: str) -> dict[str, str]:
 def changed_attributes(
     known: Mapping[str, Attribute], current: Mapping[str, str] | None, changes: Mapping[str, str]
 ) -> dict[str, str]:
-    """The attributes after ``changes``; ``current`` is None for a new topic or group.
+    """Return the attributes after ``changes``; ``current`` is None for a new topic or group.
 
     :class:`RemoteFault` (code 1) names the key or value that is not allowed.
     """

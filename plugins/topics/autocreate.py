@@ -25,12 +25,12 @@ BENCHMARK_TOPIC_QUEUES = 1024
 
 
 def topic_config(name: str, queues: int, perm: int = PERM_READ | PERM_WRITE, sys_flag: int = 0) -> TopicConfig:
-    """A topic with the same number of queues for reading and for writing."""
+    """Return a topic with the same number of queues for reading and for writing."""
     return TopicConfig(name, queues, queues, perm, topic_sys_flag=sys_flag)
 
 
 def boot_topics(config: TopicsConfig, cluster: str, broker: str) -> list[TopicConfig]:
-    """The topics of every broker; of equal names the later one is used, as in RocketMQ."""
+    """Return the topics of every broker; of equal names the later one is used, as in RocketMQ."""
     topics = [
         topic_config(SELF_TEST_TOPIC, 1),
         topic_config(BENCHMARK_TOPIC, BENCHMARK_TOPIC_QUEUES),
@@ -47,7 +47,7 @@ def boot_topics(config: TopicsConfig, cluster: str, broker: str) -> list[TopicCo
 
 
 def inherited(name: str, default: TopicConfig | None, queues: int, unit_mode: bool) -> TopicConfig | None:
-    """The topic that a first message creates from ``default``, or None if ``default`` does not allow it.
+    """Return the topic that a first message creates from ``default``, or None if ``default`` does not allow it.
 
     ``queues`` and ``unit_mode`` are requested by the client. The topic has at least one queue; RocketMQ creates a topic
     without queues on request, which no client could use.

@@ -50,7 +50,8 @@ class Groups:
             self.table.put(name, SubscriptionGroupConfig(name))
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's configuration, created on first use if settings, limit and the rules for names allow it."""
+        """Return the group's configuration, created on first use if settings, limit and the rules for names allow
+        it."""
         config = self.table.entries.get(group)
         return config if config is not None else self._create(group)
 
@@ -59,7 +60,7 @@ class Groups:
         self._config = config
 
     def names(self) -> list[str]:
-        """All groups."""
+        """Return all groups."""
         return list(self.table.entries)
 
     def set(self, config: SubscriptionGroupConfig) -> None:

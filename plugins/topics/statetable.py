@@ -35,7 +35,7 @@ class Unknown:
 
     @classmethod
     def of(cls, data: bytes, key: str, kind: type[Body]) -> Unknown:
-        """The unknown keys of the text ``data``, which has entries of ``kind`` under ``key``."""
+        """Return the unknown keys of the text ``data``, which has entries of ``kind`` under ``key``."""
         try:
             value = loads(data) if b'"$ref"' in data else msgspec.json.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -72,7 +72,7 @@ class StateTable(Generic[B]):
         return self._entries
 
     def text(self, name: str) -> bytes:
-        """The entry's JSON text; KeyError when there is none."""
+        """Return the entry's JSON text; KeyError when there is none."""
         return self._texts[name]
 
     def take(
@@ -138,7 +138,7 @@ class StateTable(Generic[B]):
         return True
 
     def encode(self) -> bytes:
-        """The file's text, which is also the response to a request for the whole table."""
+        """Return the file's text, which is also the response to a request for the whole table."""
         entries = b",".join([dumps(name) + b":" + text for name, text in self._texts.items()])
         beside = b"".join([b",%s:%s" % (dumps(name), dumps(value)) for name, value in self._beside.items()])
         return b'{"dataVersion":%s,"%s":{%s}%s}' % (self.version.to_bytes(), self._key.encode(), entries, beside)

@@ -65,7 +65,7 @@ class Topics:
         self._counted = sum(map(self._counts, self.table.entries))
 
     def get(self, topic: str) -> TopicConfig | None:
-        """The topic's configuration, or None."""
+        """Return the topic's configuration, or None."""
         return self.table.entries.get(topic)
 
     def for_send(
@@ -92,7 +92,7 @@ class Topics:
         self._created = listener
 
     def refuses_sends(self, topic: str) -> bool:
-        """Whether clients may not send to this topic."""
+        """Return whether clients may not send to this topic."""
         return topic in UNSENDABLE_TOPICS or topic in self._reserved
 
     def reserve(self, topic: str) -> None:
@@ -122,7 +122,7 @@ class Topics:
                 self.set(msgspec.structs.replace(config, order=name in topics))
 
     def advertised(self) -> dict[str, TopicConfig]:
-        """The topics for the registration, with this broker's permission applied."""
+        """Return the topics for the registration, with this broker's permission applied."""
         allowed = self.broker_perm
         if allowed == PERM_READ | PERM_WRITE:
             return dict(self.table.entries)
@@ -132,7 +132,7 @@ class Topics:
         }
 
     def names(self) -> list[str]:
-        """All topics."""
+        """Return all topics."""
         return list(self.table.entries)
 
     def refuse_reserved(self, topic: str) -> None:
@@ -225,8 +225,8 @@ class Topics:
         return True
 
     def _counts(self, topic: str) -> bool:
-        """Whether ``topic`` counts for the limit. Topics that the broker needs do not, because it could not start
-        without them.
+        """Return whether ``topic`` counts for the limit. Topics that the broker needs do not, because it could not
+        start without them.
 
         Other names with the prefix of system topics do, because clients can create such topics.
         """

@@ -94,7 +94,7 @@ class TransactionPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The tasks of the strategy and, on a master, check-backs."""
+        """Return the tasks of the strategy and, on a master, check-backs."""
         tasks = self.strategy.tasks()
         if broker.broker_id == 0:
             self._check = CheckBack(self.strategy, self._config.check_interval)
@@ -123,17 +123,17 @@ class TransactionPlugin:
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """The strategy's changed files; None if the start failed before the strategy was opened."""
+        """Return the strategy's changed files; None if the start failed before the strategy was opened."""
         return self.strategy.persist() if self._is_open else None
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
-        """The first open half message; half messages are kept however full the disk is."""
+        """Return the first open half message; half messages are kept however full the disk is."""
         return self.strategy.floor()
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """The number of open transactions, and the strategy."""
+        """Return the number of open transactions, and the strategy."""
         return {
             "openTransactions": str(self.strategy.open_count),
             "transactionStrategy": self._config.strategy,

@@ -41,7 +41,7 @@ class Questions:
         self._opaque = 0
 
     def find(self, group: str) -> Connection | None:
-        """The connection of a random live producer of the group; None if none can receive a check-back."""
+        """Return the connection of a random live producer of the group; None if none can receive a check-back."""
         members = self._producers.producers_of(group)
         if not members:
             return None

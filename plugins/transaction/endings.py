@@ -75,7 +75,7 @@ class EndTransactions:
         return left
 
     def _count_for_turn(self, offsets: list[int]) -> int:
-        """How many of the half messages at these offsets are read in one turn, at least one."""
+        """Return how many of the half messages at these offsets are read in one turn, at least one."""
         if max(offsets) - min(offsets) <= TURN_BYTES and len(set(offsets)) == len(offsets):
             return len(offsets)  # they lie in so few bytes
         size = 0

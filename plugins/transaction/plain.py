@@ -52,7 +52,7 @@ class Ending:
 
 
 def read_endings(requests: Sequence[Request], refuse: Refuse) -> list[Ending]:
-    """The endings of the requests; ``refuse`` answers an invalid request. Omits requests without an outcome."""
+    """Return the endings of the requests; ``refuse`` answers an invalid request. Omits requests without an outcome."""
     endings = []
     for request in requests:
         try:
@@ -118,7 +118,7 @@ def match_records(
 
 
 def half_rows(batch: AppendBatch) -> list[int]:
-    """The live rows that are valid half messages (property TRAN_MSG); refuses invalid ones.
+    """Return the live rows that are valid half messages (property TRAN_MSG); refuses invalid ones.
 
     A message that a client before 4.6.1 sends back for a retry still has the property, but is not a half message. It
     loses the transaction bits of its sys flag, with which no consumer would get it. A half message with a delay would

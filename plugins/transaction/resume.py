@@ -84,7 +84,7 @@ class ResumeHalves:
         log.info("transaction_resumed", at=record.offset, topic=topic)
 
     def _find(self, message_id: str) -> Record:
-        """The discarded half message with this id (``MessageDecoder.decodeMessageId``)."""
+        """Return the discarded half message with this id (``MessageDecoder.decodeMessageId``)."""
         try:
             _, offset = parse_offset_message_id(message_id)
             named = find_named(self._store, offset)

@@ -48,7 +48,7 @@ class Strategy(Protocol):
         """These ``rows`` of a batch before its append are half messages: hide them from consumers."""
 
     def is_prepared(self, record: Record) -> bool:
-        """Whether the record is a half message as this strategy stores them."""
+        """Return whether the record is a half message as this strategy stores them."""
 
     def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
         """Split endings into those whose half message this broker stored at the given offsets, and the others.
@@ -75,10 +75,10 @@ class Strategy(Protocol):
         """As the hook ``persist``: the changed files of the strategy."""
 
     def floor(self) -> int:
-        """The lowest log offset that an open transaction needs; the log's end without one."""
+        """Return the lowest log offset that an open transaction needs; the log's end without one."""
 
     def tasks(self) -> list[BackgroundTask]:
-        """The strategy's own tasks, as the hook ``register_tasks``; they run on slaves too."""
+        """Return the strategy's own tasks, as the hook ``register_tasks``; they run on slaves too."""
 
     @property
     def open_count(self) -> int:

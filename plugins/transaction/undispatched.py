@@ -40,7 +40,7 @@ class UndispatchedHalves:
         batches.append((batch, rows))
 
     def find(self, queue_offset: int) -> int | None:
-        """The log offset of the half message, None if there is none or it was dispatched."""
+        """Return the log offset of the half message, None if there is none or it was dispatched."""
         self._take_in()
         found = self._offsets.get(queue_offset)
         return None if found is None or found < self._store.dispatched else found

@@ -100,7 +100,7 @@ def test_the_promoted_slave_replaces_a_killed_master_which_returns_as_a_slave(
         refused = cli(*promote)
         assert (refused.code, f"a master at {first} that answers: stop it first" in refused.err) == (1, True)
         answer = ask(second, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0"))
-        assert "the master is there, at 127.0.0.1:" in str(answer.remark)
+        assert "the current master is 127.0.0.1:" in str(answer.remark)
 
         end = offset(first)
         master.kill()

@@ -142,5 +142,5 @@ class MemorySockets(trio.abc.SocketFactory):
     def socket(
         self, family: int = socket.AF_INET, type: int = socket.SOCK_STREAM, proto: int = 0
     ) -> trio.socket.SocketType:
-        """A new socket, neither bound nor connected."""
+        """Return a new socket, neither bound nor connected."""
         return MemorySocket(self._network, family, type, proto)

@@ -42,18 +42,18 @@ class Cluster:
         self._machines: dict[str, Machine] = {}
 
     def machine(self, host: str) -> Machine:
-        """The machine at this address."""
+        """Return the machine at this address."""
         if host not in self._machines:
             self._machines[host] = Machine(self.network, self._nursery, host)
         return self._machines[host]
 
     def is_master(self, host: str) -> bool:
-        """Whether a master runs at this machine."""
+        """Return whether a master runs at this machine."""
         broker = self.machine(host).broker
         return broker is not None and broker.broker_id == 0
 
     def slaves_of(self, host: str) -> int:
-        """The number of slaves that follow the broker at this machine; 0 if it is not a master."""
+        """Return the number of slaves that follow the broker at this machine; 0 if it is not a master."""
         broker = self.machine(host).broker
         if broker is None or broker.broker_id:
             return 0

@@ -57,11 +57,12 @@ class Link:
             await self._clear.wait()
 
     def takes(self, size: int) -> float:
-        """The transit time of ``size`` bytes, in seconds."""
+        """Return the transit time of ``size`` bytes, in seconds."""
         return self._chance.uniform(*self.delay_s) + size / self.bytes_per_s
 
     def spoil(self, data: bytes, port: int) -> tuple[bytes, bool]:
-        """The part of a piece that arrives on a connection to ``port``, and whether the connection breaks after it."""
+        """Return the part of a piece that arrives on a connection to ``port``, and whether the connection breaks after
+        it."""
         if self.flip and (not self.flip_ports or port in self.flip_ports) and self._chance.random() < self.flip:
             place = self._chance.randrange(len(data))
             data = data[:place] + bytes([data[place] ^ self._chance.randrange(1, 256)]) + data[place + 1 :]

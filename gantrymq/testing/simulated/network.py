@@ -48,12 +48,12 @@ _running: ContextVar[Process | None] = ContextVar("gantrymq_simulated_process", 
 
 
 def running() -> Process:
-    """The process of the current task; by default the observer's."""
+    """Return the process of the current task; by default the observer's."""
     return _running.get() or Process(OBSERVER)
 
 
 def process_of(task: trio.lowlevel.Task) -> Process | None:
-    """The process of ``task``, or None."""
+    """Return the process of ``task``, or None."""
     return task.context.get(_running)
 
 
@@ -123,14 +123,14 @@ class Network:
     # ------------------------------------------------------------------------------------------------------- faults
 
     def link(self, source: str, target: str) -> Link:
-        """The link from one machine to the other."""
+        """Return the link from one machine to the other."""
         found = self._links.get((source, target))
         if found is None:
             found = self._links[source, target] = Link(source, target, f"{self.seed} {source} {target}")
         return found
 
     def between(self, some: str | Iterable[str], others: str | Iterable[str] | None = None) -> list[Link]:
-        """The links from each of ``some`` to each of ``others`` and back; without ``others``, among ``some``."""
+        """Return the links from each of ``some`` to each of ``others`` and back; without ``others``, among ``some``."""
         first = [some] if isinstance(some, str) else list(some)
         second = first if others is None else [others] if isinstance(others, str) else list(others)
         pairs = {(a, b): None for a in first for b in second if a != b}

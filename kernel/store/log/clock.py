@@ -35,11 +35,11 @@ class StoreClock:
         return self.now_ms() - self._env.wall_ms()
 
     def at_wall(self, wall_ms: int) -> int:
-        """The time that this clock shows when the machine's clock, without steps, shows ``wall_ms``."""
+        """Return the time that this clock shows when the machine's clock, without steps, shows ``wall_ms``."""
         return wall_ms + max(self._ahead - max(wall_ms - self._since, 0) // SLOWER, 0)
 
     def now_ms(self) -> int:
-        """The timestamp that a message would get; never decreases."""
+        """Return the timestamp that a message would get; never decreases."""
         wall = self._env.wall_ms()
         if self._ahead:
             ahead = self._ahead - (wall - self._since) // SLOWER

@@ -358,7 +358,7 @@ class CommitLog:
         self.quarantine = sorted({*self.quarantine, (start, end)})
 
     def read_record(self, offset: int) -> Record:
-        """The record at ``offset``, checked. :class:`OutOfLog`, :class:`CorruptRange`, or ``BadRecord``."""
+        """Return the record at ``offset``, checked. :class:`OutOfLog`, :class:`CorruptRange`, or ``BadRecord``."""
         usual = 0 if self.quarantine or offset < 0 else min(USUAL_BYTES, self.written - offset)
         data = self._places.read_if_readable(offset, max(usual, 0))
         if not 4 <= int.from_bytes(data[:4], "big") <= len(data):
@@ -366,7 +366,7 @@ class CommitLog:
         return decode_at(data, offset)
 
     def scan(self, start: int, stop: int, *, rows: int = SCAN_ROWS) -> Iterator[DispatchBatch]:
-        """The records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``.
+        """Yield the records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``.
 
         Each batch begins where the previous one ended, unless the start of the log was deleted meanwhile: then the next
         batch begins with the remaining log. Quarantined ranges are skipped. Raises :class:`CorruptRange` for bytes that

@@ -109,7 +109,7 @@ def encode(record: Record) -> bytes:
 
 
 def is_intact(data: bytes | memoryview, offset: int) -> bool:
-    """Whether ``data`` is a complete record that belongs to ``offset``, with an intact body.
+    """Return whether ``data`` is a complete record that belongs to ``offset``, with an intact body.
 
     A cheap check for readers of many records: it detects flipped bits in the body, and bytes of another position.
     """
@@ -155,7 +155,7 @@ def owner_of(
 
 
 def body_end_in(record: bytes | memoryview) -> int:
-    """Where the body of a record that :func:`is_intact` ends."""
+    """Return where the body of a record that :func:`is_intact` ends."""
     head = HEADS[int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size
     return head + int.from_bytes(record[head - 4 : head], "big")
 
@@ -169,7 +169,7 @@ def record_owner(data: bytes | memoryview, offset: int) -> tuple[str, int, int] 
 
 
 def properties_in(record: bytes | memoryview) -> bytes:
-    """The encoded properties of a record that :func:`is_intact`; empty when they do not fit into it."""
+    """Return the encoded properties of a record that :func:`is_intact`; empty when they do not fit into it."""
     head = HEADS[int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size
     body_end = head + int.from_bytes(record[head - 4 : head], "big")
     topic_at = body_end + (1 if int.from_bytes(record[4:8], "big") == MAGIC_V1 else 2)
@@ -184,7 +184,7 @@ def store_timestamp_in(record: bytes | memoryview) -> int:
 
 
 def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: bool = True) -> tuple[Record, int]:
-    """The record at ``start`` of ``data`` and its end; bytes behind it are ignored.
+    """Return the record at ``start`` of ``data`` and its end; bytes behind it are ignored.
 
     Raises :class:`BadRecord` for everything that is not a complete record.
     """
@@ -224,7 +224,7 @@ def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: 
 
 
 def decode_at(data: bytes | memoryview, offset: int) -> Record:
-    """The record at the start of ``data``, the log's bytes from ``offset`` on; :class:`BadRecord` otherwise."""
+    """Return the record at the start of ``data``, the log's bytes from ``offset`` on; :class:`BadRecord` otherwise."""
     record, _ = decode(data)
     if record.offset != offset:
         raise BadRecord(f"the record at {offset} says that it lies at {record.offset}")
@@ -278,7 +278,7 @@ def _frame(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int, 
 
 
 def blank(size: int) -> bytes:
-    """The head of a blank of ``size`` bytes at the end of a file; the bytes behind it do not change."""
+    """Return the head of a blank of ``size`` bytes at the end of a file; the bytes behind it do not change."""
     return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
 
 

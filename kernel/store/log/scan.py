@@ -57,7 +57,7 @@ def scan_block(
 
 
 def checked_size(view: Callable[[int, int], bytes], offset: int) -> int:
-    """The size field of the record at ``offset``, at least 0; ``view`` as :meth:`CommitLog.view`.
+    """Return the size field of the record at ``offset``, at least 0; ``view`` as :meth:`CommitLog.view`.
 
     A large size is accepted, and may cost memory, only if all lengths of the record agree; otherwise ``BadRecord``.
     """
@@ -71,13 +71,13 @@ def checked_size(view: Callable[[int, int], bytes], offset: int) -> int:
 
 
 def _is_blank(segments: Segments, offset: int, size: int) -> bool:
-    """Whether a blank begins at ``offset``."""
+    """Return whether a blank begins at ``offset``."""
     head = segments.pread(offset, BLANK_BYTES)
     return len(head) == BLANK_BYTES and SIZE_AND_MAGIC.unpack(head) == (size, BLANK_MAGIC)
 
 
 def _whole_size(segments: Segments, offset: int, size: int) -> int | None:
-    """The size of the record that begins at ``offset``, if all its lengths agree; else None.
+    """Return the size of the record that begins at ``offset``, if all its lengths agree; else None.
 
     The result exceeds ``size`` if the record does not end within it. The body is not read, so a damaged length costs no
     memory.

@@ -136,7 +136,7 @@ class Segments:
             self._segments.append(segment)
 
     def at(self, offset: int) -> Segment | None:
-        """The file that holds ``offset``."""
+        """Return the file that holds ``offset``."""
         segments = self._segments
         if not segments or not segments[0].base <= offset < segments[-1].end:
             return None
@@ -197,8 +197,8 @@ class Segments:
         segment.unsynced = True
 
     def ensure(self, offset: int) -> Segment:
-        """The file that holds ``offset``; it is created if it is the next (or the first) one. :class:`NoRoom` without
-        disk space."""
+        """Return the file that holds ``offset``; it is created if it is the next (or the first) one. :class:`NoRoom`
+        without disk space."""
         segment = self.at(offset)
         if segment is not None:
             return segment
@@ -280,7 +280,8 @@ class Segments:
             raise
 
     def last_nonzero(self, offset: int) -> int:
-        """The offset behind the last byte at or after ``offset`` that is not zero; ``offset`` if there is none."""
+        """Return the offset behind the last byte at or after ``offset`` that is not zero; ``offset`` if there is
+        none."""
         last = offset
         for segment in self:
             for start, chunk in _nonzero_chunks(segment, max(offset, segment.base)):

@@ -70,7 +70,8 @@ class LogWindows:
         self._log.quarantine_range(start, end)
 
     def holds_damaged(self, offset: int, size: int, owner: tuple[str, int, int]) -> bool:
-        """Whether the lengths show a record of this size there that names ``owner``: topic, queue id, queue offset.
+        """Return whether the lengths show a record of this size there that names ``owner``: topic, queue id, queue
+        offset.
 
         For a record with a damaged body.
         """
@@ -82,7 +83,7 @@ class LogWindows:
             return False
 
     def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
-        """The part of the log that has these ``size`` bytes, as far as it is in memory, and its start.
+        """Return the part of the log that has these ``size`` bytes, as far as it is in memory, and its start.
 
         None if they are outside the log, in a damaged range, across the end of a file, or only on the disk. The part
         does not change while it is referenced.
@@ -177,7 +178,7 @@ class LogWindows:
         return offset, memory
 
     def _is_kept(self, start: int, written: int) -> bool:
-        """Whether to keep a block, now that it is used."""
+        """Return whether to keep a block, now that it is used."""
         if start >= written - HOT_BYTES or start in self._looks:
             return True
         if len(self._looks) >= LOOKS_KEPT:

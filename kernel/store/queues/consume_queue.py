@@ -168,7 +168,7 @@ class ConsumeQueue:
         return b"".join((*parts, tail))
 
     def entry(self, offset: int) -> tuple[int, int, int]:
-        """The entry at a queue offset, which must exist."""
+        """Return the entry at a queue offset, which must exist."""
         entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))
         return entry
 

@@ -45,12 +45,12 @@ class ExtensionUnit:
 
 
 def is_address(code: int) -> bool:
-    """Whether the third field of a queue entry is an address in the extension and not a tag code."""
+    """Return whether the third field of a queue entry is an address in the extension and not a tag code."""
     return code < EXTENSION_ADDRESSES_END
 
 
 def last_address(entries: bytes | None) -> int | None:
-    """The last address among the entries of a queue."""
+    """Return the last address among the entries of a queue."""
     return next((code for _, _, code in reversed(list(ENTRY.iter_unpack(entries or b""))) if is_address(code)), None)
 
 
@@ -100,7 +100,7 @@ class QueueExtension:
     # ------------------------------------------------------------------------------------------------------- read
 
     def unit(self, address: int) -> ExtensionUnit | None:
-        """The unit at an address; None where there is none."""
+        """Return the unit at an address; None where there is none."""
         return self._unit(address - _BASE, self._segments.pread(address - _BASE, 2**15))
 
     @staticmethod

@@ -27,7 +27,7 @@ log = structlog.get_logger("gantrymq.queues")
 
 
 def is_right(commit_log: CommitLog, queue: ConsumeQueue, queue_offset: int, at: int, size: int) -> bool:
-    """Whether the record at ``at`` has this size and names this queue and queue offset, with consistent lengths.
+    """Return whether the record at ``at`` has this size and names this queue and queue offset, with consistent lengths.
 
     Its body is not checked. Raises :class:`CorruptRange` if the log cannot be read there.
     """
@@ -76,7 +76,7 @@ def mend(commit_log: CommitLog, queues: ConsumeQueues, queue: ConsumeQueue, susp
 
 
 def _last_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int) -> tuple[int, int]:
-    """The first queue offset that may be wrong, and the log offset at which its records can begin."""
+    """Return the first queue offset that may be wrong, and the log offset at which its records can begin."""
     place = suspect
     while place > queue.min_offset and (entry := queue.entries(place - 1, 1)):
         at, size, _ = ENTRY.unpack(entry)
@@ -87,7 +87,7 @@ def _last_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int) -> tup
 
 
 def _next_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int, end: int) -> tuple[int, int]:
-    """The queue offset behind those that may be wrong, and the log offset at which their records end."""
+    """Return the queue offset behind those that may be wrong, and the log offset at which their records end."""
     place = suspect + 1
     while place < queue.max_offset and (entry := queue.entries(place, 1)):
         at, size, _ = ENTRY.unpack(entry)
@@ -105,7 +105,7 @@ def _is_surely_right(commit_log: CommitLog, queue: ConsumeQueue, place: int, at:
 
 
 def _may_be_there(commit_log: CommitLog, entry: bytes) -> bool:
-    """Whether an entry points to an unreadable part of the log, or is a filler: then it stays unchanged."""
+    """Return whether an entry points to an unreadable part of the log, or is a filler: then it stays unchanged."""
     at, size, _ = ENTRY.unpack(entry)
     if size == FILLER_SIZE:
         return True
@@ -119,7 +119,7 @@ def _may_be_there(commit_log: CommitLog, entry: bytes) -> bool:
 
 
 def _records(commit_log: CommitLog, start: int, end: int) -> Iterator[DispatchBatch]:
-    """The undamaged records of a part of the log."""
+    """Yield the undamaged records of a part of the log."""
     while start < end:
         try:
             for batch in commit_log.scan(start, end):

@@ -13,17 +13,18 @@ class Entries(Protocol):
     """Gives entries by queue offset."""
 
     def entry(self, offset: int) -> Entry:
-        """The entry there."""
+        """Return the entry there."""
 
     def next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
-        """The first entry from ``unit`` on that is not a filler; ``end`` if there is none before it.
+        """Return the first entry from ``unit`` on that is not a filler; ``end`` if there is none before it.
 
         An entry with an invalid log offset is damaged and counts only with ``any_place``.
         """
 
 
 def first(low: int, high: int, predicate: Callable[[int], bool]) -> int:
-    """The first number from ``low`` on for which ``predicate`` holds, ``high`` if for none; it must be monotone."""
+    """Return the first number from ``low`` on for which ``predicate`` holds, ``high`` if for none; it must be
+    monotone."""
     while low < high:
         middle = (low + high) // 2
         if predicate(middle):
@@ -34,7 +35,7 @@ def first(low: int, high: int, predicate: Callable[[int], bool]) -> int:
 
 
 def first_kept(queue: Entries, low: int, high: int, log_min: int) -> int:
-    """The first entry of a record at or behind ``log_min``, ``high`` if there is none."""
+    """Return the first entry of a record at or behind ``log_min``, ``high`` if there is none."""
 
     def is_kept(unit: int) -> bool:
         # A single entry may be damaged: two of three entries that are not fillers decide.

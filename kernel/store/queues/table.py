@@ -132,11 +132,11 @@ class ConsumeQueues:
         self.next_offsets.update({key: queue.max_offset for key, queue in self._queues.items()})
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, or None if it never had an entry."""
+        """Return the queue, or None if it never had an entry."""
         return self._queues.get((topic, queue_id))
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset that the next message gets."""
+        """Return the queue offset that the next message gets."""
         return self.next_offsets.get((topic, queue_id), 0)
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -187,7 +187,7 @@ class ConsumeQueues:
             self._unflushed.update(touched)
 
     def entries_of(self, batch: DispatchBatch) -> Iterator[QueueEntries]:
-        """The entries of a batch, without records that existed when their topic was deleted."""
+        """Yield the entries of a batch, without records that existed when their topic was deleted."""
         for each in queue_entries(batch, self.tag_code_rules):
             entries = each if each.begin >= self.deletions.end else self._alive(each)
             if entries is not None:
@@ -271,8 +271,8 @@ class ConsumeQueues:
     # ------------------------------------------------------------------------------------------------------ search
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
-        """The queue offset of the message whose store time is nearest to ``timestamp`` (ms); the lower one of two
-        equally near.
+        """Return the queue offset of the message whose store time is nearest to ``timestamp`` (ms); the lower one of
+        two equally near.
 
         Of several with exactly that timestamp, the first. ``stored_at`` returns the store timestamp of the record at a
         log offset, None if it cannot be read. The result is 0 for a missing or empty queue.

@@ -47,12 +47,12 @@ class Checkpoint:
         return max(min(self.log_timestamp, self.queue_timestamp) - _MARGIN_MS, 0)
 
     def encode(self) -> bytes:
-        """The first 24 bytes of the file."""
+        """Return the first 24 bytes of the file."""
         return _CHECKPOINT.pack(self.log_timestamp, self.queue_timestamp, self.index_timestamp)
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """The checkpoint in ``data``; all zero if it is too short. Negative times count as 0."""
+    """Return the checkpoint in ``data``; all zero if it is too short. Negative times count as 0."""
     if len(data) < _CHECKPOINT.size:
         return Checkpoint()
     return Checkpoint(*(max(value, 0) for value in _CHECKPOINT.unpack_from(data)))
@@ -69,7 +69,7 @@ class Marks:
     clean: bool
 
     def encode(self, sequence: int, checkpoint: Checkpoint) -> bytes:
-        """One slot of the file."""
+        """Return one slot of the file."""
         data = _SLOT.pack(
             _MAGIC, _VERSION, sequence, self.durable, self.dispatched, self.units, self.clean,
             zlib.crc32(checkpoint.encode()),
@@ -78,7 +78,7 @@ class Marks:
 
 
 def decode_marks(data: bytes, checkpoint: Checkpoint) -> tuple[Marks | None, int]:
-    """The newest slot in ``data`` that belongs to ``checkpoint``, and the highest sequence number of any slot.
+    """Return the newest slot in ``data`` that belongs to ``checkpoint``, and the highest sequence number of any slot.
 
     A slot that is torn, has another version, or contradicts itself is ignored.
     """
@@ -103,7 +103,7 @@ def _encode_start(offset: int) -> bytes:
 
 
 def decode_start(data: bytes) -> int | None:
-    """The log offset in the third slot of the watermark file; None if it was never written or is torn."""
+    """Return the log offset in the third slot of the watermark file; None if it was never written or is torn."""
     slot = data[_START_AT : _START_AT + _START.size + _CRC.size]
     if len(slot) < _START.size + _CRC.size or _CRC.unpack_from(slot, _START.size)[0] != zlib.crc32(slot[:-4]):
         return None

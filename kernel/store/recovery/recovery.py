@@ -166,7 +166,8 @@ class Recovery:
         return _Plan(start, start, trusted=False, flushed_before=self._checkpoint.log_timestamp)
 
     def _believed_end(self, queue: ConsumeQueue) -> int:
-        """The end of the record of the queue's last entry; 0 if the entry points to another record or to none."""
+        """Return the end of the record of the queue's last entry; 0 if the entry points to another record or to
+        none."""
         if queue.max_offset <= queue.min_offset:
             return 0
         at, size, _ = ENTRY.unpack(queue.entries(queue.max_offset - 1, 1))
@@ -184,7 +185,7 @@ class Recovery:
         return offset if stop in (Stop.ROWS, Stop.DATA, Stop.BLANK, Stop.ZERO) else segment.base
 
     def _is_entry(self, queue: ConsumeQueue, offset: int, size: int) -> bool | None:
-        """Whether the record at ``offset`` has that size and queue; None if there is no record, or no longer."""
+        """Return whether the record at ``offset`` has that size and queue; None if there is no record, or no longer."""
         try:
             data = self._segments.pread(offset, PLACES.size)
         except OSError:
@@ -245,7 +246,7 @@ class Recovery:
 
     @staticmethod
     def _torn_row(batch: DispatchBatch, plan: _Plan) -> int | None:
-        """The first row with torn properties: no CRC covers them, but GantryMQ accepts no zero byte in them."""
+        """Return the first row with torn properties: no CRC covers them, but GantryMQ accepts no zero byte in them."""
         if plan.trusted and batch.end > plan.floor:
             for row, properties in enumerate(batch.properties):
                 if b"\0" in properties and batch.offsets[row] >= plan.floor:

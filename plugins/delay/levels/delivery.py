@@ -108,7 +108,7 @@ class Delivery:
         }
 
     def floor(self) -> int:
-        """The log offset of the first message that is not durably delivered; the log's end if there is none."""
+        """Return the log offset of the first message that is not durably delivered; the log's end if there is none."""
         floor = self._store.log.end
         for level, unit in self.safe().items():
             queue = self._store.queues.get(SCHEDULE_TOPIC, level - 1)
@@ -148,7 +148,7 @@ class Delivery:
         return self._store.log.end - self._store.dispatched
 
     def _sleep(self, state: Level) -> int:
-        """How long to sleep if a level is empty: nothing can become due before its delay is over."""
+        """Return how long to sleep if a level is empty: nothing can become due before its delay is over."""
         return min(self._levels.delay_ms(state.queue_id + 1), IDLE_MS)
 
     def _collect(self, state: Level, queue: ConsumeQueue, batch: AppendBatch, now: int) -> tuple[list[int], int | None]:
@@ -177,7 +177,8 @@ class Delivery:
         return units, due
 
     def _entries_due(self, state: Level, queue: ConsumeQueue, now: int) -> tuple[list[_Entry], int | None]:
-        """The due entries for one batch by their tag codes, and the due time of the next if they end because of it."""
+        """Return the due entries for one batch by their tag codes, and the due time of the next if they end because of
+        it."""
         entries: list[_Entry] = []
         left = BATCH_BYTES
         for entry in self._entries(state, queue):
@@ -193,7 +194,7 @@ class Delivery:
 
     @staticmethod
     def _entries(state: Level, queue: ConsumeQueue) -> Iterator[_Entry]:
-        """The next entries; while there are failed ones, only these."""
+        """Yield the next entries; while there are failed ones, only these."""
         if state.retry:
             for unit in list(state.retry):
                 for offset, size, code in ENTRY.iter_unpack(queue.entries(unit, 1)):
@@ -205,7 +206,7 @@ class Delivery:
             yield unit, offset, size, code
 
     def _read(self, entries: list[_Entry]) -> list[Record | None]:
-        """The record of each entry; None for a filler or an unreadable record."""
+        """Return the record of each entry; None for a filler or an unreadable record."""
         offsets = [offset for _, offset, size, _ in entries if size != FILLER_SIZE]
         records = iter(read_many(self._store.log, offsets) if offsets else ())
         return [None if size == FILLER_SIZE else next(records) for _, _, size, _ in entries]

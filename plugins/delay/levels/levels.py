@@ -44,11 +44,11 @@ class Levels:
         return len(self._delays_ms)
 
     def delay_ms(self, level: int) -> int:
-        """The delay of ``level``; above the last level, the delay of the last one."""
+        """Return the delay of ``level``; above the last level, the delay of the last one."""
         return self._delays_ms[min(level, len(self._delays_ms)) - 1]
 
     def due_code(self, _queue_id: int, properties: bytes, stored: int) -> int:
-        """The due time of a message that was stored at ``stored`` (ms since 1970), for its queue entry.
+        """Return the due time of a message that was stored at ``stored`` (ms since 1970), for its queue entry.
 
         A message without a level is due at once; this happens if a client writes to the topic directly.
         """
@@ -56,7 +56,7 @@ class Levels:
         return stored + self.delay_ms(level) if level > 0 else stored
 
     def due(self, code: int, properties: bytes, stored: int) -> int:
-        """The due time from the ``code`` of a queue entry if it is plausible, else as :meth:`due_code`.
+        """Return the due time from the ``code`` of a queue entry if it is plausible, else as :meth:`due_code`.
 
         It is implausible if the entry is damaged, or was written while the plugin was disabled.
         """
@@ -64,7 +64,7 @@ class Levels:
 
 
 def read_level(properties: bytes) -> int | None:
-    """The delay level in encoded properties; 0 when there is none, None when it is no 32-bit number."""
+    """Return the delay level in encoded properties; 0 when there is none, None when it is no 32-bit number."""
     value = find_property(properties, DELAY)
     if value is None:
         return 0

@@ -23,7 +23,7 @@ class Positions:
         self._adopted = False
 
     def get(self, level: int) -> int:
-        """The next offset of ``level``; 0 if it never delivered a message."""
+        """Return the next offset of ``level``; 0 if it never delivered a message."""
         return self._table.get(level, 0)
 
     def adopt(self, body: bytes) -> None:
@@ -33,7 +33,7 @@ class Positions:
         self._table = table
 
     def changes(self, table: Mapping[int, int]) -> dict[str, bytes] | None:
-        """The file's path and content if ``table`` has changed since the last call, else None."""
+        """Return the file's path and content if ``table`` has changed since the last call, else None."""
         table = {**self._table, **table}
         if table == self._table and not self._adopted:
             return None
@@ -43,5 +43,5 @@ class Positions:
 
 
 def encode_positions(table: Mapping[int, int]) -> bytes:
-    """The file's text, which is also the response to a slave."""
+    """Return the file's text, which is also the response to a slave."""
     return DelayOffsetSerializeWrapper(offset_table=dict(sorted(table.items()))).to_bytes()

@@ -29,7 +29,7 @@ class TimerCheck:
     counter: int = 0
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Return the file."""
         data = _FIELDS.pack(
             self.read_ms, self.log_end, self.queue_offset, self.queue_offset, self.state_version, self.timestamp,
             self.counter,
@@ -49,7 +49,7 @@ class TimerCheck:
         return cls(read_ms, log_end, queue_offset, version, timestamp, counter)
 
     def moved(self, read_ms: int, log_end: int, queue_offset: int, now: int) -> Self:
-        """The next checkpoint."""
+        """Return the next checkpoint."""
         return attrs.evolve(
             self, read_ms=read_ms, log_end=log_end, queue_offset=queue_offset, timestamp=now, counter=self.counter + 1
         )

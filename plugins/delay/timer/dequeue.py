@@ -83,7 +83,7 @@ class Dequeue:
     # ------------------------------------------------------------------------------------------------------ events
 
     def place(self, time: int) -> int:
-        """The slot for a message of the slot ``time``: that one, or if it is over, an open or the next one."""
+        """Return the slot for a message of the slot ``time``: that one, or if it is over, an open or the next one."""
         if time >= self._next or any(slot.time == time for slot in self._open):
             return time
         return self._open[0].time if self._open else self._next
@@ -156,7 +156,8 @@ class Dequeue:
         return True
 
     def _is_full(self) -> bool:
-        """Whether enough slots are open. Slots that only wait for a flush do not count, because it may take long."""
+        """Return whether enough slots are open. Slots that only wait for a flush do not count, because it may take
+        long."""
         open_ = self._open
         return len(open_) >= OPEN_MAX and sum(slot.has_more or slot.reading is not None for slot in open_) >= OPEN_MAX
 

@@ -79,7 +79,7 @@ class Enqueue:
         return files.queue_offset < high
 
     def _unit(self, queue_offset: int, offset: int, size: int, record: Record | None, now: int) -> Unit | None:
-        """The unit for the message of an entry; None if it is unreadable, or was delivered before the files were
+        """Return the unit for the message of an entry; None if it is unreadable, or was delivered before the files were
         damaged."""
         try:
             if record is None or int.from_bytes(self._store.log.view(offset, 4), "big") != size:
@@ -103,7 +103,7 @@ class Enqueue:
         return Unit(NOWHERE, magic, written, place - written, offset, size, topic_hash, due)
 
     def _place(self, out: int, stored: int) -> tuple[int, int]:
-        """The slot, and the magic, for a message of the slot ``out`` that was stored at ``stored``."""
+        """Return the slot, and the magic, for a message of the slot ``out`` that was stored at ``stored``."""
         window = self._files.sizes.roll_ms
         begin = floor(stored)
         if out - begin < window:

@@ -80,7 +80,7 @@ class TimerFiles:
         self._lost = False
 
     def exist(self) -> bool:
-        """Whether a broker has used the timer in this store."""
+        """Return whether a broker has used the timer in this store."""
         return any(self._env.exists(path) for path in (self.check_path, self.wheel.path, self.log.folder))
 
     # ------------------------------------------------------------------------------------------------------- open
@@ -149,7 +149,7 @@ class TimerFiles:
         self.log.end_at(end)
 
     def _fits(self) -> bool:
-        """Whether each slot points to a unit of that slot."""
+        """Return whether each slot points to a unit of that slot."""
         for time, slot in self.wheel.live(self.read_ms):
             try:
                 if not self.log.start <= slot.last < self.log.end or floor(self.log.unit(slot.last).time) != time:
@@ -235,7 +235,7 @@ class TimerFiles:
             self.wheel.put(time, slot.first, slot.last, len(units))
 
     def checkpoint(self, read_ms: int, now: int) -> Callable[[], None] | None:
-        """A function that flushes everything that was added, for a worker thread; None if nothing is new.
+        """Return a function that flushes everything that was added, for a worker thread; None if nothing is new.
 
         Meanwhile the files may be used, except for another checkpoint and :meth:`open`. ``read_ms``: every message
         before this slot is durably delivered. There is no checkpoint during a rebuild, so that a crash restarts it.
@@ -270,7 +270,7 @@ class TimerFiles:
         return save
 
     def floor(self, steps: int) -> int | None:
-        """The log offset of the first waiting message of the wheel, or a lower one; None if none waits.
+        """Return the log offset of the first waiting message of the wheel, or a lower one; None if none waits.
 
         ``low`` advances by at most ``steps`` units.
         """

@@ -148,7 +148,7 @@ class TimerLog:
     # ------------------------------------------------------------------------------------------------------- read
 
     def unit(self, position: int) -> Unit:
-        """The unit at ``position``. :class:`DamagedUnit`."""
+        """Return the unit at ``position``. :class:`DamagedUnit`."""
         try:
             if position >= self._written:
                 size, *fields = UNIT.unpack_from(self._waiting, position - self._written)
@@ -197,7 +197,7 @@ class TimerLog:
             self.unit(position - UNIT_BYTES)
 
     def next_position(self, position: int) -> int:
-        """The position of the unit that follows the one at ``position``."""
+        """Return the position of the unit that follows the one at ``position``."""
         position += UNIT_BYTES
         room = self.file_bytes - position % self.file_bytes
         return position + room if room < UNIT_BYTES + _BLANK.size else position

@@ -54,7 +54,7 @@ class OpenSlot:
         return not self._keys and self.reading is None and not self.unsettled
 
     def next_due(self) -> int:
-        """The due time of the next message, ms since 1970; only if it :attr:`has_more`."""
+        """Return the due time of the next message, ms since 1970; only if it :attr:`has_more`."""
         self._sort()
         return max(self.time + (self._keys[-1] >> _POSITION_BITS), self._not_before)
 
@@ -88,11 +88,11 @@ class OpenSlot:
 
     @staticmethod
     def position(key: int) -> int:
-        """The position of the unit of ``key`` in the timer log."""
+        """Return the position of the unit of ``key`` in the timer log."""
         return key & _POSITION
 
     def positions(self) -> list[int]:
-        """The units of all undelivered messages."""
+        """Return the units of all undelivered messages."""
         return [key & _POSITION for key in self._keys]
 
     def _sort(self) -> None:

@@ -160,7 +160,7 @@ class Timer:
     # -------------------------------------------------------------------------------------------------- keep
 
     def save(self, *, at_once: bool = False) -> Callable[[], None] | None:
-        """A function that flushes the files, for a worker thread, if it is time."""
+        """Return a function that flushes the files, for a worker thread, if it is time."""
         now = self._store.log.clock.now_ms()
         if self._dequeue is None or not (at_once or now >= self._save_at):
             return None
@@ -201,7 +201,7 @@ class Timer:
         self.files.close()
 
     def floor(self) -> int:
-        """The log offset of the first waiting message, or a lower one; the log's end if none waits."""
+        """Return the log offset of the first waiting message, or a lower one; the log's end if none waits."""
         if self._dequeue is None and self._enqueue is None:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
             if queue is None or not self.files.exist():

@@ -91,7 +91,7 @@ class Wheel:
             file.close()
 
     def get(self, time: int) -> Slot | None:
-        """The slot of ``time`` (ms, a multiple of 1000); None if it is empty."""
+        """Return the slot of ``time`` (ms, a multiple of 1000); None if it is empty."""
         second = time // PRECISION_MS
         index = second % self._slots
         raw = self._kept.get(index)
@@ -104,7 +104,8 @@ class Wheel:
         return Slot(first, last, number) if stored == second else None
 
     def next_set(self, time: int, until: int) -> int:
-        """The first time from ``time`` on (ms, multiples of 1000) whose slot is set; ``until`` if there is none before.
+        """Return the first time from ``time`` on (ms, multiples of 1000) whose slot is set; ``until`` if there is none
+        before.
 
         It reads about 30,000 slots at once; if none of them is set, it returns the time that follows them.
         """
@@ -153,7 +154,7 @@ class Wheel:
         return bool(self._changed)
 
     def take_changes(self) -> dict[int, bytes]:
-        """The changes for :meth:`write`: everything that was put so far."""
+        """Return the changes for :meth:`write`: everything that was put so far."""
         with self._guard:
             changes = self._writing = self._changed
             self._changed = {}

@@ -157,7 +157,7 @@ class HalfWalk:
         return min(record.born_timestamp, record.store_timestamp)
 
     def _patience(self, record: Record) -> float:
-        """The time without check-backs in ms: the immunity time that the producer requested, else the configured
+        """Return the time without check-backs in ms: the immunity time that the producer requested, else the configured
         one."""
         asked_for = number_in(record, CHECK_IMMUNITY_TIME_IN_SECONDS)
         return self._context.config.timeout * 1000 if asked_for is None else asked_for * 1000

@@ -24,7 +24,7 @@ log = structlog.get_logger("gantrymq.transaction")
 
 
 def load_halves(context: StrategyContext) -> HalfTable:
-    """The table of a recovered store; nothing is changed."""
+    """Return the table of a recovered store; nothing is changed."""
     store, offsets = context.store, context.registry.get(ConsumerOffsets)
     table = HalfTable(
         _begin(store, offsets, TRANS_HALF_TOPIC), lambda: store.queues.next_offset(TRANS_HALF_TOPIC, QUEUE_ID)
@@ -37,14 +37,14 @@ def load_halves(context: StrategyContext) -> HalfTable:
 
 
 def count_open_halves(context: StrategyContext) -> int:
-    """How many half messages of the strategy ``half`` are open in a store that uses another one."""
+    """Return how many half messages of the strategy ``half`` are open in a store that uses another one."""
     if context.store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID) is None:
         return 0
     return load_halves(context).open_count
 
 
 def read_half(store: Store, offset: int) -> Record | None:
-    """The half message at a queue offset; None if it is lost."""
+    """Return the half message at a queue offset; None if it is lost."""
     queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
     entry = b"" if queue is None else queue.entries(offset, 1)
     if not entry:
@@ -58,7 +58,7 @@ def read_half(store: Store, offset: int) -> Record | None:
 
 
 def _begin(store: Store, offsets: ConsumerOffsets, topic: str) -> int:
-    """The stored progress in one of the two queues."""
+    """Return the stored progress in one of the two queues."""
     queue = store.queues.get(topic, QUEUE_ID)
     stored = offsets.query(GROUP, topic, QUEUE_ID) or 0
     if queue is None:
@@ -70,7 +70,7 @@ def _begin(store: Store, offsets: ConsumerOffsets, topic: str) -> int:
 
 
 def _ends(store: Store, begin: int) -> Iterator[tuple[int, int]]:
-    """The op messages from ``begin`` on: their queue offset, and the half offset in each."""
+    """Yield the op messages from ``begin`` on: their queue offset, and the half offset in each."""
     queue = store.queues.get(TRANS_OP_HALF_TOPIC, QUEUE_ID)
     if queue is None:
         return

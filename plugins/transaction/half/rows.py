@@ -75,7 +75,7 @@ def fitting_size(config: StoreConfig) -> int:
 
 @lru_cache(KEPT_PLACES)
 def half_message_changes(topic: str, queue_id: int) -> dict[bytes, bytes | None]:
-    """The property changes that turn a message for this queue into a half message.
+    """Return the property changes that turn a message for this queue into a half message.
 
     They record the queue, and remove properties that only the broker may set on a half message.
     """
@@ -88,7 +88,7 @@ def half_message_changes(topic: str, queue_id: int) -> dict[bytes, bytes | None]
 
 
 def real_place(record: Record) -> tuple[str, int]:
-    """The topic and the queue of the message itself; :class:`RemoteFault` (code 1) if they are missing."""
+    """Return the topic and the queue of the message itself; :class:`RemoteFault` (code 1) if they are missing."""
     return _place(record.property_of(REAL_TOPIC) or b"", record.property_of(REAL_QID) or b"")
 
 
@@ -103,13 +103,13 @@ def _place(topic_name: bytes, queue_id: bytes) -> tuple[str, int]:
 
 
 def number_in(record: Record, name: bytes) -> int | None:
-    """A property that is an integer of at most 18 digits; None if it is missing or invalid."""
+    """Return a property that is an integer of at most 18 digits; None if it is missing or invalid."""
     value = record.property_of(name)
     return int(value) if value is not None and value.isdigit() and len(value) <= 18 else None
 
 
 def first_offset(record: Record) -> int:
-    """The queue offset with which the transaction began."""
+    """Return the queue offset with which the transaction began."""
     if record.property_of(TRAN_PREPARED_QUEUE_OFFSET) is None:  # it is not a copy
         return record.queue_offset
     first = number_in(record, TRAN_PREPARED_QUEUE_OFFSET)
@@ -117,7 +117,8 @@ def first_offset(record: Record) -> int:
 
 
 def copy_key(record: Record) -> bytes | None:
-    """The common key of a half message and RocketMQ's copies of it; None if they cannot be distinguished from others.
+    """Return the common key of a half message and RocketMQ's copies of it; None if they cannot be distinguished from
+    others.
 
     It is the unique key with the group: producers choose their keys, and one group must not end another's transactions.
     """
@@ -173,10 +174,11 @@ def add_aside(batch: AppendBatch, record: Record) -> None:
 
 
 def is_written(batch: AppendBatch, row: int) -> bool:
-    """Whether the log stored the row; for a batch that was refused completely, the log was not called."""
+    """Return whether the log stored the row; for a batch that was refused completely, the log was not called."""
     return batch.place_of(row)[0] >= 0
 
 
 def ended_in(body: bytes) -> list[int]:
-    """The half offsets in an op message: one number (4.x), or numbers that are each followed by a comma (5.x)."""
+    """Return the half offsets in an op message: one number (4.x), or numbers that are each followed by a comma
+    (5.x)."""
     return [int(piece) for piece in body.split(_OPS_SEPARATOR) if piece.isdigit() and len(piece) <= 18]

@@ -181,7 +181,7 @@ class HalfStrategy:
                 ending.request.answer(fault.code, fault.remark)
 
     def _current(self, record: Record, first: int) -> int:
-        """The half message as which the transaction of ``record``, which began as ``first``, continues."""
+        """Return the half message as which the transaction of ``record``, which began as ``first``, continues."""
         table = self._table
         current = table.current(first)
         if table.copies and table.state(current) == GONE:

@@ -59,14 +59,14 @@ class HalfTable:
         return len(self._states) - self._ended
 
     def state(self, offset: int) -> int:
-        """The state of a half message; GONE if it is no longer known."""
+        """Return the state of a half message; GONE if it is no longer known."""
         index = offset - self._origin
         if index >= len(self._states):
             self.refresh()
         return self._states[index] if 0 <= index < len(self._states) else GONE
 
     def current(self, first: int) -> int:
-        """The half message as which the transaction that began as ``first`` continues."""
+        """Return the half message as which the transaction that began as ``first`` continues."""
         return self.moved.get(first, first)
 
     def close(self, offset: int, state: int) -> None:
@@ -98,7 +98,7 @@ class HalfTable:
         self.aside[first] = None
 
     def next_open(self, offset: int, end: int) -> int | None:
-        """The first open half message from ``offset`` on and before ``end``, or None."""
+        """Return the first open half message from ``offset`` on and before ``end``, or None."""
         self.refresh()
         found = self._states.find(OPEN, max(offset - self._origin, 0), max(end - self._origin, 0))
         return None if found < 0 else self._origin + found
@@ -128,7 +128,8 @@ class HalfTable:
             ops.append((op_offset, after, half_offset))
 
     def ops_done(self) -> int | None:
-        """All op messages before this queue offset belong to half messages before :attr:`base`; None without any."""
+        """Return all op messages before this queue offset belong to half messages before :attr:`base`; None without
+        any."""
         ops = self._ops
         if not ops:
             return None

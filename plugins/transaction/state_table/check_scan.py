@@ -108,7 +108,7 @@ class StateWalk:
 
     @staticmethod
     def _patience(record: Record) -> int:
-        """The immunity time that the producer requested, in ms."""
+        """Return the immunity time that the producer requested, in ms."""
         value = find_property(record.properties, CHECK_IMMUNITY_TIME_IN_SECONDS)
         return int(value) * 1000 if value is not None and value.isdigit() and len(value) <= 18 else 0
 

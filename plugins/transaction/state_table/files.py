@@ -243,7 +243,7 @@ class StateFiles:
             self._noted = attrs.evolve(progress, clean=clean and not self.table.unwritten)
 
     def changed_marks(self) -> dict[str, bytes] | None:
-        """The file of marks, if they changed since the last call."""
+        """Return the file of marks, if they changed since the last call."""
         noted = self._noted
         if noted is None or noted == self._told:
             return None

@@ -33,17 +33,17 @@ class StateMarks:
     settled: int = 0
 
     def encode(self) -> bytes:
-        """The file's content."""
+        """Return the file's content."""
         return json.dumps(attrs.asdict(self)).encode()
 
 
 def marks_path(root: str) -> str:
-    """The path of the file in the store at ``root``."""
+    """Return the path of the file in the store at ``root``."""
     return f"{root}/gantrymq.transaction"
 
 
 def read_marks(env: Env, root: str) -> StateMarks | None:
-    """The marks of the store; None if the file is missing or invalid (which is logged)."""
+    """Return the marks of the store; None if the file is missing or invalid (which is logged)."""
     path = marks_path(root)
     if not env.exists(path):
         return None

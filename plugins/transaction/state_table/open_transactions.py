@@ -15,7 +15,8 @@ log = structlog.get_logger("gantrymq.transaction")
 
 
 def count_open_rows(context: StrategyContext) -> int:
-    """The number of open transactions. If there are none, the marks record that, so that the next start reads less."""
+    """Return the number of open transactions. If there are none, the marks record that, so that the next start reads
+    less."""
     store = context.store
     folder = f"{store.root}/transaction"
     marks = read_marks(context.env, store.root)
@@ -46,7 +47,7 @@ def count_open_rows(context: StrategyContext) -> int:
 
 
 def _from_redo(context: StrategyContext, folder: str, marks: StateMarks | None) -> OpenRecords | None:
-    """The open records of the redo log; None if it cannot be read. The redo log is not changed."""
+    """Return the open records of the redo log; None if it cannot be read. The redo log is not changed."""
     redo = RedoLog(
         context.env, f"{folder}/redolog", f"{context.store.root}/staging", file_entries=context.config.file_rows
     )

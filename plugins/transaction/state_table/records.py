@@ -47,5 +47,5 @@ def add_aside(batch: AppendBatch, record: Record) -> None:
 
 
 def is_written(batch: AppendBatch, row: int) -> bool:
-    """Whether the log stored the row; for a batch that was refused completely, the log was not called."""
+    """Return whether the log stored the row; for a batch that was refused completely, the log was not called."""
     return bool(batch.offsets) and batch.offsets[row] >= 0

@@ -120,7 +120,7 @@ class RedoLog:
         return OpenRecords(found, newest, behind)
 
     def is_prepared(self, log_offset: int) -> bool:
-        """Whether it has an entry for a prepared record at ``log_offset``."""
+        """Return whether it has an entry for a prepared record at ``log_offset``."""
         number = self._first_from(log_offset)
         found = next(iter(self._entries(number, min(number + 1, self.end))), None)
         return found is not None and (found[0], found[2]) == (log_offset, PREPARED_MARK)

@@ -60,19 +60,19 @@ def group_hash(group: bytes) -> int:
 
 
 def group_of(properties: bytes) -> bytes | None:
-    """The producer group of a transaction; None if the properties are not those of a transaction."""
+    """Return the producer group of a transaction; None if the properties are not those of a transaction."""
     if (find_property(properties, TRAN_MSG) or b"").lower() != b"true":
         return None
     return find_property(properties, PGROUP)
 
 
 def is_prepared(record: Record) -> bool:
-    """Whether the record begins a transaction."""
+    """Return whether the record begins a transaction."""
     return record.sys_flag & STATE_BITS == PREPARED and group_of(record.properties) is not None
 
 
 def find_rows(batch: DispatchBatch, start: int, commit_log: CommitLog) -> Found:
-    """The transaction data of the records at or behind the log offset ``start``."""
+    """Return the transaction data of the records at or behind the log offset ``start``."""
     found = Found()
     offsets, sizes, properties = batch.offsets, batch.sizes, batch.properties
     for row, sys_flag in enumerate(batch.sys_flags):
@@ -93,7 +93,7 @@ def find_rows(batch: DispatchBatch, start: int, commit_log: CommitLog) -> Found:
 
 
 def _ends_first_record(batch: DispatchBatch, row: int, commit_log: CommitLog) -> bool:
-    """Whether the row ends the transaction whose prepared record is at offset 0.
+    """Return whether the row ends the transaction whose prepared record is at offset 0.
 
     A client chooses the sys flag of its message, and messages that end no transaction have prepared offset 0 too. The
     row is an end if it is the message of that prepared record. No other message is: one from a client would be
@@ -108,7 +108,7 @@ def _ends_first_record(batch: DispatchBatch, row: int, commit_log: CommitLog) ->
 
 
 def row_of(commit_log: CommitLog, offset: int) -> int | None:
-    """The row number of the prepared record at ``offset``; None if there is no such record, or no longer."""
+    """Return the row number of the prepared record at ``offset``; None if there is no such record, or no longer."""
     try:
         head = commit_log.view(offset, FLAGS_AND_PLACES.size)
     except (OutOfLog, CorruptRange):
@@ -118,7 +118,7 @@ def row_of(commit_log: CommitLog, offset: int) -> int | None:
 
 
 def is_record(commit_log: CommitLog, offset: int, size: int) -> bool:
-    """Whether a record of that size lies at ``offset``; True if its file was deleted."""
+    """Return whether a record of that size lies at ``offset``; True if its file was deleted."""
     if offset < commit_log.min_offset:
         return True
     try:
@@ -129,7 +129,7 @@ def is_record(commit_log: CommitLog, offset: int, size: int) -> bool:
 
 
 def read_prepared(commit_log: CommitLog, offset: int) -> Record | None:
-    """The prepared record at ``offset``; None, with a log event, if it cannot be read."""
+    """Return the prepared record at ``offset``; None, with a log event, if it cannot be read."""
     try:
         record = commit_log.read_record(offset)
         if is_prepared(record):
@@ -142,7 +142,7 @@ def read_prepared(commit_log: CommitLog, offset: int) -> Record | None:
 
 
 def state_row(record: Record, size: int) -> StateRow:
-    """The row of a prepared record of ``size`` bytes."""
+    """Return the row of a prepared record of ``size`` bytes."""
     group = group_of(record.properties) or b""
     return StateRow(record.offset, size, record.store_timestamp // 1000, group_hash(group))
 

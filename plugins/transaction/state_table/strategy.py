@@ -122,7 +122,7 @@ class StateTableStrategy:
         self._next_row = first + len(rows)
 
     def _count_rows(self) -> int:
-        """The number of the next row; numbers of messages that were refused later are used again."""
+        """Return the number of the next row; numbers of messages that were refused later are used again."""
         if self._last is None:
             return self._next_row
         batch, rows, refused = self._last
@@ -202,14 +202,14 @@ class StateTableStrategy:
                     self._closing.pop(offset, None)
 
     def _verdict(self, record: Record) -> bool | None:
-        """Whether the transaction was committed according to its row; None if it is open or has no row."""
+        """Return whether the transaction was committed according to its row; None if it is open or has no row."""
         row = self._files.table.get(record.queue_offset)
         if row is None or row.log_offset != record.offset or row.state == PREPARED:
             return None
         return row.state == TransactionState.COMMIT
 
     def _is_open_row(self, record: Record) -> bool:
-        """Whether the row of the prepared record exists, or is not dispatched yet."""
+        """Return whether the row of the prepared record exists, or is not dispatched yet."""
         table = self._files.table
         if record.queue_offset >= table.end:
             return record.offset >= self._files.position

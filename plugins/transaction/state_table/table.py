@@ -55,7 +55,7 @@ class StateRow:
         return ROW.pack(self.log_offset, self.size, self.seconds & 0xFFFFFFFF, self.group_hash, self.state)
 
     def filler(self) -> bytes:
-        """The bytes of a filler in front of this row: rolled back, without a group.
+        """Return the bytes of a filler in front of this row: rolled back, without a group.
 
         It has this row's log offset, so that deletion by log offset treats both alike.
         """
@@ -103,13 +103,13 @@ class StateTable:
     # ------------------------------------------------------------------------------------------------------- read
 
     def get(self, number: int) -> StateRow | None:
-        """The row, None where there is none."""
+        """Return the row, None where there is none."""
         if not self.start <= number < self.end:
             return None
         return StateRow(*ROW.unpack(self._read(number, 1)))
 
     def first_open(self) -> tuple[int, StateRow] | None:
-        """The prepared row with the lowest number."""
+        """Return the prepared row with the lowest number."""
         for number, row in self.open_rows(self._low):
             if row is not None:
                 self._low = number
@@ -118,7 +118,7 @@ class StateTable:
         return None
 
     def open_rows(self, number: int = 0) -> Iterator[tuple[int, StateRow | None]]:
-        """The prepared rows from ``number`` on; after each slice the number at which it continues, with None.
+        """Yield the prepared rows from ``number`` on; after each slice the number at which it continues, with None.
 
         Rows that change meanwhile are returned in their old or new state.
         """
@@ -140,7 +140,7 @@ class StateTable:
             yield number, None
 
     def _read(self, number: int, count: int) -> bytes:
-        """Consecutive rows, which must exist and lie in one file."""
+        """Return consecutive rows, which must exist and lie in one file."""
         data = self._segments.pread(number * UNIT, count * UNIT)
         if self._unwritten:
             patched = bytearray(data.ljust(count * UNIT, b"\0"))
@@ -273,7 +273,7 @@ class StateTable:
 
 
 def _rows_in(data: bytes) -> int:
-    """The number of rows before the first invalid one (offset, size or state).
+    """Return the number of rows before the first invalid one (offset, size or state).
 
     Column by column, because a table may have millions of rows and is read as a whole at the start.
     """

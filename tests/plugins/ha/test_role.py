@@ -31,7 +31,7 @@ async def test_a_broker_id_set_by_a_flag_is_not_changed(pair: Any) -> None:
         answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0"))
         assert answer.code == 1
         assert answer.remark is not None
-        assert answer.remark.startswith("broker.id is set by flag --set, which stands over what is changed here")
+        assert answer.remark.startswith("broker.id is set by flag --set, which overrides changes at run time")
         answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=1"))
         assert answer.code == 0, "it is so already"
         assert not slave.restarting
