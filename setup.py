@@ -11,6 +11,7 @@ from setuptools import Extension, setup
 
 MODULES = (
     "gantrymq/remoting/_records",
+    "gantrymq/spark/_columns",
     "kernel/fast/_flusher",
     "kernel/fast/_memory",
     "kernel/fast/_records",

@@ -185,12 +185,12 @@ class Record:
     @property
     def born_host(self) -> str:
         """The address of the sender, ``address:port``."""
-        return _host(self.raw_born_host)
+        return show_host(self.raw_born_host)
 
     @property
     def store_host(self) -> str:
         """The address of the broker that stored it, ``address:port``."""
-        return _host(self.raw_store_host)
+        return show_host(self.raw_store_host)
 
 
 R = TypeVar("R", bound=Record)
@@ -344,7 +344,8 @@ def _whole(result: bytes, finished: bool, limit: int, kind: str) -> bytes:
     return result
 
 
-def _host(raw: bytes) -> str:
+def show_host(raw: bytes) -> str:
+    """A host as a record has it, as ``address:port``."""
     port = int.from_bytes(raw[-4:], "big")
     if len(raw) == 8:
         return f"{raw[0]}.{raw[1]}.{raw[2]}.{raw[3]}:{port}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.properties import KEYS, TAGS
-from gantrymq.remoting.records import COMPRESSED, BodyError, Record, decode_records, decompress
+from gantrymq.remoting.records import COMPRESSED, BodyError, Record, cut_records, decode_records, decompress, show_host
 from gantrymq.spark.errors import BrokenRecord
 from gantrymq.spark.wire import Queue
 
@@ -40,12 +43,114 @@ _MILLIS_MAX = (2**63 - 1) // 1000
 """A producer may set any born timestamp; one that exceeds the range of Spark's microseconds becomes null."""
 
 
-class ColumnBuilder:
-    """Collects messages of one queue and converts them into record batches with the columns ``names``.
+compiled: Any = None
+"""The compiled loops, where they are there and ``GANTRYMQ_PURE=1`` does not exclude them."""
+if os.environ.get("GANTRYMQ_PURE") != "1":
+    with suppress(ImportError):
+        compiled = import_module("gantrymq.spark._columns")
 
-    ``body_max_bytes`` is the most bytes of a decompressed body. With ``rows`` and ``size`` (bytes of bodies) the caller
-    decides when a batch is full.
+
+class ColumnBuilder(Protocol):
+    """Collects messages of one queue and converts them into record batches.
+
+    With ``rows`` and ``size`` (bytes of bodies) the caller decides when a batch is full.
     """
+
+    @property
+    def rows(self) -> int:
+        """The number of collected messages."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of their bodies."""
+
+    def add(self, raw: bytes, start: int, end: int) -> int:
+        """Add the messages of ``raw`` with ``start <= queue offset < end``; returns their number.
+
+        Ignores others, because the response to a pull may have messages behind ``end``, which belong to the next range.
+        Raises :class:`BrokenRecord`; the builder is of no use then.
+        """
+
+    def build(self) -> pa.RecordBatch:
+        """The collected messages as one batch; the builder is empty afterwards."""
+
+
+def make_builder(queue: Queue, names: Sequence[str], body_max_bytes: int) -> ColumnBuilder:
+    """A builder of the columns ``names``. ``body_max_bytes`` is the most bytes of a decompressed body."""
+    kind = PlainColumns if compiled is None else CompiledColumns
+    return kind(queue, names, body_max_bytes)
+
+
+class CompiledColumns:
+    """:class:`ColumnBuilder`, which makes no object of a message."""
+
+    def __init__(self, queue: Queue, names: Sequence[str], body_max_bytes: int) -> None:
+        self._queue = queue
+        self._names = tuple(names)
+        self._columns = compiled.Columns(self._names, body_max_bytes, decompress, show_host)
+
+    @property
+    def rows(self) -> int:
+        """See :class:`ColumnBuilder`."""
+        return int(self._columns.rows)
+
+    @property
+    def size(self) -> int:
+        """See :class:`ColumnBuilder`."""
+        return int(self._columns.size)
+
+    def add(self, raw: bytes, start: int, end: int) -> int:
+        """See :class:`ColumnBuilder`."""
+        try:
+            count, stop, inner_batch = self._columns.add(raw, start, end)
+        except BodyError as error:
+            raise _broken(self._queue, f"offset {error.queue_offset}: {error}") from None  # type: ignore[attr-defined]
+        if inner_batch >= 0:
+            raise _broken(self._queue, _inner_batch(inner_batch))
+        if stop < len(raw):
+            try:
+                cut_records(raw, Record, True, stop)
+            except FatalRemoteFault as error:
+                raise _broken(self._queue, _unreadable(start, error)) from None
+            raise _broken(self._queue, f"the record at byte {stop} of a pull at offset {start} is damaged")
+        return int(count)
+
+    def build(self) -> pa.RecordBatch:
+        """See :class:`ColumnBuilder`."""
+        import pyarrow as pa
+
+        schema, rows = arrow_schema(self._names), self.rows
+        taken = self._columns.take()
+        arrays = []
+        for field in schema:
+            if field.name in ("topic", "broker"):
+                arrays.append(pa.repeat(pa.scalar(getattr(self._queue, field.name), field.type), rows))
+            elif field.name == "properties":
+                ends, names, values = taken["properties"]
+                offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(ends or bytes(4))])
+                pairs = [_array(pa.string(), _count(column), column) for column in (names, values)]
+                arrays.append(pa.MapArray.from_arrays(offsets, *pairs))
+            else:
+                arrays.append(_array(field.type, rows, taken[field.name]))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(kind: pa.DataType, rows: int, column: tuple[bytes | None, bytes | None, bytes, int]) -> pa.Array:
+    import pyarrow as pa
+
+    valid, ends, data, nulls = column
+    buffers = [None if valid is None else pa.py_buffer(valid)]
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        buffers.append(pa.py_buffer(bytes(4) if ends is None else ends))
+    return pa.Array.from_buffers(kind, rows, [*buffers, pa.py_buffer(data)], nulls)
+
+
+def _count(column: tuple[bytes | None, bytes | None, bytes, int]) -> int:
+    return len(column[1]) // 4 - 1 if column[1] else 0
+
+
+class PlainColumns:
+    """:class:`ColumnBuilder` without compiled code: the reference."""
 
     def __init__(self, queue: Queue, names: Sequence[str], body_max_bytes: int) -> None:
         self._queue = queue
@@ -57,19 +162,15 @@ class ColumnBuilder:
 
     @property
     def rows(self) -> int:
-        """The number of collected messages."""
+        """See :class:`ColumnBuilder`."""
         return len(self._records)
 
     def add(self, raw: bytes, start: int, end: int) -> int:
-        """Add the messages of ``raw`` with ``start <= queue offset < end``; returns their number.
-
-        Ignores others, because the response to a pull may have messages behind ``end``, which belong to the next range.
-        Raises :class:`BrokenRecord`.
-        """
+        """See :class:`ColumnBuilder`."""
         try:
             records = decode_records(raw)
         except FatalRemoteFault as error:
-            raise self._broken(f"a pull at offset {start} answers with {error}") from None
+            raise _broken(self._queue, _unreadable(start, error)) from None
         before = self.rows
         for record in records:
             if start <= record.queue_offset < end:
@@ -81,7 +182,7 @@ class ColumnBuilder:
         return self.rows - before
 
     def build(self) -> pa.RecordBatch:
-        """The collected messages as one batch; the builder is empty afterwards."""
+        """See :class:`ColumnBuilder`."""
         import pyarrow as pa
 
         schema = arrow_schema(self._names)
@@ -105,17 +206,25 @@ class ColumnBuilder:
 
     def _inflate(self, record: Record) -> bytes:
         if record.sys_flag & INNER_BATCH:
-            what = "is a batch kept as one record (a topic of type BatchCQ), which cannot be read"
-            raise self._broken(f"offset {record.queue_offset} {what}")
+            raise _broken(self._queue, _inner_batch(record.queue_offset))
         if not record.sys_flag & COMPRESSED:
             return record.stored_body
         try:
             return decompress(record.stored_body, record.sys_flag, self._body_max_bytes)
         except BodyError as error:
-            raise self._broken(f"offset {record.queue_offset}: {error}") from None
+            raise _broken(self._queue, f"offset {record.queue_offset}: {error}") from None
 
-    def _broken(self, what: str) -> BrokenRecord:
-        return BrokenRecord(f"{self._queue} on {self._queue.address}: {what}")
+
+def _broken(queue: Queue, what: str) -> BrokenRecord:
+    return BrokenRecord(f"{queue} on {queue.address}: {what}")
+
+
+def _inner_batch(offset: int) -> str:
+    return f"offset {offset} is a batch kept as one record (a topic of type BatchCQ), which cannot be read"
+
+
+def _unreadable(start: int, error: Exception) -> str:
+    return f"a pull at offset {start} answers with {error}"
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.spark.columns import ColumnBuilder
+from gantrymq.spark.columns import make_builder
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.ranges import QueueRange, report_loss
@@ -37,7 +37,7 @@ def read_range(
     While the broker does not answer, it is asked again for ``retry_seconds``, wherever the nameservers say that it is
     now, and its slaves are asked too.
     """
-    builder = ColumnBuilder(wanted.queue, names, options.body_max_bytes)
+    builder = make_builder(wanted.queue, names, options.body_max_bytes)
     source = _PatientSource(wire, wanted, options)
     offset = wanted.start
     empty_answers = 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import random
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 
 from gantrymq.remoting.address import encode_host
-from gantrymq.spark.columns import COLUMNS, ColumnBuilder
+from gantrymq.spark import columns
+from gantrymq.spark.columns import COLUMNS, CompiledColumns, PlainColumns
 from gantrymq.spark.errors import BrokenRecord
 from gantrymq.spark.wire import Queue
 
@@ -16,10 +18,21 @@ pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gan
 
 QUEUE = Queue("orders", "broker-a", 3, "127.0.0.1:10911")
 Maker = Callable[..., bytes]
+Kind = type[PlainColumns] | type[CompiledColumns]
+kind: Kind = PlainColumns
+"""What the present test is about."""
+
+
+@pytest.fixture(params=["plain", "compiled"], autouse=True)
+def _twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "compiled":
+        if columns.compiled is None:
+            pytest.skip("the compiled loops are not built, or GANTRYMQ_PURE excludes them")
+        monkeypatch.setitem(globals(), "kind", CompiledColumns)
 
 
 def build(raw: bytes, start: int = 0, end: int = 100, limit: int = 1000) -> list[dict[str, Any]]:
-    builder = ColumnBuilder(QUEUE, list(COLUMNS), limit)
+    builder = kind(QUEUE, list(COLUMNS), limit)
     count = builder.add(raw, start, end)
     rows: list[dict[str, Any]] = builder.build().to_pylist()
     assert len(rows) == count
@@ -73,7 +86,7 @@ def test_invalid_utf_8_is_replaced_and_the_rest_kept(make_record: Maker) -> None
 
 
 def test_only_selected_columns_are_built_in_the_given_order(make_record: Maker) -> None:
-    builder = ColumnBuilder(QUEUE, ["body", "queueOffset"], 1000)
+    builder = kind(QUEUE, ["body", "queueOffset"], 1000)
     builder.add(make_record("orders", 3, 0, b"x"), 0, 1)
     assert builder.build().schema.names == ["body", "queueOffset"]
 
@@ -84,7 +97,7 @@ def test_messages_outside_the_range_and_duplicates_are_skipped(make_record: Make
 
 
 def test_building_empties_the_builder(make_record: Maker) -> None:
-    builder = ColumnBuilder(QUEUE, ["body"], 1000)
+    builder = kind(QUEUE, ["body"], 1000)
     builder.add(make_record("orders", 3, 0, b"four"), 0, 1)
     assert (builder.rows, builder.size) == (1, 4)
     builder.build()
@@ -119,3 +132,64 @@ def test_every_damage_to_a_record_is_reported(make_record: Maker) -> None:
     for broken in (raw[:-1], raw[:40], raw + b"\0", raw.replace(b"hello", b"hellO"), b"\0" * len(raw)):
         with pytest.raises(BrokenRecord, match="a pull at offset 0 answers with"):
             build(broken)
+
+
+def in_both(raw: bytes, start: int = 0) -> list[Any]:
+    """What the twins make of ``raw``: a batch, or their error."""
+    found: list[Any] = []
+    for twin in (PlainColumns, CompiledColumns):
+        builder = twin(QUEUE, list(COLUMNS), 1000)
+        try:
+            builder.add(raw, start, 100)
+            batch = builder.build()
+            batch.validate(full=True)
+            found.append(batch)
+        except BrokenRecord as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.skipif(columns.compiled is None, reason="the compiled loops are not built")
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        b"",
+        b"\x01\x02\x02=\x01",
+        b"KEYS\x01a\x02TAGS\x01b\x02UNIQ_KEY\x01c\x02",
+        b"KEYS\x01a\x02x\x01y\x02KEYS\x01b",
+        b"TAGS\x01\x02KEYS\x01a\x01b\x02n\x01v",
+        b"TAGS\x01a\xffb\x02gr\xc3\xbcn\x01\xe2\x82",
+        b"\x02".join(b"p%d\x01v%d" % (number % 90, number) for number in range(200)) + b"\x02TAGS\x01t",
+    ],
+)
+def test_the_twins_read_the_same_properties(make_record: Maker, pairs: bytes) -> None:
+    marker = "M" * len(pairs)
+    head = {"M": "x" * (len(pairs) - 2)} if len(pairs) > 2 else {}
+    raw = make_record("orders", 3, 0, b"body", head)
+    if head:
+        raw = raw.replace(b"M\x01" + b"x" * (len(marker) - 2), pairs)
+        assert pairs in raw
+    plain, fast = in_both(raw)
+    assert plain == fast
+    assert plain.num_rows == 1
+
+
+@pytest.mark.skipif(columns.compiled is None, reason="the compiled loops are not built")
+def test_the_twins_read_the_same_of_mutated_records(make_record: Maker) -> None:
+    chance = random.Random(19)
+    whole = b"".join(
+        make_record("orders", 3, offset, b"b" * offset, {"KEYS": f"k{offset}", "TAGS": "t", "c": "grün"}, flag=offset)
+        for offset in range(5)
+    ) + make_record("orders", 3, 5, zlib.compress(b"z" * 90), {"UNIQ_KEY": "U"}, sys_flag=1)
+    assert in_both(whole)[0] == in_both(whole)[1]
+    outcomes = set()
+    for _ in range(1500):
+        raw = bytearray(whole)
+        for _ in range(chance.randint(1, 3)):
+            raw[chance.randrange(len(raw))] = chance.choice((0, 1, 2, 0x10, 0x20, 0x80, 0xFF, chance.randrange(256)))
+        data = bytes(raw[: chance.choice((len(raw), len(raw), chance.randrange(len(raw))))])
+        plain, fast = in_both(data)
+        # Of two faults in one answer each twin may report another one.
+        assert plain == fast or (isinstance(plain, str) and isinstance(fast, str)), data.hex()
+        outcomes.add(isinstance(plain, str))
+    assert outcomes == {True, False}
