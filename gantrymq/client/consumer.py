@@ -93,6 +93,7 @@ class Consumer(Lifetime, Generic[R]):
         self._cluster = cluster
         self._options = options[0]
         self._settings = settings = options[0].settings
+        self._is_timed = settings.consume_timeout is not None
         self._locks = QueueLocks(cluster, self.group) if settings.ordered and not settings.broadcast else None
         self._local: LocalOffsets | None = None
         self._releasing: dict[MessageQueue, Puller[R]] = {}
@@ -133,8 +134,9 @@ class Consumer(Lifetime, Generic[R]):
             current = self._current
             while current:
                 message = current.pop()
-                if message.delivery is not None and not message.delivery.dropped:
-                    if self._settings.consume_timeout is not None:
+                delivery = message.delivery
+                if delivery is not None and not delivery.dropped:
+                    if self._is_timed:
                         self._note_given([message])
                     return message
             await self._more(1)
@@ -372,7 +374,7 @@ class Consumer(Lifetime, Generic[R]):
         self._current.reverse()
 
     def _note_given(self, messages: list[R]) -> None:
-        if self._settings.consume_timeout is not None:
+        if self._is_timed:
             for message in messages:
                 if isinstance(message.delivery, Puller):
                     message.delivery.given_out(message)

@@ -21,14 +21,23 @@ class UniqueKeys:
         self._counter = itertools.count()
         self._month_start = 0.0
         self._month_end = 0.0
+        self._begin = self._end = 0.0
+        """Of the millisecond that ``_prefix`` is for."""
+        self._prefix = ""
 
     def next(self) -> str:
         """A key that no other message has."""
         now = time.time()
+        if not self._begin <= now < self._end:
+            self._enter_millisecond(now)
+        return f"{self._prefix}{next(self._counter) & 0xFFFF:04X}"
+
+    def _enter_millisecond(self, now: float) -> None:
         if not self._month_start <= now < self._month_end:
             self._enter_month(now)
         milliseconds = int((now - self._month_start) * 1000)
-        return f"{self._head}{milliseconds & 0x7FFFFFFF:08X}{next(self._counter) & 0xFFFF:04X}"
+        self._begin, self._end = now, self._month_start + (milliseconds + 1) / 1000
+        self._prefix = f"{self._head}{milliseconds & 0x7FFFFFFF:08X}"
 
     def _enter_month(self, now: float) -> None:
         today = time.localtime(now)

@@ -229,12 +229,17 @@ class Puller(Generic[R]):
             raise ClientClosed(f"the consumer of group {self._options.group} is closed: acknowledge inside its block")
         if self.lane is not None and not self.lane.settle(queue_offset):
             return
-        if self._ended or self._progress is None:
+        progress = self._progress
+        if self._ended or progress is None:
             return
         if self._given:
             self._given.pop(queue_offset, None)
-        if self._progress.done(queue_offset):
-            self._acknowledged(1)
+        if progress.done(queue_offset):
+            self._acknowledged_at = time.time()
+            self._owner.acknowledged(1)
+            if self._room is not None:
+                self._room.set()
+                self._room = None
 
     def acknowledge_pulled(self, records: Sequence[R]) -> None:
         """As :meth:`acknowledge` for each of ``records``, which came with one answer, nothing left out between them."""
