@@ -1,15 +1,18 @@
-"""Access control with RocketMQ 4's ``plain_acl.yml``: accounts sign their requests, and the file says what each may do.
+"""Access control with RocketMQ 4's accounts (``plain_acl.yml``) and RocketMQ 5's users, who sign their requests.
 
 Slot: access_control; not in the default set: ``--enable acl``, with the extra ``gantrymq[acl]``, or ``aclEnable`` in
 RocketMQ's ``broker.conf``.
 Hooks: authorize, collect_metrics, config_section, configure, register_processors, register_tasks.
-Config ``[plugin.acl]``: ``file``, ``interval``, ``keys``, ``codes``.
-Files: that of the accounts, which requests 50, 51 and 53 change, and that of ``keys``, which it reads.
-Replaces RocketMQ's ``PlainAccessValidator`` and ``PlainPermissionManager``: codes 50 to 54.
+Config ``[plugin.acl]``: ``file``, ``users``, ``authorization``, ``interval``, ``keys``, ``codes``.
+Files: that of the accounts, which requests 50, 51 and 53 change, that of the users, which 3001 to 3010 change, and that
+of ``keys``, which it reads.
+Replaces RocketMQ's ``PlainAccessValidator`` and ``PlainPermissionManager``: codes 50 to 54;
+and RocketMQ 5's ``AuthenticationMetadataManager`` and ``AuthorizationMetadataManager``: codes 3001 to 3010.
 
 ``accounts`` reads the file and ``addresses`` its patterns, ``account_file`` watches and changes it, ``checks`` decides
 about a request, ``resources`` says which topics and groups it names,
-``explain`` what ``gantrymq acl`` prints. ``docs/howto/secure.md``.
+``explain`` what ``gantrymq acl`` prints, ``users``, ``user_file``, ``user_admin`` and ``policies`` are about the users
+of RocketMQ 5. ``docs/howto/secure.md``.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from gantrymq.plugins.acl.account_file import AccountFile, read_keys
 from gantrymq.plugins.acl.admin import AccountRequests
 from gantrymq.plugins.acl.checks import Checks, Denied
 from gantrymq.plugins.acl.config import AclConfig
+from gantrymq.plugins.acl.policies import Policies
+from gantrymq.plugins.acl.user_admin import UserRequests
+from gantrymq.plugins.acl.user_file import UserFile
 from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.rights import BROKER_RIGHTS, Right
@@ -55,6 +61,7 @@ class AclPlugin:
     _rights: dict[int, Right]
     _checks: Checks
     _warnings: RareWarnings
+    _users: UserFile | None = None
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -70,17 +77,24 @@ class AclPlugin:
             raise StartError(f"plugin 'acl': {error}; install it with `pip install 'gantrymq[acl]'`") from None
         self._config = config.section(AclConfig)
         self._rights = {**_rights_of(self._config.codes), **BROKER_RIGHTS}
-        self._file = AccountFile(broker.env, self._config.file)
+        self._file = AccountFile(broker.env, self._config.file, optional=bool(self._config.users))
+        credentials = None
         if self._config.keys:
             credentials = read_keys(broker.env, self._config.keys)
             OUTGOING.set(attrs.evolve(OUTGOING.get(), sign=credentials.sign))
-        self._checks = Checks(broker.store, self._rights, lambda: self._file.accounts)
+        if self._config.users:
+            self._users = UserFile(broker.env, self._config.users, credentials)
+        policies = None if self._users is None else Policies(self._users, broker.cluster, self._config.authorization)
+        self._checks = Checks(broker.store, self._rights, lambda: self._file.accounts, policies)
         self._warnings = RareWarnings(broker.env.monotonic)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """50 to 54."""
-        return dict(AccountRequests(broker, self._file).processors())
+        """50 to 54, and with users 3001 to 3010."""
+        found: dict[int, Processor] = dict(AccountRequests(broker, self._file).processors())
+        if self._users is not None:
+            found |= UserRequests(self._users, self._checks.is_super).processors()
+        return found
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
@@ -105,7 +119,10 @@ class AclPlugin:
                 access_key = self._checks.check(request)
             except Denied as denied:
                 self._note(request, denied)
-                batch.refuse(row, ResponseCode.SYSTEM_ERROR, EXCEPTION + str(denied))
+                if denied.is_of_user:
+                    batch.refuse(row, ResponseCode.NO_PERMISSION, str(denied))
+                else:
+                    batch.refuse(row, ResponseCode.SYSTEM_ERROR, EXCEPTION + str(denied))
             else:
                 if access_key is not None:
                     request.connection.identity = access_key
@@ -121,7 +138,10 @@ class AclPlugin:
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
         """Accounts, refusals by reason, and files that could not be put in force."""
-        metrics.gauge("gantrymq_acl_accounts", "Accounts that are in force", len(self._file.accounts.by_key))
+        users = 0 if self._users is None else len(self._users.document.users)
+        metrics.gauge(
+            "gantrymq_acl_accounts", "Accounts and users that are in force", len(self._file.accounts.by_key) + users
+        )
         for reason, count in self._checks.refused.items():
             metrics.counter(
                 "gantrymq_acl_refused_requests_total", "Requests that access control refused", count, reason=reason

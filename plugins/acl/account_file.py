@@ -25,13 +25,13 @@ log = structlog.get_logger("gantrymq.acl")
 class AccountFile:
     """The accounts in force, ``accounts``, and their file."""
 
-    def __init__(self, env: Env, path: str) -> None:
-        """Reads the file; :class:`StartError` says what is wrong with it."""
+    def __init__(self, env: Env, path: str, *, optional: bool = False) -> None:
+        """Reads the file; :class:`StartError` says what is wrong with it. ``optional``: it need not exist."""
         self._env = env
         self.path = path
         self._turn = trio.Lock()
         try:
-            self._data = env.read_bytes(path)
+            self._data = b"" if optional and not env.exists(path) else env.read_bytes(path)
         except OSError as error:
             raise StartError(f"plugin.acl.file = {path!r}: cannot be read: {error.strerror or error}") from None
         try:

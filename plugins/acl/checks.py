@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.plugins.acl.accounts import PUB, SENDS, Account, Accounts
+from gantrymq.plugins.acl.policies import Policies, Refused
 from gantrymq.plugins.acl.resources import Unnamed, needs_of
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.errors import RemoteFault
@@ -33,8 +34,10 @@ REASONS: Final = ("no_key", "unknown_key", "signature", "not_admin", "permission
 class Denied(Exception):
     """The request is refused. ``reason``: one of :data:`REASONS`; the text is RocketMQ's."""
 
-    def __init__(self, reason: str, text: str, access_key: str | None = None) -> None:
+    def __init__(self, reason: str, text: str, access_key: str | None = None, *, is_of_user: bool = False) -> None:
         super().__init__(text)
+        self.is_of_user = is_of_user
+        """Whether the text is that of RocketMQ 5 for users."""
         self.reason = reason
         self.access_key = access_key
 
@@ -42,7 +45,14 @@ class Denied(Exception):
 class Checks:
     """Checks requests against the accounts that are in force, and counts the refusals by reason."""
 
-    def __init__(self, store: Store, rights: Mapping[int, Right], accounts: Callable[[], Accounts]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rights: Mapping[int, Right],
+        accounts: Callable[[], Accounts],
+        policies: Policies | None = None,
+    ) -> None:
+        self._policies = policies
         self._store = store
         self._rights = rights
         self._accounts = accounts
@@ -56,6 +66,8 @@ class Checks:
             return None
         ext = request.ext
         access_key = ext.get(ACCESS_KEY)
+        if self._policies is not None and (access_key in self._policies or not accounts.by_key):
+            return self._check_user(self._policies, request, access_key)
         if access_key is None:
             account = accounts.by_subject.get(getattr(request.connection.sock, "subject", None) or "")
             if account is None:
@@ -67,7 +79,7 @@ class Checks:
                 raise Denied("unknown_key", f"No acl config for {access_key[:SHOWN_CHARACTERS]}")
             if account.addresses and account.addresses.matches(host):
                 return access_key
-            if not _is_signed(request, ext, account):
+            if not _is_signed(request, ext, account.secret):
                 raise Denied("signature", f"Check signature failed for accessKey={access_key}", access_key)
         right = self._rights.get(request.code)
         if right is Right.ADMIN:
@@ -80,6 +92,31 @@ class Checks:
         elif right is not None:  # a code that is not served is answered as such
             self._check_needs(right, request, account)
         return access_key
+
+    def _check_user(self, policies: Policies, request: Request, name: str | None) -> str:
+        """As :meth:`check`, for a user of RocketMQ 5."""
+        try:
+            user = policies.user(name)
+            if not _is_signed(request, request.ext, policies.secret(user)):
+                raise Refused("signature", "check signature failed.")
+            right = self._rights.get(request.code)
+            if right is None or policies.allows_all(user):
+                return str(name)
+            policies.check(str(name), request, None if right is Right.ADMIN else needs_of(right, request, self._store))
+        except Refused as refused:
+            raise Denied(refused.reason, str(refused), name, is_of_user=True) from None
+        except Unnamed as error:
+            raise Denied("unnamed", str(error), name, is_of_user=True) from None
+        except RemoteFault as fault:
+            raise Denied("unnamed", str(fault.remark), name, is_of_user=True) from None
+        return str(name)
+
+    def is_super(self, request: Request) -> bool:
+        """Whether an admin account, a super user or a trusted address sent ``request``, which was allowed."""
+        name = request.ext.get(ACCESS_KEY, "")
+        if self._policies is not None and name in self._policies:
+            return self._policies.is_super(name)
+        return True  # another sender needed an admin account
 
     def _check_needs(self, right: Right, request: Request, account: Account) -> None:
         try:
@@ -96,17 +133,17 @@ class Checks:
                 raise Denied("permission", f"No default permission for {shown}", account.access_key)
 
 
-def _is_signed(request: Request, ext: Mapping[str, str], account: Account) -> bool:
+def _is_signed(request: Request, ext: Mapping[str, str], secret: bytes) -> bool:
     given = ext.get(SIGNATURE, "").encode("utf-8", "surrogatepass")
     names = sorted(ext)
     leave_out: set[str] = {SIGNATURE, UNIQUE_KEY_QUERY}
-    if hmac.compare_digest(_signature(ext, names, leave_out, request.body, account.secret), given):
+    if hmac.compare_digest(_signature(ext, names, leave_out, request.body, secret), given):
         return True
     # Some clients sign the field that RocketMQ leaves out.
     return (
         request.code == RequestCode.QUERY_MESSAGE
         and UNIQUE_KEY_QUERY in ext
-        and hmac.compare_digest(_signature(ext, names, {SIGNATURE}, request.body, account.secret), given)
+        and hmac.compare_digest(_signature(ext, names, {SIGNATURE}, request.body, secret), given)
     )
 
 

@@ -13,6 +13,8 @@ from gantrymq.kernel.env import environment
 
 FILE = "conf/plain_acl.yml"
 """RocketMQ's place of the file, below its home."""
+USERS = "users.json"
+"""The name of the file of users in RocketMQ's folder for them."""
 
 
 def _read_switch(properties: Mapping[str, str]) -> dict[Place, str]:
@@ -26,14 +28,44 @@ def _write_switch(_section: AclConfig) -> dict[str, str]:
     return {"aclEnable": "true"}
 
 
+def _read_users(properties: Mapping[str, str]) -> dict[Place, str]:
+    """RocketMQ 5's switches: its users are below ``authConfigPath``, by default in the store's folder ``config``."""
+    if properties.get("authenticationEnabled", "").lower() != "true":
+        if properties.get("authorizationEnabled", "").lower() == "true":
+            raise ValueError("authorizationEnabled needs authenticationEnabled: a user must be known to have policies")
+        return {}
+    root = properties.get("storePathRootDir", "")
+    folder = properties.get("authConfigPath") or (f"{root}/config" if root else "config")
+    authorization = "true" if properties.get("authorizationEnabled", "").lower() == "true" else "false"
+    return {("plugin.acl", "users"): f"{folder}/{USERS}", ("plugin.acl", "authorization"): authorization}
+
+
+def _write_users(section: AclConfig) -> dict[str, str]:
+    if not section.users:
+        return {}
+    return {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true" if section.authorization else "false",
+        "authConfigPath": section.users.rpartition("/")[0] or ".",
+    }
+
+
 @attrs.frozen(kw_only=True)
 class AclConfig:
     """The file of the accounts."""
 
-    broker_conf_groups: ClassVar = (KeyGroup(("aclEnable",), _read_switch, _write_switch),)
+    broker_conf_groups: ClassVar = (
+        KeyGroup(("aclEnable",), _read_switch, _write_switch),
+        KeyGroup(("authenticationEnabled", "authorizationEnabled", "authConfigPath"), _read_users, _write_users),
+    )
 
     file: str = filled(FILE)
     """RocketMQ's ``plain_acl.yml``, from the working directory. Requests 50, 51 and 53 change it."""
+    users: str = ""
+    """The file with the users and policies of RocketMQ 5, which requests 3001 to 3010 change. Empty: there are none.
+    With it, the user in ``keys`` is created as a super user, and ``file`` need not exist."""
+    authorization: bool = True
+    """Whether users need policies. If not, each user may do everything (``authorizationEnabled=false``)."""
     interval: float = duration("5s", minimum="100ms", maximum="1h")
     """How often the broker looks for changes of the file."""
     keys: str = ""

@@ -41,6 +41,8 @@ BODY_MAX_BYTES: Final = 4 * 1024 * 1024
 
 Needs = list[tuple[str, int]]
 """Resources, and the permission that each needs."""
+CLIENT_INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
+"""The producer group that each RocketMQ client has, also one that only consumes (``MixAll``)."""
 _GROUP_FIELDS: Final = ("consumerGroup", "group")
 
 
@@ -151,7 +153,7 @@ def _heartbeat(request: Request, _store: Store) -> Needs:
     for consumer in data.consumer_data_set:
         needs[retry_topic(consumer.group_name)] = SUB
         needs.update(dict.fromkeys((each.topic for each in consumer.subscription_data_set), SUB))
-    if data.producer_data_set or not needs:
+    if not needs or any(each.group_name != CLIENT_INNER_PRODUCER for each in data.producer_data_set):
         return [*needs.items(), ("", SENDS)]
     return list(needs.items())
 
@@ -159,7 +161,10 @@ def _heartbeat(request: Request, _store: Store) -> Needs:
 def _unregister(request: Request, _store: Store) -> Needs:
     group = request.ext.get("consumerGroup")
     needs = [(retry_topic(group), SUB)] if group else []
-    return needs if needs and not request.ext.get("producerGroup") else [*needs, ("", SENDS)]
+    producers = request.ext.get("producerGroup")
+    if producers == CLIENT_INNER_PRODUCER:
+        return needs
+    return needs if needs and not producers else [*needs, ("", SENDS)]
 
 
 def _lock(request: Request, _store: Store) -> Needs:

@@ -78,6 +78,7 @@ def test_exactly_the_readable_keys_are_shown() -> None:
     assert sections["plugin.ha"].listen == sections["broker"].advertise == "", "what is empty is not shown"
     sections["plugin.ha"] = attrs.evolve(sections["plugin.ha"], listen="127.0.0.1:10912")
     sections["broker"] = attrs.evolve(sections["broker"], advertise="10.0.0.7:10911")
+    sections["plugin.acl"] = attrs.evolve(sections["plugin.acl"], users="/auth/users.json")
     shown = write_keys(sections)
     assert set(shown) == names_of(SECTIONS) - OLDER
     again = translate(shown, SECTIONS)

@@ -124,12 +124,15 @@ def test_every_code_that_a_broker_serves_is_listed_with_its_plugin(
     monkeypatch.setattr(PluginManager, "call_each", spy)
 
     (tmp_path / "plain_acl.yml").touch()
+    (tmp_path / "tools.yml").write_text("accessKey: the-root\nsecretKey: root-secret\n")
 
     async def start() -> None:
         settings = {
             "plugin.ha.listen": "127.0.0.1:0",
             "plugin.metrics.listen": "127.0.0.1:0",
             "plugin.acl.file": f"{tmp_path}/plain_acl.yml",
+            "plugin.acl.users": f"{tmp_path}/users.json",
+            "plugin.acl.keys": f"{tmp_path}/tools.yml",
             "plugin.tls.mode": "disabled",
             "plugin.audit.file": f"{tmp_path}/audit.log",
             "plugin.quota.connections": "10",

@@ -1,6 +1,7 @@
 """The accounts of a broker with access control, as administrators read them.
 
-Source: RocketMQ 4.9.7 ``PlainAccessConfig``, ``GetBrokerClusterAclConfigResponseBody``.
+Source: RocketMQ 4.9.7 ``PlainAccessConfig``, ``GetBrokerClusterAclConfigResponseBody``; 5.3.3 ``UserInfo``,
+``AclInfo``.
 """
 
 # ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
@@ -26,3 +27,35 @@ class AclConfigBody(Body):
 
     global_white_addrs: list[str] = []
     plain_access_configs: list[AccountConfig] = []
+
+
+class UserInfo(Body):
+    """A user of RocketMQ 5. Responses have no password."""
+
+    username: str | None = None
+    password: str | None = None
+    user_type: str | None = None
+    user_status: str | None = None
+
+
+class PolicyEntryInfo(Body):
+    """What a policy says about one resource, such as ``Topic:orders``, ``Group:*`` or ``Topic:orders-*``."""
+
+    resource: str | None = None
+    actions: list[str] | None = None
+    source_ips: list[str] | None = None
+    decision: str | None = None
+
+
+class PolicyInfo(Body):
+    """One policy: ``Custom``, or ``Default``, which holds where no custom entry matches."""
+
+    policy_type: str | None = None
+    entries: list[PolicyEntryInfo] | None = None
+
+
+class AclInfo(Body):
+    """The policies of one subject, ``User:name``."""
+
+    subject: str | None = None
+    policies: list[PolicyInfo] | None = None

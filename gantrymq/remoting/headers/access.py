@@ -1,6 +1,6 @@
 """The headers of requests that change or read the accounts of a broker with access control.
 
-Source: RocketMQ 4.9.7 ``CreateAccessConfigRequestHeader``, ``DeleteAccessConfigRequestHeader``,
+Source: RocketMQ 5.3.3 for 3001 to 3010; 4.9.7 ``CreateAccessConfigRequestHeader``, ``DeleteAccessConfigRequestHeader``,
 ``UpdateGlobalWhiteAddrsConfigRequestHeader``, ``GetBrokerAclConfigResponseHeader``.
 """
 
@@ -43,3 +43,36 @@ class AclVersionResponse(Header, kw_only=True):
     broker_name: str
     broker_addr: str
     cluster_name: str
+
+
+class UserHeader(Header, kw_only=True):
+    """AUTH_CREATE_USER (3001), AUTH_UPDATE_USER (3002), AUTH_DELETE_USER (3003), AUTH_GET_USER (3004)."""
+
+    username: str
+
+
+class ListUsersHeader(Header, kw_only=True):
+    """AUTH_LIST_USER (3005): users whose name contains the filter."""
+
+    filter: str | None = None
+
+
+class SubjectHeader(Header, kw_only=True):
+    """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007), AUTH_GET_ACL (3009): ``User:name``."""
+
+    subject: str
+
+
+class DeleteAclHeader(Header, kw_only=True):
+    """AUTH_DELETE_ACL (3008): one resource of a policy, or without it all policies of the subject."""
+
+    subject: str
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+class ListAclsHeader(Header, kw_only=True):
+    """AUTH_LIST_ACL (3010): subjects and resources that contain the filters."""
+
+    subject_filter: str | None = None
+    resource_filter: str | None = None

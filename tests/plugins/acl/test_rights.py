@@ -101,10 +101,13 @@ def text_of(file: Path) -> str:
 
 async def test_every_code_of_a_broker_with_all_plugins_has_a_right(tmp_path: Path) -> None:
     write(tmp_path / "plain_acl.yml", ACCOUNTS)
-    others = [ACL, "gantrymq.plugins.ha:HaPlugin", "gantrymq.plugins.metrics:MetricsPlugin"]
+    write(tmp_path / "tools.yml", "accessKey: the-root\nsecretKey: root-secret\n")
+    others = [ACL, "gantrymq.plugins.ha:HaPlugin", "gantrymq.plugins.metrics:MetricsPlugin",
+              "gantrymq.plugins.exporter:ExporterPlugin"]  # fmt: skip
     settings = {
         "plugin.acl.file": f"{tmp_path}/plain_acl.yml", "plugin.metrics.listen": "127.0.0.1:0",
-        "plugin.ha.listen": "127.0.0.1:0",
+        "plugin.acl.users": f"{tmp_path}/users.json", "plugin.acl.keys": f"{tmp_path}/tools.yml",
+        "plugin.ha.listen": "127.0.0.1:0", "plugin.exporter.topics": "none", "plugin.exporter.to": f"{tmp_path}/export",
     }  # fmt: skip
     async with run_broker(make_broker(tmp_path / "store", settings=settings, enable=others)) as broker:
         assert set(broker.request_codes) == set(BROKER_RIGHTS)

@@ -49,6 +49,25 @@ def test_the_switch_turned_off_enables_nothing() -> None:
     assert write_keys({"plugin.acl": AclConfig()}) == {"aclEnable": "true"}
 
 
+def test_the_switches_of_rocketmq_5_enable_users() -> None:
+    sections = plugin_sections(optional_plugins())
+    found = translate({"authenticationEnabled": "true", "storePathRootDir": "/store"}, sections).settings
+    users = {("plugin.acl", "users"): "/store/config/users.json", ("plugin.acl", "authorization"): "false"}
+    assert {key: text for key, text in found.items() if key[0] == "plugin.acl"} == users
+    both = {"authenticationEnabled": "true", "authorizationEnabled": "true", "authConfigPath": "/auth"}
+    assert translate(both, sections).settings == {
+        ("plugin.acl", "users"): "/auth/users.json", ("plugin.acl", "authorization"): "true",
+    }  # fmt: skip
+    assert translate({"authenticationEnabled": "false"}, sections).settings == {}
+    shown = write_keys({"plugin.acl": AclConfig(users="/auth/users.json", authorization=False)})
+    assert shown == {
+        "aclEnable": "true",
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "false",
+        "authConfigPath": "/auth",
+    }
+
+
 @pytest.mark.trio
 async def test_the_broker_signs_its_own_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "plain_acl.yml", ACCOUNTS)

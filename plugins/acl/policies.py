@@ -1,0 +1,123 @@
+"""Decide about requests of RocketMQ 5's users: by their type, their status and their policies.
+
+Source: RocketMQ 5.3.3 ``DefaultAuthenticationHandler``, ``DefaultAuthorizationContextBuilder``,
+``AclAuthorizationHandler``: the same texts. More requests need an action here, as for accounts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from gantrymq.plugins.acl.accounts import ANY, PUB, SENDS, SUB
+from gantrymq.plugins.acl.users import DISABLED, NAME_MAX_CHARACTERS, SUPER, decide, sends_anywhere
+from gantrymq.remoting.bodies.access import UserInfo
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, is_retry_topic
+from gantrymq.remoting.rights import READING_CODES
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.processors import Request
+    from gantrymq.plugins.acl.resources import Needs
+    from gantrymq.plugins.acl.user_file import UserFile
+
+_C = RequestCode
+_FURTHER: Final[Mapping[int, str]] = MappingProxyType({
+    _C.QUERY_CONSUMER_OFFSET: "Get",
+    _C.GET_CONSUMER_LIST_BY_GROUP: "Get",
+    _C.QUERY_MESSAGE: "Get",
+    _C.UPDATE_CONSUMER_OFFSET: "Update",
+})  # fmt: skip
+"""The action that allows a request besides ``Pub`` and ``Sub``."""
+_OF_TOPIC_OR_GROUP: Final[Mapping[int, tuple[str, str, str]]] = MappingProxyType({
+    _C.UPDATE_AND_CREATE_TOPIC: ("Topic", "topic", "Create"),
+    _C.DELETE_TOPIC_IN_BROKER: ("Topic", "topic", "Delete"),
+    _C.DELETE_SUBSCRIPTIONGROUP: ("Group", "groupName", "Delete"),
+})  # fmt: skip
+"""Administrative requests that need an action on a topic or group; the others need one on the cluster."""
+
+
+class Refused(Exception):
+    """A user may not do this; ``reason`` as of ``checks.REASONS``, the text is RocketMQ's."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Policies:
+    """The users of ``file``. ``authorization``: whether they need policies."""
+
+    def __init__(self, file: UserFile, cluster: str, authorization: bool) -> None:
+        self._file = file
+        self._cluster = f"Cluster:{cluster}"
+        self._authorization = authorization
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._file.user(name) is not None
+
+    def user(self, name: str | None) -> UserInfo:
+        """The enabled user of this name; :class:`Refused`."""
+        if not name:
+            raise Refused("no_key", "username cannot be null.")
+        user = self._file.user(name)
+        if user is None:
+            raise Refused("unknown_key", f"User:{name[:NAME_MAX_CHARACTERS]} is not found.")
+        if user.user_status == DISABLED:
+            raise Refused("unknown_key", f"User:{name} is disabled.")
+        return user
+
+    @staticmethod
+    def secret(user: UserInfo) -> bytes:
+        """The key of its signatures."""
+        return (user.password or "").encode("utf-8", "surrogatepass")
+
+    def is_super(self, name: str) -> bool:
+        """Whether the user may do everything, also to other super users."""
+        user = self._file.user(name)
+        return user is not None and user.user_type == SUPER
+
+    def allows_all(self, user: UserInfo) -> bool:
+        """Whether no policy is needed."""
+        return user.user_type == SUPER or not self._authorization
+
+    def check(self, name: str, request: Request, needs: Needs | None) -> None:
+        """:class:`Refused` unless policies allow ``needs``; None: the request is administrative."""
+        acl, host = self._file.acl(name), request.connection.peer[0]
+        code = int(request.code)
+        rows: list[tuple[str, Collection[str]]] = []
+        if needs is None:
+            rows.append(self._administrative(code, request))
+        for resource, needed in needs or ():
+            if needed == SENDS:
+                if not sends_anywhere(acl):
+                    raise self._refusal(name, "Topic:*", host, "no matched policies.")
+            elif (resource, needed) != (TRACE_TOPIC, PUB):  # every user may send its traces
+                further = (_FURTHER[code],) if code in _FURTHER else ()
+                rows.append((_resource(resource), (*_actions(needed), *further)))
+        for resource, actions in rows:
+            reason = decide(acl, resource, actions, host)
+            if reason:
+                raise self._refusal(name, resource, host, reason)
+
+    def _administrative(self, code: int, request: Request) -> tuple[str, Collection[str]]:
+        kind, field, action = _OF_TOPIC_OR_GROUP.get(code, ("", "", ""))
+        if kind and request.ext.get(field):
+            return f"{kind}:{request.ext[field]}", (action,)
+        return self._cluster, ("Get", "List") if code in READING_CODES else ("Update",)
+
+    @staticmethod
+    def _refusal(name: str, resource: str, host: str, reason: str) -> Refused:
+        shown = resource[:NAME_MAX_CHARACTERS]
+        return Refused("permission", f"User:{name} has no permission to access {shown} from {host}, {reason}")
+
+
+def _resource(name: str) -> str:
+    return f"Group:{name.removeprefix(RETRY_PREFIX)}" if is_retry_topic(name) else f"Topic:{name}"
+
+
+def _actions(needed: int) -> tuple[str, ...]:
+    if needed & ANY:
+        return ("Pub", "Sub", "Get")
+    return (*(("Pub",) if needed & PUB else ()), *(("Sub",) if needed & SUB else ()))

@@ -1,0 +1,116 @@
+"""RocketMQ 5.3.3's mqadmin, producer and consumer at our broker with users and policies.
+
+mqadmin signs with the keys in ``conf/tools.yml``; its commands that send and read messages are RocketMQ's producer and
+consumer.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+import gantrymq.sync
+from gantrymq.remoting.signing import Credentials
+from support.accounts import ACL
+from support.foreign import Java
+from support.processes import free_ports, gantrymq_child
+
+pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(400)]
+
+Homes = Callable[[str], Path]
+ROOT = Credentials("root", "root-password")
+ALICE = Credentials("alice", "alice-password")
+
+
+@attrs.frozen
+class Guarded:
+    """Our nameserver and broker, whose first user is ``ROOT``."""
+
+    nameserver: str
+    broker: str
+    users: Path
+
+
+@pytest.fixture(scope="module")
+def guarded(homes: Homes) -> Iterator[Guarded]:
+    home = homes("users")
+    home.mkdir()
+    (home / "tools.yml").write_text(f"accessKey: {ROOT.access_key}\nsecretKey: {ROOT.secret_key}\n")
+    broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    serve = ("serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver,
+             "--enable", ACL, "--set", f"plugin.acl.users={home / 'users.json'}",
+             "--set", f"plugin.acl.file={home / 'none.yml'}",
+             "--set", f"plugin.acl.keys={home / 'tools.yml'}")  # fmt: skip
+    with gantrymq_child(serve, home / "log") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        with gantrymq.sync.connect(nameserver, access_key=ROOT.access_key, secret_key=ROOT.secret_key) as client:
+            for topic in ("orders", "secrets"):
+                client.admin.create_topic(topic, 1)
+        yield Guarded(nameserver, broker, home / "users.json")
+
+
+@pytest.fixture(scope="module")
+def mqadmin(java5: Java, homes: Homes) -> Callable[..., str]:
+    """Runs mqadmin 5.3.3 with the keys of a user."""
+
+    def run(credentials: Credentials, *arguments: str) -> str:
+        home = homes("mqadmin5")
+        conf = home / "rocketmq" / "conf"
+        shutil.copytree(java5.conf, conf)
+        text = f"accessKey: {credentials.access_key}\nsecretKey: {credentials.secret_key}\n"
+        (conf / "tools.yml").write_text(text)
+        return java5.mqadmin(home, *arguments)
+
+    return run
+
+
+def test_mqadmin_manages_users_and_policies_and_rocketmqs_client_is_limited_by_them(
+    guarded: Guarded, mqadmin: Callable[..., str]
+) -> None:
+    at, through = ("-n", guarded.nameserver, "-b", guarded.broker), ("-n", guarded.nameserver)
+    assert "success" in mqadmin(ROOT, "createUser", *at, "-u", "alice", "-p", "alice-password", "-t", "Normal")
+    listed = mqadmin(ROOT, "listUser", *at)
+    assert "alice" in listed
+    assert "Super" in listed
+    assert "alice-password" not in listed
+    refused = mqadmin(ALICE, "sendMessage", *through, "-t", "orders", "-p", "x")
+    assert "User:alice has no permission to access Topic:orders" in refused
+    for resource, action in (("Topic:orders", "Pub,Sub"), ("Group:billing", "Sub")):
+        assert "success" in mqadmin(
+            ROOT, "createAcl", *at, "-s", "User:alice", "-r", resource, "-a", action, "-d", "Allow"
+        )
+    shown = mqadmin(ROOT, "listAcl", *at, "-s", "alice")
+    assert "Topic:orders" in shown
+    assert "Group:billing" in shown
+    assert "SEND_OK" in mqadmin(ALICE, "sendMessage", *through, "-t", "orders", "-p", "by-rocketmq-5", "-k", "key")
+    got = mqadmin(ALICE, "consumeMessage", *through, "-t", "orders", "-c", "1", "-g", "billing")
+    assert "by-rocketmq-5" in got
+    refused = mqadmin(ALICE, "sendMessage", *through, "-t", "secrets", "-p", "x")
+    assert "User:alice has no permission to access Topic:secrets" in refused
+    assert "check signature failed" in mqadmin(
+        Credentials("alice", "wrong-password"), "sendMessage", *through, "-t", "orders", "-p", "x"
+    )
+
+
+def test_mqadmin_changes_and_deletes_users_and_policies(guarded: Guarded, mqadmin: Callable[..., str]) -> None:
+    at, through = ("-n", guarded.nameserver, "-b", guarded.broker), ("-n", guarded.nameserver)
+    assert "success" in mqadmin(ROOT, "createUser", *at, "-u", "bob", "-p", "bob-password")
+    bob = Credentials("bob", "new-password")
+    assert "success" in mqadmin(ROOT, "createAcl", *at, "-s", "User:bob", "-r", "Topic:*", "-a", "Pub", "-d", "Allow")
+    assert "success" in mqadmin(ROOT, "updateUser", *at, "-u", "bob", "-p", "new-password")
+    assert "SEND_OK" in mqadmin(bob, "sendMessage", *through, "-t", "orders", "-p", "x")
+    assert "success" in mqadmin(ROOT, "updateAcl", *at, "-s", "User:bob", "-r", "Topic:*", "-a", "Pub", "-d", "Deny")
+    assert "the decision is deny" in mqadmin(bob, "sendMessage", *through, "-t", "orders", "-p", "x")
+    assert "bob" in mqadmin(ROOT, "getUser", *at, "-u", "bob")
+    assert "Deny" in mqadmin(ROOT, "getAcl", *at, "-s", "User:bob")
+    assert "success" in mqadmin(ROOT, "deleteAcl", *at, "-s", "User:bob", "-r", "Topic:*")
+    assert "success" in mqadmin(ROOT, "deleteUser", *at, "-u", "bob")
+    assert "bob" not in json.loads(guarded.users.read_text())["users"]
+    refused = mqadmin(Credentials("stranger", "any-password"), "deleteUser", *at, "-u", "root")
+    assert "User:stranger is not found" in refused
+    assert "root" in json.loads(guarded.users.read_text())["users"]

@@ -1,0 +1,242 @@
+"""Users and policies of RocketMQ 5: who signs, what policies decide, and how administrators change them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel.api import Broker
+from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.acl.users import UserDocument, decide
+from gantrymq.remoting.bodies.access import AclInfo, PolicyEntryInfo, PolicyInfo
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode as C
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.signing import SIGNATURE, Credentials
+from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.requests import pull, send
+from support.accounts import ACCOUNTS, ACL, WORKER
+
+pytestmark = pytest.mark.trio
+
+ROOT = Credentials("root", "root-password")
+ALICE = Credentials("alice", "alice-password")
+
+
+@asynccontextmanager
+async def served(folder: Path, accounts: str | None = None, **settings: str) -> AsyncIterator[Broker]:
+    (folder / "tools.yml").write_text("accessKey: root\nsecretKey: root-password\n")
+    if accounts is not None:
+        (folder / "plain_acl.yml").write_text(accounts)
+    given = {
+        "plugin.acl.file": str(folder / "plain_acl.yml"), "plugin.acl.keys": str(folder / "tools.yml"),
+        "plugin.acl.users": str(folder / "users.json"), **{f"plugin.acl.{key}": text for key, text in settings.items()},
+    }  # fmt: skip
+    async with run_broker(make_broker(folder / "store", settings=given, enable=[ACL])) as broker:
+        yield broker
+
+
+async def ask(broker: Broker, command: Command, keys: Credentials | None = ROOT) -> Command:
+    async with open_channel(broker.address, sign=None if keys is None else keys.sign) as channel:
+        return await channel.call(command, 20.0)
+
+
+def user(code: int, name: str, **body: Any) -> Command:
+    return Command(code, {"username": name}, json.dumps(body).encode())
+
+
+def acl(code: int, resource: str, *actions: str, decision: str = "Allow", **more: Any) -> Command:
+    entry = {"resource": resource, "actions": list(actions), "decision": decision, **more}
+    body = {"policies": [{"policyType": "Custom", "entries": [entry]}]}
+    return Command(code, {"subject": "User:alice"}, json.dumps(body).encode())
+
+
+async def add_alice(broker: Broker, *entries: tuple[str, ...]) -> None:
+    assert (await ask(broker, user(C.AUTH_CREATE_USER, "alice", password="alice-password"))).code == 0
+    for resource, *actions in entries:
+        assert (await ask(broker, acl(C.AUTH_CREATE_ACL, resource, *actions))).code == 0
+
+
+async def test_a_user_may_do_what_its_policies_allow(tmp_path: Path) -> None:
+    async with served(tmp_path) as broker:
+        assert (await ask(broker, send("T", b"by the super user"))).code == 0
+        await add_alice(broker, ("Topic:sent", "Pub"), ("topic:T", "sub"), ("Group:g", "Sub"))
+        assert (await ask(broker, send("sent", b"x"), ALICE)).code == 0
+        assert (await ask(broker, pull("T", group="g"), ALICE)).code == 0
+        for command, resource in (
+            (send("T", b"x"), "Topic:T"),
+            (pull("T", group="other"), "Group:other"),
+            (pull("sent", group="g"), "Topic:sent"),
+            (Command(C.GET_BROKER_CONFIG), "Cluster:"),
+            (Command(C.UPDATE_AND_CREATE_TOPIC, {"topic": "new"}), "Topic:new"),
+            (user(C.AUTH_CREATE_USER, "mallory", password="mallory-password"), "Cluster:"),
+        ):
+            answer = await ask(broker, command, ALICE)
+            assert answer.code == 16, command
+            assert f"User:alice has no permission to access {resource}" in (answer.remark or "")
+            assert "no matched policies." in (answer.remark or "")
+
+
+async def test_unsigned_altered_unknown_and_disabled_users_are_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as broker:
+        await add_alice(broker, ("*", "All"))
+        signed = ALICE.sign(send("T", b"x"))
+        assert signed.ext is not None
+        for command, keys, text in (
+            (send("T", b"x"), None, "username cannot be null."),
+            (send("T", b"x"), Credentials("nobody", "any"), "User:nobody is not found."),
+            (send("T", b"x"), Credentials("alice", "wrong"), "check signature failed."),
+            (Command(signed.code, {**signed.ext, SIGNATURE: ""}, signed.body), None, "check signature failed."),
+            (Command(signed.code, signed.ext, b"y"), None, "check signature failed."),
+        ):
+            answer = await ask(broker, command, keys)
+            assert (answer.code, answer.remark) == (16, text)
+        assert broker.log.end == 0
+        assert (await ask(broker, send("T", b"x"), ALICE)).code == 0
+        assert (await ask(broker, user(C.AUTH_UPDATE_USER, "alice", userStatus="disable"))).code == 0
+        answer = await ask(broker, send("T", b"x"), ALICE)
+        assert (answer.code, answer.remark) == (16, "User:alice is disabled.")
+
+
+async def test_users_and_policies_are_kept_over_a_restart_and_passwords_are_not_shown(tmp_path: Path) -> None:
+    async with served(tmp_path) as broker:
+        await add_alice(broker, ("Topic:T", "Pub"))
+        again = await ask(broker, user(C.AUTH_CREATE_USER, "alice", password="other-password"))
+        assert (again.code, again.remark) == (16, "The user is existed")
+    async with served(tmp_path) as broker:
+        assert (await ask(broker, send("T", b"x"), ALICE)).code == 0
+        listed = await ask(broker, Command(C.AUTH_LIST_USER))
+        assert json.loads(listed.body) == [
+            {"userStatus": "enable", "userType": "Normal", "username": "alice"},
+            {"userStatus": "enable", "userType": "Super", "username": "root"},
+        ]
+        one = await ask(broker, user(C.AUTH_GET_USER, "alice"))
+        acls = await ask(broker, Command(C.AUTH_LIST_ACL, {"subjectFilter": "ali"}))
+        assert json.loads(acls.body)[0]["policies"][0]["entries"][0]["resource"] == "Topic:T"
+        assert (await ask(broker, Command(C.AUTH_GET_ACL, {"subject": "User:alice"}))).body != b""
+        assert b"password" not in listed.body + one.body + acls.body
+        removed = Command(C.AUTH_DELETE_ACL, {"subject": "User:alice", "resource": "Topic:T"})
+        assert (await ask(broker, removed)).code == 0
+        assert (await ask(broker, send("T", b"x"), ALICE)).code == 16
+        assert (await ask(broker, user(C.AUTH_DELETE_USER, "alice"))).code == 0
+        assert (await ask(broker, send("T", b"x"), ALICE)).remark == "User:alice is not found."
+    assert (tmp_path / "users.json").stat().st_mode & 0o077 == 0
+
+
+async def test_only_super_users_make_and_change_super_users_and_one_stays(tmp_path: Path) -> None:
+    async with served(tmp_path) as broker:
+        await add_alice(broker, ("Cluster:*", "All"))
+        for command in (
+            user(C.AUTH_CREATE_USER, "mallory", password="mallory-password", userType="Super"),
+            user(C.AUTH_UPDATE_USER, "alice", userType="super"),
+            user(C.AUTH_UPDATE_USER, "root", password="taken-over"),
+            user(C.AUTH_DELETE_USER, "root"),
+        ):
+            answer = await ask(broker, command, ALICE)
+            assert "by super user" in (answer.remark or ""), command
+        assert (await ask(broker, user(C.AUTH_CREATE_USER, "bob", password="bob-password"), ALICE)).code == 0
+        for command in (user(C.AUTH_DELETE_USER, "root"), user(C.AUTH_UPDATE_USER, "root", userStatus="disable")):
+            assert (await ask(broker, command)).remark == "the last super user must stay, and stay enabled"
+
+
+async def test_a_user_that_only_consumes_may_send_heartbeats_of_a_java_consumer(tmp_path: Path) -> None:
+    """RocketMQ's consumers also have a producer, of a group that each client has."""
+    consumers = [ConsumerData("g", subscription_data_set=[SubscriptionData("T", "*")])]
+    async with served(tmp_path) as broker:
+        await add_alice(broker, ("Topic:T", "Sub"), ("Group:g", "Sub"))
+        for producer, code in (("CLIENT_INNER_PRODUCER", 0), ("orders", 16)):
+            data = HeartbeatData("client", [ProducerData(producer)], consumers)
+            assert (await ask(broker, Command(C.HEART_BEAT, {}, data.to_bytes()), ALICE)).code == code
+            left = Command(C.UNREGISTER_CLIENT, {"clientID": "client", "producerGroup": producer})
+            assert (await ask(broker, left, ALICE)).code == code
+
+
+async def test_accounts_and_users_work_side_by_side(tmp_path: Path) -> None:
+    async with served(tmp_path, ACCOUNTS) as broker:
+        assert (await ask(broker, send("T", b"x"), WORKER)).code == 0
+        assert (await ask(broker, send("T", b"x"))).code == 0
+        assert (await ask(broker, send("T", b"x"), None)).code == 1
+        assert (await ask(broker, Command(C.AUTH_LIST_USER), WORKER)).code == 1
+
+
+async def test_without_authorization_each_user_may_do_everything(tmp_path: Path) -> None:
+    async with served(tmp_path, authorization="false") as broker:
+        await add_alice(broker)
+        assert (await ask(broker, Command(C.GET_BROKER_CONFIG), ALICE)).code == 0
+        assert (await ask(broker, send("T", b"x"), Credentials("alice", "wrong"))).code == 16
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (acl(C.AUTH_CREATE_ACL, "Topic:T", "Any"), "The actions can not be Any."),
+        (acl(C.AUTH_CREATE_ACL, "Topic:T"), "The actions is empty."),
+        (acl(C.AUTH_CREATE_ACL, "Topic:T", "Fly"), "is no action"),
+        (acl(C.AUTH_CREATE_ACL, "Planet:T", "Pub"), "is no resource type"),
+        (acl(C.AUTH_CREATE_ACL, "T", "Pub"), "is no resource"),
+        (acl(C.AUTH_CREATE_ACL, "Topic:T", "Pub", decision="Maybe"), "is no decision"),
+        (acl(C.AUTH_CREATE_ACL, "Topic:T", "Pub", sourceIps=["300.1.1.1"]), "The source ip is invalid."),
+        (Command(C.AUTH_CREATE_ACL, {"subject": "User:nobody"}, acl(0, "Topic:T", "Pub").body), "is not exist."),
+        (Command(C.AUTH_CREATE_ACL, {"subject": "Role:x"}, acl(0, "Topic:T", "Pub").body), "The subject type is null."),
+        (user(C.AUTH_CREATE_USER, "bob", password=" "), "password can not be blank"),
+        (user(C.AUTH_CREATE_USER, " ", password="bob-password"), "username can not be blank"),
+        (user(C.AUTH_UPDATE_USER, "bob", password="bob-password"), "The user is not exist"),
+    ],
+)
+async def test_wrong_users_and_policies_change_nothing(tmp_path: Path, command: Command, text: str) -> None:
+    async with served(tmp_path) as broker:
+        await add_alice(broker)
+        before = (tmp_path / "users.json").read_bytes()
+        answer = await ask(broker, command)
+        assert answer.code == 16
+        assert text in (answer.remark or "")
+        assert (tmp_path / "users.json").read_bytes() == before
+
+
+def policy(*rows: tuple[str, str, str], policy_type: str = "Custom") -> AclInfo:
+    entries = [PolicyEntryInfo(resource, [action], None, decision) for resource, action, decision in rows]
+    return AclInfo("User:alice", [PolicyInfo(policy_type, entries)])
+
+
+async def test_the_most_specific_resource_decides_and_a_denial_among_equal_ones() -> None:
+    found = policy(
+        ("*", "All", "Deny"), ("Topic:*", "Pub", "Allow"), ("Topic:orders-*", "Pub", "Deny"),
+        ("Topic:orders-eu-*", "Pub", "Allow"), ("Topic:orders-eu-1", "Pub", "Deny"),
+    )  # fmt: skip
+    for topic, allowed in (("x", True), ("orders-1", False), ("orders-eu-2", True), ("orders-eu-1", False)):
+        assert (decide(found, f"Topic:{topic}", ("Pub",), "10.0.0.1") == "") is allowed, topic
+    assert decide(found, "Group:g", ("Sub",), "10.0.0.1") == "the decision is deny."
+    assert decide(policy(("Topic:T", "Pub", "Allow"), policy_type="Default"), "Topic:T", ("Pub",), "10.0.0.1") == ""
+    assert decide(policy(("Topic:T", "Pub", "Allow")), "Topic:TT", ("Pub",), "10.0.0.1") == "no matched policies."
+    assert decide(None, "Topic:T", ("Pub",), "10.0.0.1") == "no matched policies."
+    near = AclInfo("User:alice", [PolicyInfo("Custom", [PolicyEntryInfo("Topic:T", ["All"], ["10.0.0.0/8"], "Allow")])])
+    assert decide(near, "Topic:T", ("Pub",), "10.9.9.9") == ""
+    assert decide(near, "Topic:T", ("Pub",), "11.0.0.1") != ""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"[]",
+        b'{"users":{"a":{}}}',
+        b'{"users":{"a":{"password":"hush-hush","userType":"x"}}}',
+        b'{"acls":{"User:a":{"policies":[]}}}',
+        b" " * 5_000_000,
+    ],
+)
+async def test_a_wrong_file_refuses_the_start_without_its_passwords(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"it |can not|is no|is empty") as wrong:
+        UserDocument.parse(data)
+    assert "hush" not in str(wrong.value)
+    (tmp_path / "users.json").write_bytes(data)
+    with pytest.raises(ExceptionGroup) as failed:
+        async with served(tmp_path):
+            pytest.fail("it serves")
+    assert failed.group_contains(StartError, match=r"plugin\.acl\.users")
