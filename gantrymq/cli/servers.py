@@ -277,7 +277,7 @@ def nameservers_of(loaded: Loaded, listening: str) -> list[str]:
     return list(dict.fromkeys((own, *loaded.config.broker.nameservers)))
 
 
-def _tls_of(loaded: Loaded) -> NameserverTls | None:
+def tls_of(loaded: Loaded) -> NameserverTls | None:
     """The settings of the plugin ``tls``, which hold for the nameserver of this process too."""
     rows = {row.key: str(row.value) for row in loaded.config.explain() if row.section == "plugin.tls"}
     if rows.get("mode", "disabled") == "disabled":
@@ -290,7 +290,7 @@ async def start_nameserver_of(nursery: trio.Nursery, loaded: Loaded, own: OwnNam
     """Start the nameserver of ``gantrymq serve``, with the broker's folder, TLS and ``insecure``."""
     kv_path = Path(loaded.config.broker.data) / "config" / "kvConfig.json"
     insecure = loaded.config.broker.insecure
-    return await _start_nameserver(nursery, own.listen, kv_path, (), own.peers, insecure, _tls_of(loaded), own.access)
+    return await _start_nameserver(nursery, own.listen, kv_path, (), own.peers, insecure, tls_of(loaded), own.access)
 
 
 async def _start_nameserver(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +23,15 @@ from gantrymq import Message
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.loading import ConfigFlags, load
 from gantrymq.cli.processes import unit as units
+from gantrymq.cli.processes.encryption import encryption_of
 from gantrymq.cli.processes.exposition import merge
 from gantrymq.cli.processes.layout import Layout, Member, make_layout, refuse_unit
+from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.processes.unit import BrokerProcess
+from gantrymq.cli.servers import tls_of
+from gantrymq.remoting.address import parse_address
+from support.certificates import FOLDER as CERTIFICATES
+from support.certificates import client_context
 from support.processes import Child, free_ports, gantrymq_child, wait_for
 
 Cli = Callable[..., Any]
@@ -154,6 +162,58 @@ def test_merged_openmetrics_end_once() -> None:
     assert (lines.count("# EOF"), lines[-1]) == (1, "# EOF")
     assert lines.count("# TYPE a counter") == 1
     assert "# TYPE gantrymq_process_restarts counter" in lines
+
+
+# ---- TLS
+
+
+class NoProcesses:
+    """A unit without brokers."""
+
+    def not_alive(self) -> dict[str, str]:
+        return {}
+
+    not_ready = not_alive
+
+    def rows(self) -> list[dict[str, Any]]:
+        return []
+
+
+@pytest.mark.parametrize("pages", ["auto", "plain"])
+def test_the_pages_of_a_unit_speak_tls_as_its_brokers_are_configured(tmp_path: Path, pages: str) -> None:
+    flags = ConfigFlags(
+        data=str(tmp_path / "data"), enable=["tls"],
+        sets=[f"plugin.tls.certificate={CERTIFICATES / 'server.pem'}", "plugin.http.listen=127.0.0.1:0",
+              f"plugin.tls.pages={pages}"],
+    )  # fmt: skip
+    loaded = load(flags)
+    layout = make_layout(loaded.config, ["tls"], flags, 1, pin=False, log_level="error")
+    assert decoded(layout.members[0])["plugin.tls.pages"] == "plain", "the parent reads it on the loopback address"
+
+    async def fetch(address: str, context: ssl.SSLContext | None) -> bytes:
+        stream: trio.abc.Stream = await trio.open_tcp_stream(*parse_address(address))
+        if context is not None:
+            stream = trio.SSLStream(stream, context, server_hostname="127.0.0.1", https_compatible=True)  # type: ignore[arg-type]
+        answer = b""
+        with trio.fail_after(20), suppress(trio.BrokenResourceError):
+            async with stream:
+                await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                while data := await stream.receive_some(65536):
+                    answer += bytes(data)
+        return answer
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            encryption = encryption_of(loaded, tls_of(loaded))
+            address = await nursery.start(serve_pages, NoProcesses(), loaded, layout, encryption)
+            if pages == "auto":
+                assert (await fetch(address, client_context())).startswith(b"HTTP/1.1 200 OK")
+                assert b"200 OK" not in await fetch(address, None), "no plain text"
+            else:
+                assert (await fetch(address, None)).startswith(b"HTTP/1.1 200 OK")
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
 
 
 # ---- processes

@@ -81,6 +81,8 @@ def make_layout(
         settings = {"broker.name": name, **_addresses(values, number)}
         if pages:  # for this machine only: the unit's pages show them to others
             settings["plugin.http.listen"] = _shifted(f"127.0.0.1:{parse_address(pages, any_port=True)[1]}", number + 1)
+        if pages and ("plugin.tls", "pages") in values:  # only the unit's pages, which other machines may read, use TLS
+            settings["plugin.tls.pages"] = "plain"
         if metrics and pages:  # read from the broker's pages
             settings["plugin.metrics.listen"] = "127.0.0.1:0"
         elif metrics:

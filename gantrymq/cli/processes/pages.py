@@ -21,6 +21,7 @@ from gantrymq.remoting.address import parse_address
 if TYPE_CHECKING:
     from gantrymq.cli.loading import Loaded
     from gantrymq.cli.processes.layout import Layout
+    from gantrymq.plugins.interfaces import Encryption
 
 PAGE_SECONDS: Final = 10.0
 PAGE_MAX_BYTES: Final = 64 * 1024 * 1024
@@ -42,7 +43,12 @@ class Processes(Protocol):
 
 
 async def serve_pages(
-    unit: Processes, loaded: Loaded, layout: Layout, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    unit: Processes,
+    loaded: Loaded,
+    layout: Layout,
+    encryption: Encryption | None = None,
+    *,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the pages until cancelled; reports their address, empty if there are none.
 
@@ -64,6 +70,7 @@ async def serve_pages(
                     f"the health pages cannot be served on {layout.pages}: {reason}; set plugin.http.listen to another "
                     "address, or to nothing"
                 ) from None
+            server.encryption = encryption
             address = server.address
             nursery.start_soon(server.run)
         if layout.metrics:
@@ -75,7 +82,9 @@ async def serve_pages(
                 _, content_type, body = await _metrics(unit, accept)
                 return Text(content_type, body)
 
-            nursery.start_soon(MetricsServer(SystemEnv(), loaded.config.section(MetricsConfig), render).run)
+            metrics = MetricsServer(SystemEnv(), loaded.config.section(MetricsConfig), render)
+            metrics.encryption = encryption
+            nursery.start_soon(metrics.run)
         task_status.started(address)
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -18,10 +17,11 @@ from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.loading import Loaded
 from gantrymq.cli.own_nameserver import OwnNameserver
 from gantrymq.cli.processes import link
+from gantrymq.cli.processes.encryption import encryption_of
 from gantrymq.cli.processes.layout import Layout, Member
 from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.server_process import ServerProcess
-from gantrymq.cli.servers import nameservers_of, say, start_nameserver_of
+from gantrymq.cli.servers import nameservers_of, say, start_nameserver_of, tls_of
 from gantrymq.cli.signals import ending_by_signal, reloading_by_signal
 from gantrymq.cli.systemd import Notifier
 
@@ -215,6 +215,7 @@ async def run_unit(
             for name in layout.left_out:
                 log.warning("store_left_out", store=str(layout.folder / name), processes=len(layout.members))
             unit = Unit(layout, nameservers)
+            encryption = encryption_of(loaded, tls_of(loaded))
             stack.enter_context(reloading_by_signal(unit.reload))
             try:
                 async with trio.open_nursery() as brokers:
@@ -226,7 +227,7 @@ async def run_unit(
                     brokers.start_soon(end)
                     for broker in unit.brokers:
                         brokers.start_soon(unit.keep, broker)
-                    pages: str = await brokers.start(partial(serve_pages, unit, loaded, layout))
+                    pages: str = await brokers.start(serve_pages, unit, loaded, layout, encryption)
                     for broker in unit.brokers:
                         await broker.ready.wait()
                     shown = nameservers or loaded.config.broker.nameservers
