@@ -44,7 +44,7 @@ class AdminPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.admin]``."""
+        """Return the name and the class of the section ``[plugin.admin]``."""
         return "admin", AdminConfig
 
     @hookimpl
@@ -56,7 +56,7 @@ class AdminPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Metrics of the broker itself: store, connections, waiting requests."""
+        """Report the broker's own metrics: store, connections, waiting requests."""
         report(metrics, broker)
 
     @hookimpl

@@ -37,7 +37,7 @@ class BrokerAdmin:
         self._retention = broker.registry.find(Retention)
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.UPDATE_BROKER_CONFIG: self.update_config,
             RequestCode.GET_BROKER_CONFIG: self.config,
@@ -46,17 +46,17 @@ class BrokerAdmin:
         }
 
     def update_config(self, request: Request) -> Command:
-        """25. Keys that are not on the allow list are refused; RocketMQ ignores unknown keys."""
+        """Answer 25. Keys that are not on the allow list are refused; RocketMQ ignores unknown keys."""
         self._settings.update(request.command.body)
         return request.command.answer(ResponseCode.SUCCESS)
 
     def config(self, request: Request) -> Command:
-        """26."""
+        """Answer 26."""
         ext = ConfigVersionResponse(version=self._settings.version.to_bytes().decode()).to_ext()
         return request.command.answer(ResponseCode.SUCCESS, ext=ext, body=self._settings.text())
 
     def runtime_info(self, request: Request) -> Command:
-        """28: the kernel's values, and those of plugins (hook ``runtime_info``)."""
+        """Answer 28: the kernel's values, and those of plugins (hook ``runtime_info``)."""
         table = self._own_info()
         for info, call in self._broker.manager.calls("runtime_info", broker=self._broker):
             try:
@@ -67,7 +67,7 @@ class BrokerAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=KVTable(dict(sorted(table.items()))).to_bytes())
 
     def delete_expired(self, request: Request) -> Command:
-        """329. Without a retention plugin nothing expires."""
+        """Answer 329. Without a retention plugin nothing expires."""
         if self._retention is not None:
             self._retention.delete_expired()
         return request.command.answer(ResponseCode.SUCCESS)
@@ -103,7 +103,7 @@ class BrokerAdmin:
 
 
 def human_bytes(size: int) -> str:
-    """``size`` with a binary unit and one decimal: "512 B", "1.0 KiB" (``MixAll.humanReadableByteCount``)."""
+    """Return ``size`` with a binary unit and one decimal: "512 B", "1.0 KiB" (``MixAll.humanReadableByteCount``)."""
     if size < 1024:
         return f"{size} B"
     exponent = min((size.bit_length() - 1) // 10, len(BINARY_PREFIXES))

@@ -58,7 +58,7 @@ class ClientAdmin:
         self._deliveries = broker.registry.find(Deliveries)
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
             RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.status,
@@ -67,7 +67,7 @@ class ClientAdmin:
         }
 
     def reset(self, request: Request) -> Command:
-        """222: send the group's members their new offsets (220); the response has the same table.
+        """Answer 222: send the group's members their new offsets (220); the response has the same table.
 
         Without ``isForce``, offsets only move back. A group is not changed if it never committed, has no connected
         member, or has a member that does not support this.
@@ -95,8 +95,8 @@ class ClientAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=body)
 
     async def status(self, request: Request) -> Command:
-        """223: ask all members, or one, concurrently (221); members that do not respond in time are missing from the
-        response."""
+        """Answer 223: ask all members, or one, concurrently (221); members that do not respond in time are missing from
+        the response."""
         header = read_header(ConsumerStatusHeader, request.command.ext)
         members = self._groups.members_of(header.group)
         if not members:
@@ -123,12 +123,12 @@ class ClientAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=ConsumerStatus(table).to_bytes())
 
     async def running_info(self, request: Request) -> Command:
-        """307: the running info of one client, unchanged."""
+        """Answer 307: the running info of one client, unchanged."""
         header = read_header(RunningInfoHeader, request.command.ext)
         return await self._forward(request, header.consumer_group, header.client_id, request.command.body)
 
     async def consume(self, request: Request) -> Command:
-        """309: let one client consume a stored message now; the response is its result."""
+        """Answer 309: let one client consume a stored message now; the response is its result."""
         header = read_header(ConsumeDirectlyHeader, request.command.ext)
         record = self._record(header.msg_id or "")
         if self._deliveries is not None:

@@ -43,15 +43,15 @@ class ConsumerAdmin:
         self._statistics = broker.registry.find(Statistics)
 
     def processors(self) -> dict[int, Heavy]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_CONSUME_STATS: Heavy(self.group_stats),
             RequestCode.GET_BROKER_CONSUME_STATS: Heavy(self.all_stats),
         }
 
     async def group_stats(self, request: Request) -> Command:
-        """208: all topics in which the group has committed offsets, or one. Topics to which its members no longer
-        subscribe are not shown."""
+        """Answer 208: all topics in which the group has committed offsets, or one. Topics to which its members no
+        longer subscribe are not shown."""
         header = read_header(ConsumeStatsHeader, request.command.ext)
         group = header.consumer_group
         topics = [header.topic] if header.topic and header.topic.strip() else self._offsets.topics_of(group)
@@ -66,7 +66,7 @@ class ConsumerAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=await _encoded(whole))
 
     async def all_stats(self, request: Request) -> Command:
-        """317: every group; with ``isOrder`` only for ordered topics."""
+        """Answer 317: every group; with ``isOrder`` only for ordered topics."""
         ordered = read_header(BrokerConsumeStatsHeader, request.command.ext).is_order
         table: list[dict[str, list[ConsumeStats]]] = []
         behind = rows = 0

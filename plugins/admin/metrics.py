@@ -1,4 +1,4 @@
-"""The broker itself, as metrics: its store, its connections, what waits.
+"""Metrics of the broker itself: its store, its connections, and waiting requests.
 
 Names and labels are RocketMQ 5.3.3's (``DefaultStoreMetricsManager``, ``BrokerMetricsManager.initStatsMetrics``).
 """
@@ -18,7 +18,7 @@ _STORE: Final[dict[str, str | bool]] = {"storage_type": "local", "storage_medium
 
 
 def report(metrics: Metrics, broker: Broker) -> None:
-    """Everything; what has to be asked of the disk later."""
+    """Report all values; those that need the disk are postponed to a worker thread."""
     log = broker.log
     metrics.gauge(
         "rocketmq_storage_flush_behind_bytes", "Bytes of the log that are not certainly on the disk",

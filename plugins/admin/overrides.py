@@ -37,7 +37,7 @@ class Overrides:
         self._values |= {f"plugin.{name}": dict(table) for name, table in document.get("plugin", {}).items()}
 
     def keep(self, changes: Mapping[str, Mapping[str, object]]) -> None:
-        """Add ``changes`` and write the file; OSError when that fails."""
+        """Add ``changes`` and write the file; OSError if that fails."""
         for section, values in changes.items():
             self._values.setdefault(section, {}).update(values)
         self._env.replace(self.path, self._text().encode())

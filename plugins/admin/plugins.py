@@ -1,6 +1,6 @@
-"""What the plugins of this broker do: DESCRIBE_PLUGINS (47002), which only GantryMQ has.
+"""The state of this broker's plugins: DESCRIBE_PLUGINS (47002), which only GantryMQ has.
 
-``gantrymq plugins show NAME --broker`` and ``gantrymq plugins trace`` ask for it.
+``gantrymq plugins show NAME --broker`` and ``gantrymq plugins trace`` send it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 MEASURE_MAX_S: Final = 600
-"""For so long, in seconds, one request may have the hooks timed."""
+"""The longest time, in seconds, for which one request can have the hooks timed."""
 SERIES_MAX: Final = 1000
-"""So many series of a plugin's metrics are collected."""
+"""The most series of a plugin's metrics in a response."""
 
 log = structlog.get_logger("gantrymq.admin")
 
@@ -39,11 +39,11 @@ class PluginAdmin:
         self._broker = broker
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {RequestCode.DESCRIBE_PLUGINS: self.describe}
 
     def describe(self, request: Request) -> Command:
-        """47002. All plugins; or the one that the header names, with its metrics. The body is a JSON object."""
+        """Answer 47002 for all plugins, or for the plugin of the header with its metrics. The body is a JSON object."""
         header = read_header(DescribePluginsHeader, request.command.ext)
         manager = self._broker.manager
         times = manager.activity.times
@@ -96,7 +96,8 @@ class PluginAdmin:
         return found
 
     def _metrics_of(self, info: PluginInfo) -> dict[str, Any]:
-        """By name: the value, or of more than one series and of a histogram how many there are."""
+        """Return the plugin's metrics by name: the value, or the number of series of a histogram or of several
+        series."""
         metrics = Metrics(SERIES_MAX)
         calls = self._broker.manager.calls("collect_metrics", broker=self._broker, metrics=metrics)
         for owner, call in calls:

@@ -1,7 +1,7 @@
-"""The configuration as administrators see and change it: RocketMQ's names where a setting has one, else our own.
+"""The configuration as administrators see and change it, under RocketMQ's names or GantryMQ's own.
 
-What may change while the broker runs is an allow list: the keys that plugins put on it (``LiveSettings.allow``). A
-change is checked like one in the file, all of a request or none is in force, and it is kept for the next start.
+Plugins list the keys that can change while the broker runs (``LiveSettings.allow``). A change is validated like one in
+the file; all changes of a request take effect or none, and they are kept for the next start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BODY_BYTES_MAX = 65_536
-"""A change names a few keys."""
+"""The most bytes of a request, which names a few keys."""
 CONSTANTS = {
     "clientCallbackExecutorThreads": "1",
     "fileReservedTime": "72",
@@ -36,14 +36,14 @@ CONSTANTS = {
     "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
     "useTLS": "false",
 }
-"""What tools look for and this broker is, whether or not a plugin has a setting for it."""
+"""Values that tools expect, whether or not a plugin has a setting for them."""
 
 log = structlog.get_logger("gantrymq.admin")
 
 
 @attrs.define
 class _Live:
-    """A section of which some keys may change: its values now, and who is told."""
+    """A section with changeable keys: its current values, and the function to call after a change."""
 
     current: Any
     keys: Collection[str]
@@ -76,10 +76,10 @@ class ChangeableSettings:
         return write_properties(table)
 
     def update(self, body: bytes) -> list[str]:
-        """Put what ``body`` (properties) says in force; returns the changed keys by our names.
+        """Apply the settings in ``body`` (properties); return the changed keys by GantryMQ's names.
 
-        :class:`RemoteFault` (code 1) names the key that is not on the list, or the value that is not allowed; then
-        nothing has changed.
+        :class:`RemoteFault` (code 1) names the key that cannot be changed, or the invalid value; then nothing has
+        changed.
         """
         if len(body) > BODY_BYTES_MAX:
             raise _fault(f"a configuration of {len(body)} bytes, {BODY_BYTES_MAX} are taken")

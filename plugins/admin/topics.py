@@ -50,7 +50,7 @@ class TopicAdmin:
         self._groups = broker.registry.get(ConsumerGroups)
 
     def processors(self) -> dict[int, Handler | Heavy]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_TOPIC_STATS_INFO: Heavy(self.stats),
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.readers,
@@ -62,7 +62,7 @@ class TopicAdmin:
         }
 
     async def stats(self, request: Request) -> Command:
-        """202: the lowest and highest offset of each writable queue."""
+        """Answer 202: the lowest and highest offset of each writable queue."""
         topic = read_header(TopicHeader, request.command.ext).topic
         config = self._existing(topic)
         table = {}
@@ -78,13 +78,13 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=TopicStatsTable(table).to_bytes())
 
     def readers(self, request: Request) -> Command:
-        """300: the groups that subscribe to the topic, and those that have committed offsets in it."""
+        """Answer 300: the groups that subscribe to the topic, and those that have committed offsets in it."""
         topic = read_header(TopicHeader, request.command.ext).topic
         groups = {*self._groups.groups_of(topic), *self._offsets.groups_of(topic)}
         return request.command.answer(ResponseCode.SUCCESS, body=GroupList(sorted(groups)).to_bytes())
 
     async def time_spans(self, request: Request) -> Command:
-        """303: for each queue the store times of its first and last message, and the lag of the group."""
+        """Answer 303: for each queue the store times of its first and last message, and the lag of the group."""
         header = read_header(TopicOfGroupHeader, request.command.ext)
         config = self._existing(header.topic)
         consumed = self._offsets.queues_of(header.group, header.topic)
@@ -96,18 +96,18 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=ConsumeTimeSpans(spans).to_bytes())
 
     def system_topics(self, request: Request) -> Command:
-        """305."""
+        """Answer 305."""
         own = {self._broker.cluster, self._broker.name, reply_topic(self._broker.cluster)}
         return request.command.answer(ResponseCode.SUCCESS, body=TopicList(sorted(SYSTEM_TOPICS | own)).to_bytes())
 
     def clean_expired(self, request: Request) -> Command:
-        """306: let each queue begin with the first message that is still in the log. RocketMQ deletes whole queues,
-        whose offsets then start over."""
+        """Answer 306: let each queue begin with the first message that is still in the log. RocketMQ deletes whole
+        queues, whose offsets then start over."""
         self._broker.queues.correct_min(self._broker.log.min_offset)
         return request.command.answer(ResponseCode.SUCCESS)
 
     def clean_unused(self, request: Request) -> Command:
-        """316: delete the queues of topics that no longer exist."""
+        """Answer 316: delete the queues of topics that no longer exist."""
         unused = {queue.topic for queue in self._broker.queues} - SYSTEM_TOPICS - set(self._topics.names())
         for topic in sorted(unused):
             log.info("unused_queues_deleted", topic=topic)
@@ -118,7 +118,7 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def entries(self, request: Request) -> Command:
-        """321: stored entries, at most ``max_entries``. Code 1 for a missing queue."""
+        """Answer 321: stored entries, at most ``max_entries``. Code 1 for a missing queue."""
         header = read_header(ConsumeQueueHeader, request.command.ext)
         queue = self._broker.queues.get(header.topic, header.queue_id)
         if queue is None:

@@ -50,7 +50,7 @@ class ClientsPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.clients]``."""
+        """Return the name and the class of the section ``[plugin.clients]``."""
         return "clients", ClientsConfig
 
     @hookimpl
@@ -63,7 +63,7 @@ class ClientsPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """34, 35 and 38 from clients, the others from administrators."""
+        """Return the handlers of 34, 35 and 38 from clients, the others from administrators."""
         groups = broker.registry.get(GroupTable)
         topics = broker.registry.get(TopicTable)
         live = broker.registry.find(LiveSettings)
@@ -78,19 +78,19 @@ class ClientsPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One task notifies members and plugins of changes, one drops silent clients."""
+        """Return two tasks: one notifies members and plugins of changes, one drops silent clients."""
         return [BackgroundTask("clients.notify", self._notify), BackgroundTask("clients.expire", self._expire)]
 
     @hookimpl
     def connections_changed(self, batch: ConnectionsBatch) -> None:
-        """A closed connection leaves its groups at once."""
+        """Remove closed connections from their groups."""
         if batch.closed:
             self._clients.drop(batch.closed)
             self._wake()
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Who is connected."""
+        """Report the connected clients."""
         report(metrics, self._clients)
 
     def _wake(self) -> None:

@@ -98,15 +98,15 @@ class Clients:
         return Member(connection, client_id, env.monotonic(), language, version, env.wall_ms())
 
     def join_producers(self, member: Member, group: str) -> None:
-        """A producer's heartbeat."""
+        """Process a producer's heartbeat."""
         self.producers.join(member.connection.id, group).members[member.connection.id] = member
         self._producer_ids.heard(member.client_id, member.connection)
 
     def join_consumers(
         self, member: Member, data: ConsumerData, size: int, *, notify: bool, keep_subscriptions: bool
     ) -> None:
-        """A consumer's heartbeat. ``size``: the :func:`subscription_bytes` of its subscriptions together; ``notify``:
-        whether the group's members are notified of changes."""
+        """Process a consumer's heartbeat. ``size``: the :func:`subscription_bytes` of its subscriptions together;
+        ``notify``: whether the group's members are notified of changes."""
         connection, client_id = member.connection, member.client_id
         if not keep_subscriptions:
             self._keep(connection.id, data.group_name, size)
@@ -132,7 +132,7 @@ class Clients:
             )
 
     def leave(self, connection: Connection, producer_group: str | None, consumer_group: str | None) -> None:
-        """The client on this connection leaves these groups."""
+        """Remove the client on this connection from these groups."""
         if producer_group is not None:
             self.producers.leave(connection.id, producer_group)
             if not self.producers.has(connection.id):
@@ -142,7 +142,7 @@ class Clients:
             self._left(consumer_group)
 
     def drop(self, connections: Iterable[Connection]) -> None:
-        """These connections were closed."""
+        """Remove closed connections from their groups."""
         for connection in connections:
             self.producers.leave_all(connection.id)
             self._producer_ids.drop(connection)

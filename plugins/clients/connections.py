@@ -32,7 +32,7 @@ class Connections:
         self._clients = clients
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
@@ -41,7 +41,7 @@ class Connections:
         }
 
     def consumers(self, request: Request) -> Command:
-        """203. Code 206 for a group without connected members."""
+        """Answer 203. Code 206 for a group without connected members."""
         name = read_header(ConsumerGroupHeader, request.command.ext).consumer_group
         group = self._clients.consumers.groups.get(name)
         if group is None:
@@ -56,7 +56,7 @@ class Connections:
         return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())
 
     def producers(self, request: Request) -> Command:
-        """204. Code 1 for a group without connected members."""
+        """Answer 204. Code 1 for a group without connected members."""
         name = read_header(ProducerGroupHeader, request.command.ext).producer_group
         group = self._clients.producers.groups.get(name)
         if group is None:
@@ -65,7 +65,7 @@ class Connections:
         return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())
 
     def all_producers(self, request: Request) -> Command:
-        """328: every producer group."""
+        """Answer 328: every producer group."""
         table = {
             name: [
                 # the Java class prints an address with a slash in place of a host name
@@ -83,7 +83,7 @@ class Connections:
         return request.command.answer(ResponseCode.SUCCESS, body=ProducerTable(table).to_bytes())
 
     def subscription(self, request: Request) -> Command:
-        """345: the group's subscription to the topic; empty if the group has no connected member."""
+        """Answer 345: the group's subscription to the topic; empty if the group has no connected member."""
         header = read_header(GroupSubscriptionHeader, request.command.ext)
         wanted = self._clients.subscription(header.group, header.topic)
         body = GroupSubscription(header.group, header.topic, wanted)

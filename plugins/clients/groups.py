@@ -40,7 +40,7 @@ class Member:
     long."""
 
     def subscribe(self, subscriptions: Mapping[str, SubscriptionData]) -> None:
-        """Its current subscriptions by topic."""
+        """Set the member's subscriptions by topic."""
         self.subscriptions = subscriptions
         self.versions = {
             topic: (wish.expression_type, wish.sub_string, wish.sub_version, wish.class_filter_mode)

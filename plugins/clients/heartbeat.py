@@ -100,7 +100,7 @@ class Heartbeats:
         self._warnings = RareWarnings(clock)
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.HEART_BEAT: self.heartbeat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
@@ -108,8 +108,8 @@ class Heartbeats:
         }
 
     def heartbeat(self, request: Request) -> AnswerSteps:
-        """34. All names are checked before anything is stored. The version in the response (407) tells clients which
-        features the broker has.
+        """Answer 34. All names are checked before anything is stored. The version in the response (407) tells clients
+        which features the broker has.
 
         A group that may not be created is ignored, as in 5.x; its members get code 26 when they pull. 5.x clients omit
         their subscriptions only after a response that offers this, which GantryMQ's does not; if a client omits them
@@ -226,7 +226,7 @@ class Heartbeats:
         )
 
     def unregister(self, request: Request) -> Command:
-        """35. A group without this client is no error. The client's locks are released at once."""
+        """Answer 35. A group without this client is no error. The client's locks are released at once."""
         header = read_header(UnregisterClientHeader, request.command.ext)
         self._clients.leave(request.connection, header.producer_group, header.consumer_group)
         if self._locks is not None and header.consumer_group is not None:
@@ -235,7 +235,7 @@ class Heartbeats:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def consumer_list(self, request: Request) -> Command:
-        """38. Code 1 if the group has no members: a client then keeps its queues."""
+        """Answer 38. Code 1 if the group has no members: a client then keeps its queues."""
         group = read_header(ConsumerGroupHeader, request.command.ext).consumer_group
         client_ids = self._clients.client_ids(group)
         if not client_ids:

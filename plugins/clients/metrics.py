@@ -18,7 +18,7 @@ _MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push", "CONSU
 
 
 def report(metrics: Metrics, clients: Clients) -> None:
-    """Members of groups by language and version, and groups whose members have different subscriptions."""
+    """Report members of groups by language and version, and groups whose members have different subscriptions."""
     producers = Counter(
         (member.language, member.version)
         for group in clients.producers.groups.values()
@@ -39,6 +39,6 @@ def report(metrics: Metrics, clients: Clients) -> None:
                 consume_mode=mode, protocol_type="remoting", is_system=is_system_group(name),
             )  # fmt: skip
         metrics.gauge(
-            "gantrymq_consumer_group_subscriptions_differ", "1 where members of a group want different things",
+            "gantrymq_consumer_group_subscriptions_differ", "1 if members of a group have different subscriptions",
             int(group.differs), consumer_group=name,
         )  # fmt: skip

@@ -24,7 +24,7 @@ class ProducerIds:
         return self._connections.get(client_id)
 
     def heard(self, client_id: str, connection: Connection) -> None:
-        """A heartbeat: the id belongs to this connection unless a newer one has it."""
+        """Record a heartbeat: the id belongs to this connection unless a newer one has it."""
         known = self._ids.get(connection.id)
         if known == client_id and client_id in self._connections:
             return
@@ -34,7 +34,7 @@ class ProducerIds:
         self._connections[client_id] = connection
 
     def drop(self, connection: Connection) -> None:
-        """The connection no longer has a producer."""
+        """Remove a connection that no longer has a producer."""
         client_id = self._ids.pop(connection.id, None)
         if client_id is not None and self._connections.get(client_id) is connection:
             del self._connections[client_id]

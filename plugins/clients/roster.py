@@ -43,7 +43,7 @@ class Roster(Generic[G]):
         return connection_id in self._joined
 
     def leave(self, connection_id: int, name: str) -> bool:
-        """The connection leaves one group; returns whether it was in it."""
+        """Remove the connection from one group; return whether it was in it."""
         joined = self._joined.get(connection_id)
         if joined is None or name not in joined:
             return False
@@ -57,7 +57,7 @@ class Roster(Generic[G]):
         return True
 
     def leave_all(self, connection_id: int) -> list[str]:
-        """The connection leaves every group; returns their names."""
+        """Remove the connection from every group; return their names."""
         names = sorted(self._joined.get(connection_id, ()))
         for name in names:
             self.leave(connection_id, name)

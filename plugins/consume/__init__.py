@@ -67,7 +67,7 @@ class ConsumePlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The task for pulls that were not answered in the sweep in which they arrived."""
+        """Report the task for pulls that were not answered in the sweep in which they arrived."""
         metrics.gauge(
             "rocketmq_processor_watermark", "Requests that wait for their turn or for the disk",
             len(self._processor.postponed), processor="pull",
@@ -75,7 +75,7 @@ class ConsumePlugin:
 
     @hookimpl
     def stopping(self) -> None:
-        """Stop waiting for the disk: pulls that wait for it are told to pull again."""
+        """Stop waiting for the disk: clients whose pulls wait for it pull again."""
         self._processor.postponed.stop()
 
     def _reconfigure(self, config: ConsumeConfig) -> None:

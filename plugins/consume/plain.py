@@ -33,10 +33,10 @@ READERS: Final[Mapping[int, Any]] = {}
 """The readers of pull requests by code; none in this twin."""
 
 Window = Callable[[int, int, int], "memoryview | bytes | None"]
-"""By the number of an entry, its offset and size: see :func:`gather`."""
+"""Arguments: the number of an entry, its offset and its size; see :func:`gather`."""
 
 Suggest = Callable[[int], int]
-"""The id of the suggested broker, by the log offset of the last examined entry."""
+"""Returns the id of the suggested broker for the log offset of the last examined entry."""
 
 PullPolicy = tuple[int, frozenset[int], Suggest | None]
 """The topic's number of queues, the requested tag codes (empty: every message), and the suggested broker; None: the one
@@ -53,7 +53,7 @@ class PullForm(NamedTuple):
     """The constant part of responses with one code, for both kinds of header."""
 
     json: tuple[bytes, ...]
-    """The JSON header in five pieces; between them stand the next offset, the lowest, the highest, and opaque."""
+    """The JSON header in five parts; next offset, lowest offset, highest offset and opaque go between them."""
     binary_fixed: bytes
     """The 13 bytes before the remark of a binary header; opaque is at 5."""
     binary_remark: bytes
@@ -82,7 +82,7 @@ class Transfer(Protocol):
     transfer: tuple[int, int, int, int]
     """Messages and bytes from memory, messages and bytes from the disk."""
     memory_bytes: int
-    """This many bytes before the log's end count as in memory."""
+    """The number of bytes before the log's end that count as in memory."""
 
 
 class PulledQueue(Protocol):
@@ -93,14 +93,14 @@ class PulledQueue(Protocol):
 
     @property
     def min_offset(self) -> int:
-        """The first entry for readers."""
+        """The offset of the first readable entry."""
 
     @property
     def max_offset(self) -> int:
-        """Behind the last entry."""
+        """The offset behind the last entry."""
 
     def peek(self, offset: int, count: int) -> bytes | None:
-        """Up to ``count`` entries from ``offset`` on, as far as they are in memory; None if they are not."""
+        """Return up to ``count`` entries from ``offset`` on, as far as they are in memory; None if they are not."""
 
 
 class PulledLog(Protocol):
@@ -111,7 +111,7 @@ class PulledLog(Protocol):
 
     @property
     def end(self) -> int:
-        """Behind the last record."""
+        """The offset behind the last record."""
 
 
 class PulledWindows(Protocol):
@@ -119,7 +119,7 @@ class PulledWindows(Protocol):
 
     @property
     def min_offset(self) -> int:
-        """Where the log begins."""
+        """The first offset of the log."""
 
     def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
         """Return a block with the ``size`` bytes at ``offset``, and its start; None if they are only on the disk."""
@@ -130,8 +130,9 @@ class PullContext:
     """The context for answering pulls, with its limits."""
 
     policy: Callable[[str, str, str | None, str | None, int, int], PullPolicy | None]
-    """By group, topic, subscription, expression type, its version (0 where the sys flag brings a filter along) and the
-    sys flag's bits about filters; None when that is not usual."""
+    """Arguments: group, topic, subscription, expression type, its version (0 if the sys flag says that the pull carries
+    a
+    filter) and the filter bits of the sys flag. Returns None for pulls that need the fallback."""
     find_queue: Callable[[str, int], PulledQueue | None]
     commit: Callable[[str, str, int, int], None]
     """Group, topic, queue id, offset: commits the offset that a pull carries."""

@@ -1,4 +1,4 @@
-"""Pull requests: checks in RocketMQ's order, one read each, an answer now or a place among the held ones."""
+"""Pull requests: checks in RocketMQ's order, one read each, then a response or a held pull."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PullProcessor:
         self._turn_s = broker.config.limits.turn_budget
         self._until = math.inf
         self._uncompiled: list[Request] = []
-        """Pulls of this turn that wait for their expressions."""
+        """Pulls of this turn whose expressions are not compiled yet."""
         self._topics = broker.registry.get(TopicTable)
         self._groups = broker.registry.get(GroupTable)
         self._offsets = broker.registry.get(ConsumerOffsets)
@@ -66,9 +66,9 @@ class PullProcessor:
         self._subscriptions = Subscriptions(broker)
         self._windows = LogWindows(broker.env, broker.log)
         self.postponed = Postponed(self._again, self._send_back, None if self._statistics is None else self._tell_wait)
-        """The pulls that wait for their turn or for the disk; somebody has to run it."""
+        """The pulls that wait for their turn or for the disk. Run it as a task."""
         self._deliveries = broker.registry.find(Deliveries)
-        # Where plugins look at the messages, all pulls take the fallback.
+        # If plugins examine delivered messages, all pulls use the fallback.
         answers = PullAnswers if self._deliveries is None else FallbackAnswers
         self._answers = answers(
             PullContext(
@@ -87,9 +87,9 @@ class PullProcessor:
         )
 
     def handle(self, requests: list[Request]) -> list[Request]:
-        """Answer each pull, or offer it to the holders; returns those that come again, in one of the next turns.
+        """Answer each pull, or offer it to the hook ``hold_pulls``; return those to repeat in one of the next turns.
 
-        The turn's time is over for them, or their expressions are not compiled yet: all others go before those.
+        A pull is repeated if the turn's time is over or its expression is not compiled yet. Other pulls go first.
         """
         waiting: list[Pull] = []
         self._uncompiled = []
@@ -98,7 +98,7 @@ class PullProcessor:
         while done < len(requests) and (not done or not self._is_late()):
             done = self._answers.answer(requests, done, TURN_BYTES, partial(self._take, waiting, self._run))
             while done < len(requests) and not self.postponed.is_full and not self._is_late():
-                # Read at once but for the messages: what it commits must not come behind what is committed later.
+                # Commit its offset now, before later commits; only the messages are read later.
                 self._take(waiting, self._postpone, requests[done])
                 done += 1
         self._offer(waiting)
@@ -107,7 +107,7 @@ class PullProcessor:
         return self._uncompiled + requests[done:]
 
     def _is_late(self) -> bool:
-        """Return whether this turn's time is over: expressions take long to read, or to try."""
+        """Return whether this turn's time is over, because expressions take long to compile or to evaluate."""
         return self._clock() >= self._until
 
     def _offer(self, waiting: list[Pull]) -> None:
@@ -115,7 +115,8 @@ class PullProcessor:
             self._resume(waiting)
 
     def _take(self, waiting: list[Pull], run: Callable[[Pull], int | None], request: Request) -> int:
-        """Let ``run`` answer one pull; the bytes of its body. One that may be held goes to ``waiting``."""
+        """Let ``run`` answer one pull; return the bytes of its body. A pull that may be held is added to
+        ``waiting``."""
         try:
             pull = self._parse(request)
         except RemoteFault as fault:
@@ -126,7 +127,7 @@ class PullProcessor:
             return TURN_BYTES if self._is_late() else 0
         given = run(pull)
         if given is None:
-            # What it came with was read; it may wait for a minute, and a hundred thousand like it.
+            # Free the decoded request: a hundred thousand pulls may be held for a minute.
             request.forget()
             waiting.append(pull)
         return TURN_BYTES if self._is_late() else given or 0
@@ -141,7 +142,7 @@ class PullProcessor:
         return 0
 
     def _again(self, pull: Pull, wait: bool) -> int:
-        """Answer a pull that was postponed, or hold it; the bytes of its body, or of a turn when it took so long."""
+        """Answer or hold a postponed pull; return the bytes of its body, or a whole turn's bytes if it took long."""
         self._until = self._clock() + self._turn_s
         wanted = pull.filter
         given = -1
@@ -156,7 +157,7 @@ class PullProcessor:
         return TURN_BYTES if self._is_late() else left or 0
 
     def _send_back(self, pull: Pull) -> None:
-        """Let the client ask again from the same offset."""
+        """Let the client pull again from the same offset."""
         queue = self._broker.queues.get(pull.topic, pull.queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         later = PullResult(PullStatus.NO_MATCHED_MESSAGE, pull.offset, low, high)
@@ -219,7 +220,7 @@ class PullProcessor:
     def _policy(
         self, group: str, topic: str, expression: str | None, kind: str | None, version: int, sys_flag: int
     ) -> PullPolicy | None:
-        """See :class:`PullContext`: what :meth:`_parse` finds out of the group, the topic and the filter."""
+        """See :class:`PullContext`: the policy that :meth:`_parse` derives from the group, the topic and the filter."""
         consumers, config = self._groups.find(group), self._topics.get(topic)
         if consumers is None or not consumers.consume_enable or config is None:
             return None
@@ -247,14 +248,14 @@ class PullProcessor:
             )
 
     def _run(self, pull: Pull, wait: bool = False) -> int | None:
-        """Answer ``pull``; the bytes of the body, or None when it found nothing and may be held.
+        """Answer ``pull``; return the bytes of the body, or None if it found nothing and may be held.
 
-        One whose messages are on the disk only is postponed, unless it shall ``wait`` for them.
+        A pull whose messages are only on the disk is postponed, unless it may ``wait`` for them.
         """
         broker = self._broker
         queue = broker.queues.get(pull.topic, pull.queue_id)
         if queue is not None and pull.offset < queue.max_offset and pull.request.connection.is_congested():
-            # Asked for much at once: it comes back for this part when it has taken the others.
+            # The connection has many responses to read; the client pulls again after them.
             self._send_back(pull)
             return 0
         try:
@@ -269,7 +270,7 @@ class PullProcessor:
         except RemoteFault as fault:
             pull.request.answer(fault.code, fault.remark)
             return 0
-        except UnreadableRange as error:  # the log has a line about it already
+        except UnreadableRange as error:  # it was logged already
             pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the message cannot be read: {error}")
             return 0
         except OSError as error:
@@ -283,9 +284,9 @@ class PullProcessor:
         return len(result.body)
 
     def _read(self, pull: Pull, queue: ConsumeQueue | None, limits: PullLimits, *, wait: bool) -> PullResult:
-        """As :func:`read_queue`, and what the plugins let through of it.
+        """As :func:`read_queue`, with the messages that plugins let through.
 
-        ``RemoteFault`` when the first message cannot be delivered: the consumer does not go on behind it.
+        ``RemoteFault`` if the first message cannot be delivered, so that the consumer does not skip it.
         """
         wait = wait or self.postponed.is_full
         while True:
@@ -298,7 +299,7 @@ class PullProcessor:
                 return attrs.evolve(result, status=status, body=given.data, messages=given.messages)
             if not given.decided and given.fault is not None:
                 raise given.fault
-            # Read anew up to there, which also tells where the next pull goes on.
+            # Read again up to there, which also determines the offset of the next pull.
             limits = limits._replace(messages=given.decided, disk_messages=given.decided)
 
     def _answer(self, pull: Pull, code: int, result: PullResult) -> None:
@@ -306,7 +307,7 @@ class PullProcessor:
             self._statistics.pulled(pull.group, pull.topic, pull.queue_id, result.messages, len(result.body))
         next_offset, suggested = result.next_offset, self._suggested(pull, result)
         if self._is_slave and result.looked_at is None:
-            # Its replica may be behind: what the reader asks for may be right all the same, and the master knows.
+            # This slave may lag behind: the offset may be valid, and the master can decide.
             next_offset = pull.offset
             if code == ResponseCode.PULL_OFFSET_MOVED:
                 code = ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -332,7 +333,7 @@ class PullProcessor:
 
 
 def _ignore_commit(group: str, topic: str, queue_id: int, offset: int) -> None:
-    """On a slave: the master keeps the offsets."""
+    """Ignore the commit: on a slave, the master stores the offsets."""
 
 
 def _forms(broker_id: int) -> tuple[PullForm, PullForm]:

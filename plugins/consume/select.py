@@ -12,7 +12,7 @@ from gantrymq.plugins.consume.plain import PullLimits, QueuePart, Window, is_of
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 
 READ_AT_ONCE = 64
-"""Records that are read before the filter is asked."""
+"""Records that are read before the filter is evaluated."""
 SCAN_ENTRIES = 512
 SCAN_BYTES = 4 * 1024 * 1024
 SCAN_WORK = 40_000
@@ -69,7 +69,7 @@ def _read(
     wrong: Callable[[int], None],
     part: QueuePart | None,
 ) -> Iterator[Found]:
-    """Number in the chunk, size and bytes of the readable records whose entries may match."""
+    """Yield the number in the chunk, size and bytes of the readable records whose entries may match."""
     for number, (at, size, code) in enumerate(chunk):
         if size == FILLER_SIZE:
             continue

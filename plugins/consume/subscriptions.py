@@ -42,7 +42,7 @@ class _Released:
     matches_all = False
 
     def matches(self, tag_code: int) -> bool:
-        """False: nothing matches."""
+        """Return False: nothing matches."""
         return False
 
 
@@ -104,10 +104,10 @@ class Subscriptions:
         sys_flag: int,
         owner: Connection | None = None,
     ) -> MessageFilter:
-        """Return the filter of a pull with these header fields; ``RemoteFault`` when there is none.
+        """Return the filter of a pull with these header fields; ``RemoteFault`` if there is none.
 
-        ``config`` is what was set up for ``group``. :class:`NotCompiled` when the expression takes long, until that was
-        done by :meth:`work`; that begins only for an ``owner``, whose pull it is.
+        ``config``: the configuration of ``group``. :class:`NotCompiled` if compiling takes long, until :meth:`work` has
+        compiled the expression; compiling begins only for an ``owner``, the connection of the pull.
         """
         if sys_flag & SUBSCRIPTION:
             return self._compile(group, topic, kind or "TAG", expression or "*", owner)
@@ -166,7 +166,7 @@ class Subscriptions:
         return found
 
     def _compile_now(self, key: tuple[str, str], owner: Connection | None) -> MessageFilter:
-        """Return the filter, if it compiles quickly or is compiled already; otherwise its compilation begins when it is
+        """Return the filter if it is compiled or compiles quickly. Otherwise its compilation begins when it is
         its turn.
 
         Without an ``owner`` no compilation begins, and no result is taken.
@@ -190,7 +190,7 @@ class Subscriptions:
         raise NotCompiled
 
     def _is_forsaken(self, current: _Compilation) -> bool:
-        """Return whether the compiled expression has no pull that takes it."""
+        """Return whether no pull waits for the expression that is being compiled."""
         if current.owner.closed or current.owner.peer_left:
             return True
         return current.done_at is not None and self._clock() - current.done_at > KEPT_FOR_OWNER_S
@@ -204,11 +204,11 @@ class Subscriptions:
         return compiler
 
     def _forget(self, characters: int) -> None:
-        """A compiled expression is no longer cached or used by a held pull."""
+        """Subtract the characters of an expression that is no longer cached or used by a held pull."""
         self._in_use -= characters
 
     def _log_refusal(self, group: str, topic: str, kind: str, expression: str, fault: RemoteFault) -> None:
-        """Log it once an hour for each group: its clients pull repeatedly and get no messages."""
+        """Log the refusal once an hour for each group, whose clients pull repeatedly and get no messages."""
         if not self._warnings.is_due(group):
             return
         log.warning(

@@ -30,10 +30,10 @@ class Suggestions:
         self.configure(enabled, memory_percent)
 
     def configure(self, enabled: bool, memory_percent: int) -> None:
-        """Go by other settings from now on."""
+        """Apply other settings from now on."""
         self.enabled = enabled
         self.memory_bytes = self._memory * memory_percent // 100
-        """This many bytes before the log's end count as in memory."""
+        """The number of bytes before the log's end that count as in memory."""
 
     def disk_end(self) -> int:
         """Return the log offset where memory begins: the log before it counts as being only on the disk."""

@@ -64,7 +64,7 @@ class DelayPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.delay]``."""
+        """Return the name and the class of the section ``[plugin.delay]``."""
         return "delay", DelayConfig
 
     @hookimpl
@@ -83,13 +83,13 @@ class DelayPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """370, and 45 for slaves."""
+        """Return the handlers of 370, and 45 for slaves."""
         topics = broker.registry.get(TopicTable)
         recalls = Recalls(broker, topics, broker.log.clock.now_ms, self._longest_ms)
         return {RequestCode.RECALL_MESSAGE: recalls, RequestCode.GET_ALL_DELAY_OFFSET: self._report_positions}
 
     def _report_positions(self, request: Request) -> Command:
-        """45: the current positions of the levels, in the form of the file."""
+        """Answer 45: the current positions of the levels, in the form of the file."""
         told = {} if self._delivery is None else self._delivery.safe()
         return request.command.answer(ResponseCode.SUCCESS, body=encode_positions(told))
 
@@ -161,7 +161,7 @@ class DelayPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The number of waiting messages and the lag of their delivery."""
+        """Report the number of waiting messages and the lag of their delivery."""
         if self._delivery is not None:
             report_levels(metrics, broker, self._delivery.safe())
         if self._timer is not None and self._timer.is_open:

@@ -32,7 +32,7 @@ def report_levels(metrics: Metrics, broker: Broker, delivered: Mapping[int, int]
 
 
 def report_timer(metrics: Metrics, broker: Broker, files: TimerFiles) -> None:
-    """The lag of the timing wheel behind arrived messages and behind the clock."""
+    """Report the lag of the timing wheel behind arrived messages and behind the clock."""
     queue = broker.queues.get(TIMER_TOPIC, 0)
     behind = 0 if queue is None else max(queue.max_offset - files.queue_offset, 0)
     metrics.gauge("rocketmq_timer_enqueue_lag", "Messages with a time that are not in the wheel yet", behind, **_STORE)

@@ -50,7 +50,7 @@ class ExporterPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.exporter]``."""
+        """Return the name and the class of the section ``[plugin.exporter]``."""
         return "exporter", ExporterConfig
 
     @hookimpl
@@ -69,7 +69,7 @@ class ExporterPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """47003, for ``gantrymq export status | run-now | pause | resume``."""
+        """Return the handlers of 47003, for ``gantrymq export status | run-now | pause | resume``."""
         return {RequestCode.CONTROL_EXPORTER: self._control}
 
     @hookimpl
@@ -133,7 +133,7 @@ class ExporterPlugin:
             metrics.gauge("gantrymq_exporter_last_run_seconds", text, last.ended - last.started)
 
     def _control(self, request: Request) -> Command:
-        """47003. The body of the response is the status as a JSON object, as it is after the action."""
+        """Answer 47003. The body of the response is the status as a JSON object, as it is after the action."""
         header = read_header(ControlExporterHeader, request.command.ext)
         exporter = self._exporter
         actions: dict[str, Callable[[], object]] = {

@@ -1,6 +1,6 @@
 """Refuse messages while the disk or a replica does not keep up, instead of letting senders run into their time-outs.
 
-A sender that is told SYSTEM_BUSY at once can go to another broker; one that waits for its own time-out cannot. Memory
+A sender that gets SYSTEM_BUSY at once can use another broker; one that waits for its own time-out cannot. Memory
 is bounded without this plugin: past ``limits.unacknowledged_bytes`` the broker stops reading from its sockets.
 
 Slot: none.
@@ -32,13 +32,13 @@ log = structlog.get_logger("gantrymq.flowcontrol")
 
 @attrs.frozen
 class FlowControlConfig:
-    """``[plugin.flowcontrol]``; RocketMQ's default is a second as well."""
+    """Section ``[plugin.flowcontrol]``; RocketMQ's default is a second as well."""
 
     busy_after: float = duration("1s", minimum="10ms", maximum="1h", rocketmq="osPageCacheBusyTimeOutMills")
 
 
 class FlowControlPlugin:
-    """Compares the age of the oldest unacknowledged message with the limit, once a batch."""
+    """Compares the age of the oldest unacknowledged message with the limit, once per batch."""
 
     name = "flowcontrol"
     sources = Source.ALL
@@ -58,7 +58,7 @@ class FlowControlPlugin:
 
     @hookimpl
     def started(self, broker: Broker) -> None:
-        """Administrators may change the limit while the broker runs."""
+        """Allow administrators to change the limit while the broker runs."""
         live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.flowcontrol", self._config, ("busy_after",), self._reconfigure)

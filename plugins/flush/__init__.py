@@ -58,7 +58,7 @@ def _write_pool(section: FlushConfig) -> dict[str, str]:
 
 @attrs.frozen
 class FlushConfig:
-    """``[plugin.flush]``."""
+    """Section ``[plugin.flush]``."""
 
     broker_conf_groups: ClassVar = (KeyGroup(("transientStorePoolEnable",), _read_pool, _write_pool),)
 

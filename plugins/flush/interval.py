@@ -17,7 +17,7 @@ class IntervalFlush:
         self._thorough_s = thorough_s
 
     def appended(self, end: int) -> None:
-        """Nothing: the interval decides."""
+        """Do nothing: the interval decides."""
 
     async def run(self) -> None:
         """Flush until cancelled, and a last time after that."""

@@ -20,8 +20,8 @@ SKIPS_MAX = 4096
 class DirectFlush:
     """Flushes in the sweep for a sender that is alone and waits: passing the flush to a thread costs more than it.
 
-    Nobody else has requests then. But while the disk hangs, the whole broker does, and readers wait too. So it measures
-    flushes on ``clock`` (seconds), leaves them to the thread while they are slow, and is not the default.
+    No other client has requests then. But while the disk hangs, the whole broker hangs, readers included. So it
+    measures flushes on ``clock`` (seconds), leaves them to the thread while they are slow, and is not the default.
     """
 
     def __init__(self, log: CommitLog, is_alone: Callable[[], bool], clock: Callable[[], float]) -> None:

@@ -36,7 +36,7 @@ class Tickets:
         self._valid_until: dict[bytes, float] = {}
 
     def answer(self, request: Request) -> Command:
-        """47004. Code 16 for a peer that may not be a slave."""
+        """Answer 47004. Code 16 for a peer that may not be a slave."""
         host = request.connection.peer[0]
         if not self._peers.admits(host):
             raise RemoteFault(ResponseCode.NO_PERMISSION, f"plugin.ha.peers does not name {host}: it is no slave")

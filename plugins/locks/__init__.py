@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LocksPlugin:
-    """Owns the table and serves its requests."""
+    """Keeps the lock table and answers its requests."""
 
     name = "locks"
     _table: LockTable  # from configure on
@@ -39,24 +39,24 @@ class LocksPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.locks]``."""
+        """Return the name and the class of the section ``[plugin.locks]``."""
         return "locks", LocksConfig
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Provide the table to the plugin that knows when a member leaves."""
+        """Provide the table as ``QueueLocks``; the plugin ``clients`` reports members that leave."""
         self._table = LockTable(broker.env.monotonic, config.section(LocksConfig), self._is_member)
         broker.registry.provide(QueueLocks, self._table)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """41 and 42."""
+        """Return the handlers of 41 and 42."""
         self._groups = broker.registry.find(ConsumerGroups)
         return dict(LockRequests(self._table).processors())
 
     @hookimpl
     def connections_changed(self, batch: ConnectionsBatch) -> None:
-        """The locks of clients whose connections were closed expire after a while."""
+        """Let the locks of clients whose connections were closed expire after ``free_after_disconnect``."""
         for connection in batch.closed:
             self._table.connection_lost(connection.id)
 

@@ -13,25 +13,25 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import validate_group, validate_topic
 
 NAME_MAX_CHARACTERS = 1024
-"""Characters of a client's id, and of a broker's name; both stay in the table for as long as the lock."""
+"""The most characters of a client id and of a broker name, which both stay in the table with the lock."""
 QUEUES_MAX = 10_000
-"""The most queues that one request may name."""
+"""The most queues of one request."""
 COMMAS_MAX = 65_536
 """The most commas of one request: each queue has three."""
 
 
 class LockRequests:
-    """Handlers of the two codes, which answer in steps: a client may have thousands of queues."""
+    """Handlers of the two codes. They answer in steps, because a client may have thousands of queues."""
 
     def __init__(self, table: LockTable) -> None:
         self._table = table
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
 
     def lock(self, request: Request) -> AnswerSteps:
-        """41: answers which of the queues the client has from now on."""
+        """Answer 41: lock the queues that are free; the response has those that the client holds now."""
         body = yield from _body(request)
         given = yield from self._table.lock_in_steps(
             body.consumer_group, body.mq_set, body.client_id, request.connection.id
@@ -40,7 +40,7 @@ class LockRequests:
         return request.command.answer(ResponseCode.SUCCESS, body=answer)
 
     def unlock(self, request: Request) -> AnswerSteps:
-        """42: what the client does not have is no error."""
+        """Answer 42: unlock the queues. A queue that the client does not hold is no error."""
         body = yield from _body(request)
         yield from self._table.unlock_in_steps(body.consumer_group, body.mq_set, body.client_id)
         return request.command.answer(ResponseCode.SUCCESS)
@@ -60,7 +60,7 @@ def _body(request: Request) -> Generator[None, None, LockBatchRequestBody]:
     body = LockBatchRequestBody.from_request(data)
     yield
     if not body.consumer_group or not body.client_id:
-        raise RemoteFault(ResponseCode.SYSTEM_ERROR, "the body names no consumerGroup or no clientId")
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, "the body has no consumerGroup or no clientId")
     if len(body.mq_set) > QUEUES_MAX:
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{len(body.mq_set)} queues, at most {QUEUES_MAX} in one request")
     validate_group(body.consumer_group)
@@ -88,7 +88,7 @@ def _check_length(name: str) -> None:
 
 
 def _encode(given: set[MessageQueue]) -> Generator[None, None, bytes]:
-    """Yield the body of the answer, as :class:`LockBatchResponseBody` writes it; many queues in any order."""
+    """Encode the response in steps, as :class:`LockBatchResponseBody` does; the order of queues is not defined."""
     if len(given) <= STEP_QUEUES:
         return LockBatchResponseBody(lock_ok_mq_set=given).to_bytes()
     brokers: dict[str, str] = {}
@@ -97,7 +97,7 @@ def _encode(given: set[MessageQueue]) -> Generator[None, None, bytes]:
         broker = brokers.get(queue.broker_name)
         if broker is None:
             broker = brokers[queue.broker_name] = fastjson.dumps(queue.broker_name).decode()
-        # A topic's name was checked: it has nothing that JSON would escape.
+        # The topic's name was validated: it has no character that JSON escapes.
         parts.append(f'{{"brokerName":{broker},"queueId":{queue.queue_id},"topic":"{queue.topic}"}}')
         if number % STEP_QUEUES == 0:
             yield

@@ -1,4 +1,4 @@
-"""Who has which queue for its group."""
+"""The lock table: the client that holds each queue for its group."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gantrymq.remoting.steps import run_steps
 log = structlog.get_logger("gantrymq.locks")
 
 FAREWELLS_MAX = 10_000
-"""How many unregistered members are remembered; beyond it the oldest is forgotten."""
+"""The most unregistered members that are remembered; beyond it the oldest is removed."""
 
 NAMED_ONCE = 16
-"""Queues that one event of the log names."""
+"""The most queues in one log event."""
 STEP_QUEUES = 128
-"""Queues of one step: some hundred microseconds."""
+"""Queues per step, which takes some hundred microseconds."""
 LOCK_BYTES = 512
-"""What a lock is taken to need in memory beside its names."""
+"""The estimated memory of a lock, in bytes, without its names."""
 FULL_FOR_S = 1.0
 
 
@@ -35,7 +35,8 @@ class _Lock:
 
 @attrs.define
 class _Owner:
-    """A client that has queues of a group. ``lost_at``: when the connection ended over which it last took one."""
+    """A client that holds queues of a group. ``lost_at``: the time when the connection of its last lock request
+    ended."""
 
     connection_id: int
     queues: set[MessageQueue] = attrs.field(factory=set)
@@ -64,7 +65,7 @@ class LockTable:
         return len(self._locks)
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str, connection_id: int) -> set[MessageQueue]:
-        """Give ``client_id`` those queues that are free or its own already; returns them.
+        """Lock the queues that are free or held by ``client_id`` already; return them.
 
         A queue is free when it has no owner, when the owner has not renewed its lock in time, or when the owner's
         connection ended that long ago.
@@ -74,7 +75,7 @@ class LockTable:
     def lock_in_steps(
         self, group: str, queues: Iterable[MessageQueue], client_id: str, connection_id: int
     ) -> Generator[None, None, set[MessageQueue]]:
-        """As :meth:`lock`; it rests after each :data:`STEP_QUEUES` queues, and others may use the table."""
+        """As :meth:`lock`; yields after each :data:`STEP_QUEUES` queues, when the table can be used by others."""
         given: set[MessageQueue] = set()
         if self._has_left(group, client_id, connection_id):
             return given
@@ -101,7 +102,7 @@ class LockTable:
         new: list[MessageQueue],
         before: set[str],
     ) -> set[MessageQueue]:
-        """See :meth:`lock`; adds the queues that it did not have to ``new``, and who had them to ``before``."""
+        """See :meth:`lock`. Adds newly locked queues to ``new``, and their previous holders to ``before``."""
         given: set[MessageQueue] = set()
         now = self._clock()
         is_full = False
@@ -113,7 +114,7 @@ class LockTable:
                 given.add(queue)
                 continue
             if lock is None:
-                # What cannot make room for one queue of a request cannot make room for the next one.
+                # If there is no room for one queue of a request, there is none for the next.
                 is_full = is_full or not self._has_room(now, gone)
                 if is_full:
                     continue
@@ -131,13 +132,13 @@ class LockTable:
         return given
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
-        """Free those of the queues that ``client_id`` has."""
+        """Unlock those of the queues that ``client_id`` holds."""
         run_steps(self.unlock_in_steps(group, queues, client_id))
 
     def unlock_in_steps(
         self, group: str, queues: Iterable[MessageQueue], client_id: str
     ) -> Generator[None, None, None]:
-        """As :meth:`unlock`; it rests after each :data:`STEP_QUEUES` queues, and others may use the table."""
+        """As :meth:`unlock`; yields after each :data:`STEP_QUEUES` queues, when the table can be used by others."""
         freed: list[MessageQueue] = []
         try:
             for some in _parts(queues):
@@ -152,7 +153,7 @@ class LockTable:
                 log.info("queues_unlocked", group=group, client=client_id, count=len(freed), queues=_named(freed))
 
     def member_left(self, group: str, client_id: str, connection_id: int) -> None:
-        """The client unregistered from the group over this connection: its queues are free at once.
+        """Unlock all queues of a client that has unregistered from the group over this connection.
 
         A later request of it for queues is given none, until it is a member again: a rebalance that runs while a
         consumer stops sends such requests.
@@ -170,7 +171,7 @@ class LockTable:
             log.info("queues_of_left_member_unlocked", group=group, client=client_id, queues=len(queues))
 
     def connection_lost(self, connection_id: int) -> None:
-        """The connection ended. Its clients' queues are free in a while, unless they come back."""
+        """Let the locks of the connection's clients expire, unless the clients reconnect in time."""
         for key in self._by_connection.pop(connection_id, ()):
             self._owners[key].lost_at = self._clock()
 
@@ -183,7 +184,7 @@ class LockTable:
         return True
 
     def _is_free(self, group: str, lock: _Lock, now: float, gone: dict[tuple[str, str], bool]) -> bool:
-        """``gone``: what is known of owners already, so that each is looked for once a request."""
+        """Return whether the queue can be locked. ``gone`` caches the state of owners during one request."""
         if now - lock.taken > self._config.expire_after:
             return True
         key = (group, lock.client_id)
@@ -231,7 +232,7 @@ class LockTable:
             for group, queue in [key for key, lock in self._locks.items() if self._is_free(key[0], lock, now, gone)]:
                 self._remove(group, queue)
             if self._is_full():
-                # Looking through all of them takes long, and none becomes free so soon.
+                # Searching all locks takes long, and none expires so soon.
                 self._full_until = now + FULL_FOR_S
                 log.warning("too_many_locks", locks=len(self._locks), bytes=self._bytes)
         return not self._is_full()
@@ -241,12 +242,12 @@ class LockTable:
 
 
 def _cost(group: str, queue: MessageQueue, client_id: str) -> int:
-    """What a lock takes in memory, roughly."""
+    """Return the approximate memory of a lock, in bytes."""
     return LOCK_BYTES + len(group) + len(queue.topic) + len(queue.broker_name) + len(client_id)
 
 
 def _named(queues: list[MessageQueue]) -> list[str]:
-    """Some of the queues for the log: a request may have thousands."""
+    """Return some of the queues for the log, because a request may have thousands."""
     return [f"{queue.topic}:{queue.queue_id}" for queue in queues[:NAMED_ONCE]]
 
 

@@ -62,7 +62,7 @@ class MetricsPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Take the address."""
+        """Bind the address."""
         try:
             from gantrymq.plugins.metrics.process import LoopLag
             from gantrymq.plugins.metrics.server import MetricsServer
@@ -86,7 +86,7 @@ class MetricsPlugin:
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """Where it is."""
+        """Return the address of the page."""
         return {"metricsAddress": self.address}
 
     async def _page(self, accept: str) -> tuple[int, str, bytes]:
@@ -134,7 +134,7 @@ class MetricsPlugin:
             "gantrymq_broker_info", "The broker's version and number; the number of a master is 0", 1,
             version=version, broker_id=str(self._broker.broker_id),
         )  # fmt: skip
-        metrics.gauge("gantrymq_metrics_failed_plugins", "Plugins that could not tell their numbers this time", failed)
+        metrics.gauge("gantrymq_metrics_failed_plugins", "Plugins whose metrics were not collected", failed)
         metrics.gauge(
             "gantrymq_metrics_dropped_series", "Series left out this time (plugin.metrics.series_max)", metrics.dropped
         )

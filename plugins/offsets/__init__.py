@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class OffsetsPlugin:
-    """Owns the table, provides it to other plugins and writes it."""
+    """Keeps the table, provides it to other plugins and writes it."""
 
     name = "offsets"
     essential = True
@@ -42,7 +42,7 @@ class OffsetsPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.offsets]``."""
+        """Return the name and the class of the section ``[plugin.offsets]``."""
         return "offsets", OffsetsConfig
 
     @hookimpl
@@ -57,20 +57,20 @@ class OffsetsPlugin:
 
     @hookimpl
     def recovered(self, broker: Broker) -> None:
-        """No group continues beyond the end of a queue, because it would skip the next messages."""
+        """Set offsets beyond the end of a queue back to the end, so that groups do not skip the next messages."""
         if self._offsets is not None:
             self._offsets.clamp()
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """14 and 15 from consumers, 29 to 31 from any client, the others from administrators."""
+        """Return the handlers of 14 and 15 from consumers, 29 to 31 from any client, the others from administrators."""
         assert self._offsets is not None  # configure has run
         requests = OffsetRequests(broker, self._offsets, self._config)
         return dict(requests.processors() | OffsetAdmin(broker, self._offsets).processors())
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Metrics of the lag of groups."""
+        """Report the lag of groups."""
         if self._offsets is not None:
             report_lag(broker, self._offsets, metrics)
 

@@ -43,7 +43,7 @@ class OffsetAdmin:
         self._live = broker.registry.find(ConsumerGroups)
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
@@ -53,19 +53,19 @@ class OffsetAdmin:
         }
 
     def earliest(self, request: Request) -> Command:
-        """32: the store time (ms) of the queue's first message; -1 for a queue without messages."""
+        """Answer 32: the store time (ms) of the queue's first message; -1 for a queue without messages."""
         header = read_header(QueueHeader, request.command.ext)
         queue = self._broker.queues.get(header.topic, header.queue_id)
         first = -1 if queue is None else message_stored_at(self._broker.log, queue, queue.min_offset)
         return request.command.answer(ResponseCode.SUCCESS, ext=TimestampResponse(timestamp=first).to_ext())
 
     def all_offsets(self, request: Request) -> Command:
-        """43: the text of ``consumerOffset.json``."""
+        """Answer 43: the text of ``consumerOffset.json``."""
         return request.command.answer(ResponseCode.SUCCESS, body=self._offsets.encode())
 
     def corrections(self, request: Request) -> Command:
-        """308: for each queue the lowest offset of all groups but the excluded ones; 2^63-1 if the compared group lags
-        behind it."""
+        """Answer 308: for each queue the lowest offset of all groups but the excluded ones; 2^63-1 if the compared
+        group lags behind it."""
         header = read_header(CorrectionOffsetHeader, request.command.ext)
         left_out = set((header.filter_groups or "").split(","))
         lowest: dict[int, int] = {}
@@ -79,7 +79,7 @@ class OffsetAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=CorrectionOffsets(lowest).to_bytes())
 
     def clone(self, request: Request) -> Command:
-        """314: copy another group's offsets, for one topic or for all of its topics.
+        """Answer 314: copy another group's offsets, for one topic or for all of its topics.
 
         Unless ``offline`` is set, topics to which the source's live members do not subscribe are skipped.
         """
@@ -101,7 +101,7 @@ class OffsetAdmin:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def topics(self, request: Request) -> Command:
-        """343: the topics in which a group has committed offsets."""
+        """Answer 343: the topics in which a group has committed offsets."""
         group = read_header(GroupHeader, request.command.ext).group
         body = TopicList(sorted(self._offsets.topics_of(group)))
         return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())

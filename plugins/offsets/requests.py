@@ -42,7 +42,7 @@ class OffsetRequests:
         self._groups = broker.registry.get(GroupTable)
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
@@ -52,7 +52,7 @@ class OffsetRequests:
         }
 
     def query(self, request: Request) -> Command:
-        """14. A group that never committed gets 0 or code 22, after which its client decides where to begin.
+        """Answer 14. A group that never committed gets 0 or code 22, after which its client decides where to begin.
 
         No other code is used: a 4.9.7 client treats every error as "never committed" and skips messages.
         """
@@ -68,7 +68,7 @@ class OffsetRequests:
         return _answer(request, offset)
 
     def update(self, request: Request) -> Command:
-        """15. Code 17 for an unknown topic and 26 for an unknown group, as in 5.x; 4.9.7 stores everything."""
+        """Answer 15. Code 17 for an unknown topic and 26 for an unknown group, as in 5.x; 4.9.7 stores everything."""
         header = read_header(UpdateConsumerOffsetHeader, request.command.ext)
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -82,7 +82,7 @@ class OffsetRequests:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def search(self, request: Request) -> Command:
-        """29: the offset of the message with the nearest store time; 0 for a queue without messages."""
+        """Answer 29: the offset of the message with the nearest store time; 0 for a queue without messages."""
         header = read_header(SearchOffsetHeader, request.command.ext)
         queues = self._broker.queues
         commit_log = self._broker.log
@@ -92,12 +92,13 @@ class OffsetRequests:
         return _answer(request, found)
 
     def max_offset(self, request: Request) -> Command:
-        """30: the offset of the next readable message; 0 for a missing queue."""
+        """Answer 30: the offset of the next readable message; 0 for a missing queue."""
         header = read_header(QueueHeader, request.command.ext)
         return _answer(request, end_of_queue(self._broker, header.topic, header.queue_id))
 
     def min_offset(self, request: Request) -> Command:
-        """31: the offset of the first message; 0 for a missing queue, which RocketMQ creates for this request."""
+        """Answer 31: the offset of the first message; 0 for a missing queue, which RocketMQ creates for this
+        request."""
         header = read_header(QueueHeader, request.command.ext)
         queue = self._broker.queues.get(header.topic, header.queue_id)
         return _answer(request, 0 if queue is None else queue.min_offset)
@@ -124,7 +125,7 @@ class OffsetRequests:
         if header.commit_offset < 0:
             raise _fault(f"commitOffset is {header.commit_offset}, an offset is not negative")
         if self._offsets.is_full(header.consumer_group, header.topic):
-            raise _fault("the offset is not stored: there are too many of topic and group (plugin.offsets.max_entries)")
+            raise _fault("the offset is not stored: too many pairs of topic and group (plugin.offsets.max_entries)")
 
 
 def end_of_queue(broker: Broker, topic: str, queue_id: int) -> int:

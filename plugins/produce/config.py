@@ -9,7 +9,7 @@ from gantrymq.kernel.config.fields import plain
 
 @attrs.frozen
 class ProduceConfig:
-    """``[plugin.produce]``."""
+    """Section ``[plugin.produce]``."""
 
     region: str = "DefaultRegion"
     trace: bool = plain(True, rocketmq="traceOn")

@@ -60,7 +60,7 @@ def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTabl
 
 
 def split_batch(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Flag, body and properties of each message in a batch body; ``RemoteFault`` (13) for inconsistent lengths.
+    """Yield flag, body and properties of each message in a batch; ``RemoteFault`` (13) for inconsistent lengths.
 
     Per message: i32 size, i32 magic, i32 CRC, i32 flag, i32 body length, body, i16 properties length, properties
     (``MessageDecoder.encodeMessage``). All lengths are checked before the body is split.
@@ -125,7 +125,7 @@ def traits_of(properties: bytes) -> int:
 
 
 def check_properties(properties: bytes) -> None:
-    """``RemoteFault`` (13) for properties that a record cannot hold."""
+    """Raise ``RemoteFault`` (13) for properties that a record cannot hold."""
     if len(properties) > PROPERTIES_MAX_BYTES:
         raise RemoteFault(
             ResponseCode.MESSAGE_ILLEGAL,

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class QueryPlugin:
-    """Two requests, each of which runs in its own task."""
+    """Serves two requests, each in its own task."""
 
     name = "query"
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """12 and 33."""
+        """Return the handlers of 12 and 33."""
         requests = QueryRequests(broker)
         return {
             RequestCode.QUERY_MESSAGE: Heavy(requests.by_key),

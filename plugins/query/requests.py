@@ -47,7 +47,7 @@ class QueryRequests:
         self._threads = trio.CapacityLimiter(THREADS)
 
     async def by_key(self, request: Request) -> Command:
-        """12: the newest messages with a key, oldest first, as stored; code 22 if there is none."""
+        """Answer 12: the newest messages with a key, oldest first, as stored; code 22 if there is none."""
         header = read_header(QueryMessageHeader, request.command.ext)
         if self._index is None:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "this broker keeps no index: its plugin 'index' is disabled")
@@ -72,7 +72,7 @@ class QueryRequests:
         return request.command.answer(ResponseCode.SUCCESS, None, ext, body)
 
     def _delivered(self, records: list[bytes], request: Request) -> bytes:
-        """What the plugins let through, the newest ones where all together are too much for one answer."""
+        """Return the records that plugins let through; only the newest if all would exceed one response."""
         while self._deliveries is not None:
             given = self._deliveries.deliver(b"".join(records), "query", request.connection)
             if given.fault is not None:
@@ -83,7 +83,8 @@ class QueryRequests:
         return b"".join(records)
 
     async def by_offset(self, request: Request) -> Command:
-        """33: the message whose record begins at a log offset; code 1 if there is none, and for half messages."""
+        """Answer 33: the message whose record begins at a log offset; code 1 if there is none, and for half
+        messages."""
         header = read_header(ViewMessageHeader, request.command.ext)
         record = await trio.to_thread.run_sync(read_by_offset, self._broker, header.offset, limiter=self._threads)
         if record is not None and self._deliveries is not None:

@@ -36,7 +36,7 @@ class RegisterPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.register]``."""
+        """Return the name and the class of the section ``[plugin.register]``."""
         return "register", RegisterConfig
 
     @hookimpl

@@ -60,7 +60,7 @@ class Link:
         """Why the nameserver is unreachable, after this was logged."""
 
     def poke(self) -> None:
-        """Something changed: register soon."""
+        """Register soon, because something changed."""
         self._news.set()
 
     def leave(self) -> None:

@@ -62,7 +62,7 @@ class Registrar:
         return any(link.registered for link in self._links)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep this broker registered until cancelled."""
         await self._open.wait()
         async with trio.open_nursery() as nursery:
             for link in self._links:

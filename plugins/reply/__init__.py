@@ -38,12 +38,12 @@ class ReplyPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.reply]``."""
+        """Return the name and the class of the section ``[plugin.reply]``."""
         return "reply", ReplyConfig
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Keep the own section."""
+        """Store the plugin's section."""
         self._config = config.section(ReplyConfig)
         self._pusher = Pusher(self._config)
 
@@ -58,12 +58,12 @@ class ReplyPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One task pushes the replies."""
+        """Return the task that pushes the replies."""
         return [BackgroundTask("reply.push", self._pusher.run)]
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Metrics of waiting, pushed and failed replies."""
+        """Report waiting, pushed and failed replies."""
         pusher = self._pusher
         metrics.gauge(
             "rocketmq_processor_watermark", "Requests that wait for their turn or for the disk",

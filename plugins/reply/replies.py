@@ -1,7 +1,7 @@
 """SEND_REPLY_MESSAGE (324), SEND_REPLY_MESSAGE_V2 (325): push a reply to the requester, store it, answer the replier.
 
 Source: RocketMQ 4.9.7 ``ReplyMessageProcessor``, whose codes, remarks and order of checks these are; 5.3.3 differs in
-none of them. The answer's code says whether the requester has the reply, its fields say where the reply is stored.
+none of them. The response has a code for whether the requester got the reply, and fields with its stored position.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = structlog.get_logger("gantrymq.reply")
 
 @attrs.define(eq=False)
 class _Reply:
-    """One reply on its two ways. It is answered when ``open`` ways are none."""
+    """A reply that is being pushed and stored. Its sender is answered when ``open``, the unfinished steps, is 0."""
 
     request: Request
     queue_id: int
@@ -71,7 +71,7 @@ class ReplyProcessor:
         self._store_host = _format_host(host)
 
     def handle(self, requests: list[Request]) -> None:
-        """Take all replies of the sweep; a bad one is answered at once and harms no other."""
+        """Process all replies of the sweep; an invalid one is answered at once and does not affect others."""
         batch = AppendBatch(done=self._stored, source=Source.CLIENT)
         for request in requests:
             try:

@@ -52,7 +52,7 @@ def _check_hours(_instance: object, _attribute: attrs.Attribute[str], value: str
 
 @attrs.frozen
 class RetentionConfig:
-    """``[plugin.retention]``."""
+    """Section ``[plugin.retention]``."""
 
     keep: float = duration("72h", rocketmq=in_hours("fileReservedTime"))
     at: str = plain("04", rocketmq="deleteWhen", validator=_check_hours)
@@ -67,7 +67,7 @@ class RetentionConfig:
 
     @property
     def rules(self) -> Rules:
-        """The same in the policy's units."""
+        """The settings in the policy's units."""
         return Rules(
             int(self.keep * 1000),
             _hours(self.at),
@@ -92,11 +92,11 @@ LIVE_KEYS = (
     "reserve",
     "reserve_file",
 )
-"""What administrators may change while the broker runs."""
+"""The settings that administrators can change while the broker runs."""
 
 
 class RetentionPlugin:
-    """Looks at the log's age and the disk, and refuses messages while that is full."""
+    """Deletes old log files, and refuses messages while the disk is full."""
 
     name = "retention"
     sources = Source.ALL
@@ -132,11 +132,11 @@ class RetentionPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Who keeps files of the log that are to go."""
+        """Report expired bytes of the log that a plugin still needs."""
         held = self._cleaner.held
         if held.holder:
             metrics.gauge(
-                "gantrymq_log_held_bytes", "The log that is to go and that a plugin needs", held.held_bytes,
+                "gantrymq_log_held_bytes", "Expired bytes of the log that a plugin still needs", held.held_bytes,
                 plugin=held.holder,
             )  # fmt: skip
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RESERVE_FILE: Final = "gantrymq.reserve"
 RESERVE_SHARE: Final = 16
-"""At most this part of a log file, so that the reserve is small if log files are small."""
+"""The reserve is at most this fraction of a log file, so that it is small if log files are small."""
 
 log = structlog.get_logger("gantrymq.retention")
 
@@ -62,7 +62,7 @@ class Cleaner:
                 await self._asked.wait()
 
     async def look(self, *, asked: bool = False) -> int:
-        """One round: check the disk and delete files. Returns the number of deleted log files."""
+        """Check the disk and delete files once. Returns the number of deleted log files."""
         broker, rules = self._broker, self._rules
         try:
             usage = await trio.to_thread.run_sync(broker.env.disk_usage, broker.root)

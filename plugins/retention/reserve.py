@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
 
 HOLD_FACTOR: Final = 4
-"""It is reserved again only when this many times its size is free."""
+"""The space is reserved again only when this many times its size is free."""
 
 log = structlog.get_logger("gantrymq.retention")
 
@@ -32,7 +32,7 @@ class Reserve:
 
     @property
     def is_held(self) -> bool:
-        """Whether the file is there."""
+        """Whether the file exists."""
         return self._env.exists(self._path)
 
     def adapt(self, free: int, *, is_refusing: bool) -> None:

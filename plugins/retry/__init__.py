@@ -36,7 +36,7 @@ class RetryPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """36, in batches."""
+        """Return the handlers of 36, in batches."""
         topics, groups = broker.registry.get(TopicTable), broker.registry.get(GroupTable)
         self._dead_letters = DeadLetters(topics, groups)
         return {RequestCode.CONSUMER_SEND_MSG_BACK: SendBackProcessor(broker, topics, groups, self._dead_letters)}

@@ -56,7 +56,7 @@ class StatsPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.stats]``."""
+        """Return the name and the class of the section ``[plugin.stats]``."""
         return "stats", StatsConfig
 
     @hookimpl
@@ -69,7 +69,7 @@ class StatsPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """315."""
+        """Return the handlers of 315."""
         return {RequestCode.VIEW_BROKER_STATS_DATA: self._view}
 
     @hookimpl
@@ -94,7 +94,7 @@ class StatsPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Messages and bytes stored and pulled, by topic and group, and latencies."""
+        """Report messages and bytes stored and pulled, by topic and group, and latencies."""
         report(metrics, self._table, self._measuring)
 
     def _view(self, request: Request) -> Command:

@@ -42,7 +42,7 @@ class Item:
         self._snapshots: list[array[int] | None] = [None] * len(PERIODS)
 
     def add(self, value: int, times: int) -> None:
-        """Count."""
+        """Add an event with its value."""
         self.value = min(self.value + value, _LARGEST)
         self.times = min(self.times + times, _LARGEST)
 

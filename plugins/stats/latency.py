@@ -38,7 +38,7 @@ class Latency:
     def __init__(self) -> None:
         self.longest = 0
         self.seconds = 0.0
-        """Of all messages ever, together."""
+        """The sum of the times of all messages since the start."""
         self._past = [0] * len(_NAMES)
         self._classes = [0] * len(_NAMES)
         self._told: list[int] | None = None
@@ -54,7 +54,7 @@ class Latency:
         self.seconds += seconds * messages
 
     def turn(self) -> None:
-        """A minute is over."""
+        """Begin the next minute."""
         self._past = self.counts()
         self._told, self._classes = self._classes, [0] * len(_NAMES)
         self._told_counts, self._counts = self._counts, [0] * (len(BUCKETS) + 1)

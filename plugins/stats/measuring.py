@@ -26,11 +26,11 @@ class Measuring:
         self.latency = Latency()
 
     def now(self) -> int:
-        """Milliseconds of the wall clock."""
+        """Return the wall clock's time in milliseconds."""
         return self._broker.env.wall_ms()
 
     def acked(self, batch: AckedBatch) -> None:
-        """Each row of ``batch`` has its final status."""
+        """Measure the rows of ``batch``, which have their final status."""
         failed = batch.messages.refused - len(batch.messages.settled)
         self.latency.add(batch.seconds, len(batch) - failed)
         self.failed += failed

@@ -154,7 +154,7 @@ class Table:
             del self._seen[gone]
 
     def sample(self, now: int, period: int, due: bool) -> None:
-        """Snapshots of all counters for the period of this number, if ``due``; else of those that have none yet.
+        """Take snapshots of all counters for the period of this number if ``due``; else of those that have none yet.
 
         Counters without events for a day are deleted.
         """
@@ -212,6 +212,6 @@ class Table:
 
 
 def measure(sizes: array[int]) -> tuple[int, int]:
-    """The number of messages with these ``sizes``, and their bytes, summed in bulk."""
+    """Return the number of messages with these ``sizes``, and their bytes, summed in bulk."""
     fillers = sizes.count(FILLER_SIZE)
     return len(sizes) - fillers, sum(sizes) - fillers * FILLER_SIZE

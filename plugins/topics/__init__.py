@@ -64,7 +64,7 @@ class TopicsPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.topics]``."""
+        """Return the name and the class of the section ``[plugin.topics]``."""
         return "topics", TopicsConfig
 
     @hookimpl
@@ -150,7 +150,8 @@ class TopicsPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The numbers of topics and groups, and the broker's permission (``BrokerMetricsManager.initStatsMetrics``)."""
+        """Report the numbers of topics and groups, and the broker's permission
+        (``BrokerMetricsManager.initStatsMetrics``)."""
         if self._topics is not None and self._groups is not None:
             metrics.gauge("rocketmq_topic_number", "Number of topics", len(self._topics.table.entries))
             metrics.gauge("rocketmq_consumer_group_number", "Number of consumer groups", len(self._groups.names()))

@@ -47,7 +47,7 @@ class TopicAdmin:
         self._groups = groups
 
     def processors(self) -> dict[int, Handler]:
-        """Request code to handler."""
+        """Return the handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.set_topic,
             RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
@@ -60,7 +60,7 @@ class TopicAdmin:
         }
 
     def set_topic(self, request: Request) -> Command:
-        """17. As in RocketMQ, the header's ``order`` is ignored: it comes from the nameservers.
+        """Answer 17. As in RocketMQ, the header's ``order`` is ignored: it comes from the nameservers.
 
         Code 29 for topics of mixed message types, which 5.3.3 refuses unless it is configured otherwise.
         """
@@ -96,11 +96,12 @@ class TopicAdmin:
         return self._saved(request, self._topics.table)
 
     def all_topics(self, request: Request) -> Command:
-        """21: the text of ``topics.json``."""
+        """Answer 21: the text of ``topics.json``."""
         return request.command.answer(ResponseCode.SUCCESS, body=self._topics.table.encode())
 
     def delete_topic(self, request: Request) -> Command:
-        """215: delete the configuration, the consume queues and the groups' offsets. An unknown topic is no error.
+        """Answer 215: delete the configuration, the consume queues and the groups' offsets. An unknown topic is no
+        error.
 
         RocketMQ keeps the groups' offsets, which are then wrong for a new topic of the same name.
         """
@@ -118,7 +119,8 @@ class TopicAdmin:
         return self._saved(request, self._topics.table)
 
     def set_group(self, request: Request) -> Command:
-        """200. Its ``attributes`` are changes, as in request 17; no group attribute is defined in 5.3.3 either."""
+        """Answer 200. Its ``attributes`` are changes, as in request 17; no group attribute is defined in 5.3.3
+        either."""
         self._refuse_on_slave()
         size = len(request.command.body)
         if size > GROUP_BYTES_MAX:
@@ -137,22 +139,22 @@ class TopicAdmin:
         return self._saved(request, self._groups.table)
 
     def all_groups(self, request: Request) -> Command:
-        """201: the text of ``subscriptionGroup.json``."""
+        """Answer 201: the text of ``subscriptionGroup.json``."""
         return request.command.answer(ResponseCode.SUCCESS, body=self._groups.table.encode())
 
     def delete_group(self, request: Request) -> Command:
-        """207: delete the configuration, and the offsets if the header says so. An unknown group is no error."""
+        """Answer 207: delete the configuration, and the offsets if the header says so. An unknown group is no error."""
         self._refuse_on_slave()
         header = read_header(DeleteGroupHeader, request.command.ext)
         if header.group_name in SYSTEM_GROUPS:
-            raise _fault(f"the group {header.group_name} is the system's and stays")
+            raise _fault(f"the group {header.group_name} is a system group and cannot be deleted")
         self._groups.table.remove(header.group_name)
         if (header.remove_offset or header.clean_offset) and self._offsets is not None:
             self._offsets.forget_group(header.group_name)
         return self._saved(request, self._groups.table)
 
     def one_topic(self, request: Request) -> Command:
-        """351. Code 17 for an unknown topic."""
+        """Answer 351. Code 17 for an unknown topic."""
         name = read_header(TopicHeader, request.command.ext).topic
         topic = self._topics.get(name)
         if topic is None:
@@ -160,7 +162,7 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=self._topics.table.text(name))
 
     def one_group(self, request: Request) -> Command:
-        """352. Code 26 for an unknown group, which is not created."""
+        """Answer 352. Code 26 for an unknown group, which is not created."""
         name = read_header(GroupHeader, request.command.ext).group
         group = self._groups.table.entries.get(name)
         if group is None:

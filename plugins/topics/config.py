@@ -22,7 +22,7 @@ def _check_trace_topic(_instance: object, _attribute: attrs.Attribute[str], valu
 
 
 PERMISSIONS = {"read-write": PERM_READ | PERM_WRITE, "read-only": PERM_READ, "write-only": PERM_WRITE}
-"""What clients may do, in RocketMQ's bits."""
+"""The permissions of clients as RocketMQ's bits."""
 
 
 def _read_permission(value: str) -> str:
@@ -60,5 +60,5 @@ class TopicsConfig:
 
     @property
     def broker_perm(self) -> int:
-        """The same in RocketMQ's bits."""
+        """The permission as RocketMQ's bits."""
         return PERMISSIONS[self.broker_permission]

@@ -162,7 +162,7 @@ class StateTable(Generic[B]):
         self._unknown.pop(name, None)
 
     def touch(self) -> None:
-        """The entries as others see them have changed: increase the data version."""
+        """Increase the data version, because the entries as clients see them have changed."""
         self.version = self.version.next(self._env.wall_ms())
         self.changed = True
 

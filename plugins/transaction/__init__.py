@@ -59,7 +59,7 @@ class TransactionPlugin:
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
-        """``[plugin.transaction]``."""
+        """Return the name and the class of the section ``[plugin.transaction]``."""
         return "transaction", TransactionConfig
 
     @hookimpl
@@ -81,7 +81,7 @@ class TransactionPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """37 and 323. Opens the strategy too, because the store is recovered."""
+        """Return the handlers of 37 and 323. Opens the strategy too, because the store is recovered."""
         self._refuse_other_strategies()
         self.strategy.open()
         self._is_open = True
@@ -141,7 +141,7 @@ class TransactionPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The numbers of open transactions, commits and rollbacks. RocketMQ reports them by topic."""
+        """Report the numbers of open transactions, commits and rollbacks. RocketMQ reports them by topic."""
         metrics.gauge("rocketmq_half_messages", "Open transactions", self.strategy.open_count)
         metrics.counter(
             "rocketmq_commit_messages_total", "Transactions that their producers committed", self._endings.commits

@@ -192,7 +192,7 @@ def test_system_groups_exist_and_stay(make_broker: Any) -> None:
     for name in ("TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI_PULL", "CID_ONS-HTTP-PROXY"):
         assert groups.find(name) is not None
     answer = broker.ask(207, {"groupName": "TOOLS_CONSUMER"})
-    assert (answer.code, answer.remark) == (1, "the group TOOLS_CONSUMER is the system's and stays")
+    assert (answer.code, answer.remark) == (1, "the group TOOLS_CONSUMER is a system group and cannot be deleted")
 
 
 def test_groups_are_created_on_first_use_only_where_that_is_allowed(make_broker: Any) -> None:
