@@ -31,7 +31,8 @@ Offsets = dict[str, dict[str, dict[int, int]]]
 _BOTH = (
     "nameserver", "topic", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
-    "failOnDataLoss", "minPartitions", "maxMessageBytes", "groupId", "retrySeconds", *SECURITY_OPTIONS,
+    "failOnDataLoss", "minPartitions", "maxRecordsPerPartition",
+    "maxMessageBytes", "groupId", "retrySeconds", *SECURITY_OPTIONS,
 )  # fmt: skip
 BATCH_OPTIONS = (*_BOTH, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 STREAM_OPTIONS = (
@@ -74,6 +75,7 @@ class SourceOptions:
     retry_seconds: float = 0
     security: Security = NO_SECURITY
     ending_millis: int | Offsets | None = None
+    max_partition_rows: int | None = None
 
 
 @attrs.frozen
@@ -192,6 +194,9 @@ def _read_source(values: Mapping[str, str], start: str) -> SourceOptions:
         _read_number("retrySeconds", values.get("retrySeconds", str(RETRY_SECONDS)), 86_400, least=0),
         read_security(values),
         _read_times("ending", values, topics),
+        _read_number("maxRecordsPerPartition", values["maxRecordsPerPartition"], 2**62)
+        if "maxRecordsPerPartition" in values
+        else None,
     )
 
 

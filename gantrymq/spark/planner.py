@@ -109,7 +109,8 @@ class StreamPlanner:
         if wanted.keys() - self._queues.keys():
             self._patiently(lambda: self._find_wanted(wanted))
         found = [QueueRange(self._queues[key], first, until) for key, (first, until) in wanted.items()]
-        return split_ranges(found, self.options.source.min_partitions)
+        source = self.options.source
+        return split_ranges(found, source.min_partitions, source.max_partition_rows)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Commit ``end`` for the group of the options, if there is one, so that tools show the lag of the stream.

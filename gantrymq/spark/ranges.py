@@ -33,9 +33,9 @@ class QueueRange:
 def plan_ranges(
     options: SourceOptions, wire: Wire, cut: Callable[[QueueRange], QueueRange] = lambda item: item
 ) -> list[QueueRange]:
-    """What ``cut`` leaves of the ranges of :func:`settle_ranges`, split into about ``min_partitions``."""
+    """What ``cut`` leaves of the ranges of :func:`settle_ranges`, split as the options say."""
     ranges = [item for item in map(cut, settle_ranges(options, wire)) if item.rows]
-    return split_ranges(ranges, options.min_partitions)
+    return split_ranges(ranges, options.min_partitions, options.max_partition_rows)
 
 
 def settle_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
@@ -120,21 +120,27 @@ def settle_range(options: SourceOptions, queue: Queue, lowest: int, highest: int
     return QueueRange(queue, start, max(start, end))
 
 
-def split_ranges(ranges: list[QueueRange], at_least: int) -> list[QueueRange]:
-    """Split the ranges into about ``at_least`` ones; returns them unchanged if there are as many already.
+def split_ranges(ranges: list[QueueRange], at_least: int, rows_max: int | None = None) -> list[QueueRange]:
+    """Split the ranges into about ``at_least`` ones, of at most ``rows_max`` messages each.
 
     The number of parts of a range is proportional to its share of all messages. Parts have equal size and are never
     empty.
     """
+    if rows_max is not None:
+        ranges = [part for item in ranges for part in _parts(item, max(-(-item.rows // rows_max), 1))]
     total = sum(item.rows for item in ranges)
     if len(ranges) >= at_least or total == 0:
         return ranges
     pieces: list[QueueRange] = []
     for item in ranges:
         count = min(max(1, round(at_least * item.rows / total)), item.rows)
-        edges = [item.start + item.rows * number // count for number in range(count + 1)]
-        pieces += [QueueRange(item.queue, start, end) for start, end in itertools.pairwise(edges)]
+        pieces += _parts(item, count)
     return pieces
+
+
+def _parts(item: QueueRange, count: int) -> list[QueueRange]:
+    edges = [item.start + item.rows * number // count for number in range(count + 1)]
+    return [QueueRange(item.queue, start, end) for start, end in itertools.pairwise(edges)]
 
 
 def report_loss(queue: Queue, wanted: int, lowest: int, count: int, fail: bool) -> None:

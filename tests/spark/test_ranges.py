@@ -120,3 +120,15 @@ def test_splitting_loses_and_repeats_nothing(ranges: list[QueueRange], at_least:
         assert all(left.end == right.start for left, right in pairwise(own))
         assert all(piece.rows > 0 for piece in own)
     assert len(pieces) <= max(len(ranges), at_least + len(ranges))
+
+
+def test_a_range_has_at_most_the_given_number_of_messages(orders: FakeCluster, wire: Wire) -> None:
+    whole = plan(orders, wire)
+    parts = plan(orders, wire, maxRecordsPerPartition="3")
+    assert {end - start for _, start, end in parts} <= {1, 2, 3}
+    assert len(parts) == sum(-(-(end - start) // 3) for _, start, end in whole)
+    for number, start, end in whole:
+        own = [part for part in parts if part[0] == number]
+        assert own[0][1] == start
+        assert own[-1][2] == end
+        assert all(before[2] == after[1] for before, after in pairwise(own))
