@@ -75,7 +75,8 @@ class LazyGroup(click.RichGroup):
 
 
 def collect_plugin_commands() -> dict[str, click.Command]:
-    """The commands of the default and the installed plugins, and of those in ``GANTRYMQ_PLUGINS__ENABLE``, by name.
+    """The commands of the default and the installed plugins, and of those in ``GANTRYMQ_PLUGINS__ENABLE`` and
+    ``GANTRYMQ_PLUGINS__LOAD``, by name.
 
     A plugin that fails here loses its own commands and causes a warning, but does not affect other commands.
     """
@@ -85,7 +86,8 @@ def collect_plugin_commands() -> dict[str, click.Command]:
     from gantrymq.kernel.loading import ENTRY_POINTS, load_plugins
     from gantrymq.plugins import DEFAULT_PLUGINS
 
-    named = [name.strip() for name in os.environ.get("GANTRYMQ_PLUGINS__ENABLE", "").split(",") if name.strip()]
+    texts = (os.environ.get(f"GANTRYMQ_PLUGINS__{key}", "") for key in ("ENABLE", "LOAD"))
+    named = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     installed = [point.name for point in metadata.entry_points(group=ENTRY_POINTS)]
     commands = click.Group()
     for origin in dict.fromkeys((*DEFAULT_PLUGINS, *installed, *named)):

@@ -27,6 +27,7 @@ class ConfigFlags:
     listen: str | None = None
     sets: Sequence[str] = ()
     enable: Sequence[str] = ()
+    load: Sequence[str] = ()
     disable: Sequence[str] = ()
     insecure: bool = False
 
@@ -59,6 +60,13 @@ def config_options(function: F) -> F:
             multiple=True,
             metavar="PLUGIN",
             help="Add a plugin: an entry point, module:attr, or ./file.py:attr. Repeatable.",
+        ),
+        click.option(
+            "--plugin",
+            "load",
+            multiple=True,
+            metavar="./FILE.PY:CLASS",
+            help="Add a plugin without a package, from a file or as module:attr (plugins.load). Repeatable.",
         ),
         click.option("--disable", multiple=True, metavar="PLUGIN", help="Disable a plugin. Repeatable."),
         click.option(
@@ -97,10 +105,10 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
     ]
     sets = [*flags.sets, *extra_sets, *(f"{place}={value}" for place, value in named if value is not None)]
     given = (flags.config or "", data, os.environ, sets, flags.enable, flags.disable)
-    settings = read_settings(*given, optional=optional_plugins)
+    settings = read_settings(*given, optional=optional_plugins, load=flags.load)
     overrides = _overrides(settings)
     if overrides is not None:
-        settings = read_settings(*given, overrides, optional_plugins)
+        settings = read_settings(*given, overrides, optional_plugins, flags.load)
     manager = load_plugins(DEFAULT_PLUGINS, settings.enable, settings.disable)
     config = build_config(settings, manager)
     for note in config.notes:

@@ -137,6 +137,8 @@ class PluginsSection:
     """Section ``[plugins]``: plugins to load after the default plugins, and plugins to disable."""
 
     enable: list[str] = attrs.field(factory=list)
+    load: list[str] = attrs.field(factory=list)
+    """Plugins without a package, as ``./file.py:attr`` or ``module:attr``, after those of ``enable``."""
     disable: list[str] = attrs.field(factory=list)
     skip_errors: list[str] = attrs.field(factory=list)
     """Plugins whose errors in ``before_append``, ``dispatch`` and background tasks are logged without stopping the

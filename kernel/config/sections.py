@@ -145,7 +145,8 @@ def _unknown_sections(settings: Settings, kinds: Mapping[str, type[Any]]) -> lis
             names = {name.removeprefix("plugin."): name for name in kinds if name.startswith("plugin.")}
             near = did_you_mean(section.removeprefix("plugin."), names)
             hint = near.replace("'", "'plugin.", 1) or (
-                f"; is the plugin named in plugins.enable? Loaded plugins have: {', '.join(names) or 'none'}"
+                "; is the plugin named in plugins.enable or plugins.load? Loaded plugins have:"
+                f" {', '.join(names) or 'none'}"
             )
         elif f"plugin.{section}" in kinds:
             hint = f"; did you mean 'plugin.{section}'?"

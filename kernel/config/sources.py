@@ -66,6 +66,7 @@ def read_settings(
     disable: Sequence[str] = (),
     overrides: tuple[str, bytes] | None = None,
     optional: Callable[[], PluginManager] | None = None,
+    load: Sequence[str] = (),
 ) -> Settings:
     """Merge a file's bytes (``path`` only names it), the environment and flags; later ones take precedence.
 
@@ -73,8 +74,8 @@ def read_settings(
     environment.
 
     ``*.conf`` and ``*.properties`` are RocketMQ's properties, all else is TOML. ``sets`` are ``section.key=value``;
-    ``enable`` and ``disable`` add to the lists of ``[plugins]``. ``optional`` loads the plugins that RocketMQ's
-    properties enable by setting a key of their sections. Raises :class:`ConfigError`.
+    ``enable``, ``load`` and ``disable`` add to the lists of ``[plugins]``. ``optional`` loads the plugins that
+    RocketMQ's properties enable by setting a key of their sections. Raises :class:`ConfigError`.
     """
     values: dict[tuple[str, str], Setting] = {}
     problems: list[str] = []
@@ -97,13 +98,15 @@ def read_settings(
         for place, setting in overridden.items()
         if values[place] is not setting
     ]
-    names = {key: (*_names(values, key, problems), *added) for key, added in (("enable", enable), ("disable", disable))}
-    for key, added in (("enable", enable), ("disable", disable)):
+    given = (("enable", "--enable", enable), ("load", "--plugin", load), ("disable", "--disable", disable))
+    names = {key: (*_names(values, key, problems), *added) for key, _, added in given}
+    for key, flag, added in given:
         if added:
-            values["plugins", key] = Setting(list(names[key]), "flag", f"--{key}", False)
+            values["plugins", key] = Setting(list(names[key]), "flag", flag, False)
     if problems:
         raise ConfigError(problems)
-    return Settings(values, names["enable"], names["disable"], tuple(notes), broker_conf)
+    chosen = (*names["enable"], *names["load"])
+    return Settings(values, chosen, names["disable"], tuple(notes), broker_conf)
 
 
 def show(value: object) -> str:

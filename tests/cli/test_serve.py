@@ -368,12 +368,26 @@ def test_an_invalid_address_is_reported(cli: Cli, tmp_path: Path, arguments: lis
     assert told in line
 
 
-def test_a_plugin_in_a_file_runs_without_a_package(serve: Serve, cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["serve --plugin", "serve load", "broker --plugin", "broker load"])
+def test_a_plugin_in_a_file_runs_without_a_package(
+    serve: Serve, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     (tmp_path / "refusing.py").write_text(REFUSING)
-    child = serve(*ANY_PORT, "--enable", f"{tmp_path}/refusing.py:Refusing")
+    monkeypatch.chdir(tmp_path)
+    command, _, form = way.partition(" ")
+    if form == "load":
+        (tmp_path / "broker.toml").write_text('[plugins]\nload = ["./refusing.py:Refusing"]\n')
+        arguments = ["--config", "broker.toml"]
+    else:
+        arguments = ["--plugin", "./refusing.py:Refusing"]
+    if command == "serve":
+        nameserver = ready(serve(*ANY_PORT, *arguments))["nameserver"]
+    else:
+        nameserver = ready(serve("--listen", "127.0.0.1:0", command="nameserver"))["nameserver"]
+        ready(serve("--listen", "127.0.0.1:0", "--nameserver", nameserver, *arguments, command="broker"))
     lines = tmp_path / "lines"
     lines.write_text("one\n")
-    outcome = cli("produce", "--topic", "t", "--nameserver", ready(child)["nameserver"], "--file", str(lines))
+    outcome = cli("produce", "--topic", "t", "--nameserver", nameserver, "--file", str(lines))
     assert outcome.code == 1
     assert "not on Sundays" in outcome.err
 

@@ -125,7 +125,13 @@ def refuse_unit(folder: Path) -> None:
 def _common(flags: ConfigFlags) -> list[str]:
     arguments = ["--config", flags.config] if flags.config is not None else []
     arguments += ["--insecure"] if flags.insecure else []
-    for option, values in (("--enable", flags.enable), ("--disable", flags.disable), ("--set", flags.sets)):
+    lists = (
+        ("--enable", flags.enable),
+        ("--plugin", flags.load),
+        ("--disable", flags.disable),
+        ("--set", flags.sets),
+    )
+    for option, values in lists:
         for value in values:
             arguments += [option, value]
     return arguments

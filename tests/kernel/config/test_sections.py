@@ -146,13 +146,13 @@ def test_unrelated_environment_variables_are_ignored() -> None:
         (
             "[plugin.zzz]\na = 1",
             "[plugin.zzz] (file gantrymq.toml): there is no such section; "
-            "is the plugin named in plugins.enable? Loaded plugins have: flush",
+            "is the plugin named in plugins.enable or plugins.load? Loaded plugins have: flush",
         ),
         ("[broker]\nnane = 'x'", "broker.nane (file gantrymq.toml): there is no such key; did you mean 'name'?"),
         (
             "[plugins]\nzzz = 1",
             "plugins.zzz (file gantrymq.toml): there is no such key;"
-            " there are: enable, disable, skip_errors, disable_on_error",
+            " there are: enable, load, disable, skip_errors, disable_on_error",
         ),
         ("[broker]\nid = 'one'", 'broker.id = "one" (file gantrymq.toml): allowed: a whole number'),
         ("[broker]\nid = true", "broker.id = true (file gantrymq.toml): allowed: a whole number"),
