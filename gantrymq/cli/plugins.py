@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.manager import PluginManager
 
 INTERVAL_MAX_S: Final = 60.0
+FILES: Final = re.compile(r"\bFiles: (.+?)\.(?=\s|$)", re.DOTALL)
+"""The sentence of a plugin's docstring that names its files."""
 
 
 @click.group()
@@ -66,7 +69,8 @@ def list_plugins(as_json: bool, **flags: Any) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def show_plugin(name: str, broker: str | None, as_json: bool, **flags: Any) -> None:
-    """Show one plugin that this configuration loads: purpose, settings with their origins, hooks in their call order.
+    """Show one plugin that this configuration loads: purpose, files, settings with their origins, hooks in their call
+    order.
 
     NAME is the plugin's name as `plugins list` prints it. No broker is started. With `--broker` the plugin need not be
     in this configuration, if that broker has it.
@@ -110,9 +114,9 @@ def show_plugin(name: str, broker: str | None, as_json: bool, **flags: Any) -> N
 def trace_plugins(broker: str, seconds: float, interval: float, as_json: bool) -> None:
     """Show what each plugin's hooks cost in a running broker, while this command runs.
 
-    Timed are the hooks that get a batch of messages or requests: `rows` are messages or requests. `busy %` is the share
-    of the broker's time. The broker times its hooks from the start of this command until some seconds after its end;
-    otherwise that costs nothing.
+    Timed are the hooks that get a batch: `rows` are its messages, requests, connections, topics or groups. `busy %` is
+    the share of the broker's time. The broker times its hooks from the start of this command until some seconds after
+    its end; otherwise that costs nothing.
     """
     import trio
 
@@ -127,7 +131,7 @@ def _print_plugin(found: dict[str, Any]) -> None:
     from gantrymq.cli.tables import print_table
     from gantrymq.kernel.config.sources import show
 
-    facts = ("version", "origin", "slot", "essential", "api_version", "on_error", "sources", "order")
+    facts = ("version", "origin", "slot", "essential", "api_version", "on_error", "sources", "order", "files")
     click.echo(f"{found['name']}: {found['purpose'] or 'says nothing of its purpose'}\n")
     for fact in facts:
         value = found[fact]
@@ -197,6 +201,7 @@ def explain(loaded: Loaded, name: str) -> dict[str, Any]:
         "api_version": getattr(info.plugin, "api_version", GANTRYMQ_API),
         "on_error": faults.policy_of(name),
         "sources": sorted(info.sources),
+        "files": files_of(info.plugin),
         "section": own,
         "config": [
             {"key": value.key, "value": value.value, "origin": value.origin, "source": value.source}
@@ -216,6 +221,13 @@ def purpose_of(plugin: Any) -> str:
         if text:
             return " ".join(text.split("\n\n")[0].split())
     return ""
+
+
+def files_of(plugin: Any) -> str | None:
+    """What the docstring of the plugin's module says after ``Files:``, as one line; None if it says nothing."""
+    module = sys.modules.get(type(plugin).__module__)
+    found = FILES.search((module.__doc__ if module is not None else None) or "")
+    return None if found is None else " ".join(found[1].split()).replace("``", "")
 
 
 def describe(manager: PluginManager) -> list[dict[str, Any]]:

@@ -91,6 +91,7 @@ def test_one_plugin_is_shown_with_settings_origins_and_hook_order(cli: Cli, modu
     assert (found["name"], found["slot"], found["essential"], found["api_version"]) == ("delay", None, False, 1)
     assert (found["on_error"], found["section"]) == ("skip", "plugin.delay")
     assert found["purpose"]
+    assert found["files"].startswith("config/delayOffset.json, every broker.persist_interval")
     levels = next(row for row in found["config"] if row["key"] == "levels")
     assert (levels["value"], levels["origin"], levels["source"]) == ("1s 2s", "flag", "--set")
     assert {row["origin"] for row in found["config"] if row["key"] != "levels"} <= {"default"}
@@ -105,12 +106,13 @@ def test_a_plugin_with_few_details_is_shown_as_text(cli: Cli, module: str) -> No
     assert outcome.code == 0, outcome.err
     lines = outcome.out.splitlines()
     assert lines[0].startswith("flush: ")
-    assert {"slot        flush", "essential   no", "api version 1"} <= set(lines)
+    assert {"slot        flush", "essential   no", "api version 1", "files       none"} <= set(lines)
     assert "[plugin.flush]" in lines
     assert any(line.split()[:3] == ["mode", '"sync"', "default"] for line in lines)
     assert any(line.split() == ["make_flush_strategy", "1", "1"] for line in lines)
     outcome = cli("plugins", "show", "late", "--enable", f"{module}:Late")
     assert outcome.out.startswith("late: says nothing of its purpose\n")
+    assert "files       -" in outcome.out.splitlines()
 
 
 def test_a_plugin_that_is_not_loaded_is_an_error(cli: Cli) -> None:

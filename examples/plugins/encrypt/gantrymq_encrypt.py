@@ -9,7 +9,8 @@ it: without it they cannot be delivered, and no consumer goes past them. Random 
 key.
 
 A slave has its master's bytes, and needs the plugin with the same keys to serve consumers. Properties, keys and tags
-among them, are not encrypted: queries and filters need them. Who reads a store's files himself, such as RocketMQ's
+among them, are not encrypted: queries and filters need them. Java clients, the Spark source and ``gantrymq export``
+read through the broker and get the bodies as they were sent. A program that reads the store's files, such as RocketMQ's
 broker, finds encrypted bodies.
 """
 
