@@ -105,7 +105,8 @@ soak: export GANTRYMQ_SOAK := true
 soak: export GANTRYMQ_STRICT := true
 soak: foreign
 	$(BIN)/python -m pytest $(PARALLEL) -m soak
-	$(BIN)/python -m pytest $(PARALLEL) tests/crash/test_kill.py tests/broker/test_fuzz.py
+	$(BIN)/python -m pytest $(PARALLEL) tests/crash/test_kill.py tests/crash/test_plugin_state_kill.py \
+		tests/crash/test_dedup_kill.py tests/broker/test_fuzz.py
 
 # A million mutated inputs for each parser (`make test` has ten thousand), then as many as coverage finds in an hour, with
 # the compiled loops built for it. Their corpora stay in build/corpora, where the next run goes on.
