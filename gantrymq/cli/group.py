@@ -23,6 +23,7 @@ COMMANDS = {
     "query": "gantrymq.cli.query:query",
     "group": "gantrymq.cli.consumer_groups:group_commands",
     "dlq": "gantrymq.cli.dead_letters:dlq",
+    "message": "gantrymq.cli.message:message",
     "delayed": "gantrymq.cli.delayed:delayed",
     "definitions": "gantrymq.cli.definitions:definitions",
     "store": "gantrymq.cli.store:store",
