@@ -255,6 +255,7 @@ class Watcher:
             await self._keeper.write(self._members.to_bytes())
             self._written = self._members
             self._said.pop("store", "")
+            log.info("members_stored", broker=self._name, master=self._members.master, slaves=len(self._members.slaves))
 
     async def _replace(self, rows: Sequence[Row], silent: float) -> None:
         """Replace the lost master; ``rows`` are the others. The next poll retries after a failure."""

@@ -128,7 +128,7 @@ def test_a_closed_blocking_client_raises_and_its_thread_has_ended(fake_in_thread
     for use in (client.admin.topics, client.producer("p").__enter__, client.consumer("T", "g").__enter__):
         with pytest.raises(gantrymq.ClientClosed, match="client is closed"):
             use()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # a thread of an earlier test may end meanwhile
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
@@ -212,7 +212,7 @@ def test_clients_producers_and_consumers_have_start_and_close(fake_in_thread: An
     closing = threading.Thread(target=client.close)
     closing.start()
     closing.join(20)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # a thread of an earlier test may end meanwhile
 
 
 def test_closing_the_client_closes_what_was_started_from_it(fake_in_thread: Any, backend: Any) -> None:

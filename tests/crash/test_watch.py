@@ -59,6 +59,7 @@ def prepare(group: HaGroup) -> None:
 
 def under_load(group: HaGroup, script: Callable[[Load], Awaitable[None]]) -> Ledger:
     """Run the script while senders send; then the ledger is checked at the broker that is the master."""
+    wait_for(lambda: has_stored_members(group))  # a watcher promotes only slaves that one has seen
     ledger = Ledger(uuid.uuid4().hex)
     load = Load(group.nameserver, TOPIC, ledger)
 
@@ -69,6 +70,12 @@ def under_load(group: HaGroup, script: Callable[[Load], Awaitable[None]]) -> Led
     trio.run(load.during, during)
     ledger.check(read_all(master_of(group), TOPIC, QUEUES, ledger))
     return ledger
+
+
+def has_stored_members(group: HaGroup) -> bool:
+    numbers = range(len(group.watchers))
+    found = [line["slaves"] for number in numbers for line in group.events(number, "members_stored")]
+    return any(int(str(slaves)) + 1 == len(group.brokers) for slaves in found)
 
 
 def master_of(group: HaGroup) -> str:

@@ -102,7 +102,7 @@ def test_a_text_ends_at_the_last_quote_that_can_end_it() -> None:
 
 def test_parentheses_may_lie_in_one_another_as_deep_as_parts() -> None:
     assert wanted("(" * 100 + "a = 1" + ")" * 100, a="1")
-    with pytest.raises(RemoteFault, match="more than 100 parts"):
+    with pytest.raises(RemoteFault, match="more than 100 nested parts"):
         compile_sql92("(" * 101 + "a = 1" + ")" * 101)
 
 
