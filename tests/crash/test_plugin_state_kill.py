@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -99,8 +100,10 @@ def forked(folder: Path, flush: str) -> Iterator[tuple[int, str]]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:  # never returns
-        with suppress(BaseException):
+        try:
             trio.run(serve, folder, flush, writing)
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
         os._exit(1)
     os.close(writing)
     try:
