@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import uuid
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scenarios import QUEUES, Scenario
-from systems import INTEROP, processor_seconds
+from systems import INTEROP, is_listening, processor_seconds
 
 from support.foreign import ToolMissing, cache_folder
 from support.processes import free_ports, wait_for
@@ -142,7 +141,7 @@ def kafka(flush: str) -> Iterator[Kafka]:
         command = _command(java, jars, HEAP, "kafka.Kafka", [str(conf)])
         with said.open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
             try:
-                wait_for(lambda: process.poll() is not None or _listens(port), 60.0)
+                wait_for(lambda: process.poll() is not None or is_listening(port), 60.0)
                 if process.poll() is not None:
                     raise RuntimeError(f"Kafka ended with {process.returncode}: {said.read_text()[-1000:]}")
                 yield Kafka(java, jars, port, flush, process.pid)
@@ -181,11 +180,3 @@ def _properties(home: Path, port: int, controller: int) -> str:
         "group.initial.rebalance.delay.ms": "0",
     }
     return "".join(f"{name}={value}\n" for name, value in values.items())
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1.0).close()
-    except OSError:
-        return False
-    return True

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import attrs
 from scenarios import Scenario
-from systems import INTEROP, processor_seconds
+from systems import INTEROP, is_listening, processor_seconds
 
 from support.foreign import ToolMissing, cache_folder
 from support.processes import free_ports, wait_for
@@ -103,7 +103,7 @@ def nats(flush: str) -> Iterator[Nats]:
             subprocess.Popen([str(program), "-c", str(conf)], stdout=log, stderr=log) as process,
         ):
             try:
-                wait_for(lambda: process.poll() is not None or _listens(port), 60.0)
+                wait_for(lambda: process.poll() is not None or is_listening(port), 60.0)
                 if process.poll() is not None:
                     raise RuntimeError(f"nats-server ended: {Path(folder, 'log').read_text()[-1000:]}")
                 yield Nats(port, process.pid)
@@ -185,11 +185,3 @@ def _drive(publishers: list[_Publisher], seconds: float) -> tuple[int, float]:
                     each.socket.sendall(each.publication * got)
                     open_ += got
     return count, time.perf_counter() - began
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1.0).close()
-    except OSError:
-        return False
-    return True

@@ -29,7 +29,7 @@ PATIENCE_S = 120.0
 
 
 class Exporting:
-    """A broker with the plugin, which runs when it is told to."""
+    """A broker whose exporter runs only at a request for it."""
 
     def __init__(self, folder: Path) -> None:
         self.to = folder / "out"
