@@ -7,6 +7,7 @@ killed, the silence of one that lost its power, and each of what a run replaces 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
 import socket
@@ -266,6 +267,13 @@ def test_one_seed_is_one_run_and_another_is_another() -> None:
     first = simulate(busy, 1)
     assert simulate(busy, 1) == first
     assert simulate(busy, 2) != first
+
+
+def test_a_slow_processor_does_not_change_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = simulate(busy, 1)
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(time, name, itertools.count().__next__)
+    assert simulate(busy, 1) == first
 
 
 def test_simulated_time_is_fast_and_machines_have_separate_clocks() -> None:

@@ -31,6 +31,8 @@ def all_from(seed: int) -> Iterator[None]:
         replaced: list[tuple[Any, str, Any]] = [
             (time, "time", _seconds),
             (time, "time_ns", lambda: int(_seconds() * 1e9)),
+            (time, "monotonic", _duration_clock(time.monotonic)),
+            (time, "perf_counter", _duration_clock(time.perf_counter)),
             (os, "getpid", lambda: _PROCESS_ID),
             (secrets, "randbelow", chance.randrange),
             (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
@@ -52,6 +54,18 @@ def _seconds() -> float:
         return START_MS / 1000 + trio.current_time()
     except RuntimeError:  # outside of the run
         return _REAL_TIME()
+
+
+def _duration_clock(real: Callable[[], float]) -> Callable[[], float]:
+    """Return a clock of simulated time: a program that limits how long it works must not do less on a slow machine."""
+
+    def seconds() -> float:
+        try:
+            return trio.current_time()
+        except RuntimeError:  # outside of the run
+            return real()
+
+    return seconds
 
 
 async def _at_once(function: Callable[..., T], *arguments: Any, **_options: Any) -> T:

@@ -45,9 +45,10 @@ def simulate(scenario: Callable[[Cluster], Awaitable[_R]], seed: int) -> _R:
             nursery.cancel_scope.cancel()
         return result
 
+    clock = MockClock(autojump_threshold=0)  # it keeps the real clock that it finds
     with _logs() as logged, all_from(seed):
         try:
-            return trio.run(main, clock=MockClock(autojump_threshold=0))
+            return trio.run(main, clock=clock)
         except BaseException as error:
             lines = "\n".join(str(line) for line in logged[-_LINES_TOLD:])
             error.add_note(f"seed {seed}; the last that was logged:\n{lines}")
