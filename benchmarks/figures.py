@@ -13,8 +13,8 @@ NO_MERIT = ("%", "times", "")
 @attrs.define
 class Figure:
     """One line of a section. ``values`` by system, one for each round; ``goal`` is ours to stay at or below,
-    or to reach where more is better (in ``unit``), or 0; ``ratio_goal`` how many times Java's value ours has to be, or
-    0."""
+    or to reach where more is better (in ``unit``), or 0; ``ratio_goal`` how many times better than Java's value ours
+    has to be, or 0."""
 
     group: str
     what: str
@@ -35,6 +35,14 @@ class Figure:
         return "-" if value is None else f"{_number(value)} {self.unit}".strip()
 
     @property
+    def ratio(self) -> float | None:
+        """How many times better ours is than Java's; None without both."""
+        ours, theirs = self.median("gantrymq"), self.median("java")
+        if not ours or not theirs:
+            return None
+        return theirs / ours if self.less_is_better else ours / theirs
+
+    @property
     def verdict(self) -> str:
         """How ours did, in a word; empty without two to compare, or where the figure is a circumstance and no merit."""
         ours, theirs = self.median("gantrymq"), self.median("java")
@@ -42,10 +50,10 @@ class Figure:
         if ours is not None and theirs is not None and self.unit not in NO_MERIT and not self.what.startswith("bare "):
             better = ours < theirs if self.less_is_better else ours > theirs
             told.append("equal" if ours == theirs else "better" if better else "WORSE")
-        if ours is not None and theirs and self.ratio_goal:
-            reached = ours / theirs >= self.ratio_goal
+        if self.ratio is not None and self.ratio_goal:
+            reached = self.ratio >= self.ratio_goal
             told.append(
-                f"{ours / theirs:.2f} times, goal >= {self.ratio_goal:g} times: {'reached' if reached else 'MISSED'}"
+                f"{self.ratio:.2f} times, goal >= {self.ratio_goal:g} times: {'reached' if reached else 'MISSED'}"
             )
         if ours is not None and self.goal:
             sign, reached = ("<=", ours <= self.goal) if self.less_is_better else (">=", ours >= self.goal)

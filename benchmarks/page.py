@@ -39,6 +39,8 @@ def page(report: Report, how_to: str, pictures: Sequence[str] = (), ended: str =
     if ended:
         parts.append(f"**This is a part: it ended early. {ended}**")
     parts.append("\n".join(f"- {line}" for line in [*circumstances(report), *report.notes]))
+    if (goals := report.goal_table())[1]:
+        parts += ["## Goals", "Medians; how many times better than the system beside it.", markdown(goals)]
     parts += [f"![{ALTS[name]}](plots/{name}.svg)" for name in pictures if name != "growth"]
     for group, title in GROUPS.items():
         parts += _section(report, group, title)

@@ -95,6 +95,27 @@ class Report:
             rows.append(tuple(cells))
         return columns, rows
 
+    def goal_table(self) -> Table:
+        """Columns and rows: each goal that compares us with another system, and how it ended; a row without a
+        result stays, because a goal that is not measured is not reached."""
+        rows = []
+        for scenario in self.scenarios:
+            goals = {"java": _goal(scenario), **(scenario.goals_of_others if KIND != "plain" else {})}
+            ours = self.rates("gantrymq", scenario.name)
+            for system, goal in goals.items():
+                if goal is None:
+                    continue
+                theirs = self.rates(system, scenario.name) or self.others.get(system, {}).get(scenario.name, [])
+                result = _against(goal, ratio_of(ours, theirs))
+                rows.append((scenario.name, f"{_rate(ours)}/s", system, f"{_rate(theirs)}/s", f">= {goal:g}", *result))
+        for figure in self.figures.found:
+            if figure.ratio_goal:
+                texts = figure.text("gantrymq"), "java", figure.text("java")
+                rows.append(
+                    (figure.what, *texts, f">= {figure.ratio_goal:g}", *_against(figure.ratio_goal, figure.ratio))
+                )
+        return ("row", "ours", "beside", "theirs", "goal", "times better", "result"), rows
+
     def costs(self, system: str, name: str) -> list[float]:
         """Microseconds of processor time for each message, of each round."""
         return [each.costs[name] for each in self.rounds if each.system == system and name in each.costs]
@@ -227,6 +248,13 @@ def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 
 def _goal(scenario: Scenario) -> float | None:
     return scenario.plain_goal if KIND == "plain" else scenario.goal
+
+
+def _against(goal: float, ratio: float | None) -> tuple[str, str]:
+    """Return the ratio and the verdict."""
+    if ratio is None:
+        return "-", "not measured"
+    return f"{ratio:.2f}", "reached" if ratio >= goal else "MISSED"
 
 
 def _goal_text(scenario: Scenario) -> str:

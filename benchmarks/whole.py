@@ -191,6 +191,8 @@ class Run:
             columns, rows = report.figure_table(group)
             if rows:
                 print_table(columns, rows)
+        if (goals := report.goal_table())[1]:
+            print_table(*goals)
         for line in [*report.verdicts(report.scenarios), *figures_told(self.given.groups, report.figures)]:
             print(line)
         if limited := report.limited(report.scenarios):

@@ -24,9 +24,9 @@ MakeBench = Callable[..., subprocess.CompletedProcess[str]]
 def test_scenarios_are_chosen_by_groups_and_parts_of_their_names(load: Any) -> None:
     scenarios = load("scenarios")
     assert [each.name for each in scenarios.chosen("1x1, pull")] == [
-        "pull 8 queues, 32 a pull", "send 1x1 async", "send 1x1 sync"
+        "pull 8 queues, 32 a pull", "pull 8x1, 32 a pull", "send 1x1 async", "send 1x1 sync"
     ]  # fmt: skip
-    assert len(scenarios.chosen("", ["budget"])) == 13
+    assert len(scenarios.chosen("", ["budget"])) == 14
     assert {each.connections for each in scenarios.chosen("", ["connections"])} == {1, 8, 64, 1000}
     sizes = {each.size for each in scenarios.chosen("", ["payloads"]) if each.batch == 1}
     assert sizes == {16, 100, 1024, 65_536}

@@ -12,8 +12,7 @@ import pytest
 def test_wins_and_losses_are_reported_the_same_way(report: Any) -> None:
     assert report.verdicts(report.scenarios) == [
         "send 8x16 async: faster than the Java broker, 3.10 times; the goal is 3: reached",
-        "send 1x1 async: SLOWER than the Java broker, 0.90 times; "
-        "the goal is 1.6: MISSED; its p99 is HIGHER than Java's",
+        "send 1x1 async: SLOWER than the Java broker, 0.90 times; the goal is 2: MISSED; its p99 is HIGHER than Java's",
     ]
 
 
@@ -54,6 +53,21 @@ def test_other_systems_have_columns_if_they_were_measured(report: Any) -> None:
     assert "redis/s" in columns
     assert "kafka/s" not in columns
     assert [row[columns.index("redis/s")] for row in rows] == ["200", "-"]
+
+
+def test_each_goal_has_a_row_with_its_result(load: Any, report: Any) -> None:
+    report.others = {"redis": {"send 8x16 async": [400.0]}}
+    for system, seconds in (("gantrymq", 0.4), ("java", 0.3)):
+        report.figures.add("queues", "first message to each", "s", system, seconds, ratio_goal=1.0)
+    assert report.goal_table()[1] == [
+        ("send 8x16 async", "310/s", "java", "100/s", ">= 3", "3.10", "reached"),
+        ("send 8x16 async", "310/s", "redis", "400/s", ">= 1", "0.78", "MISSED"),
+        ("send 1x1 async", "9/s", "java", "10/s", ">= 2", "0.90", "MISSED"),
+        ("first message to each", "0.40 s", "java", "0.30 s", ">= 1", "0.75", "MISSED"),
+    ]
+    assert "| send 8x16 async | 310/s | redis | 400/s | >= 1 | 0.78 | MISSED |" in load("page").page(report, "how.md")
+    report.others = {}
+    assert report.goal_table()[1][1][3:] == ("-/s", ">= 1", "-", "not measured")
 
 
 def test_processor_time_for_a_message_has_a_table_with_its_goal(load: Any, report: Any) -> None:
