@@ -48,6 +48,8 @@ class FirstByteStream(trio.abc.Stream):
         self._stream: trio.abc.Stream | None = None
         self.refused = ""
         """Why the connection ended before its first frame, if TLS was the reason."""
+        self.is_unfinished = False
+        """Whether the peer left during the handshake, or took too long for it."""
         self.is_plain = False
         """Whether the peer's first byte was plain text; then the connection's own stream may be used as well."""
         self.subject: str | None = None
@@ -82,9 +84,10 @@ class FirstByteStream(trio.abc.Stream):
             with trio.fail_after(self._seconds):
                 await stream.do_handshake()
         except trio.TooSlowError:
-            self.refused = "the TLS handshake took too long"
+            self.refused, self.is_unfinished = "the TLS handshake took too long", True
             raise trio.BrokenResourceError(self.refused) from None
         except trio.BrokenResourceError as error:
+            self.is_unfinished = isinstance(error.__cause__, ssl.SSLEOFError)
             reason = getattr(error.__cause__, "reason", None) or "it is no TLS"
             self.refused = f"the TLS handshake failed: {reason.replace('_', ' ').lower()}"
             raise

@@ -28,6 +28,9 @@ _SHORT_NAMES: Final = {
 }  # fmt: skip
 
 
+_SPECIAL: Final = frozenset('"+,;<>\\')
+
+
 class TlsUnusable(ValueError):
     """The certificates or the key cannot be used; the text names the file and the reason."""
 
@@ -89,10 +92,22 @@ class ServerTls:
 
 
 def subject_of(certificate: dict[str, Any] | None) -> str | None:
-    """The subject of a certificate of :meth:`ssl.SSLObject.getpeercert`, such as ``CN=worker,O=Example``."""
+    """The subject of a certificate of :meth:`ssl.SSLObject.getpeercert`, such as ``CN=worker,O=Example``.
+
+    Source: RFC 4514. Without its escapes, the name ``worker,O=Example`` would be equal to the name ``worker`` of the
+    organization ``Example``.
+    """
     names: Iterable[Any] = () if certificate is None else certificate.get("subject", ())
-    parts = [f"{_SHORT_NAMES.get(key, key)}={value}" for row in names for key, value in row]
+    parts = ["+".join(f"{_SHORT_NAMES.get(key, key)}={_escaped(value)}" for key, value in row) for row in names]
     return ",".join(reversed(parts)) or None
+
+
+def _escaped(value: str) -> str:
+    """``value`` as RFC 4514 writes it in a name."""
+    text = "".join("\\00" if each == "\0" else f"\\{each}" if each in _SPECIAL else each for each in value)
+    if text.startswith(("#", " ")):
+        text = f"\\{text}"
+    return f"{text[:-1]}\\ " if text.endswith(" ") and len(value) > 1 else text
 
 
 def _no_password() -> str:

@@ -91,7 +91,7 @@ class AclPlugin:
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """50 to 54, and with users 3001 to 3010."""
-        found: dict[int, Processor] = dict(AccountRequests(broker, self._file).processors())
+        found: dict[int, Processor] = dict(AccountRequests(broker, self._file, self._checks.is_super).processors())
         if self._users is not None:
             found |= UserRequests(self._users, self._checks.is_super).processors()
         return found

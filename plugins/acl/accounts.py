@@ -139,7 +139,7 @@ def read_account(entry: Mapping[str, Any], where: str) -> Account:
         topic_default=parse_permission(text_of(entry, "defaultTopicPerm", where)),
         group_default=parse_permission(text_of(entry, "defaultGroupPerm", where)),
         permissions=permissions or None,
-        subjects=tuple(texts_of(entry, "subjects", where)),
+        subjects=_subjects_of(entry, where),
     )
 
 
@@ -209,6 +209,14 @@ def _permissions_of(entry: Mapping[str, Any], key: str, kind: str, where: str) -
             raise ValueError(f"{where}: Parse resource permission failed for {kind}:{text}")
         found[retry_topic(items[0]) if kind == "group" else items[0]] = parse_permission(items[1])
     return found
+
+
+def _subjects_of(entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    subjects = tuple(texts_of(entry, "subjects", where))
+    if not all(subject.strip() for subject in subjects):
+        # the subject of a connection without a certificate would be equal to it
+        raise ValueError(f"{where}: a subject is empty: write one such as 'CN=worker,O=Example'")
+    return subjects
 
 
 def _version_of(document: Mapping[str, Any]) -> DataVersion:

@@ -5,6 +5,7 @@ Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, ``PlainPermissionManager``. Sec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel.processors import Handler, Request
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 
 
 class AccountRequests:
-    """Handlers of the five codes."""
+    """Handlers of the five codes. ``is_super`` says whether a super user, or an admin account, sent a request."""
 
-    def __init__(self, broker: Broker, file: AccountFile) -> None:
+    def __init__(self, broker: Broker, file: AccountFile, is_super: Callable[[Request], bool]) -> None:
         self._broker = broker
         self._file = file
+        self._is_super = is_super
 
     def processors(self) -> dict[int, Handler]:
         """Request code to handler."""
@@ -112,6 +114,9 @@ class AccountRequests:
         return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())
 
     async def _change(self, request: Request, change: Any, failed: int) -> Command:
+        if not self._is_super(request):
+            # accounts and addresses have no policies: with them, a user could give itself the rights of a super user
+            raise RemoteFault(ResponseCode.NO_PERMISSION, "accounts can only be changed by a super user")
         try:
             await self._file.change(change, self._broker.env.wall_ms())
         except (ValueError, OSError) as error:

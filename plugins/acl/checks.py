@@ -69,7 +69,8 @@ class Checks:
         if self._policies is not None and (access_key in self._policies or not accounts.by_key):
             return self._check_user(self._policies, request, access_key)
         if access_key is None:
-            account = accounts.by_subject.get(getattr(request.connection.sock, "subject", None) or "")
+            subject = getattr(request.connection.sock, "subject", None)
+            account = accounts.by_subject.get(subject) if subject else None
             if account is None:
                 raise Denied("no_key", "No accessKey is configured")
             access_key = account.access_key
@@ -104,7 +105,8 @@ class Checks:
                 return str(name)
             policies.check(str(name), request, None if right is Right.ADMIN else needs_of(right, request, self._store))
         except Refused as refused:
-            raise Denied(refused.reason, str(refused), name, is_of_user=True) from None
+            known = name if name in policies else None  # an unknown name would be a subject of its own in the log
+            raise Denied(refused.reason, str(refused), known, is_of_user=True) from None
         except Unnamed as error:
             raise Denied("unnamed", str(error), name, is_of_user=True) from None
         except RemoteFault as fault:

@@ -11,7 +11,8 @@ comparison prefers shorter prefixes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from ipaddress import ip_address, ip_network
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 import msgspec
@@ -105,7 +106,7 @@ def _check_entry(entry: PolicyEntryInfo) -> None:
     entry.actions = [spelled(action, ACTIONS, "action") for action in entry.actions]
     for source in entry.source_ips or ():
         try:
-            ip_network(source, strict=False)
+            _network_of(source)
         except ValueError:
             raise ValueError("The source ip is invalid.") from None
     if entry.decision is None:
@@ -176,11 +177,24 @@ def _matches(entry: PolicyEntryInfo, resource: str, actions: Collection[str], ad
         return False
     if not entry.source_ips:
         return True
+    host = _host_of(address)
+    # an address that cannot be read must not get past a denial
+    return entry.decision == DENY if host is None else any(host in _network_of(source) for source in entry.source_ips)
+
+
+@lru_cache(maxsize=1024)
+def _host_of(address: str) -> IPv4Address | IPv6Address | None:
+    """The address of a peer. A port that serves IPv6 has IPv4 peers as ``::ffff:10.0.0.1``; policies mean 10.0.0.1."""
     try:
-        host = ip_address(address)
+        host = ip_address(address.partition("%")[0])
     except ValueError:
-        return False
-    return any(host in ip_network(source, strict=False) for source in entry.source_ips)
+        return None
+    return host.ipv4_mapped or host if isinstance(host, IPv6Address) else host
+
+
+@lru_cache(maxsize=4096)
+def _network_of(source: str) -> IPv4Network | IPv6Network:
+    return ip_network(source, strict=False)
 
 
 def _rank(pattern: str) -> tuple[bool, int]:

@@ -60,7 +60,7 @@ class TlsPlugin:
     _context: ssl.SSLContext
 
     def __init__(self) -> None:
-        self._results: Counter[str] = Counter(ok=0, failed=0, plain=0)
+        self._results: Counter[str] = Counter(ok=0, failed=0, unfinished=0, plain=0)
         self._failed_reloads = 0
         self._seen: tuple[bytes, ...] = ()
         self._slice_end = self._spent = 0.0

@@ -11,7 +11,10 @@ from gantrymq.remoting._first_byte_stream import FirstByteStream
 
 
 class PortStream(FirstByteStream):
-    """Plain text or TLS; ``ended`` gets the result of the handshake (``ok``, ``failed``, ``plain``) and a reason."""
+    """Plain text or TLS.
+
+    ``ended`` gets the result of the handshake (``ok``, ``failed``, ``unfinished``, ``plain``) and a reason.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,6 @@ class PortStream(FirstByteStream):
             if self.has_begun or self.refused:
                 self._ended = None
                 if self.refused:
-                    ended("plain" if self.is_plain else "failed", self.refused)
+                    ended("plain" if self.is_plain else "unfinished" if self.is_unfinished else "failed", self.refused)
                 elif not self.is_plain:
                     ended("ok", "")

@@ -35,15 +35,15 @@ class Owner(Protocol):
         """Seconds."""
 
     def ended(self, connection: Connection, result: str, reason: str) -> None:
-        """A handshake's result: ``ok``, ``failed`` or ``plain``."""
+        """A handshake's result: ``ok``, ``failed``, ``unfinished`` or ``plain``."""
 
 
 class TlsSocket:
     """Replaces ``connection.sock`` until the first byte says that the peer speaks plain text, or for good."""
 
     __slots__ = (
-        "_allows_plain", "_connection", "_context", "_in_flight", "_incoming", "_is_open", "_outgoing", "_owner",
-        "_raw", "_tls", "_unsent", "subject",
+        "_allows_plain", "_connection", "_context", "_has_failed", "_in_flight", "_incoming", "_is_open",
+        "_outgoing", "_owner", "_raw", "_tls", "_unsent", "subject",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,7 @@ class TlsSocket:
         self._allows_plain = allows_plain
         self._tls: ssl.SSLObject | None = None
         self._is_open = False
+        self._has_failed = False
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._unsent = b""
@@ -107,6 +108,10 @@ class TlsSocket:
 
     def close(self) -> None:
         """Tell the peer that no more follows, if it reads, and close the socket."""
+        if self._tls is not None and not self._is_open and not self._has_failed:
+            self._has_failed = True
+            reason = "the handshake was not finished: the peer has left, or limits.first_frame was over"
+            self._owner.ended(self._connection, "unfinished", reason)
         if self._tls is not None and self._is_open and not self._unsent:
             with suppress(OSError):  # SSLError is one: the peer's part is missing
                 self._tls.unwrap()
@@ -133,6 +138,7 @@ class TlsSocket:
             with suppress(OSError):
                 self._answer()  # the alert
             reason = (error.reason or "it is no TLS").replace("_", " ").lower()
+            self._has_failed = True
             self._owner.ended(self._connection, "failed", reason)
             raise ConnectionError(f"the TLS handshake failed: {reason}") from None
         finally:

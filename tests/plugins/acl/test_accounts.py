@@ -122,3 +122,9 @@ def test_permissions_of_administrators_must_be_known() -> None:
         check_permissions(["a=WRITE"])
     with pytest.raises(ValueError, match="The expected resource format is 'Res=Perm'"):
         check_permissions(["a"])
+
+
+@pytest.mark.parametrize("subjects", ["['']", "[' ']", "[~]"])
+def test_an_empty_subject_is_refused_because_connections_without_certificates_have_none(subjects: str) -> None:
+    with pytest.raises(ValueError, match="account 'worker-key': a subject is empty"):
+        Accounts.parse(f"accounts: [{{accessKey: worker-key, secretKey: secretsecret, subjects: {subjects}}}]".encode())

@@ -132,6 +132,16 @@ async def test_no_changed_byte_of_a_signed_request_passes(guarded: MakeBroker) -
         assert (await ask(channel, replayed, None))[0] == 1
 
 
+async def test_a_request_that_was_read_can_be_sent_again_because_signatures_have_no_time(guarded: MakeBroker) -> None:
+    """As in RocketMQ, whose signatures cover fields and body, and neither the code nor a time: TLS hides requests."""
+    async with run_broker(guarded()) as broker:
+        read = ADMIN.sign(send("T", b"x"))
+        for replayed in (read, read, Command(RequestCode.GET_BROKER_CONFIG, read.ext, read.body)):
+            async with open_channel(broker.address) as stranger:
+                assert await ask(stranger, replayed, None) == (0, None)
+        assert refused(broker) == {}
+
+
 async def test_a_signature_is_good_for_its_own_fields_only(guarded: MakeBroker) -> None:
     async with run_broker(guarded()) as broker, open_channel(broker.address) as channel:
         signature = (WORKER.sign(send("T", b"x")).ext or {})["Signature"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.api import Broker
 from gantrymq.kernel.errors import StartError
@@ -21,7 +22,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import SIGNATURE, Credentials
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
-from support.accounts import ACCOUNTS, ACL, WORKER
+from support.accounts import ACCOUNTS, ACL, ADMIN, WORKER
 
 pytestmark = pytest.mark.trio
 
@@ -145,6 +146,35 @@ async def test_only_super_users_make_and_change_super_users_and_one_stays(tmp_pa
             assert (await ask(broker, command)).remark == "the last super user must stay, and stay enabled"
 
 
+async def test_a_user_with_the_cluster_gets_no_more_by_changing_accounts(tmp_path: Path) -> None:
+    """An admin account counts as a super user, and an address of the list needs no key."""
+    account = {"accessKey": "made-by-alice", "secretKey": "made-by-alice", "admin": "true"}
+    async with served(tmp_path, ACCOUNTS) as broker:
+        await add_alice(broker, ("Cluster:*", "All"))
+        before = (tmp_path / "plain_acl.yml").read_bytes()
+        for command in (
+            Command(C.UPDATE_AND_CREATE_ACL_CONFIG, account),
+            Command(C.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {"globalWhiteAddrs": "*"}),
+            Command(C.DELETE_ACL_CONFIG, {"accessKey": "the-admin"}),
+        ):
+            answer = await ask(broker, command, ALICE)
+            assert (answer.code, answer.remark) == (16, "accounts can only be changed by a super user")
+        assert (tmp_path / "plain_acl.yml").read_bytes() == before
+        for keys in (ROOT, ADMIN):
+            assert (await ask(broker, Command(C.UPDATE_AND_CREATE_ACL_CONFIG, account), keys)).code == 0
+
+
+async def test_unknown_names_are_one_line_in_the_log_for_each_address(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with served(tmp_path) as broker:
+            for number in range(5):
+                name = f"guess-{number}-" + "x" * 10_000
+                assert (await ask(broker, send("T", b"x"), Credentials(name, "guessed-it"))).code == 16
+    found = [each for each in logs if each["event"] == "request_denied"]
+    assert [each["access_key"] for each in found] == [None]
+    assert len(str(found)) < 1000
+
+
 async def test_a_user_that_only_consumes_may_send_heartbeats_of_a_java_consumer(tmp_path: Path) -> None:
     """RocketMQ's consumers also have a producer, of a group that each client has."""
     consumers = [ConsumerData("g", subscription_data_set=[SubscriptionData("T", "*")])]
@@ -218,6 +248,18 @@ async def test_the_most_specific_resource_decides_and_a_denial_among_equal_ones(
     near = AclInfo("User:alice", [PolicyInfo("Custom", [PolicyEntryInfo("Topic:T", ["All"], ["10.0.0.0/8"], "Allow")])])
     assert decide(near, "Topic:T", ("Pub",), "10.9.9.9") == ""
     assert decide(near, "Topic:T", ("Pub",), "11.0.0.1") != ""
+
+
+@pytest.mark.parametrize("address", ["10.9.9.9", "::ffff:10.9.9.9", "no-address"])
+async def test_a_denial_for_addresses_counts_at_a_port_that_serves_ipv6_too(address: str) -> None:
+    """Such a port has IPv4 peers as ``::ffff:10.9.9.9``."""
+    rows = [
+        PolicyEntryInfo("Topic:*", ["All"], None, "Allow"), PolicyEntryInfo("Topic:T", ["All"], ["10.0.0.0/8"], "Deny"),
+    ]  # fmt: skip
+    found = AclInfo("User:alice", [PolicyInfo("Custom", rows)])
+    assert decide(found, "Topic:T", ("Pub",), address) == "the decision is deny."
+    assert decide(found, "Topic:T", ("Pub",), "::ffff:11.0.0.1") == ""
+    assert decide(found, "Topic:T", ("Pub",), "2001:db8::1") == ""
 
 
 @pytest.mark.parametrize(

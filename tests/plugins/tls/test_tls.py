@@ -69,7 +69,7 @@ async def test_messages_are_sent_and_received_over_tls(tmp_path: Path) -> None:
             offset += len(records)
         assert sorted(bodies[:200]) == sorted(b"%d" % number for number in range(200))
         assert bodies[200] == large
-        assert handshakes(broker) == {"ok": 2, "failed": 0, "plain": 0}
+        assert handshakes(broker) == {"ok": 2, "failed": 0, "unfinished": 0, "plain": 0}
 
 
 async def test_a_peer_that_reads_late_gets_every_byte(tmp_path: Path) -> None:
@@ -139,6 +139,18 @@ async def test_the_subject_of_a_client_certificate_is_the_identity(tmp_path: Pat
         async with encrypted(broker, context) as channel:
             assert (await channel.call(send("T", b"x"))).code == 0
             assert [connection.identity for connection in broker.connections] == ["CN=worker,O=GantryMQ tests"]
+
+
+async def test_a_name_with_a_comma_is_not_the_subject_of_another_organization(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = client_context()
+    context.load_cert_chain(authority.issue("worker,O=GantryMQ tests"))
+    settings = {"plugin__tls__ca": authority.file, "plugin__tls__client_certificates": "required"}
+    async with secured(tmp_path, **settings) as broker, encrypted(broker, context) as channel:
+        assert (await channel.call(send("T", b"x"))).code == 0
+        assert [connection.identity for connection in broker.connections] == [
+            "CN=worker\\,O=GantryMQ tests,O=GantryMQ tests"
+        ]
 
 
 @pytest.mark.parametrize("stranger", [True, False], ids=["another authority", "none"])
@@ -270,6 +282,36 @@ async def test_a_handshake_that_does_not_end_is_limited_in_time(tmp_path: Path) 
                     assert await stream.receive_some(1) == b""
             await stream.aclose()
         assert (await channel.call(send("T", b"x"))).code == 0
+        await eventually(lambda: len(broker.connections) == 1)
+        assert handshakes(broker) == {"ok": 1, "failed": 0, "unfinished": 2, "plain": 0}
+
+
+async def openssl(broker: Broker, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes]:
+    """The result of ``openssl s_client``, and what it has printed."""
+    command = ["openssl", "s_client", "-connect", broker.address, "-CAfile", str(CA), *arguments]
+    with trio.fail_after(60):
+        done = await trio.run_process(command, stdin=stdin, capture_stdout=True, capture_stderr=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_renegotiation_is_refused_and_other_clients_are_served(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker, encrypted(broker) as channel:
+        code, text = await openssl(broker, "-tls1_2", "-no_ign_eof", stdin=b"R\n")
+        assert b"RENEGOTIATING" in text, text
+        assert b"no renegotiation" in text, text
+        assert code != 0
+        assert (await channel.call(send("T", b"x"))).code == 0
+        await eventually(lambda: len(broker.connections) == 1)
+        assert handshakes(broker)["ok"] == 2, "the first handshake of each, and no other"
+
+
+async def test_a_downgrade_that_the_client_reports_is_refused_and_counted(tmp_path: Path) -> None:
+    """A client that retries with TLS 1.2 because somebody broke its TLS 1.3 handshake marks that (RFC 7507)."""
+    async with secured(tmp_path) as broker, encrypted(broker) as channel:
+        code, text = await openssl(broker, "-tls1_2", "-fallback_scsv")
+        assert (code != 0, b"inappropriate fallback" in text) == (True, True), text
+        await eventually(lambda: handshakes(broker)["failed"] == 1)
+        assert (await channel.call(send("T", b"x"))).code == 0
 
 
 async def test_old_versions_and_weak_ciphers_are_refused(tmp_path: Path) -> None:
@@ -302,6 +344,8 @@ async def test_handshakes_share_the_time_with_others(tmp_path: Path) -> None:
             for sock in sockets:
                 await trio.lowlevel.wait_readable(sock)
                 sock.close()
+        assert (await channel.call(send("T", b"x"), 20.0)).code == 0
+        await eventually(lambda: handshakes(broker)["unfinished"] == 200)
 
 
 @pytest.mark.parametrize(
