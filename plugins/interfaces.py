@@ -357,6 +357,17 @@ class Encryption(Protocol):
         """The context for connections to other brokers; None: they are plain."""
 
 
+class RefusalLog(Protocol):
+    """A record of connections that were refused before their first request (plugin ``audit``)."""
+
+    def connection_refused(self, request: str, address: str, port: str, reason: str) -> None:
+        """Record a refusal; equal ones are merged, so it may be called often.
+
+        ``request``: ``TLS_HANDSHAKE`` or ``SLAVE_CONNECTION`` (:mod:`gantrymq.remoting.audit_events`). ``address``:
+        ``host:port`` of the peer. ``port``: what the log calls the port. ``reason``: a text without secrets.
+        """
+
+
 class Retention(Protocol):
     """Deletion of expired messages."""
 

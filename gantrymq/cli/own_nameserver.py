@@ -10,8 +10,10 @@ import attrs
 
 @attrs.frozen
 class OwnNameserver:
-    """``listen``: its address; ``peers``: addresses that may change routes; ``access``: the file of their keys."""
+    """``listen``: its address; ``peers``: addresses that may change routes; ``access``: the file of their keys;
+    ``audit``: the file of the audit."""
 
     listen: str
     peers: Sequence[str] = ()
     access: Path | None = None
+    audit: Path | None = None

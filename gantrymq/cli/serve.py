@@ -56,12 +56,14 @@ def processes_options(function: F) -> F:
     metavar="FILE",
     help="Who may change routes: keys and certificates with the broker names of each (TOML).",
 )
+@click.option("--nameserver-audit", metavar="FILE", help="Append changes and refusals of the nameserver to this file.")
 @processes_options
 @log_level_option()
 def serve(
     nameserver_listen: str,
     nameserver_peers: str | None,
     nameserver_access: str | None,
+    nameserver_audit: str | None,
     processes: int | None,
     pin: bool,
     log_level: str,
@@ -74,7 +76,8 @@ def serve(
     """
     configure_logs(log_level)
     access = None if nameserver_access is None else Path(nameserver_access)
-    own = OwnNameserver(nameserver_listen, _listed(nameserver_peers), access)
+    audit = None if nameserver_audit is None else Path(nameserver_audit)
+    own = OwnNameserver(nameserver_listen, _listed(nameserver_peers), access, audit)
     _run(ConfigFlags(**flags), [], processes, pin, log_level, own)
 
 
@@ -116,6 +119,7 @@ def broker(nameserver: str | None, processes: int | None, pin: bool, log_level: 
     metavar="FILE",
     help="Who may change routes: keys and certificates with the broker names of each (TOML).",
 )
+@click.option("--audit", metavar="FILE", help="Append administrative changes and refusals to this file.")
 @click.option("--insecure", is_flag=True, help="Let every machine that can connect change routes.")
 @click.option("--tls-certificate", metavar="FILE", help="Speak TLS with this certificate (PEM, with its chain).")
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key, if it is in another file.")
@@ -128,6 +132,7 @@ def nameserver(
     settings: tuple[str, ...],
     peers: str | None,
     access: str | None,
+    audit: str | None,
     insecure: bool,
     tls_certificate: str | None,
     tls_key: str | None,
@@ -152,8 +157,11 @@ def nameserver(
         raise click.UsageError("--tls-key, --tls-ca and --tls-permissive need --tls-certificate")
     kv_path = Path(data) / "kvConfig.json" if data is not None else None
     access_path = None if access is None else Path(access)
+    audit_path = None if audit is None else Path(audit)
     with ending_in_time() as deadline:
-        trio.run(run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path)
+        trio.run(
+            run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path, audit_path
+        )
 
 
 def _run(

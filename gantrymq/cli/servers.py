@@ -64,6 +64,7 @@ async def run_nameserver(
     insecure: bool = False,
     tls: NameserverTls | None = None,
     access: Path | None = None,
+    audit: Path | None = None,
 ) -> None:
     """Run a nameserver until a signal; ``settings`` are its switches as ``name=true``.
 
@@ -74,7 +75,7 @@ async def run_nameserver(
     with ending_by_signal(stop.set), reloading_by_signal(partial(log.info, "settings_reloaded", changed=[])):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
-            server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls, access)
+            server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls, access, audit)
             say(f"GantryMQ {__version__} nameserver")
             say(f"ready nameserver={server.address}")
             notifier = Notifier()
@@ -290,7 +291,8 @@ async def start_nameserver_of(nursery: trio.Nursery, loaded: Loaded, own: OwnNam
     """Start the nameserver of ``gantrymq serve``, with the broker's folder, TLS and ``insecure``."""
     kv_path = Path(loaded.config.broker.data) / "config" / "kvConfig.json"
     insecure = loaded.config.broker.insecure
-    return await _start_nameserver(nursery, own.listen, kv_path, (), own.peers, insecure, tls_of(loaded), own.access)
+    tls = tls_of(loaded)
+    return await _start_nameserver(nursery, own.listen, kv_path, (), own.peers, insecure, tls, own.access, own.audit)
 
 
 async def _start_nameserver(
@@ -302,6 +304,7 @@ async def _start_nameserver(
     insecure: bool = False,
     tls: NameserverTls | None = None,
     access: Path | None = None,
+    audit: Path | None = None,
 ) -> NameServer:
     try:
         host, port = parse_address(listen, any_port=True)
@@ -312,6 +315,7 @@ async def _start_nameserver(
             switches=read_switches(settings),
             peers=tuple(peers),
             access=access,
+            audit=audit,
             insecure=insecure,
             tls=None if tls is None else tls.files,
             plain=tls is None or not tls.enforcing,

@@ -14,6 +14,7 @@ import trio
 
 from gantrymq.nameserver.access import Identity, check_right, identify
 from gantrymq.nameserver.answers import Handler, success
+from gantrymq.nameserver.audit import Audit
 from gantrymq.nameserver.epochs import KnownEpochs
 from gantrymq.nameserver.kv import ORDER_TOPIC_NAMESPACE, KVConfig
 from gantrymq.nameserver.kvrequests import KVRequests
@@ -83,10 +84,12 @@ class Requests:
         settings: Mapping[str, str] | None = None,
         cache: RouteCache | None = None,
         identities: Callable[[], Mapping[str, Identity] | None] = lambda: None,
+        audit: Audit | None = None,
     ) -> None:
         """``settings`` are further values that administrators can read and cannot change. ``identities`` returns who
-        may change the tables; None: every peer whose connection may."""
+        may change the tables; None: every peer whose connection may. ``audit`` records changes and refusals."""
         self._identities = identities
+        self._audit = audit
         self._routes = routes
         self._kv = kv
         self.switches = switches or Switches()
@@ -130,27 +133,54 @@ class Requests:
             return request.answer(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
             )
+        if request.code not in CHANGES:
+            return await self._handle(handler, request, connection)
+        identity = None
         try:
-            if request.code in CHANGES:
-                self._check_sender(request, connection)
+            identity = self._check_sender(request, connection)
+        except RemoteFault as fault:
+            response, is_refused = self._refusal(request, connection, fault), True
+        except Exception as error:
+            response, is_refused = self._failure(request, error), True
+        else:
+            response, is_refused = await self._handle(handler, request, connection), False
+        if self._audit is not None:
+            peer, subject = getattr(connection, "peer", ""), getattr(connection, "subject", None)
+            self._audit.answered(request, peer, subject, identity, response, is_refused)
+        return response
+
+    async def _handle(self, handler: Handler, request: Command, connection: object) -> Command:
+        try:
             return await handler(request, connection)
         except RemoteFault as fault:
-            peer = getattr(connection, "peer", None)
-            log.info("request_refused", peer=peer, code=request.code, answer=fault.code, remark=fault.remark)
-            return request.answer(fault.code, fault.remark)
+            return self._refusal(request, connection, fault)
         except Exception as error:
-            # A bug in a handler must not stop the nameserver for other peers.
-            log.error("request_failed", code=request.code, error=repr(error))
-            return request.answer(ResponseCode.SYSTEM_ERROR, f"internal error: {type(error).__name__}")
+            return self._failure(request, error)
 
-    def _check_sender(self, request: Command, connection: object) -> None:
-        """:class:`RemoteFault` unless the sender may send this change of the tables."""
+    @staticmethod
+    def _failure(request: Command, error: Exception) -> Command:
+        """A bug must not stop the nameserver for other peers."""
+        log.error("request_failed", code=request.code, error=repr(error))
+        return request.answer(ResponseCode.SYSTEM_ERROR, f"internal error: {type(error).__name__}")
+
+    @staticmethod
+    def _refusal(request: Command, connection: object, fault: RemoteFault) -> Command:
+        peer = getattr(connection, "peer", None)
+        log.info("request_refused", peer=peer, code=request.code, answer=fault.code, remark=fault.remark)
+        return request.answer(fault.code, fault.remark)
+
+    def _check_sender(self, request: Command, connection: object) -> str | None:
+        """The name of the sender's identity, if there are identities; :class:`RemoteFault` unless it may send this
+        change of the tables."""
         if not getattr(connection, "may_change", True):
             raise RemoteFault(ResponseCode.NO_PERMISSION, NOT_A_PEER)
         identities = self._identities()
         if identities is not None:
             subject = getattr(connection, "subject", None)
-            check_right(identify(identities, request, subject), request, self._routes.name_at)
+            identity = identify(identities, request, subject)
+            check_right(identity, request, self._routes.name_at)
+            return identity.name
+        return None
 
     # ---- brokers
 

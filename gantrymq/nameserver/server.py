@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from gantrymq.nameserver.access import Identity, read_identities
+from gantrymq.nameserver.audit import Audit
 from gantrymq.nameserver.kv import KVConfig
 from gantrymq.nameserver.live import MinimumChange
 from gantrymq.nameserver.notices import Notices
@@ -67,7 +68,8 @@ class NameServerConfig:
     ``peers``: addresses and networks whose brokers and administrators may change the tables, besides this machine.
     ``access``: the file of identities (:mod:`gantrymq.nameserver.access`) that may change the tables: then each change
     must be signed or come over a connection with a listed certificate, and from an address in ``peers`` if there are
-    any. ``insecure``: without ``peers``, any peer may change them, and the nameserver may listen at any address.
+    any. ``audit``: the file to which administrative changes and refusals are appended.
+    ``insecure``: without ``peers``, any peer may change them, and the nameserver may listen at any address.
     ``tls``: the certificates, with which it speaks TLS at the same port; ``plain``: whether it then serves plain
     connections too.
     ``frame_seconds``: the longest time from the first byte of a frame to its last.
@@ -80,6 +82,7 @@ class NameServerConfig:
     switches: Switches = Switches()  # noqa: RUF009 - frozen
     peers: tuple[str, ...] = ()
     access: Path | None = None
+    audit: Path | None = None
     insecure: bool = False
     tls: ServerTls | None = None
     plain: bool = True
@@ -121,14 +124,17 @@ class NameServer:
     """A nameserver; :meth:`serve` runs it until cancelled. Time is trio's clock."""
 
     def __init__(self, config: NameServerConfig | None = None) -> None:
-        """Read the files of the KV config, of the identities and of TLS: :class:`ValueError` or OSError if one of them,
-        or a text of ``peers``, is not valid."""
+        """Read the files of the KV config, of the identities and of TLS, and open that of the audit.
+
+        :class:`ValueError` or OSError if one of them, or a text of ``peers``, is not valid.
+        """
         self.config = config or NameServerConfig()
         tls = self.config.tls
         self._context = None if tls is None else tls.make_context()
         self._tls_seen = () if tls is None else tls.fingerprint()
         access = self.config.access
         self._identities: Mapping[str, Identity] | None = None if access is None else read_identities(access)
+        self._audit = None if self.config.audit is None else Audit(self.config.audit)
         self._cache = RouteCache()
         self._notices = Notices()
         self._bad_bytes = BadBytesLog(log)
@@ -136,7 +142,7 @@ class NameServer:
         kv = KVConfig(self.config.kv_path)
         self.requests = Requests(
             self.routes, kv, self.config.switches, _readable_settings(self.config), self._cache,
-            lambda: self._identities,
+            lambda: self._identities, self._audit,
         )  # fmt: skip
         self.connections: set[Connection] = set()
         self._shares: FairShares[Connection] = FairShares()
@@ -166,6 +172,8 @@ class NameServer:
             nursery.start_soon(self._notices.run)
             if self.config.tls is not None:
                 nursery.start_soon(self._watch_tls, self.config.tls)
+            if self._audit is not None:
+                nursery.start_soon(self._audit.run)
             if self.config.access is not None:
                 nursery.start_soon(self._watch_access, self.config.access)
             for listener in listeners:
@@ -236,9 +244,13 @@ class NameServer:
                 await self.serve_stream(stream, peer, site, may_change)
                 return
             either = FirstByteStream(stream, self._current_context, self.config.plain, self.config.frame_seconds)
-            await self.serve_stream(either, peer, site, may_change)
-            if either.refused:
-                log.info("tls_not_spoken", peer=peer, reason=either.refused)
+            try:
+                await self.serve_stream(either, peer, site, may_change)
+            finally:  # also if the nameserver stops while the connection is closed
+                if either.refused:
+                    log.info("tls_not_spoken", peer=peer, reason=either.refused)
+                    if self._audit is not None:
+                        self._audit.handshake_refused(peer, either.refused)
 
     def _current_context(self) -> ssl.SSLContext:
         assert self._context is not None

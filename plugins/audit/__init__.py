@@ -4,9 +4,11 @@ Slot: none; not in the default set: ``--enable audit``.
 Hooks: authorize, collect_metrics, config_section, configure, register_processors, register_tasks, stopping.
 Config ``[plugin.audit]``: ``file``, ``topic``, ``reads``, ``interval``.
 Files: ``file``, to which it appends a line of JSON for each event.
+Provides: RefusalLog, for connections that plugins refuse before a request (``tls``, ``ha``).
 RocketMQ has no counterpart.
 
-``events`` makes an event of a request, ``recorder`` merges and counts them, ``trail`` writes the file.
+``events`` makes an event of a request, ``gantrymq.remoting.audit_recorder`` merges and counts them, ``trail`` writes
+the file.
 ``docs/howto/secure.md``.
 """
 
@@ -25,12 +27,13 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.audit.config import AuditConfig
-from gantrymq.plugins.audit.events import Event, event_of
-from gantrymq.plugins.audit.recorder import Recorder
+from gantrymq.plugins.audit.events import event_of
 from gantrymq.plugins.audit.trail import Trail
-from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.plugins.interfaces import RefusalLog, TopicTable
+from gantrymq.remoting.audit_events import Event, refused_connection
+from gantrymq.remoting.audit_recorder import Recorder
 from gantrymq.remoting.bodies.topics import TopicConfig
-from gantrymq.remoting.codes import PERM_READ
+from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import refuse_system_topic
 from gantrymq.remoting.properties import KEYS, TAGS, encode_properties
@@ -76,6 +79,7 @@ class AuditPlugin:
             raise StartError("plugin 'audit': set plugin.audit.file, plugin.audit.topic or both")
         self._recorder = Recorder(broker.env.monotonic, section.interval)
         self._warnings = RareWarnings(broker.env.monotonic)
+        broker.registry.provide(RefusalLog, self)
         self._trail = Trail(broker.env, section.file) if section.file else None
         if self._trail is not None:
             try:
@@ -128,6 +132,12 @@ class AuditPlugin:
         event = self._event("read" if is_read else "action", request, 0, None)
         add = self._recorder.repeated if is_read else self._recorder.add
         batch.observe(row, lambda code, remark: add(event.ended(self._broker.env.wall_ms(), code, remark)))
+
+    def connection_refused(self, request: str, address: str, port: str, reason: str) -> None:
+        """As :class:`RefusalLog` has it."""
+        now, broker = self._broker.env.wall_ms(), self._broker.name
+        event = refused_connection(request, broker, address, port, reason, now, ResponseCode.NO_PERMISSION)
+        self._recorder.repeated(event)
 
     def _event(self, kind: str, request: Request, code: int, remark: str | None) -> Event:
         return event_of(kind, request, self._broker.name, self._broker.env.wall_ms(), code, remark)

@@ -1,26 +1,18 @@
-"""An event of the audit: what it has, and how it is made of a request. Nothing in it is secret."""
+"""What the event of a request to the broker has. Nothing in it is secret."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import msgspec
 
+from gantrymq.remoting.audit_events import BODY_MAX_BYTES, Event, request_name, setting_names, shown
 from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.javaproperties import read_properties
 from gantrymq.remoting.signing import ACCESS_KEY
 
 if TYPE_CHECKING:
     from gantrymq.kernel.processors import Request
 
-SHOWN_CHARACTERS: Final = 255
-"""How much of a value from a request an event has."""
-SHOWN_SETTINGS: Final = 32
-"""How many names of changed settings an event has."""
-BODY_MAX_BYTES: Final = 64 * 1024
-"""The longest body that is read for the name of its object."""
 OBJECT_FIELDS: Final = (
     "topic", "consumerGroup", "group", "groupName", "producerGroup", "srcGroup", "destGroup", "accessKey", "admin",
     "topicPerms", "groupPerms", "defaultTopicPerm", "defaultGroupPerm", "whiteRemoteAddress", "globalWhiteAddrs",
@@ -33,42 +25,6 @@ _NAMED_BY_BODY: Final = {
 }
 
 
-@attrs.frozen
-class Event:
-    """One event. ``count``: how many equal ones it stands for; ``result``: the response's code, 0 for success."""
-
-    time_ms: int
-    kind: str
-    broker: str
-    identity: str | None
-    access_key: str | None
-    address: str
-    code: int
-    request: str
-    about: dict[str, Any]
-    result: int
-    remark: str | None
-    count: int = 1
-
-    @property
-    def same(self) -> tuple[object, ...]:
-        """Events with equal values are counted together; the port of the peer and the object may differ."""
-        host = self.address.rpartition(":")[0]
-        return self.kind, self.identity, self.access_key, host, self.code, self.result
-
-    def ended(self, time_ms: int, result: int, remark: str | None) -> Event:
-        """The event with the result."""
-        return attrs.evolve(self, time_ms=time_ms, result=int(result), remark=_shown(remark))
-
-    def to_line(self) -> bytes:
-        """One line of JSON."""
-        time = datetime.fromtimestamp(self.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-        values = attrs.asdict(self)
-        del values["time_ms"]
-        about = values.pop("about")
-        return msgspec.json.encode({"time": time.replace("+00:00", "Z"), **values, "object": about}) + b"\n"
-
-
 def event_of(kind: str, request: Request, broker: str, time_ms: int, result: int, remark: str | None) -> Event:
     """The event of ``request``."""
     connection, ext = request.connection, request.ext
@@ -78,25 +34,22 @@ def event_of(kind: str, request: Request, broker: str, time_ms: int, result: int
         time_ms=time_ms,
         kind=kind,
         broker=broker,
-        identity=None if identity is None else _shown(str(identity)),
-        access_key=_shown(ext.get(ACCESS_KEY)),
+        identity=None if identity is None else shown(str(identity)),
+        access_key=shown(ext.get(ACCESS_KEY)),
         address=connection.address,
         code=code,
-        request=RequestCode(code).name if code in _CODES else "",
+        request=request_name(code),
         about=_object_of(request, ext, code) if kind != "refusal" else _fields_of(request, ext),
         result=int(result),
-        remark=_shown(remark),
+        remark=shown(remark),
     )
 
 
-_CODES: Final = frozenset(int(code) for code in RequestCode)
-
-
 def _fields_of(request: Request, ext: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {name: _shown(ext[name]) for name in OBJECT_FIELDS if name in ext}
+    found: dict[str, Any] = {name: shown(ext[name]) for name in OBJECT_FIELDS if name in ext}
     topic = request.topic
     if topic is not None:
-        found["topic"] = _shown(topic)
+        found["topic"] = shown(topic)
     return found
 
 
@@ -108,16 +61,10 @@ def _object_of(request: Request, ext: Any, code: int) -> dict[str, Any]:
         return found
     try:
         if code == RequestCode.UPDATE_BROKER_CONFIG:
-            names = sorted(read_properties(body))
-            found["settings"] = [_shown(name) for name in names[:SHOWN_SETTINGS]]
+            found["settings"] = setting_names(body)
         elif code in _NAMED_BY_BODY:
             name = _NAMED_BY_BODY[RequestCode(code)]
-            found[name] = _shown(str(msgspec.json.decode(body, type=dict).get(name)))
+            found[name] = shown(str(msgspec.json.decode(body, type=dict).get(name)))
     except ValueError:  # the processor says what is wrong with it
         pass
     return found
-
-
-def _shown(text: str | None) -> str | None:
-    """``text`` shortened, without surrogates, which JSON cannot have."""
-    return None if text is None else text[:SHOWN_CHARACTERS].encode("utf-8", "replace").decode()

@@ -21,7 +21,9 @@ from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import Copies, Copy
 from gantrymq.plugins.ha.frames import HEADER, TICKET_BYTES, TICKET_MARK, BadFrame, Reports
 from gantrymq.plugins.ha.streams import Link, accepted
+from gantrymq.plugins.interfaces import RefusalLog
 from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.audit_events import SLAVE_CONNECTION
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class Master:
         async with trio.open_nursery() as nursery:
             while True:
                 sock, peer = await accept_from(self._listener, "a slave")
-                if self._admits(peer[0]):
+                if self._admits(peer):
                     copy = Copy(format_address(*peer), peer[0], self._broker.env.monotonic())
                     self._copies.add(copy)
                     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -107,17 +109,23 @@ class Master:
                 else:
                     sock.close()
 
-    def _admits(self, host: str) -> bool:
+    def _admits(self, peer: tuple[str, int]) -> bool:
+        host, address = peer[0], format_address(*peer)
         if not self._peers.admits(host):
             # A slave receives every message, and its acknowledgments count.
-            self.refused["address"] += 1
-            log.warning("slave_refused", peer=host, reason=f"it is not in plugin.ha.peers; add {host!r} to allow it")
+            self._refuse("address", host, address, f"it is not in plugin.ha.peers; add {host!r} to allow it")
             return False
         if len(self._copies) >= self._config.slaves_max:
-            self.refused["limit"] += 1
-            log.warning("slave_refused", peer=host, reason=f"plugin.ha.slaves_max = {len(self._copies)} are connected")
+            self._refuse("limit", host, address, f"plugin.ha.slaves_max = {len(self._copies)} are connected")
             return False
         return True
+
+    def _refuse(self, kind: str, peer: str, address: str, reason: str) -> None:
+        self.refused[kind] += 1
+        log.warning("slave_refused", peer=peer, reason=reason)
+        refusals = self._broker.registry.find(RefusalLog)
+        if refusals is not None:
+            refusals.connection_refused(SLAVE_CONNECTION, address, "replication", reason)
 
     # ------------------------------------------------------------------------------------------------- one slave
 
@@ -167,8 +175,7 @@ class Master:
                 "plugin.ha.authentication to none"
             )
         if refused:
-            self.refused[refused] += 1
-            log.warning("slave_refused", peer=copy.address, reason=reason)
+            self._refuse(refused, copy.address, copy.address, reason)
             return None
         return rest
 

@@ -25,10 +25,12 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.interfaces import Encryption
+from gantrymq.plugins.interfaces import Encryption, RefusalLog
 from gantrymq.plugins.tls.config import TlsConfig
 from gantrymq.plugins.tls.port_stream import PortStream
 from gantrymq.plugins.tls.tls_socket import TlsSocket
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.audit_events import TLS_HANDSHAKE
 from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.tls import ServerTls, TlsUnusable
 
@@ -127,24 +129,34 @@ class TlsPlugin:
 
     def ended(self, connection: Connection, result: str, reason: str) -> None:
         """Count a handshake; a failed one is logged once an hour for each address."""
-        self.count(connection.peer[0], result, reason)
+        self.count(connection.address, "broker", result, reason)
 
     def wrap(self, stream: trio.SocketStream, port: str) -> PortStream | None:
         """As :class:`Encryption` has it, like the one that follows."""
         if port in PAGES and self._config.pages == "plain":
             return None
-        host = str(stream.socket.getpeername()[0])
+        peer = format_address(*stream.socket.getpeername()[:2])
         return PortStream(
-            stream, self._current, self._config.mode == "permissive", HANDSHAKE_S, lambda *end: self.count(host, *end)
+            stream,
+            self._current,
+            self._config.mode == "permissive",
+            HANDSHAKE_S,
+            lambda *end: self.count(peer, port, *end),
         )
 
     def client_context(self) -> ssl.SSLContext | None:
         return self._client_context
 
-    def count(self, host: str, result: str, reason: str) -> None:
-        """Count a handshake with the machine ``host``."""
+    def count(self, peer: str, port: str, result: str, reason: str) -> None:
+        """Count a handshake with ``peer`` (``host:port``) at the port that the log calls ``port``."""
         self._results[result] += 1
-        if result != "ok" and self._warnings.is_due(f"{host} {result}"):
+        if result == "ok":
+            return
+        refusals = self._broker.registry.find(RefusalLog)
+        if refusals is not None:
+            refusals.connection_refused(TLS_HANDSHAKE, peer, port, reason)
+        host = peer.rpartition(":")[0]
+        if self._warnings.is_due(f"{host} {result}"):
             log.warning("tls_refused", peer=host, reason=reason)
 
     # ------------------------------------------------------------------------------------------------- the files

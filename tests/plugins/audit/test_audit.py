@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from structlog.testing import capture_logs
 from gantrymq.kernel.api import Broker
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
+from gantrymq.plugins.interfaces import Replication
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command
@@ -25,9 +28,11 @@ from gantrymq.remoting.signing import Credentials
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 from support.accounts import ACCOUNTS, ACL, ADMIN, WORKER
+from support.certificates import FOLDER, client_context
 
 pytestmark = pytest.mark.trio
 
+SECURED = ["gantrymq.plugins.tls:TlsPlugin", "gantrymq.plugins.ha:HaPlugin"]
 AUDIT = "gantrymq.plugins.audit:AuditPlugin"
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 
@@ -129,6 +134,50 @@ async def test_equal_refusals_are_merged_and_none_is_missing(tmp_path: Path) -> 
         ("the-worker", 1), (None, 1), ("the-worker", 49),
     ]  # fmt: skip
     assert (found[0]["object"], found[2]["object"]) == ({"topic": "secret0"}, {"topic": "secret49"})
+
+
+async def test_failed_tls_handshakes_and_refused_slaves_are_events(tmp_path: Path) -> None:
+    settings = {
+        "plugin.audit.file": str(tmp_path / "audit.log"), "plugin.audit.interval": "1h", "plugin.tls.mode": "enforcing",
+        "plugin.tls.certificate": str(FOLDER / "server.pem"), "plugin.ha.listen": "127.0.0.1:0",
+        "plugin.ha.authentication": "required",
+    }  # fmt: skip
+    made = make_broker(tmp_path / "store", settings=settings, enable=[AUDIT, *SECURED])
+    async with run_broker(made) as broker:
+        ha = broker.registry.get(Replication).ha_address
+        for _ in range(3):
+            assert await answered(broker.address, b"plain text") == b""
+        assert await answered(ha, b"plain text") == b""
+        tls = client_context()
+        async with trio.SSLStream(
+            await trio.open_tcp_stream(*parse_address(ha)), tls, server_hostname="127.0.0.1"
+        ) as stream:
+            await stream.send_all(bytes(8))
+            with trio.fail_after(20):
+                with suppress(trio.BrokenResourceError):
+                    while await stream.receive_some(100):
+                        pass
+    found = events(tmp_path)
+    assert [(each["request"], each["object"], each["count"], each["result"]) for each in found] == [
+        ("TLS_HANDSHAKE", {"port": "broker"}, 1, 16),
+        ("SLAVE_CONNECTION", {"port": "replication"}, 1, 16),
+        ("TLS_HANDSHAKE", {"port": "replication"}, 3, 16),
+        ("SLAVE_CONNECTION", {"port": "replication"}, 1, 16),
+    ], "those that are equal are merged, with the object of the last one"
+    assert {each["kind"] for each in found} == {"refusal"}
+    assert "plain text" in found[0]["remark"]
+    assert "ticket" in found[3]["remark"]
+
+
+async def answered(address: str, data: bytes) -> bytes:
+    """What comes back before the peer closes the connection."""
+    received = b""
+    async with await trio.open_tcp_stream(*parse_address(address)) as stream:
+        await stream.send_all(data)
+        with trio.fail_after(20), suppress(trio.BrokenResourceError):
+            while part := await stream.receive_some(100):
+                received += bytes(part)
+    return received
 
 
 async def test_merged_refusals_are_written_when_their_time_is_over(tmp_path: Path) -> None:

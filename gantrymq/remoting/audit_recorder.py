@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 import trio
 
-from gantrymq.plugins.audit.events import Event
+from gantrymq.remoting.audit_events import Event
 
 PENDING_MAX: Final = 10_000
 """Events that wait to be written; beyond it they are counted as lost."""

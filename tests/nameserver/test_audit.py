@@ -1,0 +1,120 @@
+"""The audit of a nameserver: who changed what, what was refused, and handshakes that failed, without secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode as C
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.signing import Credentials
+from gantrymq.remoting.tls import ServerTls
+from support.certificates import FOLDER
+
+pytestmark = pytest.mark.trio
+
+ADMIN = Credentials("administrator", "secret-of-admin")
+STRANGER = Credentials("stranger", "guessed-secret")
+FILE = """\
+[identities.administrator]
+secret = "secret-of-admin"
+admin = true
+"""
+
+
+@asynccontextmanager
+async def audited(folder: Path, **options: Any) -> AsyncIterator[NameServer]:
+    (folder / "access.toml").write_text(FILE)
+    server = NameServer(NameServerConfig(port=0, access=folder / "access.toml", audit=folder / "audit.log", **options))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        yield server
+        nursery.cancel_scope.cancel()
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in (folder / "audit.log").read_bytes().splitlines()]
+
+
+def mode_of(file: Path) -> int:
+    return file.stat().st_mode & 0o777
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    with trio.fail_after(30):
+        while not condition():  # noqa: ASYNC110 - a thread writes the file
+            await trio.sleep(0.02)
+
+
+async def ask(server: NameServer, command: Command, keys: Credentials | None = ADMIN) -> int:
+    async with open_channel(server.address, sign=None if keys is None else keys.sign) as channel:
+        return (await channel.call(command, 20.0)).code
+
+
+def put(key: str) -> Command:
+    return Command(C.PUT_KV_CONFIG, {"namespace": "N", "key": key, "value": "hush-hush"})
+
+
+async def test_changes_and_refusals_are_events_with_who_where_what_and_the_result(tmp_path: Path) -> None:
+    async with audited(tmp_path) as server:
+        assert await ask(server, put("k")) == 0
+        assert await ask(server, Command(C.UPDATE_NAMESRV_CONFIG, None, b"configStorePath=/hush")) == 16
+        assert await ask(server, Command(C.GET_BROKER_CLUSTER_INFO), None) == 0
+        for _ in range(5):
+            assert await ask(server, put("k"), STRANGER) == 16
+        assert await ask(server, Command(C.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "b"}), None) == 16
+    found = events(tmp_path)
+    assert [(each["kind"], each["request"], each["identity"], each["result"], each["count"]) for each in found] == [
+        ("action", "PUT_KV_CONFIG", "administrator", 0, 1),
+        ("action", "UPDATE_NAMESRV_CONFIG", "administrator", 16, 1),
+        ("refusal", "PUT_KV_CONFIG", None, 16, 1),
+        ("refusal", "WIPE_WRITE_PERM_OF_BROKER", None, 16, 1),
+        ("refusal", "PUT_KV_CONFIG", None, 16, 4),
+    ]
+    assert [each["object"] for each in found[:4]] == [
+        {"namespace": "N", "key": "k"}, {"settings": ["configStorePath"]}, {"namespace": "N", "key": "k"},
+        {"brokerName": "b"},
+    ]  # fmt: skip
+    assert found[2]["access_key"] == "stranger"
+    assert found[0]["address"].startswith("127.0.0.1:")
+    assert "hush" not in str(found)
+    assert "secret" not in str(found)
+    assert mode_of(tmp_path / "audit.log") == 0o600
+
+
+async def test_a_failed_tls_handshake_is_an_event_and_a_moved_file_is_created_anew(tmp_path: Path) -> None:
+    async with audited(tmp_path, tls=ServerTls(str(FOLDER / "server.pem")), plain=False) as server:
+        for name in ("audit.log.1", "audit.log.2"):
+            async with await trio.open_tcp_stream(*parse_address(server.address)) as stream:
+                await stream.send_all(
+                    b"plain text" if name == "audit.log.1" else b"\x16\x03\x01\x00\x05\xff\xff\xff\xff\xff"
+                )
+                with trio.fail_after(20):
+                    try:
+                        while await stream.receive_some(100):
+                            pass
+                    except trio.BrokenResourceError:
+                        pass
+            if name == "audit.log.1":
+                await eventually(lambda: events(tmp_path))
+                os.rename(tmp_path / "audit.log", tmp_path / name)
+    [first] = [msgspec.json.decode(line) for line in (tmp_path / "audit.log.1").read_bytes().splitlines()]
+    assert (first["request"], first["object"]) == ("TLS_HANDSHAKE", {"port": "nameserver"})
+    assert "plain text" in first["remark"]
+    assert [(each["request"], each["count"]) for each in events(tmp_path)] == [("TLS_HANDSHAKE", 1)]
+
+
+async def test_a_file_that_cannot_be_opened_refuses_the_start(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        async with audited(tmp_path / "nowhere"):
+            pytest.fail("it serves")
