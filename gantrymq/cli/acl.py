@@ -19,6 +19,7 @@ from gantrymq.cli.tables import print_rows
 
 if TYPE_CHECKING:
     from gantrymq.plugins.acl.accounts import Accounts
+    from gantrymq.plugins.acl.explain import Explanation
     from gantrymq.remoting.bodies.access import AccountConfig, AclConfigBody
     from gantrymq.remoting.channel import Channel
     from gantrymq.remoting.codes import RequestCode
@@ -88,11 +89,19 @@ def check(path: str) -> None:
 @click.option("--group", default="", help="The consumer group.")
 @click.option("--address", default="", metavar="HOST", help="The address from which the client connects.")
 @_file_option
+@click.option(
+    "--users",
+    type=click.Path(exists=True, dir_okay=False),
+    default=None,
+    help="The file of RocketMQ 5's users, `plugin.acl.users`.",
+)
+@click.option("--cluster", default="DefaultCluster", show_default=True, help="With --users: the broker's cluster.")
 @_one_broker
 def explain(access_key: str, request: str, topic: str, group: str, address: str, path: str | None,
-            broker: str | None) -> None:  # fmt: skip
+            users: str | None, cluster: str, broker: str | None) -> None:  # fmt: skip
     """Say whether a broker serves a request of ACCESS_KEY, and why.
 
+    ACCESS_KEY is that of an account, or the name of a user of RocketMQ 5, for whom --users names the file.
     REQUEST is `send`, `consume`, `transaction`, `admin`, or the name or number of a request code. The accounts come
     from a file, or from a running broker. With a file, the secret key in GANTRYMQ_SECRET_KEY is compared as well, if
     GANTRYMQ_ACCESS_KEY is ACCESS_KEY. The exit code is 1 if the request is refused.
@@ -101,23 +110,20 @@ def explain(access_key: str, request: str, topic: str, group: str, address: str,
     from gantrymq.plugins.acl.explain import needed_names
 
     code = _code_of(request)
-    if (path is None) == (broker is None):
-        raise click.UsageError("name the accounts: either --file or --broker")
+    if sum(given is not None for given in (path, users, broker)) != 1:
+        raise click.UsageError("name the accounts: one of --file, --users and --broker")
     given = {"topic": topic, "group": group}
     missing = [f"--{name}" for name in needed_names(code) if not given[name]]
     if missing:
         raise click.UsageError(f"{code.name} needs {' and '.join(missing)}")
+    if users is not None:
+        decision = _explain_user(users, access_key, code, cluster=cluster, address=address, **given)
+        _print_decision(decision, access_key, code)
+        return
     accounts = _read(path) if path is not None else _accounts_of(_ask(broker or "", _config_of))
     found = explained(accounts, access_key, code, topic=topic, group=group, address=address)
-    reasons, allowed = list(found.reasons), found.allowed
-    if path is not None and not _is_same_secret(accounts, access_key):
-        reasons.append("the secret key in GANTRYMQ_SECRET_KEY is not that of the account: the signature would be wrong")
-        allowed = False
-    for reason in reasons:
-        click.echo(reason)
-    if not allowed:
-        raise CommandFailed(f"refused: {code.name} of {access_key}")
-    click.echo("allowed")
+    account = accounts.by_key.get(access_key) if path is not None else None
+    _print_decision(found, access_key, code, None if account is None else account.secret)
 
 
 @acl.group()
@@ -296,12 +302,35 @@ def _accounts_of(body: AclConfigBody) -> Accounts:
     return Accounts.parse(write_document(document))
 
 
-def _is_same_secret(accounts: Accounts, access_key: str) -> bool:
+def _explain_user(path: str, name: str, code: int, **given: str) -> Explanation:
+    from gantrymq.plugins.acl.explain import explain_user
+    from gantrymq.plugins.acl.users import UserDocument
+
+    try:
+        return explain_user(UserDocument.parse(Path(path).read_bytes()), name, code, **given)
+    except ValueError as error:
+        raise CommandFailed(f"{path}: {error}") from None
+
+
+def _print_decision(found: Explanation, access_key: str, code: RequestCode, secret: bytes | None = None) -> None:
+    """Print the reasons; :class:`CommandFailed` for a refusal. ``secret``: that of the account, if it is known."""
+    reasons, allowed = list(found.reasons), found.allowed
+    if secret is not None and not _is_same_secret(secret, access_key):
+        reasons.append("the secret key in GANTRYMQ_SECRET_KEY is not that of the account: the signature would be wrong")
+        allowed = False
+    for reason in reasons:
+        click.echo(reason)
+    if not allowed:
+        raise CommandFailed(f"refused: {code.name} of {access_key}")
+    click.echo("allowed")
+
+
+def _is_same_secret(expected: bytes, access_key: str) -> bool:
     """Whether the secret key of the environment is the account's; also if there is none to compare."""
-    account, secret = accounts.by_key.get(access_key), os.environ.get("GANTRYMQ_SECRET_KEY")
-    if account is None or not secret or os.environ.get("GANTRYMQ_ACCESS_KEY") != access_key:
+    secret = os.environ.get("GANTRYMQ_SECRET_KEY")
+    if not secret or os.environ.get("GANTRYMQ_ACCESS_KEY") != access_key:
         return True
-    return hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), account.secret)
+    return hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), expected)
 
 
 def _ask(broker: str, work: Callable[[Channel], Awaitable[T]]) -> T:

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -140,6 +140,46 @@ def protected(loaded: Loaded) -> Finding:
         return Finding(check, WARN, f"{host}: every machine that can connect has full access (--insecure)", advice)
     advice = "listen on 127.0.0.1, enable a plugin that controls access, or start with --insecure on a trusted network"
     return Finding(check, WARN, f"{host}: the broker refuses to start unless a plugin controls access", advice)
+
+
+def access_control(values: Mapping[str, Any]) -> Finding:
+    """Whether the files of the plugin ``acl`` can be used, and only by this user. ``values``: of its section."""
+    check = "access control"
+    try:
+        import yaml  # noqa: F401 - the parser of the accounts
+    except ModuleNotFoundError:
+        return Finding(check, FAIL, "the parser of accounts is missing", "pip install 'gantrymq[acl]'")
+    from gantrymq.kernel.env.system import SystemEnv
+    from gantrymq.kernel.errors import StartError
+    from gantrymq.plugins.acl.account_file import AccountFile, read_keys
+    from gantrymq.plugins.acl.explain import warnings_of, warnings_of_users
+    from gantrymq.plugins.acl.users import SUPER, UserDocument
+
+    path, users, keys = (str(values[name]) for name in ("file", "users", "keys"))
+    env = SystemEnv()
+    try:
+        accounts = AccountFile(env, path, optional=bool(users)).accounts
+        if keys:
+            read_keys(env, keys)
+        document = UserDocument.parse(Path(users).read_bytes()) if users and Path(users).exists() else UserDocument()
+    except StartError as error:
+        return Finding(check, FAIL, str(error), "correct the file, or the setting")
+    except (ValueError, OSError) as error:
+        return Finding(check, FAIL, f"plugin.acl.users = {users!r}: {error}", "correct the file, or the setting")
+    if users and not keys and not any(user.user_type == SUPER for user in document.users.values()):
+        advice = "set plugin.acl.keys to a file with accessKey and secretKey of the first super user"
+        return Finding(check, FAIL, f"plugin.acl.users = {users!r} has no super user", advice)
+    exposed = [
+        each for each in (path, users, keys) if each and Path(each).exists() and Path(each).stat().st_mode & 0o77
+    ]
+    if exposed:
+        found = f"other users can read or change {', '.join(exposed)}"
+        return Finding(check, WARN, found, f"chmod 600 {' '.join(exposed)}")
+    texts = [*(warnings_of(accounts) if accounts.by_key else ()), *warnings_of_users(document)]
+    counts = f"{len(accounts.by_key)} accounts, {len(document.users)} users"
+    if texts:
+        return Finding(check, WARN, f"{counts}; {'; '.join(texts)}", "correct what is not meant (gantrymq acl check)")
+    return Finding(check, OK, counts)
 
 
 def folder(data: str) -> Finding:
@@ -276,6 +316,9 @@ def all_checks(loaded: Loaded, nameserver_listen: str) -> Iterator[Callable[[], 
     yield lambda: port("nameserver", nameserver_listen)
     yield lambda: advertised(broker.advertise, broker.listen)
     yield lambda: protected(loaded)
+    acl = {row.key: row.value for row in loaded.config.explain() if row.section == "plugin.acl"}
+    if acl:
+        yield lambda: access_control(acl)
     yield lambda: folder(broker.data)
     yield lambda: disk(broker.data, file_bytes)
     yield lambda: fdatasync(broker.data)

@@ -8,7 +8,9 @@ from typing import Final
 
 import attrs
 
-from gantrymq.plugins.acl.accounts import ANY, DENY, PUB, SENDS, SUB, Account, Accounts
+from gantrymq.plugins.acl.accounts import ANY, DENY, KEY_MIN_CHARACTERS, PUB, SENDS, SUB, Account, Accounts
+from gantrymq.plugins.acl.policies import needed_actions, why_not
+from gantrymq.plugins.acl.users import ALLOW, DISABLED, SUBJECT_PREFIX, SUPER, UserDocument
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.names import TRACE_TOPIC, is_retry_topic, retry_topic
 from gantrymq.remoting.rights import BROKER_RIGHTS, Right
@@ -74,6 +76,48 @@ def explain(
         return Explanation(True, (needed, "every account may send message traces"))
     found = [_resource(account, name, permission) for name, permission in _needs(right, topic, group)]
     return Explanation(all(ok for ok, _ in found), (needed, *(text for _, text in found)))
+
+
+def explain_user(
+    document: UserDocument, name: str, code: int, *, cluster: str, topic: str = "", group: str = "", address: str = ""
+) -> Explanation:
+    """As :func:`explain`, for a user of RocketMQ 5 and its policies. ``cluster``: the name of the broker's cluster."""
+    user = document.users.get(name)
+    if user is None:
+        return Explanation(False, (f"no user has the name {name!r}",))
+    if user.user_status == DISABLED:
+        return Explanation(False, (f"the user {name!r} is disabled",))
+    if user.user_type == SUPER:
+        return Explanation(True, (f"{name!r} is a super user: it may do everything",))
+    right = BROKER_RIGHTS[code]
+    needs = None if right is Right.ADMIN else _needs(right, topic, group)
+    rows = needed_actions(code, {"topic": topic, "groupName": group}, needs, f"Cluster:{cluster}")
+    reasons = [f"{RequestCode(code).name} ({code}) needs: {right.value}"]
+    if not rows:
+        reasons.append("every user may send message traces")
+    acl, allowed = document.acls.get(SUBJECT_PREFIX + name), True
+    for resource, actions in rows:
+        reason = why_not(acl, resource, actions, address)
+        needed = " or ".join(actions) or "Pub on some topic"
+        reasons.append(f"{resource}: needs {needed}: {reason.rstrip('.') or 'a policy allows it'}")
+        allowed = allowed and not reason
+    return Explanation(allowed, tuple(reasons))
+
+
+def warnings_of_users(document: UserDocument) -> list[str]:
+    """What is allowed in a file of users and probably not meant."""
+    found = []
+    for name, user in document.users.items():
+        if len(user.password or "") < KEY_MIN_CHARACTERS:
+            found.append(f"the password of the user {name!r} has fewer than {KEY_MIN_CHARACTERS} characters")
+    for subject, acl in document.acls.items():
+        for policy in acl.policies or ():
+            for entry in policy.entries or ():
+                may_change = {"All", "Update"} & set(entry.actions or ())
+                is_cluster = entry.resource == "*" or (entry.resource or "").startswith("Cluster:")
+                if is_cluster and may_change and entry.decision == ALLOW:
+                    found.append(f"{subject} may change policies, also its own ({entry.resource})")
+    return found
 
 
 def warnings_of(accounts: Accounts) -> list[str]:

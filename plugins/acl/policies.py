@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantrymq.plugins.acl.accounts import ANY, PUB, SENDS, SUB
 from gantrymq.plugins.acl.users import DISABLED, NAME_MAX_CHARACTERS, SUPER, decide, sends_anywhere
-from gantrymq.remoting.bodies.access import UserInfo
+from gantrymq.remoting.bodies.access import AclInfo, UserInfo
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, is_retry_topic
 from gantrymq.remoting.rights import READING_CODES
@@ -36,6 +36,9 @@ _OF_TOPIC_OR_GROUP: Final[Mapping[int, tuple[str, str, str]]] = MappingProxyType
     _C.DELETE_SUBSCRIPTIONGROUP: ("Group", "groupName", "Delete"),
 })  # fmt: skip
 """Administrative requests that need an action on a topic or group; the others need one on the cluster."""
+
+
+ANY_TOPIC: Final = "Topic:*"
 
 
 class Refused(Exception):
@@ -85,32 +88,42 @@ class Policies:
     def check(self, name: str, request: Request, needs: Needs | None) -> None:
         """:class:`Refused` unless policies allow ``needs``; None: the request is administrative."""
         acl, host = self._file.acl(name), request.connection.peer[0]
-        code = int(request.code)
-        rows: list[tuple[str, Collection[str]]] = []
-        if needs is None:
-            rows.append(self._administrative(code, request))
-        for resource, needed in needs or ():
-            if needed == SENDS:
-                if not sends_anywhere(acl):
-                    raise self._refusal(name, "Topic:*", host, "no matched policies.")
-            elif (resource, needed) != (TRACE_TOPIC, PUB):  # every user may send its traces
-                further = (_FURTHER[code],) if code in _FURTHER else ()
-                rows.append((_resource(resource), (*_actions(needed), *further)))
-        for resource, actions in rows:
-            reason = decide(acl, resource, actions, host)
+        for resource, actions in needed_actions(int(request.code), request.ext, needs, self._cluster):
+            reason = why_not(acl, resource, actions, host)
             if reason:
                 raise self._refusal(name, resource, host, reason)
-
-    def _administrative(self, code: int, request: Request) -> tuple[str, Collection[str]]:
-        kind, field, action = _OF_TOPIC_OR_GROUP.get(code, ("", "", ""))
-        if kind and request.ext.get(field):
-            return f"{kind}:{request.ext[field]}", (action,)
-        return self._cluster, ("Get", "List") if code in READING_CODES else ("Update",)
 
     @staticmethod
     def _refusal(name: str, resource: str, host: str, reason: str) -> Refused:
         shown = resource[:NAME_MAX_CHARACTERS]
         return Refused("permission", f"User:{name} has no permission to access {shown} from {host}, {reason}")
+
+
+def needed_actions(
+    code: int, ext: Mapping[str, str], needs: Needs | None, cluster: str
+) -> list[tuple[str, Collection[str]]]:
+    """The resources of a request, each with the actions of which one must be allowed (:func:`why_not`).
+
+    ``needs``: as of ``needs_of``; None: the request is administrative. ``cluster``: the resource ``Cluster:name``.
+    """
+    if needs is None:
+        kind, field, action = _OF_TOPIC_OR_GROUP.get(code, ("", "", ""))
+        if kind and ext.get(field):
+            return [(f"{kind}:{ext[field]}", (action,))]
+        return [(cluster, ("Get", "List") if code in READING_CODES else ("Update",))]
+    further = (_FURTHER[code],) if code in _FURTHER else ()
+    return [
+        (ANY_TOPIC, ()) if needed == SENDS else (_resource(resource), (*_actions(needed), *further))
+        for resource, needed in needs
+        if (resource, needed) != (TRACE_TOPIC, PUB)  # every user may send its traces
+    ]
+
+
+def why_not(acl: AclInfo | None, resource: str, actions: Collection[str], address: str) -> str:
+    """As :func:`decide`; without actions: whether the user may send to some topic."""
+    if actions:
+        return decide(acl, resource, actions, address)
+    return "" if sends_anywhere(acl) else "no matched policies."
 
 
 def _resource(name: str) -> str:

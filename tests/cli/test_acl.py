@@ -225,3 +225,57 @@ def test_changes_without_the_right_key_or_of_unknown_accounts_fail_clearly(
     assert done.code == 1
     assert "gantrymq acl user set" in done.err
     assert cli("acl", "grant", "unknown", "--topic", "a=WRITE", "--broker", broker).code == 2
+
+
+USERS = {
+    "users": {
+        "root": {"username": "root", "password": "root-password", "userType": "Super"},
+        "alice": {"username": "alice", "password": "alice-password"},
+        "gone": {"username": "gone", "password": "gone-password", "userStatus": "disable"},
+    },
+    "acls": {
+        "User:alice": {
+            "subject": "User:alice",
+            "policies": [
+                {
+                    "policyType": "Custom",
+                    "entries": [
+                        {"resource": "Topic:T", "actions": ["Pub", "Sub"], "decision": "Allow"},
+                        {"resource": "Group:g", "actions": ["Sub"], "decision": "Allow"},
+                        {"resource": "Topic:near", "actions": ["Pub"], "decision": "Allow",
+                         "sourceIps": ["10.0.0.0/8"]},
+                        {"resource": "Topic:made-*", "actions": ["Create"], "decision": "Allow"},
+                    ],
+                }
+            ],
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed", "reason"),
+    [
+        ("root admin", True, "'root' is a super user"),
+        ("gone send --topic T", False, "the user 'gone' is disabled"),
+        ("nobody send --topic T", False, "no user has the name 'nobody'"),
+        ("alice send --topic T", True, "Topic:T: needs Pub: a policy allows it"),
+        ("alice send --topic other", False, "Topic:other: needs Pub: no matched policies"),
+        ("alice send --topic RMQ_SYS_TRACE_TOPIC", True, "every user may send message traces"),
+        ("alice consume --topic T --group g", True, "Group:g: needs Sub: a policy allows it"),
+        ("alice consume --topic T --group h", False, "Group:h: needs Sub: no matched policies"),
+        ("alice send --topic near --address 10.1.1.1", True, "a policy allows it"),
+        ("alice send --topic near --address 11.1.1.1", False, "no matched policies"),
+        ("alice heart-beat", True, "Topic:*: needs Pub on some topic: a policy allows it"),
+        ("alice admin --topic made-1", True, "Topic:made-1: needs Create: a policy allows it"),
+        ("alice GET_BROKER_CONFIG --cluster C", False, "Cluster:C: needs Get or List: no matched policies"),
+    ],
+)
+def test_explain_says_what_policies_decide_about_a_user(
+    cli: Cli, tmp_path: Path, arguments: str, allowed: bool, reason: str
+) -> None:
+    (tmp_path / "users.json").write_text(json.dumps(USERS))
+    done = cli("acl", "explain", *arguments.split(), "--users", str(tmp_path / "users.json"))
+    assert (done.code == 0) is allowed, done.err
+    assert reason in done.out
+    assert "password" not in done.out + done.err

@@ -196,3 +196,48 @@ def test_an_invalid_configuration_is_a_usage_error(cli: Cli) -> None:
     outcome = cli("doctor", "--set", "broker.liste=1")
     assert (outcome.code, outcome.out) == (2, "")
     assert cli("doctor", "--nameserver-listen", "x").code == 2
+
+
+ACCOUNTS = "accounts: [{accessKey: the-admin, secretKey: admin-secret, admin: true}]"
+ROOT = '"root": {"username": "root", "password": "root-password", "userType": "Super"}'
+ALICE = '"alice": {"username": "alice", "password": "short"}'
+MAY_GRANT = """"User:alice": {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": [
+    {"resource": "Cluster:*", "actions": ["All"], "decision": "Allow"}]}]}"""
+
+
+@pytest.mark.parametrize(
+    ("accounts", "users", "mode", "state", "told"),
+    [
+        (ACCOUNTS, None, 0o600, "ok", "1 accounts, 0 users"),
+        (ACCOUNTS, f'{{"users": {{{ROOT}}}}}', 0o600, "ok", "1 accounts, 1 users"),
+        (ACCOUNTS, None, 0o644, "warn", "other users can read or change"),
+        (ACCOUNTS.replace("true", "false"), None, 0o600, "warn", "no account is an admin"),
+        ("accounts: [{accessKey: the-admin}]", None, 0o600, "fail", "plugin.acl.file"),
+        (None, None, 0o600, "fail", "cannot be read"),
+        (None, f'{{"users": {{{ALICE}}}}}', 0o600, "fail", "has no super user"),
+        (None, "{", 0o600, "fail", "it is no JSON"),
+        (None, f'{{"users": {{{ROOT}, {ALICE}}}}}', 0o600, "warn", "the password of the user 'alice' has fewer"),
+        (None, f'{{"users": {{{ROOT}, {ALICE}}}, "acls": {{{MAY_GRANT}}}}}', 0o600, "warn", "may change policies"),
+    ],
+)
+def test_files_of_accounts_and_users_are_checked_without_showing_secrets(
+    doctor: Callable[..., Any],
+    tmp_path: Path,
+    accounts: str | None,
+    users: str | None,
+    mode: int,
+    state: str,
+    told: str,
+) -> None:
+    arguments = ["--enable", "acl", "--set", f"plugin.acl.file={tmp_path / 'plain_acl.yml'}"]
+    for name, text in (("plain_acl.yml", accounts), ("users.json", users)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(mode)
+    if users is not None:
+        arguments += ["--set", f"plugin.acl.users={tmp_path / 'users.json'}"]
+    code, found = doctor(*arguments)
+    assert (found["access control"]["state"], code) == (state, int(state == "fail"))
+    assert told in found["access control"]["found"]
+    for secret in ("admin-secret", "root-password", "short"):
+        assert secret not in str(found["access control"])
