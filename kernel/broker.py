@@ -23,7 +23,7 @@ from gantrymq.kernel.env import Env, Waker
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.fast import Readers
 from gantrymq.kernel.filters import FilterCompiler
-from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
+from gantrymq.kernel.housekeeping import maintain_disk, repair_queues, watch_deadlines
 from gantrymq.kernel.kept_rows import KeptRows
 from gantrymq.kernel.manager import PluginInfo, PluginManager
 from gantrymq.kernel.network.connection import Connection
@@ -46,7 +46,7 @@ from gantrymq.remoting.peers import is_loopback
 if TYPE_CHECKING:
     from gantrymq.kernel import api
 
-    def _has_all_that_plugins_use(broker: Broker) -> api.Broker:
+    def _satisfies_plugin_api(broker: Broker) -> api.Broker:
         return broker
 
 
@@ -264,8 +264,8 @@ class Broker:
             background.start_soon(self._report_failure)
             background.start_soon(self._strategy.run)
             background.start_soon(watch_deadlines, self, self.sweep, self._acks)
-            background.start_soon(tend_disk, self)
-            background.start_soon(mend_queues, self)
+            background.start_soon(maintain_disk, self)
+            background.start_soon(repair_queues, self)
             for info, task in self._tasks:
                 background.start_soon(self._run_task, info, task)
             async with trio.open_nursery() as handlers:

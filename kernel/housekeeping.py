@@ -29,7 +29,7 @@ async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
         await trio.sleep(DEADLINE_TICK_S)
 
 
-async def tend_disk(broker: Broker) -> None:
+async def maintain_disk(broker: Broker) -> None:
     """Create the next log file before it is needed and write queue tails and tables, until cancelled; in a worker
     thread.
 
@@ -38,7 +38,7 @@ async def tend_disk(broker: Broker) -> None:
     interval = broker.config.broker.persist_interval
     next_persist = trio.current_time() + interval
     while True:
-        await trio.to_thread.run_sync(_tend, broker.store)
+        await trio.to_thread.run_sync(_maintain, broker.store)
         if trio.current_time() >= next_persist:
             next_persist = trio.current_time() + interval
             broker.collect_state()
@@ -46,7 +46,7 @@ async def tend_disk(broker: Broker) -> None:
         await trio.sleep(DISK_TICK_S)
 
 
-async def mend_queues(broker: Broker) -> None:
+async def repair_queues(broker: Broker) -> None:
     """Repair consume queue entries that readers found to be wrong, until cancelled; in a worker thread."""
     repair = broker.store.repair
     while True:
@@ -55,7 +55,7 @@ async def mend_queues(broker: Broker) -> None:
         await trio.sleep(REPAIR_TICK_S)
 
 
-def _tend(store: Store) -> None:
+def _maintain(store: Store) -> None:
     # One worker for both, because an idle broker spends its time on wake-ups.
     store.prepare_next()
     store.flush_queues()

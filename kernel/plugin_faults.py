@@ -146,13 +146,13 @@ class PluginFaults:
 
         Otherwise raises ``error`` if its text says what is wrong, else :class:`TaskFailed`.
         """
-        if _comes_of(error, FATAL):
+        if _is_caused_by(error, FATAL):
             raise error
         if self._policies[info.name] != STOP:
             self._note(info, error, task=task)
             return
         log.error("task_failed", plugin=info.name, task=task, exc_info=error)
-        if _comes_of(error, OSError):  # the command line adds advice to the system's text
+        if _is_caused_by(error, OSError):  # the command line adds advice to the system's text
             raise error
         raise TaskFailed(self._manager.describe_failure(info, f"its background task {task!r}", error)) from error
 
@@ -182,6 +182,6 @@ def _own_policy(info: PluginInfo) -> str:
     return STOP if info.essential else policy
 
 
-def _comes_of(error: Exception, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
+def _is_caused_by(error: Exception, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
     """Return whether ``error`` is of one of the ``kinds``, or a group that contains such an error."""
     return isinstance(error, kinds) or (isinstance(error, ExceptionGroup) and error.subgroup(kinds) is not None)

@@ -59,7 +59,7 @@ class SavedState:
 
 
 @attrs.define
-class _Keeper:
+class _StatefulPlugin:
     """A plugin with such a state. ``position``: it has seen the log up to there; ``saved``: its file says so."""
 
     info: PluginInfo
@@ -102,7 +102,7 @@ class PluginStates:
         self._manager = manager
         self._env = env
         self._is_disabled = faults.is_disabled
-        self._keepers: list[_Keeper] = []
+        self._stateful: list[_StatefulPlugin] = []
         for info in manager.plugins:
             if not {"save_state", "load_state"} & set(info.hooks):
                 continue
@@ -112,7 +112,7 @@ class PluginStates:
                 raise StartError(
                     f"plugin {info.name!r}: save_state, load_state and dispatch belong together: add {missing[0]}"
                 )
-            self._keepers.append(_Keeper(info, state_path(root, info.name), dispatch))
+            self._stateful.append(_StatefulPlugin(info, state_path(root, info.name), dispatch))
         self._folder = f"{root}/{FOLDER}"
         self._position = -1
         """The plugins have seen the log up to there; -1 while they see a batch."""
@@ -120,7 +120,7 @@ class PluginStates:
     @property
     def names(self) -> list[str]:
         """The plugins: a recovery's own replay is not for them."""
-        return [keeper.info.name for keeper in self._keepers]
+        return [plugin.info.name for plugin in self._stateful]
 
     # ------------------------------------------------------------------------------------------------------ to start
 
@@ -129,12 +129,12 @@ class PluginStates:
 
         Raises :class:`StartError`, and what a plugin's ``dispatch`` leads to.
         """
-        if not self._keepers:
+        if not self._stateful:
             return
         try:
             self._env.mkdirs(self._folder)
-            for keeper in self._keepers:
-                self._load(keeper, broker, store.log)
+            for plugin in self._stateful:
+                self._load(plugin, broker, store.log)
         except OSError as error:
             raise blame(error.filename or self._folder, error) from error
         await self._replay(store.log)
@@ -145,46 +145,46 @@ class PluginStates:
             except OSError as error:
                 raise blame(path, error) from error
 
-    def _load(self, keeper: _Keeper, broker: Broker, commit_log: CommitLog) -> None:
-        name, start, end = keeper.info.name, commit_log.min_offset, commit_log.end
-        saved, is_first = self._read(keeper, end)
+    def _load(self, plugin: _StatefulPlugin, broker: Broker, commit_log: CommitLog) -> None:
+        name, start, end = plugin.info.name, commit_log.min_offset, commit_log.end
+        saved, is_first = self._read(plugin, end)
         if saved is None:
             # At the first start of a plugin it begins with what comes; a state that is lost is built again.
             state = SavedState(None, end) if is_first else SavedState(None, start, (0, start) if start else None)
         else:
             offset, data = saved
             state = SavedState(data, max(offset, start), (offset, start) if offset < start else None)
-            if keeper.saved < 0:
+            if plugin.saved < 0:
                 log.warning("plugin_state_set_back", plugin=name, offset=offset)
         if state.missing is not None:
             log.warning("plugin_state_gap", plugin=name, start=state.missing[0], end=state.missing[1])
         try:
-            from_start = self._call(keeper, "load_state", broker=broker, state=state)
+            from_start = self._call(plugin, "load_state", broker=broker, state=state)
         except (StartError, OSError):
             raise
         except Exception as error:
             log.exception("plugin_failed", plugin=name, hook="load_state")
-            raise StartError(self._manager.describe_failure(keeper.info, "load_state", error)) from error
+            raise StartError(self._manager.describe_failure(plugin.info, "load_state", error)) from error
         if from_start not in (None, False, True):
             raise StartError(f"plugin {name!r}: load_state returned {from_start!r:.100}, it must be True or None")
-        keeper.position = start if from_start else state.offset
+        plugin.position = start if from_start else state.offset
         if from_start:
-            keeper.saved = -1
+            plugin.saved = -1
 
-    def _read(self, keeper: _Keeper, end: int) -> tuple[tuple[int, bytes] | None, bool]:
+    def _read(self, plugin: _StatefulPlugin, end: int) -> tuple[tuple[int, bytes] | None, bool]:
         """Offset and state of the newest file that fits to a log of this ``end``; whether there was no file at all.
 
         A log that was cut ends before a state that counts what was cut off. Such files go: once the log has grown
         again, the gap would be invisible.
         """
-        env, path = self._env, keeper.path
+        env, path = self._env, plugin.path
         found = load_state(env, path, decode_state)
         if found is None:
             return None, True
         if found[0] <= end:
-            keeper.saved = found[0]
+            plugin.saved = found[0]
             return found, False
-        log.error("plugin_state_ahead", plugin=keeper.info.name, offset=found[0], log_end=end)
+        log.error("plugin_state_ahead", plugin=plugin.info.name, offset=found[0], log_end=end)
         older: tuple[int, bytes] | None = None
         for name in (path, f"{path}.bak"):
             if not env.exists(name):
@@ -203,29 +203,29 @@ class PluginStates:
     async def _replay(self, commit_log: CommitLog) -> None:
         """Let the plugins see the log from their positions to its end; those that are there together see it at once."""
         end = commit_log.end
-        bounds = sorted({keeper.position for keeper in self._keepers} | {end})
+        bounds = sorted({plugin.position for plugin in self._stateful} | {end})
         next_report = self._env.monotonic() + REPORT_S
         for start, stop in pairwise(bounds):
-            keepers = [keeper for keeper in self._keepers if keeper.position == start]
+            plugins = [plugin for plugin in self._stateful if plugin.position == start]
             position = start
             while position < stop:
                 for batch in self._scan(commit_log, position, stop):
                     batch.replay = True
                     position = batch.end
-                    for keeper in keepers:
-                        if not self._is_disabled(keeper.info.name):
-                            keeper.dispatch(batch)
-                            keeper.position = position
+                    for plugin in plugins:
+                        if not self._is_disabled(plugin.info.name):
+                            plugin.dispatch(batch)
+                            plugin.position = position
                     await trio.lowlevel.checkpoint()
                     if self._env.monotonic() >= next_report:
                         next_report = self._env.monotonic() + REPORT_S
-                        names = [keeper.info.name for keeper in keepers]
+                        names = [plugin.info.name for plugin in plugins]
                         log.info("plugin_state_replaying", plugins=names, offset=position, log_end=end)
                 if position < stop:
-                    position = self._step_over(commit_log, position, stop)
-            for keeper in keepers:
-                if not self._is_disabled(keeper.info.name):
-                    keeper.position = stop
+                    position = self._skip_unreadable(commit_log, position, stop)
+            for plugin in plugins:
+                if not self._is_disabled(plugin.info.name):
+                    plugin.position = stop
 
     @staticmethod
     def _scan(commit_log: CommitLog, start: int, stop: int) -> Iterator[DispatchBatch]:
@@ -235,7 +235,7 @@ class PluginStates:
             return
 
     @staticmethod
-    def _step_over(commit_log: CommitLog, position: int, stop: int) -> int:
+    def _skip_unreadable(commit_log: CommitLog, position: int, stop: int) -> int:
         """Where the log continues behind the damage at ``position``."""
         found = find_record(commit_log.segments, position + 1)
         after = stop if found is None else min(found[0], stop)
@@ -246,7 +246,7 @@ class PluginStates:
 
     def follow(self, on_dispatch: Dispatch | None) -> Dispatch | None:
         """``on_dispatch``, which calls ``dispatch`` of all plugins; where there is no state it is that function."""
-        if not self._keepers or on_dispatch is None:
+        if not self._stateful or on_dispatch is None:
             return on_dispatch
         call = on_dispatch
 
@@ -260,7 +260,7 @@ class PluginStates:
     @property
     def collected(self) -> int:
         """The highest offset of a state that was collected: it may be written once the log is durable up to there."""
-        return max((keeper.saved for keeper in self._keepers), default=0)
+        return max((plugin.saved for plugin in self._stateful), default=0)
 
     def collect(self, broker: Broker) -> dict[str, bytes]:
         """Return the files, by path, of the states that have changed since the last call.
@@ -269,22 +269,22 @@ class PluginStates:
         """
         files: dict[str, bytes] = {}
         position = self._position
-        for keeper in self._keepers:
-            if position < 0 or keeper.saved == position or self._is_disabled(keeper.info.name):
+        for plugin in self._stateful:
+            if position < 0 or plugin.saved == position or self._is_disabled(plugin.info.name):
                 continue
             try:
-                data = self._call(keeper, "save_state", broker=broker)
+                data = self._call(plugin, "save_state", broker=broker)
                 if not isinstance(data, bytes):
                     raise TypeError(f"save_state returned {type(data).__name__}, it must be bytes")
             except Exception as error:
-                self._manager.activity.failed(keeper.info.name, "save_state", error)
-                log.error("plugin_failed", plugin=keeper.info.name, hook="save_state", exc_info=error)
+                self._manager.activity.failed(plugin.info.name, "save_state", error)
+                log.error("plugin_failed", plugin=plugin.info.name, hook="save_state", exc_info=error)
                 continue
-            self._manager.activity.wrote(keeper.info.name, keeper.path)
-            files[keeper.path] = encode_state(position, data)
-            keeper.saved = position
+            self._manager.activity.wrote(plugin.info.name, plugin.path)
+            files[plugin.path] = encode_state(position, data)
+            plugin.saved = position
         return files
 
-    def _call(self, keeper: _Keeper, hook_name: str, **arguments: object) -> object:
+    def _call(self, plugin: _StatefulPlugin, hook_name: str, **arguments: object) -> object:
         calls = self._manager.calls(hook_name, **arguments)
-        return next(call for info, call in calls if info is keeper.info)()
+        return next(call for info, call in calls if info is plugin.info)()

@@ -15,7 +15,7 @@ from gantrymq.kernel.manager import PluginManager
 
 log = structlog.get_logger("gantrymq.watchdog")
 
-FRAMES_TOLD = 5
+FRAMES_MAX = 5
 
 
 class Watchdog:
@@ -51,14 +51,14 @@ class Watchdog:
             except trio.RunFinishedError:
                 return
             if not self._alive.wait(self._limit_s) and not self._stop.is_set():
-                self._tell(loop)
+                self._report(loop)
                 while not self._alive.wait(self._limit_s) and not self._stop.is_set():
                     pass
                 if not self._stop.is_set():
                     log.warning("loop_resumed")
             self._stop.wait(self._limit_s)
 
-    def _tell(self, loop: int) -> None:
+    def _report(self, loop: int) -> None:
         frame = sys._current_frames().get(loop)
         stack = list(_outwards(frame))
         owner = next((name for each in stack if (name := self._manager.owner_of(each)) is not None), None)
@@ -66,7 +66,7 @@ class Watchdog:
             "loop_blocked",
             plugin=owner or "none",
             seconds=self._limit_s,
-            where=[f"{each.f_globals.get('__name__')}:{each.f_lineno}" for each in stack[:FRAMES_TOLD]],
+            where=[f"{each.f_globals.get('__name__')}:{each.f_lineno}" for each in stack[:FRAMES_MAX]],
             todo="a hook must not block: await, or use a worker thread",
         )
 

@@ -79,17 +79,17 @@ class SendLoad:
         """Count what came; returns what is to be sent now."""
         if self._lone and data.startswith(self._success, 8) and 4 + _LENGTH(data)[0] == len(data):
             return self._answer(connection.fd, now)
-        found = self._quick_look(data, len(data))
+        found = self._read_fast(data, len(data))
         if found is None:
             count, end = count_frames(data)
             connection.keep(data, end)
             if not count:
                 return b""
-            found = self._quick_look(data, end)
+            found = self._read_fast(data, end)
         if found is not None:
             slots = succeeded = list(map(int, found))
         else:
-            slots, succeeded = self._read_carefully(data[:end])
+            slots, succeeded = self._read_each(data[:end])
         connection.outstanding -= len(slots)
         self.acknowledged += len(succeeded) * self.load.batch
         if self.measuring:
@@ -118,7 +118,7 @@ class SendLoad:
         if connection.outstanding:
             self.tally.failed("lost", reason, connection.outstanding)
 
-    def _quick_look(self, data: bytes, end: int) -> list[bytes] | None:
+    def _read_fast(self, data: bytes, end: int) -> list[bytes] | None:
         """Return the opaques of all answers up to ``end``; None unless they are whole, successes, and begin with their
         code.
 
@@ -131,7 +131,7 @@ class SendLoad:
         found: list[bytes] = _opaques(data, 0, end)
         return found if len(found) == data.count(self._success, 0, end) else None
 
-    def _read_carefully(self, data: bytes) -> tuple[list[int], list[int]]:
+    def _read_each(self, data: bytes) -> tuple[list[int], list[int]]:
         """Slots of all answers, and of the successes; the others are counted by code."""
         frames, _ = cut_frames(data, len(data) + 1)
         slots: list[int] = []

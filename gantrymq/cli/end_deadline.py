@@ -85,12 +85,12 @@ def ending_in_time() -> Iterator[EndDeadline]:
     usual = threading.excepthook, sys.unraisablehook
 
     def thread_died(args: threading.ExceptHookArgs) -> None:
-        if _comes_of_memory(args.exc_value):
+        if _is_caused_by_memory(args.exc_value):
             end_at_once(OUT_OF_MEMORY)
         usual[0](args)
 
     def was_lost(args: sys.UnraisableHookArgs) -> None:
-        if _comes_of_memory(args.exc_value):
+        if _is_caused_by_memory(args.exc_value):
             end_at_once(OUT_OF_MEMORY)
         usual[1](args)
 
@@ -102,7 +102,7 @@ def ending_in_time() -> Iterator[EndDeadline]:
         deadline.cancel()
 
 
-def _comes_of_memory(error: BaseException | None) -> bool:
+def _is_caused_by_memory(error: BaseException | None) -> bool:
     """Whether ``error`` is a MemoryError or was raised while one was handled, as in a thread that fails to start."""
     while error is not None and not isinstance(error, MemoryError):
         error = error.__context__

@@ -45,7 +45,7 @@ class Strategy:
 
     make: Callable[[CommitLog, Waker], FlushStrategy]
     """Creates the strategy for an open log, with the sweep's waker. It should flush any data within milliseconds."""
-    promised: Callable[[CommitLog], int] = _durable
+    guaranteed: Callable[[CommitLog], int] = _durable
     """The log offset up to which messages are acknowledged: the watermark of its acknowledgment gate, or the log's end
     without a gate. Messages before it must survive the end of the process; durable ones also survive a power cut."""
 
@@ -134,15 +134,15 @@ class Bench:
         while not self.disk.begun.acquire(blocking=False):
             await trio.lowlevel.checkpoint()
 
-    def check_survivors(self, machine: MemoryEnv, promised: int, after: str) -> None:
-        """Check that the store has all messages that end at or below ``promised``, and only sent messages in their
+    def check_survivors(self, machine: MemoryEnv, guaranteed: int, after: str) -> None:
+        """Check that the store has all messages that end at or below ``guaranteed``, and only sent messages in their
         order."""
-        wanted = sum(end <= promised for end in self.ends)
+        wanted = sum(end <= guaranteed for end in self.ends)
         store = open_store(machine)[0]
         bodies = list(read_queue(store).values())
         store.abandon()
         expect(bodies == [b"%d" % number for number in range(len(bodies))], f"{after} the messages are {bodies}")
-        expect(len(bodies) >= wanted, f"{after} {len(bodies)} messages are left of {wanted} that were promised")
+        expect(len(bodies) >= wanted, f"{after} {len(bodies)} messages are left of {wanted} that were guaranteed")
 
 
 def expect(holds: bool, otherwise: str) -> None:
@@ -211,7 +211,7 @@ async def what_is_durable_survives_a_power_cut(case: Strategy) -> None:
 
 async def acknowledged_messages_survive_the_process(case: Strategy) -> None:
     """Acknowledged messages have been passed to the operating system, also during a sync."""
-    await _restart(case, lambda bench: [(case.promised(bench.log), bench.disk.kill())])
+    await _restart(case, lambda bench: [(case.guaranteed(bench.log), bench.disk.kill())])
 
 
 async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[int, MemoryEnv]]]) -> None:
@@ -231,9 +231,9 @@ async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[int, Memo
             await trio.sleep_forever()
     except* LogPoisoned:
         pass  # a machine that is switched off does not sync
-    for promised, machine in machines:
-        expect(promised >= bench.ends[3], "what was durable before is not promised")
-        bench.check_survivors(machine, promised, "after the crash")
+    for guaranteed, machine in machines:
+        expect(guaranteed >= bench.ends[3], "what was durable before is not guaranteed")
+        bench.check_survivors(machine, guaranteed, "after the crash")
 
 
 Rule = Callable[[Strategy], Awaitable[None]]

@@ -165,7 +165,7 @@ class History:
             shown = "\n".join(str(each) for each in found[:_SHOWN_MAX])
             kinds = ", ".join(f"{count} {kind.name}" for kind, count in Counter(each.kind for each in found).items())
             raise AssertionError(f"{len(found)} violations ({kinds}):\n{shown}")
-        return self.unpromised(log)
+        return self.changed_unacknowledged(log)
 
     def violations(self, log: Log) -> Iterator[Violation]:
         """Yield all violations, given the master's current log."""
@@ -196,7 +196,7 @@ class History:
             if send.body not in given:
                 yield Violation(Kind.UNDELIVERED, f"{group}: {send}")
 
-    def unpromised(self, log: Log) -> Counter[Outcome]:
+    def changed_unacknowledged(self, log: Log) -> Counter[Outcome]:
         """Return the number of distinct offsets at which readers got a message, and that have another or none now."""
         gone = {(read.queue_id, read.offset, read.body) for read in self.reads if not _holds(log, read)}
         return Counter(self.sends[body].outcome for _, _, body in gone if body in self.sends)

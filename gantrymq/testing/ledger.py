@@ -82,7 +82,7 @@ class Ledger:
         if seen != name:
             raise LedgerViolation(f"{place} was acknowledged for {name!r}, but {seen!r} was read there before")
 
-    def forget_promises(self) -> None:
+    def allow_loss(self) -> None:
         """Allow the loss of everything acknowledged or read until now; sent messages may still appear."""
         self._acknowledged.clear()
         self._read.clear()

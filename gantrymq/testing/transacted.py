@@ -59,7 +59,7 @@ class Half:
 
 
 @attrs.frozen
-class Question:
+class CheckBackRequest:
     """A check-back, and the half message in it."""
 
     header: CheckTransactionHeader
@@ -103,12 +103,13 @@ class Producer:
         for frame in cut_frames(data)[0]:
             self.send(decode_command(frame))
 
-    def take_questions(self) -> list[Question]:
+    def take_check_backs(self) -> list[CheckBackRequest]:
         """Return the check-backs since the last call, in their order."""
         asked = [command for command in self.sent if command.code == RequestCode.CHECK_TRANSACTION_STATE]
         self.sent = [command for command in self.sent if command not in asked]
         return [
-            Question(read_header(CheckTransactionHeader, command.ext), decode(command.body)[0]) for command in asked
+            CheckBackRequest(read_header(CheckTransactionHeader, command.ext), decode(command.body)[0])
+            for command in asked
         ]
 
 
@@ -133,7 +134,7 @@ def _plugin(own: StrategyKind | None) -> TransactionPlugin:
     return Extended()
 
 
-def _nobody_waits(_batch: AppendBatch) -> None:
+def _ignore_waits(_batch: AppendBatch) -> None:
     pass
 
 
@@ -258,9 +259,9 @@ class TransactedStore:
             if waited.done is not None:
                 waited.done(waited)
 
-    def walk(self) -> None:
+    def scan(self) -> None:
         """Run one scan of check-backs, with a commit after each slice."""
-        for _ in self.plugin.strategy.walk():
+        for _ in self.plugin.strategy.scan():
             self.commit()
         self.commit()
 
@@ -305,7 +306,7 @@ class TransactedStore:
         self, bodies: list[bytes], *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b""
     ) -> AppendBatch:
         """Send half messages in one batch, as in one sweep."""
-        batch = fast.new_batch(_nobody_waits, Source.CLIENT)
+        batch = fast.new_batch(_ignore_waits, Source.CLIENT)
         batch.traits = Trait.PREPARED
         for body in bodies:
             properties = b"TRAN_MSG\x01true\x02PGROUP\x01%s\x02UNIQ_KEY\x01%s\x02TAGS\x01a" % (

@@ -77,8 +77,8 @@ def what_is_rolled_back_is_never_seen(strategy: Strategy) -> None:
     for restart in RESTARTS:
         producer = world.producers.join()
         world.pass_time(_WAIT_S)
-        world.walk()
-        expect(producer.take_questions() == [], "a producer was asked about a transaction that was rolled back")
+        world.scan()
+        expect(producer.take_check_backs() == [], "a producer was asked about a transaction that was rolled back")
         expect(world.bodies() == [], "what was rolled back can be read")
         world = restart(world, strategy)
 
@@ -223,9 +223,9 @@ def a_commit_that_is_refused_may_be_repeated(strategy: Strategy) -> None:
 
 def _asked(world: TransactedStore) -> list[Half]:
     """Return the half messages for which a scan sends check-backs, in order."""
-    world.walk()
+    world.scan()
     groups = world.producers.groups.values()
-    return [question.half for group in groups for producer in group for question in producer.take_questions()]
+    return [check_back.half for group in groups for producer in group for check_back in producer.take_check_backs()]
 
 
 def a_producer_is_asked_and_its_answer_counts(strategy: Strategy) -> None:
@@ -238,13 +238,13 @@ def a_producer_is_asked_and_its_answer_counts(strategy: Strategy) -> None:
     world.commit()
     expect(_asked(world) == [], "it was asked at once")
     world.pass_time(_WAIT_S)
-    world.walk()
-    expect(stranger.take_questions() == [], "a producer of another group was asked")
-    [question] = world.producers.groups["orders"][0].take_questions()
-    record = question.record
+    world.scan()
+    expect(stranger.take_check_backs() == [], "a producer of another group was asked")
+    [check_back] = world.producers.groups["orders"][0].take_check_backs()
+    record = check_back.record
     expect((record.topic, record.queue_id, record.body) == ("T", 2, b"x"), f"it was asked about {record}")
-    expect(question.header.msg_id == question.header.transaction_id == "x", f"{question.header}")
-    expect(world.end_now(question.half, COMMIT, checked=True) == ResponseCode.SUCCESS, "its answer is refused")
+    expect(check_back.header.msg_id == check_back.header.transaction_id == "x", f"{check_back.header}")
+    expect(world.end_now(check_back.half, COMMIT, checked=True) == ResponseCode.SUCCESS, "its answer is refused")
     expect(world.bodies(queue_id=2) == [b"x"], "its answer has no effect")
     world.pass_time(_WAIT_S)
     expect(_asked(world) == [], "it is asked again")
@@ -282,17 +282,17 @@ def nobody_is_asked_about_what_has_ended(strategy: Strategy) -> None:
         world.end(half, COMMIT, oneway=True)
     world.commit()
     world.pass_time(_WAIT_S)
-    for _ in world.plugin.strategy.walk():
+    for _ in world.plugin.strategy.scan():
         pass
     [producer] = world.producers.groups["orders"]
-    early = [question.half.body for question in producer.take_questions()]
+    early = [check_back.half.body for check_back in producer.take_check_backs()]
     expect(early in ([], [halves[-1].body]), f"{early} were asked")
     [producer] = world.producers.groups["orders"]
-    before = {question.half.body for question in producer.take_questions()}
+    before = {check_back.half.body for check_back in producer.take_check_backs()}
     expect(before <= {halves[-1].body}, "a producer was asked about a transaction that had ended")
     world.end(halves[-1], COMMIT, oneway=True)
     world.commit()
-    expect(producer.take_questions() == [], "a producer was asked about a transaction that had just ended")
+    expect(producer.take_check_backs() == [], "a producer was asked about a transaction that had just ended")
     expect(Counter(world.bodies()) == Counter(half.body for half in halves), "messages are missing or doubled")
 
 
@@ -306,7 +306,7 @@ def a_group_without_producers_waits_for_one(strategy: Strategy) -> None:
     world.commit()
     for _ in range(60):
         world.pass_time(_WAIT_S)
-        world.walk()
+        world.scan()
     world = in_order(world, strategy)
     expect(world.plugin.strategy.open_count == 1, "it was given up")
     world.producers.join()
@@ -325,21 +325,23 @@ def many_open_transactions_are_all_asked_about(strategy: Strategy) -> None:
         world.commit()
     expect(world.halves([b"more"]).statuses == [ResponseCode.SYSTEM_BUSY], "max_open is no bound")
     world.pass_time(_WAIT_S)
-    questions: list[Half] = []
+    check_backs: list[Half] = []
     turns = most = 0
-    for _ in world.plugin.strategy.walk():
+    for _ in world.plugin.strategy.scan():
         world.commit()
-        now = [question.half for question in producer.take_questions()]
+        now = [check_back.half for check_back in producer.take_check_backs()]
         most, turns = max(most, len(now)), turns + 1
-        questions += now
+        check_backs += now
     world.commit()
-    questions += [question.half for question in producer.take_questions()]
-    expect(len(questions) == len({half.body for half in questions}) == OPEN_HALVES, f"{len(questions)} were asked")
+    check_backs += [check_back.half for check_back in producer.take_check_backs()]
+    expect(
+        len(check_backs) == len({half.body for half in check_backs}) == OPEN_HALVES, f"{len(check_backs)} were asked"
+    )
     expect(most <= 256 and turns >= OPEN_HALVES // 256, f"{most} at once, {turns} turns")
-    for half in questions:
+    for half in check_backs:
         world.end(half, COMMIT, oneway=True)
     world.commit()
-    expect(sorted(world.bodies()) == sorted(half.body for half in questions), "messages are missing or doubled")
+    expect(sorted(world.bodies()) == sorted(half.body for half in check_backs), "messages are missing or doubled")
     expect(world.plugin.strategy.open_count == 0, "some are still open")
 
 
@@ -374,9 +376,9 @@ def a_restart_in_any_state_forgets_nothing(strategy: Strategy) -> None:
         world.end_now(halves[b"done"], COMMIT)
         world.end_now(halves[b"undone"], ROLLBACK)
         world.pass_time(_WAIT_S)
-        questions = {half.body: half for half in _asked(world)}
-        expect(set(questions) == {b"open", b"asked", b"late"}, f"{set(questions)} were asked")
-        world.end_now(questions[b"late"], COMMIT)
+        check_backs = {half.body: half for half in _asked(world)}
+        expect(set(check_backs) == {b"open", b"asked", b"late"}, f"{set(check_backs)} were asked")
+        world.end_now(check_backs[b"late"], COMMIT)
         for _ in range(2):
             world = restart(world, strategy)
             expect(world.bodies() == [b"done", b"late"], f"{world.bodies()}")
@@ -388,7 +390,7 @@ def a_restart_in_any_state_forgets_nothing(strategy: Strategy) -> None:
         again = {half.body: half for half in _asked(world)}
         expect(set(again) == {b"open", b"asked"}, f"{set(again)} were asked")
         world.end_now(again[b"open"], COMMIT)
-        world.end_now(questions[b"asked"], COMMIT)
+        world.end_now(check_backs[b"asked"], COMMIT)
         expect(sorted(world.bodies()) == [b"asked", b"done", b"late", b"open"], f"{world.bodies()}")
 
 

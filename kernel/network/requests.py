@@ -108,7 +108,7 @@ class RequestTable:
             if not self._passed_over:
                 self._take_waiting()
         if self._held:
-            self._go_on()
+            self._resume()
 
     def has_waiting(self) -> bool:
         """Return whether a request waits that the next turn can answer."""
@@ -124,7 +124,7 @@ class RequestTable:
         for request in requests:
             connection, code = request.connection, request.code
             if connection in left:
-                self._let_wait(request)
+                self._defer(request)
                 continue
             processor = self._batch.get(code)
             if processor is not None:
@@ -138,10 +138,10 @@ class RequestTable:
                 self._answer_groups(groups)
                 groups, in_groups = {}, None
                 if connection in left:
-                    self._let_wait(request)
+                    self._defer(request)
                     continue
-            if is_late or not self._may_begin(request):
-                self._let_wait(request)
+            if is_late or not self._can_begin(request):
+                self._defer(request)
                 left.add(connection)
                 continue
             if self._is_long(request):
@@ -165,7 +165,7 @@ class RequestTable:
             if processor is None:
                 if self._is_long(first):
                     self._hold(first)
-                elif self._may_begin(first):
+                elif self._can_begin(first):
                     waiting.take(_none, 1)
                     self._answer_one(first)
                 else:
@@ -184,7 +184,7 @@ class RequestTable:
         self._held.append((request, size_of(request)))
         self.waiting.hold(request)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Continue requests that are answered in steps, for up to half of the turn's time."""
         until = self._clock() + self._limits.turn_budget / 2
         while self._held:
@@ -210,13 +210,13 @@ class RequestTable:
     def _goes_to(self, processor: BatchProcessor, request: Request) -> bool:
         return self._batch.get(request.code) is processor
 
-    def _let_wait(self, request: Request) -> None:
+    def _defer(self, request: Request) -> None:
         if self.waiting.has_room(request):
             self.waiting.put(request)
         else:
             request.answer(ResponseCode.SYSTEM_BUSY, BUSY)
 
-    def _may_begin(self, request: Request) -> bool:
+    def _can_begin(self, request: Request) -> bool:
         code = request.code
         return code not in self._async or self.waiting.may_begin(request, heavy=code in self._heavy_codes)
 

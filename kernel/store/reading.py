@@ -86,7 +86,7 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     return records
 
 
-def is_misled(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: int) -> bool:
+def is_wrong_entry(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: int) -> bool:
     """Return whether the entry at a queue offset, with ``at`` and ``size``, points to a wrong record and will be
     repaired.
 
@@ -98,7 +98,7 @@ def is_misled(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: i
         return False
 
 
-def is_entrys(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:
+def belongs_to_entry(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:
     """Return whether a record belongs to the entry at a queue offset."""
     return record is not None and (record.topic, record.queue_id, record.queue_offset) == (
         queue.topic,

@@ -49,10 +49,10 @@ def report(metrics: Metrics, broker: Broker) -> None:
             "How often a plugin refused a message that the broker keeps and tries again", count,
             plugin=plugin, source=source,
         )  # fmt: skip
-    metrics.later(partial(_tell_disk, metrics, broker))
+    metrics.later(partial(_report_disk, metrics, broker))
 
 
-def _tell_disk(metrics: Metrics, broker: Broker) -> None:
+def _report_disk(metrics: Metrics, broker: Broker) -> None:
     usage, log = broker.env.disk_usage(broker.root), broker.log
     metrics.gauge(
         "rocketmq_storage_size_bytes", "Bytes in use on the store's disk, by others too", usage.total - usage.free,

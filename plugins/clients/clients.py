@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.clients")
 
-WISH_BYTES = 100
+SUBSCRIPTION_BYTES = 100
 """The approximate memory of a subscription besides its strings, and of a tag besides its characters."""
 
 
@@ -208,7 +208,9 @@ class Clients:
             self.changed[name] = None
 
 
-def subscription_bytes(wish: SubscriptionData) -> int:
+def subscription_bytes(subscription: SubscriptionData) -> int:
     """Return the approximate memory of a subscription."""
-    tags = sum(map(len, wish.tags_set)) + WISH_BYTES * (len(wish.tags_set) + len(wish.code_set))
-    return WISH_BYTES + len(wish.topic) + len(wish.sub_string) + tags
+    tags = sum(map(len, subscription.tags_set)) + SUBSCRIPTION_BYTES * (
+        len(subscription.tags_set) + len(subscription.code_set)
+    )
+    return SUBSCRIPTION_BYTES + len(subscription.topic) + len(subscription.sub_string) + tags

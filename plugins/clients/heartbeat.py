@@ -150,7 +150,7 @@ class Heartbeats:
                 if number % STEP_GROUPS == 0:
                     yield
         finally:
-            self._tell()
+            self._notify_if_changed()
         return request.command.answer(ResponseCode.SUCCESS)
 
     def _read(self, body: bytes) -> Generator[None, None, HeartbeatData]:
@@ -231,7 +231,7 @@ class Heartbeats:
         self._clients.leave(request.connection, header.producer_group, header.consumer_group)
         if self._locks is not None and header.consumer_group is not None:
             self._locks.member_left(header.consumer_group, header.client_id, request.connection.id)
-        self._tell()
+        self._notify_if_changed()
         return request.command.answer(ResponseCode.SUCCESS)
 
     def consumer_list(self, request: Request) -> Command:
@@ -273,7 +273,7 @@ class Heartbeats:
                 "are the limit (plugin.clients.max_subscriptions)",
             )
 
-    def _tell(self) -> None:
+    def _notify_if_changed(self) -> None:
         if self._clients.changed or self._clients.updated:
             self._changed()
 

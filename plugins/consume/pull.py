@@ -65,7 +65,9 @@ class PullProcessor:
         self._statistics = broker.registry.find(Statistics)
         self._subscriptions = Subscriptions(broker)
         self._windows = LogWindows(broker.env, broker.log)
-        self.postponed = Postponed(self._again, self._send_back, None if self._statistics is None else self._tell_wait)
+        self.postponed = Postponed(
+            self._again, self._send_back, None if self._statistics is None else self._record_wait
+        )
         """The pulls that wait for their turn or for the disk. Run it as a task."""
         self._deliveries = broker.registry.find(Deliveries)
         # If plugins examine delivered messages, all pulls use the fallback.
@@ -132,7 +134,7 @@ class PullProcessor:
             waiting.append(pull)
         return TURN_BYTES if self._is_late() else given or 0
 
-    def _tell_wait(self, pull: Pull, seconds: float) -> None:
+    def _record_wait(self, pull: Pull, seconds: float) -> None:
         if self._statistics is not None:
             self._statistics.waited(pull.group, pull.topic, pull.queue_id, seconds)
 

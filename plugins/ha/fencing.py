@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.ha")
 
-TELL_S: Final = 5.0
+NOTIFY_S: Final = 5.0
 LOG_END_FIELD: Final = "logEnd"
 HA_ADDRESS_FIELD: Final = "haServerAddr"
 PENDING_MAX: Final = 64
@@ -130,9 +130,9 @@ class RoleChanges:
         """Send the queued notifications until cancelled."""
         async with trio.open_nursery() as nursery:
             async for address, epoch in self._receive:
-                nursery.start_soon(self._tell, address, epoch)
+                nursery.start_soon(self._notify, address, epoch)
 
-    async def _tell(self, address: str, epoch: Epoch) -> None:
+    async def _notify(self, address: str, epoch: Epoch) -> None:
         try:
             await send_epoch(address, epoch, self._broker.address, self._ha_address)
         except (ConnectError, RemoteFault, ValueError, trio.TooSlowError) as error:
@@ -147,7 +147,7 @@ async def send_epoch(address: str, epoch: Epoch, master: str = "", ha_address: s
     ext = {EPOCH_FIELD: str(epoch)}
     if master and ha_address:
         ext |= {"masterAddress": master, HA_ADDRESS_FIELD: ha_address}
-    with trio.fail_after(TELL_S):
+    with trio.fail_after(NOTIFY_S):
         async with open_channel(address) as channel:
             answer = await channel.call(Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext))
             if answer.code:

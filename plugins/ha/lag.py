@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.ha")
 
-LOOK_S: Final = 5.0
+CHECK_S: Final = 5.0
 BEHIND_S: Final = 10.0
 """How long a slave must lag, in seconds, before the lag is logged."""
 
@@ -25,7 +25,7 @@ def lag_seconds(copy: Copy, end: int, now: float) -> float:
 
 
 class LagWatch:
-    """Checks a master's slaves every :data:`LOOK_S` seconds while :meth:`run` runs."""
+    """Checks a master's slaves every :data:`CHECK_S` seconds while :meth:`run` runs."""
 
     def __init__(self, broker: Broker, copies: Copies) -> None:
         self._broker = broker
@@ -35,7 +35,7 @@ class LagWatch:
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
-            await trio.sleep(LOOK_S)
+            await trio.sleep(CHECK_S)
             self.look()
 
     def look(self) -> None:

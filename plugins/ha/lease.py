@@ -28,7 +28,7 @@ class Lease:
         self._env = env
         self._seconds = seconds
         self._has_nameservers = has_nameservers
-        self._heard: tuple[float, float] | None = None
+        self._last_contact: tuple[float, float] | None = None
         """The last contact by the monotonic clock and by the wall clock, in seconds. The monotonic clock stops while a
         machine is suspended."""
         self.expired_at: float | None = env.monotonic() if has_nameservers else None
@@ -42,7 +42,7 @@ class Lease:
     @property
     def refusal(self) -> str:
         """Why this broker may not act as the master now; empty while it may."""
-        self._look()
+        self._expire_if_silent()
         if self.expired_at is None:
             return ""
         return (
@@ -53,7 +53,7 @@ class Lease:
     def nameserver_answered(self, asked_at: float) -> None:
         """Renew the lease. A nameserver answered a request sent at ``asked_at`` (monotonic) and reported no other
         master."""
-        self._look()
+        self._expire_if_silent()
         if self._env.monotonic() - asked_at < self._seconds:
             self._renew(asked_at)
 
@@ -62,7 +62,7 @@ class Lease:
 
         Returns False if the report may be older than the expiry of the lease: the slave must connect again.
         """
-        self._look()
+        self._expire_if_silent()
         if self.expired_at is not None and (connected_at <= self.expired_at or self._has_nameservers):
             return self._has_nameservers
         self._renew(self._env.monotonic())
@@ -70,17 +70,17 @@ class Lease:
 
     def _renew(self, at: float) -> None:
         now = self._env.monotonic()
-        if self.expired_at is not None and self._heard is not None:
+        if self.expired_at is not None and self._last_contact is not None:
             log.info("lease_renewed", after_seconds=round(now - self.expired_at, 1))
         self.expired_at = None
-        if self._heard is None or at > self._heard[0]:
-            self._heard = at, self._env.wall_ms() / 1000 - (now - at)
+        if self._last_contact is None or at > self._last_contact[0]:
+            self._last_contact = at, self._env.wall_ms() / 1000 - (now - at)
 
-    def _look(self) -> None:
-        if self._heard is None or self.expired_at is not None:
+    def _expire_if_silent(self) -> None:
+        if self._last_contact is None or self.expired_at is not None:
             return
         now = self._env.monotonic()
-        silent = max(now - self._heard[0], self._env.wall_ms() / 1000 - self._heard[1])
+        silent = max(now - self._last_contact[0], self._env.wall_ms() / 1000 - self._last_contact[1])
         if silent > self._seconds:
             self.expired_at = now
             log.warning("lease_expired", silent_seconds=round(silent, 1), lease_seconds=self._seconds)

@@ -38,9 +38,9 @@ log = structlog.get_logger("gantrymq.ha")
 
 UNWRITTEN_S: Final = 0.001
 """How soon to check again for appended data that is not written yet, in seconds."""
-PARTING_S: Final = 2.0
+DRAIN_S: Final = 2.0
 """How long a stopping master continues sending to slaves that lag, in seconds."""
-PARTING_PAUSE_S: Final = 0.01
+DRAIN_POLL_S: Final = 0.01
 AT_ONCE_BYTES: Final = 512 * 1024
 """The most bytes that one system call sends, in several batches."""
 UNREADABLE_RETRY_S: Final = 5.0
@@ -83,18 +83,18 @@ class Master:
             self._listener.listen(64)
             async with trio.open_nursery() as nursery:
                 serving = trio.CancelScope(shield=True)
-                nursery.start_soon(self._part, serving)
+                nursery.start_soon(self._drain, serving)
                 with serving:
                     await self._accept()
 
-    async def _part(self, serving: trio.CancelScope) -> None:
+    async def _drain(self, serving: trio.CancelScope) -> None:
         try:
             await trio.sleep_forever()
         finally:
-            with trio.move_on_after(PARTING_S, shield=True):
+            with trio.move_on_after(DRAIN_S, shield=True):
                 while any(copy.acknowledged < self._broker.log.end for copy in self._copies if copy.start >= 0):
                     self.log_grew()
-                    await trio.sleep(PARTING_PAUSE_S)
+                    await trio.sleep(DRAIN_POLL_S)
             serving.cancel()
 
     async def _accept(self) -> None:
@@ -138,7 +138,7 @@ class Master:
                 if begun is None:
                     return
                 log.info("slave_connected", peer=copy.address)
-                await self._talk(link, copy, begun)
+                await self._replicate(link, copy, begun)
         except BaseExceptionGroup as group:
             refusal, others = group.split((BadFrame, OutOfLog, CorruptRange, OSError, trio.BrokenResourceError))
             if others is not None:
@@ -179,7 +179,7 @@ class Master:
             return None
         return rest
 
-    async def _talk(self, link: Link, copy: Copy, data: bytes | bytearray) -> None:
+    async def _replicate(self, link: Link, copy: Copy, data: bytes | bytearray) -> None:
         async with trio.open_nursery() as nursery:
             reports = Reports()
             while True:

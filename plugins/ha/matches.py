@@ -51,11 +51,11 @@ class MatchRequests:
         header = request.header(CompareLogHeader)
         if not 0 < header.size <= self._broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"no record has {header.size} bytes")
-        match = await trio.to_thread.run_sync(self._look, header)
+        match = await trio.to_thread.run_sync(self._compare, header)
         ext = CompareLogResponse(match=match.value, log_end=self._broker.log.end).to_ext()
         return request.command.answer(ResponseCode.SUCCESS, None, ext)
 
-    def _look(self, header: CompareLogHeader) -> LogMatch:
+    def _compare(self, header: CompareLogHeader) -> LogMatch:
         commit_log = self._broker.log
         end = header.offset + header.size
         segment = commit_log.segments.at(header.offset)

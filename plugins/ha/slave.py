@@ -186,7 +186,7 @@ class Slave:
                 ticket, self._comparison.ticket = self._comparison.ticket, b""
                 if ticket:
                     await link.send([TICKET_MARK + ticket])
-                await self._talk(link, address)
+                await self._replicate(link, address)
         except (BadFrame, OSError, trio.BrokenResourceError) as ended_early:
             return str(ended_early) or "the connection broke"
         except BaseExceptionGroup as group:
@@ -202,7 +202,7 @@ class Slave:
         encryption = None if self._config.tls == "plain" else self._broker.registry.find(Encryption)
         return None if encryption is None else encryption.client_context()
 
-    async def _talk(self, stream: Link, address: str) -> None:
+    async def _replicate(self, stream: Link, address: str) -> None:
         broker = self._broker
         self._following = epoch = self._epochs.known
         while broker.store.dispatched < broker.log.end:

@@ -115,15 +115,15 @@ class MasterOffsets:
     """
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, int], int] = {}
+        self._received: dict[tuple[str, int], int] = {}
 
     def merge(self, offsets: ConsumerOffsets, body: bytes) -> None:
         """Adopt the offsets in the body of a response to code 43. :class:`RemoteFault` if it is invalid."""
         for name, queues in ConsumerOffsetSerializeWrapper.from_bytes(body).offset_table.items():
             topic, _, group = name.partition(_SEPARATOR)
             for queue_id, offset in queues.items():
-                before = self._said.get((name, queue_id), -1)
-                self._said[name, queue_id] = offset
+                before = self._received.get((name, queue_id), -1)
+                self._received[name, queue_id] = offset
                 own = offsets.query(group, topic, queue_id)
                 if topic and group and queue_id >= 0 and (own is None or offset > own or offset < before):
                     offsets.commit(group, topic, queue_id, offset)

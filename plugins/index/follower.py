@@ -18,7 +18,7 @@ from gantrymq.kernel.errors import CorruptRange
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.index.config import IndexConfig
 from gantrymq.plugins.index.files import WAITING_MAX_BYTES, IndexFiles
-from gantrymq.plugins.index.verify import StopKind, Trust
+from gantrymq.plugins.index.verify import IndexVerification, StopKind
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -100,7 +100,7 @@ class Follower:
         broker = self._broker
         recovered = broker.store.recovered
         stop = StopKind(recovered is not None and recovered.clean, broker.store.index_timestamp)
-        Trust(broker.env, self._index, broker.log, stop).load()
+        IndexVerification(broker.env, self._index, broker.log, stop).load()
 
     def _save(self) -> None:
         self._index.save(self._broker.log)

@@ -35,7 +35,7 @@ class StopKind:
     index_timestamp: int
 
 
-class Trust:
+class IndexVerification:
     """One verification of the files of ``index``, after the log's recovery."""
 
     def __init__(self, env: Env, index: IndexFiles, commit_log: CommitLog, stop: StopKind) -> None:

@@ -15,7 +15,7 @@ from gantrymq.remoting.steps import run_steps
 
 log = structlog.get_logger("gantrymq.locks")
 
-FAREWELLS_MAX = 10_000
+UNREGISTERED_MAX = 10_000
 """The most unregistered members that are remembered; beyond it the oldest is removed."""
 
 NAMED_ONCE = 16
@@ -57,7 +57,7 @@ class LockTable:
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
         self._owners: dict[tuple[str, str], _Owner] = {}
         self._by_connection: dict[int, set[tuple[str, str]]] = {}
-        self._farewells: dict[tuple[int, str], None] = {}
+        self._unregistered: dict[tuple[int, str], None] = {}
         self._bytes = 0
         self._full_until = clock()
 
@@ -159,10 +159,10 @@ class LockTable:
         consumer stops sends such requests.
         """
         if len(group) <= GROUP_MAX_LENGTH:  # no client is given queues of another group
-            self._farewells.pop((connection_id, group), None)
-            if len(self._farewells) >= FAREWELLS_MAX:
-                del self._farewells[next(iter(self._farewells))]
-            self._farewells[connection_id, group] = None
+            self._unregistered.pop((connection_id, group), None)
+            if len(self._unregistered) >= UNREGISTERED_MAX:
+                del self._unregistered[next(iter(self._unregistered))]
+            self._unregistered[connection_id, group] = None
         owner = self._owners.get((group, client_id))
         if owner is not None:
             queues = list(owner.queues)
@@ -176,10 +176,10 @@ class LockTable:
             self._owners[key].lost_at = self._clock()
 
     def _has_left(self, group: str, client_id: str, connection_id: int) -> bool:
-        if (connection_id, group) not in self._farewells:
+        if (connection_id, group) not in self._unregistered:
             return False
         if self._is_member(group, client_id):
-            del self._farewells[connection_id, group]
+            del self._unregistered[connection_id, group]
             return False
         return True
 

@@ -56,10 +56,10 @@ def report_lag(broker: Broker, offsets: Offsets, metrics: Metrics) -> None:
             "rocketmq_consumer_lag_messages", "Messages that the group has not consumed", behind, **row.labels()
         )
         found.append(row)
-    metrics.later(partial(_tell_ages, broker, found, metrics))
+    metrics.later(partial(_report_ages, broker, found, metrics))
 
 
-def _tell_ages(broker: Broker, groups: list[_Group], metrics: Metrics) -> None:
+def _report_ages(broker: Broker, groups: list[_Group], metrics: Metrics) -> None:
     now, left = broker.env.wall_ms(), READS_MAX
     for row in groups:
         left -= len(row.unconsumed)

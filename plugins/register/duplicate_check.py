@@ -45,13 +45,13 @@ RUN_KEY: Final = "brokerRun"
 """The key of the run id in a broker's runtime information. Ids of later runs compare greater, as text."""
 SETTLED_KEY: Final = "brokerSettled"
 """The key that says whether the broker keeps its name against later brokers."""
-LOOKS_S: Final = (1.0, 3.0, 6.0)
+CHECK_DELAYS_S: Final = (1.0, 3.0, 6.0)
 """The intervals, in seconds, between a new broker's checks after its first registration."""
 _RUN_BITS: Final = 62
 
 
 @attrs.frozen
-class _Rival:
+class _OtherBroker:
     run: str
     is_settled: bool
     epoch: Epoch | None = None
@@ -99,14 +99,14 @@ class DuplicateCheck:
         address = await self._registered_address(nameserver, timeout)
         if address == self._broker.address:
             return False
-        rival = await self._find(address) if address else None
-        if rival is None:
+        other = await self._find(address) if address else None
+        if other is None:
             return True
         broker = self._broker
         own = self.replication.epoch if self.replication is not None else None
-        if own is not None and rival.epoch is not None and own.number != rival.epoch.number:
-            return self._by_epoch(own, rival.epoch, address)
-        if not rival.is_settled and (self._settled or self.run < rival.run):
+        if own is not None and other.epoch is not None and own.number != other.epoch.number:
+            return self._by_epoch(own, other.epoch, address)
+        if not other.is_settled and (self._settled or self.run < other.run):
             log.warning("duplicate_broker_found", address=address, broker=broker.name)
             return True
         text = (
@@ -158,7 +158,7 @@ class DuplicateCheck:
         own = self.replication.epoch if self.replication is not None and not self._broker.broker_id else None
         return PROMOTED_PROBE_S if own is not None and own.number and not self.has_registered else PROBE_S
 
-    async def _find(self, address: str) -> _Rival | None:
+    async def _find(self, address: str) -> _OtherBroker | None:
         """Return the other broker with this name and id at ``address``. RocketMQ's brokers report no run id."""
         try:
             with trio.fail_after(self._probe_s()):
@@ -177,4 +177,4 @@ class DuplicateCheck:
         run = reported.get(RUN_KEY, "")
         if named != (broker.name, str(broker.broker_id), broker.cluster) or run == self.run:
             return None
-        return _Rival(run, reported.get(SETTLED_KEY) != "false", epoch_in(reported, EPOCH_KEY))
+        return _OtherBroker(run, reported.get(SETTLED_KEY) != "false", epoch_in(reported, EPOCH_KEY))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from gantrymq.plugins.register.duplicate_check import LOOKS_S
+from gantrymq.plugins.register.duplicate_check import CHECK_DELAYS_S
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FIRST_RETRY_S = 0.25
 DEBOUNCE_S = 0.005
 """Topics that are created together are registered together."""
-FAREWELL_S = 2.0
+UNREGISTER_S = 2.0
 
 log = structlog.get_logger("gantrymq.register")
 
@@ -75,8 +75,8 @@ class Link:
             await trio.sleep_forever()
         finally:
             if self.registered and not self._duplicate_check.lost:
-                with trio.move_on_after(FAREWELL_S, shield=True):
-                    await self._say_farewell()
+                with trio.move_on_after(UNREGISTER_S, shield=True):
+                    await self._unregister()
 
     async def _keep_registered(self) -> None:
         while not self._leaving.is_set():
@@ -98,8 +98,8 @@ class Link:
 
     async def _serve(self, channel: Channel) -> None:
         await self._duplicate_check.check(channel, self._timeout)
-        looks = deque(LOOKS_S)
-        next_look = trio.current_time() + looks.popleft()
+        delays = deque(CHECK_DELAYS_S)
+        next_check = trio.current_time() + delays.popleft()
         while not channel.closed:
             if self._leaving.is_set():
                 await self._call(channel, self._announcement.unregister())
@@ -120,10 +120,10 @@ class Link:
             self._delay = FIRST_RETRY_S
             self.tried.set()
             until = trio.current_time() + pause
-            while await self._beat_until(min(until, next_look), channel) and trio.current_time() < until:
+            while await self._beat_until(min(until, next_check), channel) and trio.current_time() < until:
                 is_lost = await self._duplicate_check.check(channel, self._timeout)
-                next_look = trio.current_time() + looks.popleft() if looks else inf
-                if next_look == inf:
+                next_check = trio.current_time() + delays.popleft() if delays else inf
+                if next_check == inf:
                     self._duplicate_check.settle()
                 if is_lost:
                     break
@@ -199,7 +199,7 @@ class Link:
         except RemoteFault as fault:
             log.warning("ordered_topics_unreadable", address=self.address, reason=fault.remark)
 
-    async def _say_farewell(self) -> None:
+    async def _unregister(self) -> None:
         # the old connection ended with the cancellation
         try:
             async with open_channel(self.address) as channel:

@@ -70,14 +70,14 @@ class Item:
     @property
     def tps(self) -> float:
         """The value a second over the last minute."""
-        return _told(self._snapshots[0]).tps
+        return _stats_of(self._snapshots[0]).tps
 
     def data(self) -> StatsData:
         """Minute, hour and day."""
-        return StatsData(*map(_told, self._snapshots))
+        return StatsData(*map(_stats_of, self._snapshots))
 
 
-def _told(snapshots: array[int] | None) -> StatsItem:
+def _stats_of(snapshots: array[int] | None) -> StatsItem:
     if snapshots is None:
         return StatsItem()
     passed, events, value = (snapshots[field - FIELDS] - snapshots[field] for field in range(FIELDS))

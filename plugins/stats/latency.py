@@ -41,9 +41,9 @@ class Latency:
         """The sum of the times of all messages since the start."""
         self._past = [0] * len(_NAMES)
         self._classes = [0] * len(_NAMES)
-        self._told: list[int] | None = None
+        self._last_classes: list[int] | None = None
         self._counts = [0] * (len(BUCKETS) + 1)
-        self._told_counts = self._counts
+        self._last_counts = self._counts
 
     def add(self, seconds: float, messages: int) -> None:
         """Count ``messages`` that took this long."""
@@ -56,8 +56,8 @@ class Latency:
     def turn(self) -> None:
         """Begin the next minute."""
         self._past = self.counts()
-        self._told, self._classes = self._classes, [0] * len(_NAMES)
-        self._told_counts, self._counts = self._counts, [0] * (len(BUCKETS) + 1)
+        self._last_classes, self._classes = self._classes, [0] * len(_NAMES)
+        self._last_counts, self._counts = self._counts, [0] * (len(BUCKETS) + 1)
 
     def counts(self) -> list[int]:
         """Return how many messages ever were in each class of :data:`CLASSES`, and in the last one."""
@@ -65,15 +65,15 @@ class Latency:
 
     def distribution(self) -> str:
         """Return how many messages in each class, as RocketMQ writes it; ``null`` before the first minute is over."""
-        if self._told is None:
+        if self._last_classes is None:
             return "null"
-        return "".join(f"{name}:{count} " for name, count in zip(_NAMES, self._told, strict=True))
+        return "".join(f"{name}:{count} " for name, count in zip(_NAMES, self._last_classes, strict=True))
 
     def percentile(self, share: float) -> float:
         """Milliseconds within which this share of the messages was done, interpolated within a bucket; 0 for none."""
-        total = sum(self._told_counts)
+        total = sum(self._last_counts)
         wanted, passed = int(total * share), 0
-        for number, count in enumerate(self._told_counts):
+        for number, count in enumerate(self._last_counts):
             if wanted <= passed + count:
                 low = BUCKETS[number - 1] if number else 0
                 high = BUCKETS[number] if number < len(BUCKETS) else low

@@ -37,8 +37,8 @@ def report(metrics: Metrics, table: Table, measuring: Measuring) -> None:
         pass  # count up to now
     if table.sizes is None:
         table.sizes = Sizes()
-    _tell_topics(metrics, table, table.sizes)
-    _tell_groups(metrics, table)
+    _report_topics(metrics, table, table.sizes)
+    _report_groups(metrics, table)
     metrics.counter("gantrymq_pulls_found_total", "Pulls that were answered with messages", table.pulls_found)
     metrics.counter("gantrymq_pulls_missed_total", "Pulls that found nothing", table.pulls_missed)
     metrics.counter("gantrymq_sends_refused_total", "Messages that were refused", measuring.failed)
@@ -48,7 +48,7 @@ def report(metrics: Metrics, table: Table, measuring: Measuring) -> None:
     )  # fmt: skip
 
 
-def _tell_topics(metrics: Metrics, table: Table, sizes: Sizes) -> None:
+def _report_topics(metrics: Metrics, table: Table, sizes: Sizes) -> None:
     for topic, item in table.items(TOPIC_PUT_NUMS):
         if is_dlq_topic(topic):
             group = topic.removeprefix(DLQ_PREFIX)
@@ -83,7 +83,7 @@ def _tell_topics(metrics: Metrics, table: Table, sizes: Sizes) -> None:
             )  # fmt: skip
 
 
-def _tell_groups(metrics: Metrics, table: Table) -> None:
+def _report_groups(metrics: Metrics, table: Table) -> None:
     for name, text, statistic in (
         ("rocketmq_messages_out_total", "Messages that went out", GROUP_GET_NUMS),
         ("rocketmq_throughput_out_total", "Bytes of messages that went out", GROUP_GET_SIZE),

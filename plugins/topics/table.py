@@ -44,7 +44,7 @@ class Topics:
         self.config = config
         self.broker_perm = config.broker_perm
         self._groups = groups
-        self.changed: Callable[[str, bool], None] = _nobody
+        self.changed: Callable[[str, bool], None] = _ignore_change
         self._created: Callable[[TopicConfig], None] = lambda config: None
         self.forget: Callable[[str, int], None] = lambda topic, log_end: None
         """Deletes a topic's messages before an offset of the log."""
@@ -256,7 +256,7 @@ class Topics:
         return config
 
 
-def _nobody(_topic: str, _existed: bool) -> None:
+def _ignore_change(_topic: str, _existed: bool) -> None:
     """Ignore the change."""
 
 

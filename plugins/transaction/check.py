@@ -31,7 +31,7 @@ TRIES = 4
 log = structlog.get_logger("gantrymq.transaction")
 
 
-class Questions:
+class CheckBackSender:
     """Finds a producer and sends the check-back."""
 
     def __init__(self, env: Env, producers: ProducerGroups, deliveries: Deliveries | None = None) -> None:
@@ -100,7 +100,7 @@ class CheckBack:
         while not self._stopping.is_set():
             await trio.sleep(self.interval)
             try:
-                for _ in self.strategy.walk():
+                for _ in self.strategy.scan():
                     await trio.sleep(SLICE_S)
                     if self._stopping.is_set():
                         break

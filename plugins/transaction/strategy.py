@@ -64,7 +64,7 @@ class Strategy(Protocol):
     def dispatch(self, batch: DispatchBatch) -> None:
         """Committed records, as in the hook ``dispatch``, including ``batch.replay`` during recovery."""
 
-    def walk(self) -> Iterator[None]:
+    def scan(self) -> Iterator[None]:
         """Send check-backs for transactions that are open for too long.
 
         One scan of the open transactions, which yields after limited work. An error with one transaction does not

@@ -157,6 +157,6 @@ async def test_without_a_plugin_that_has_the_hooks_nothing_is_collected(tmp_path
         groups: Any = broker.registry.get(ConsumerGroups)
         table: Any = broker.registry.get(TopicTable)
         assert groups.updated is None
-        assert table.changed.__name__ == "_nobody"
+        assert table.changed.__name__ == "_ignore_change"
         assert "topics.changes" not in broker.manager.activity.tasks["clients"]
         assert "topics" not in broker.manager.activity.tasks

@@ -46,7 +46,7 @@ FAULTS_OF_OURS = {
 HEALED_S = 60.0
 """In so long everything works again without anybody's help."""
 RETURNED_S = 10.0
-"""In so long a lost master that comes back as a slave has what its place needs to be promised messages again."""
+"""In so long a lost master that comes back as a slave has what its place needs to be guaranteed messages again."""
 REPORT = struct.Struct(">q")
 BODY_SIZE_AT = 84
 """In a record of RocketMQ's with IPv4 addresses."""
@@ -160,7 +160,7 @@ def test_acknowledged_messages_survive_any_network_faults_and_the_cluster_recove
             await pair.load.more(10)
         assert faults.count > 10
         async with beside(reader.run):
-            await cluster.until(lambda: pair.load.promised <= reader.read, 600, "the reader has everything")
+            await cluster.until(lambda: pair.load.guaranteed <= reader.read, 600, "the reader has everything")
         await pair.check()
 
     simulate(scenario, seed)
@@ -272,7 +272,7 @@ def test_a_partitioned_slave_does_not_count_as_a_replica_and_catches_up(
             await trio.sleep(1)
             before, statuses = dict(pair.load.acknowledged), dict(pair.load.statuses)
             await trio.sleep(40)
-            assert pair.load.acknowledged == before, "promised while no slave could have it"
+            assert pair.load.acknowledged == before, "guaranteed while no slave could have it"
             assert pair.load.statuses["SLAVE_NOT_AVAILABLE"] > statuses.get("SLAVE_NOT_AVAILABLE", 0) + 20
             cluster.network.heal()
             await pair.load.more(10, HEALED_S)
@@ -361,11 +361,11 @@ def test_a_slow_slave_slows_senders_and_weakens_no_guarantee(slow: str) -> None:
                     link.delay_s, link.bytes_per_s = (0.1, 0.2), 20_000
             began = trio.current_time()
             await pair.load.more(20)
-            assert trio.current_time() - began > 5, "who is promised something has waited for the slave"
+            assert trio.current_time() - began > 5, "who is guaranteed something has waited for the slave"
             master = pair.master.env
             pair.slave.power_cut(1)
             ends = await pair.load.check(pair.master.address)
-            assert sum(ends.values()) >= len(pair.load.promised)
+            assert sum(ends.values()) >= len(pair.load.guaranteed)
             assert master is pair.master.env
             pair.slave.env.sync_s = (0.001, 0.001)
             cluster.network.heal()
@@ -389,7 +389,7 @@ def test_bytes_flipped_on_the_way_to_the_slave_alter_no_message_and_block_no_sen
             await pair.load.more(5)
             link.flip, link.flip_ports = 0.2, frozenset({HA_PORT})
             await trio.sleep(30)
-            link.mend()
+            link.heal()
             await pair.load.more(5)
         refused = [line for line in cluster.log if line["event"] == "master_not_connected"]
         assert len(refused) > 1

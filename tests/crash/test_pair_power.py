@@ -143,7 +143,7 @@ class PowerCuts:
             self.master, self.slave = self.slave, self.master
         if not self.flushes:
             for ledger in self.ledgers.values():
-                ledger.forget_promises()
+                ledger.allow_loss()
         roles = [(self.master, "SYNC_MASTER"), (self.slave, "SLAVE")]
         for machine, role in self.chance.sample(roles, 2) if self.flushes else roles:
             self.start(machine, role)

@@ -64,16 +64,16 @@ class Life:
             self.acknowledged.update(bodies)
             self._say(world, {body: COMMIT if number % 2 else ROLLBACK for number, body in enumerate(bodies[:4])})
             world.pass_time(70)
-            world.walk()
-            questions = {question.record.body: question.half for question in producer.take_questions()}
-            assert set(bodies[4:]) <= set(questions)
-            self.sent |= questions
+            world.scan()
+            check_backs = {check_back.record.body: check_back.half for check_back in producer.take_check_backs()}
+            assert set(bodies[4:]) <= set(check_backs)
+            self.sent |= check_backs
             self._say(world, {bodies[4]: COMMIT if turn % 2 else ROLLBACK})
             self._go_on_unsafe(world, turn)
         world.close()
 
     def _go_on_unsafe(self, world: TransactedStore, turn: int) -> None:
-        """Ends and questions that are not on the disk, when the tables are written."""
+        """Ends and check_backs that are not on the disk, when the tables are written."""
         late = [body for body in self.sent if body not in self.said]
         if turn % 2:
             for body in late:
@@ -81,7 +81,7 @@ class Life:
                 world.end(self.sent[body], COMMIT, oneway=True)
         else:
             world.pass_time(70)
-            for _ in world.plugin.strategy.walk():
+            for _ in world.plugin.strategy.scan():
                 pass
         world.persist()
         world.persist()
@@ -104,9 +104,9 @@ class Life:
             assert (self.said[body] == COMMIT) == bool(seen[body]), f"{body[:8]!r}: the answer was a lie"
         producer = world.producers.join()
         world.pass_time(70)
-        world.walk()
-        asked = producer.take_questions()
-        names = [question.record.body for question in asked]
+        world.scan()
+        asked = producer.take_check_backs()
+        names = [check_back.record.body for check_back in asked]
         assert len(names) == len(set(names)) == world.plugin.strategy.open_count
         assert not set(names) & self.answered, "somebody is asked about what has ended"
         assert self.acknowledged - set(self.said) <= set(names), "nobody is asked about what is open"
@@ -114,8 +114,8 @@ class Life:
             if self.said.get(body) == COMMIT:
                 assert seen[body] or body in names, f"{body[:8]!r} is neither there nor open"
         assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == []
-        for question in asked:
-            world.end(question.half, COMMIT, oneway=True)
+        for check_back in asked:
+            world.end(check_back.half, COMMIT, oneway=True)
         world.commit()
         for body, count in Counter(world.bodies()).items():
             assert count <= 2, f"{body[:8]!r} is there {count} times"

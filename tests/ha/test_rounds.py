@@ -89,7 +89,7 @@ class Figures:
         self.rounds = 0
         self.faults: Counter[str] = Counter()
         self.outcomes: Counter[Outcome] = Counter()
-        self.unpromised: Counter[Outcome] = Counter()
+        self.changed_unacknowledged: Counter[Outcome] = Counter()
         self.reads = 0
         self.excused = 0
         self.from_loss: dict[str, list[float]] = defaultdict(list)
@@ -99,8 +99,8 @@ class Figures:
 
     def __str__(self) -> str:
         return (
-            f"{self.rounds} rounds, {dict(self.faults)}; sends {_by_name(self.outcomes)}, {self.reads} reads; reads of "
-            f"what is gone, promised to nobody: {_by_name(self.unpromised)}, {self.excused} slaves excused; "
+            f"{self.rounds} rounds, {dict(self.faults)}; sends {_by_name(self.outcomes)}, {self.reads} reads; reads "
+            f"that changed, unacknowledged: {_by_name(self.changed_unacknowledged)}, {self.excused} slaves excused; "
             f"{len(self.from_order)} measured promotions, unavailable: {_spread([*chain(*self.from_loss.values())])} "
             f"({', '.join(f'{loss} {len(times)}: {_spread(times)}' for loss, times in sorted(self.from_loss.items()))})"
             f"; since the order, or the loss: {_spread(self.from_order)}"
@@ -500,7 +500,7 @@ class Group:
         self.excuse()
         self.figures.outcomes += Counter(send.outcome for send in self.history.sends.values())
         self.figures.reads += len(self.history.reads)
-        self.figures.unpromised += self.history.check(logs[self.master])
+        self.figures.changed_unacknowledged += self.history.check(logs[self.master])
         undelivered = list(self.history.undelivered(GROUP))
         assert not undelivered, f"{len(undelivered)} violations: {undelivered[:5]}"
         assert all(log == logs[self.master] for log in logs), "the brokers have different messages"

@@ -81,7 +81,7 @@ def test_resumed_large_messages_are_processed_in_steps(monkeypatch: pytest.Monke
     world.commit()
     for _ in range(2):
         world.pass_time(61)
-        world.walk()
+        world.scan()
     asides = world.messages(TRANS_CHECK_MAX_TIME_TOPIC)
     assert len(asides) == COUNT
 

@@ -100,7 +100,7 @@ async def test_a_link_delays_data_in_the_configured_direction_only(cluster: Clus
         await far.send_all(b"x")
         assert await arrival(near) == 0.0
         link = cluster.network.link(A, B)
-        link.mend()
+        link.heal()
         link.bytes_per_s = 100.0
         await near.send_all(bytes(500))
         assert await arrival(far) == pytest.approx(5.0)

@@ -42,7 +42,7 @@ class Pipe:
         self.link = link
         self.twin = self
         """The other direction."""
-        self.told: Callable[[Link, int], None] = lambda link, size: None
+        self.on_delivery: Callable[[Link, int], None] = lambda link, size: None
         """Called with the size of each piece of data that arrives."""
         self._source = source
         self._sink = sink
@@ -111,7 +111,7 @@ class Pipe:
             self._moved.unpark_all()
 
     async def _hand_over(self, data: bytes) -> None:
-        self.told(self.link, len(data))
+        self.on_delivery(self.link, len(data))
         data, last = self.link.spoil(data, self._port)
         view = memoryview(data)
         try:

@@ -29,7 +29,7 @@ class SimulatedEnv(MemoryEnv):
         super().__init__(seed, START_MS)
         self.clock_ms = clock_ms
         self.sync_s = (0.0005, 0.002)
-        self.spawn: Callable[[Callable[[], Awaitable[Any]]], None] = _nobody
+        self.spawn: Callable[[Callable[[], Awaitable[Any]]], None] = _not_bound
         """Starts a task of the process at this machine."""
         self._network = network
         self._host = host
@@ -92,5 +92,5 @@ class SimulatedFlusher(Flusher):
             self._working = False
 
 
-def _nobody(_task: Callable[[], Awaitable[Any]]) -> None:
+def _not_bound(_task: Callable[[], Awaitable[Any]]) -> None:
     raise RuntimeError("no process runs on this machine")

@@ -32,7 +32,7 @@ class NetworkFaults:
 
     async def run(self) -> None:
         """Cause faults until cancelled; then remove all faults of all links."""
-        events = (self._delay, self._cut, self._slow, self._mend, self._clog, self._clog, self._reset, self._isolate)
+        events = (self._delay, self._cut, self._slow, self._heal, self._clog, self._clog, self._reset, self._isolate)
         try:
             async with trio.open_nursery() as nursery:
                 while True:
@@ -52,8 +52,8 @@ class NetworkFaults:
     def _slow(self, _nursery: trio.Nursery) -> None:
         self._chance.choice(self._links).bytes_per_s = self._chance.randint(*_SLOW_BYTES_PER_S)
 
-    def _mend(self, _nursery: trio.Nursery) -> None:
-        self._chance.choice(self._links).mend()
+    def _heal(self, _nursery: trio.Nursery) -> None:
+        self._chance.choice(self._links).heal()
 
     def _clog(self, nursery: trio.Nursery) -> None:
         link = self._chance.choice(self._links)

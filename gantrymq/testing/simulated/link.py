@@ -27,9 +27,9 @@ class Link:
         self._chance = random.Random(seed)  # noqa: S311 - chance that can be repeated is the point
         self._clear = trio.Event()
         self.clear()
-        self.mend()
+        self.heal()
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         """Remove all faults except a clog."""
         self.delay_s = (0.0, 0.0)
         self.bytes_per_s = math.inf

@@ -31,7 +31,7 @@ class Load:
     def __init__(self, cluster: Cluster, hosts: list[str]) -> None:
         self.ledger = Ledger(f"seed{cluster.seed}")
         self.acknowledged = dict.fromkeys(hosts, 0)
-        self.promised: set[bytes] = set()
+        self.guaranteed: set[bytes] = set()
         """The bodies of acknowledged messages."""
         self.statuses: dict[str, int] = {}
         """The number of responses by status; ``failed`` for an error or no response."""
@@ -59,7 +59,7 @@ class Load:
                 self._count(result.status.name)
                 if result.status is SendStatus.OK:
                     self.ledger.acknowledge(body, result.queue.queue_id, result.queue_offset)
-                    self.promised.add(body)
+                    self.guaranteed.add(body)
                     self.acknowledged[host] += 1
 
     def _count(self, status: str) -> None:

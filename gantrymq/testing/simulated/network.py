@@ -139,7 +139,7 @@ class Network:
     def heal(self) -> None:
         """Remove all faults and clogs of all links."""
         for link in self._links.values():
-            link.mend()
+            link.heal()
             link.clear()
 
     def cut(self, some: str, other: str) -> int:
@@ -206,7 +206,7 @@ class Network:
             await self._pass(back)
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         connection = Connection((process.host, self._next_port()), address, there, back)
-        connection.there.told = connection.back.told = self._told
+        connection.there.on_delivery = connection.back.on_delivery = self._add_to_fingerprint
         with on(Process(OBSERVER)):  # data in transit arrives, also if this process is paused meanwhile
             self._nursery.start_soon(self._carry, connection)
         listener.knock(connection)
@@ -228,7 +228,7 @@ class Network:
         finally:
             del self._connections[connection]
 
-    def _told(self, link: Link, size: int) -> None:
+    def _add_to_fingerprint(self, link: Link, size: int) -> None:
         text = f"{trio.current_time()!r} {link.source} {link.target} {size}"
         self.fingerprint = zlib.crc32(text.encode(), self.fingerprint)
 

@@ -19,7 +19,7 @@ _R = TypeVar("_R")
 
 LIMIT_S: Final = 24 * 3600.0
 """The longest scenario in simulated seconds; a longer one waits for something that never happens."""
-_LINES_TOLD: Final = 40
+_LINES_SHOWN: Final = 40
 
 
 def simulate(scenario: Callable[[Cluster], Awaitable[_R]], seed: int) -> _R:
@@ -50,7 +50,7 @@ def simulate(scenario: Callable[[Cluster], Awaitable[_R]], seed: int) -> _R:
         try:
             return trio.run(main, clock=clock)
         except BaseException as error:
-            lines = "\n".join(str(line) for line in logged[-_LINES_TOLD:])
+            lines = "\n".join(str(line) for line in logged[-_LINES_SHOWN:])
             error.add_note(f"seed {seed}; the last that was logged:\n{lines}")
             raise
 

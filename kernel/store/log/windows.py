@@ -26,7 +26,7 @@ KEPT_BLOCKS: Final = 256
 """Blocks of the log that are kept in memory."""
 HOT_BYTES: Final = 1024 * 1024
 """Within this distance from the log's end a block is kept from its first use on; elsewhere from its second."""
-LOOKS_KEPT: Final = 4096
+READS_KEPT: Final = 4096
 FETCH_BYTES: Final = 1024 * 1024
 AHEAD_BYTES: Final = 8 * 1024 * 1024
 """How far the worker thread prefetches behind missing data."""
@@ -58,7 +58,7 @@ class LogWindows:
         self._env = env
         self._log = log
         self._blocks: dict[int, _Block] = {}
-        self._looks: dict[int, None] = {}
+        self._reads: dict[int, None] = {}
 
     @property
     def min_offset(self) -> int:
@@ -88,7 +88,7 @@ class LogWindows:
         None if they are outside the log, in a damaged range, across the end of a file, or only on the disk. The part
         does not change while it is referenced.
         """
-        if size > BLOCK_BYTES and not self._says_size(offset, size):
+        if size > BLOCK_BYTES and not self._has_size(offset, size):
             return None
         return self._span(offset, size)
 
@@ -101,7 +101,7 @@ class LogWindows:
                 raise OutOfLog(f"no record of {size} bytes at {offset}")
         return self.window(offset, size, wait=wait)
 
-    def _says_size(self, offset: int, size: int) -> bool:
+    def _has_size(self, offset: int, size: int) -> bool:
         found = self._span(offset, 4)
         return found is not None and int.from_bytes(found[1][offset - found[0] :][:4], "big", signed=True) == size
 
@@ -179,11 +179,11 @@ class LogWindows:
 
     def _is_kept(self, start: int, written: int) -> bool:
         """Return whether to keep a block, now that it is used."""
-        if start >= written - HOT_BYTES or start in self._looks:
+        if start >= written - HOT_BYTES or start in self._reads:
             return True
-        if len(self._looks) >= LOOKS_KEPT:
-            self._looks.clear()
-        self._looks[start] = None
+        if len(self._reads) >= READS_KEPT:
+            self._reads.clear()
+        self._reads[start] = None
         return False
 
     def _fill(
@@ -200,6 +200,6 @@ class LogWindows:
             if len(self._blocks) >= KEPT_BLOCKS:
                 oldest = next(iter(self._blocks))
                 del self._blocks[oldest]
-                self._looks.pop(oldest, None)
+                self._reads.pop(oldest, None)
             self._blocks[start] = block
         return start, block.memory[: block.filled]

@@ -44,7 +44,7 @@ def is_right(commit_log: CommitLog, queue: ConsumeQueue, queue_offset: int, at: 
     return owner_of(head, names, at, size) == (queue.topic, queue.queue_id, queue_offset)
 
 
-def mend(commit_log: CommitLog, queues: ConsumeQueues, queue: ConsumeQueue, suspect: int, end: int) -> int:
+def repair_queue(commit_log: CommitLog, queues: ConsumeQueues, queue: ConsumeQueue, suspect: int, end: int) -> int:
     """Repair the entry at the queue offset ``suspect`` and wrong entries beside it; for a worker thread.
 
     The log is searched up to ``end``, the dispatched offset. An entry without a record becomes a filler. Returns how
@@ -151,11 +151,15 @@ class QueueRepair:
         (queue, place) = next(iter(self._queues.suspects))
         changed = 0
         try:
-            changed = mend(self._log, self._queues, queue, place, self._dispatched())
+            changed = repair_queue(self._log, self._queues, queue, place, self._dispatched())
             log.warning(
-                "consume_queue_mended", topic=queue.topic, queue_id=queue.queue_id, queue_offset=place, entries=changed
+                "consume_queue_repaired",
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                queue_offset=place,
+                entries=changed,
             )
         except OSError as error:
-            log.error("consume_queue_not_mended", path=queue.folder, queue_offset=place, error=str(error))
+            log.error("consume_queue_repair_failed", path=queue.folder, queue_offset=place, error=str(error))
         finally:
             self._queues.settle(queue, place, changed=changed > 0)

@@ -17,7 +17,7 @@ from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
-from gantrymq.kernel.store.reading import is_entrys, is_misled, read_many
+from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read_many
 from gantrymq.plugins.delay.levels.level import Level
 from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.levels.positions import Positions
@@ -159,8 +159,8 @@ class Delivery:
         units: list[int] = []
         entries, due = self._entries_due(state, queue, now)
         for (unit, offset, size, code), record in zip(entries, self._read(entries), strict=True):
-            if size != FILLER_SIZE and not is_entrys(record, queue, unit):
-                if is_misled(self._store.log, queue, unit, offset, size):
+            if size != FILLER_SIZE and not belongs_to_entry(record, queue, unit):
+                if is_wrong_entry(self._store.log, queue, unit, offset, size):
                     return units, now + RETRY_MS  # a repair will correct the entry
                 record = None
             if record is not None:

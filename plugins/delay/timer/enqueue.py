@@ -13,7 +13,7 @@ import structlog
 
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
-from gantrymq.kernel.store.reading import is_entrys, is_misled, read_many
+from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read_many
 from gantrymq.plugins.delay.levels.delivery import NO_RECORD
 from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.remoting.names import TIMER_TOPIC
@@ -66,7 +66,7 @@ class Enqueue:
         records = read_many(self._store.log, [offset for _, offset, _ in rows]) if rows else ()
         now = self._store.log.clock.now_ms()
         for row, record in zip(rows, records, strict=True):
-            if not is_entrys(record, queue, row[0]) and is_misled(self._store.log, queue, *row):
+            if not belongs_to_entry(record, queue, row[0]) and is_wrong_entry(self._store.log, queue, *row):
                 files.queue_offset = row[0]  # the entry is wrong and will be repaired
                 return False
             unit = self._unit(*row, record, now)

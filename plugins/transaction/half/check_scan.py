@@ -21,12 +21,12 @@ from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
-from gantrymq.plugins.transaction.check import SLICE_S, Questions
+from gantrymq.plugins.transaction.check import SLICE_S, CheckBackSender
 from gantrymq.plugins.transaction.half.load import read_half
 from gantrymq.plugins.transaction.half.rows import (
     QUEUE_ID,
-    add_aside,
     add_copy,
+    add_discarded,
     add_end,
     check_size,
     first_offset,
@@ -75,7 +75,7 @@ class _Slice:
     looked: int = 0
 
 
-class HalfWalk:
+class HalfScan:
     """Scans a table. ``undispatched`` gets the copies that are written.
 
     ``unnoted`` has the half messages that ended without an op message, for example because the disk was full; the next
@@ -87,7 +87,7 @@ class HalfWalk:
         self._store = context.store
         self._table = table
         self._undispatched = undispatched
-        self._questions = Questions(
+        self._check_backs = CheckBackSender(
             context.env, context.registry.get(ProducerGroups), context.registry.find(Deliveries)
         )
         self._host = context.store.config.store_host
@@ -109,7 +109,7 @@ class HalfWalk:
                 offset = found + 1
                 part.looked += 1
                 try:
-                    if not self._look(part, found, start):
+                    if not self._check(part, found, start):
                         break
                 except Exception as error:
                     log.error("transaction_check_failed", queue_offset=found, reason=repr(error))
@@ -120,7 +120,7 @@ class HalfWalk:
         finally:
             self._write(part)
 
-    def _look(self, part: _Slice, offset: int, now: int) -> bool:
+    def _check(self, part: _Slice, offset: int, now: int) -> bool:
         """Handle one half message; False if it and all following ones are too young."""
         record = read_half(self._store, offset)
         if record is None:
@@ -131,16 +131,16 @@ class HalfWalk:
             return False
         age = now - self._began(record)
         if age > config.max_age * 1000:
-            self._put_aside(part, record, "too old")
+            self._discard(part, record, "too old")
         elif age <= self._patience(record):
             self._leave(part, record)
         elif (number_in(record, TRANSACTION_CHECK_TIMES) or 0) >= config.check_max:
-            self._put_aside(part, record, "asked too often")
+            self._discard(part, record, "asked too often")
         else:
             real_place(record)
             check_size(record.topic, record.body_size, record.properties_size, self._store.config)
             group = (find_property(record.properties, PGROUP) or b"").decode("utf-8", "replace")
-            connection = self._questions.find(group)
+            connection = self._check_backs.find(group)
             if connection is None:
                 self._leave(part, record)
             else:
@@ -169,9 +169,9 @@ class HalfWalk:
             add_copy(part.batch, record, number_in(record, TRANSACTION_CHECK_TIMES) or 0, wait=False)
             self._add_step(part, _Step(record.queue_offset, record, None, is_copy=True))
 
-    def _put_aside(self, part: _Slice, record: Record, reason: str) -> None:
+    def _discard(self, part: _Slice, record: Record, reason: str) -> None:
         log.error("transaction_put_aside", queue_offset=record.queue_offset, at=record.offset, reason=reason)
-        add_aside(part.batch, record)
+        add_discarded(part.batch, record)
         self._add_step(part, _Step(record.queue_offset, record, None, is_copy=False))
 
     def _add_step(self, part: _Slice, step: _Step) -> None:
@@ -239,12 +239,12 @@ class HalfWalk:
     def _ask_one(self, record: Record, connection: Connection) -> None:
         group = (find_property(record.properties, PGROUP) or b"").decode("utf-8", "replace")
         if connection.closed:
-            found = self._questions.find(group)
+            found = self._check_backs.find(group)
             if found is None:
                 return
             connection = found
         topic, queue_id = real_place(record)
         # As in RocketMQ's check-backs, because its brokers store the copy without waiting.
         properties = replace_properties(record.properties, {WAIT: b"false"})
-        self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id, properties=properties))
+        self._check_backs.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id, properties=properties))
         log.debug("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)

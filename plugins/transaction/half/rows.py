@@ -168,7 +168,7 @@ def add_copy(batch: AppendBatch, record: Record, checks: int, *, wait: bool) -> 
     batch.add_stored(record, TRANS_HALF_TOPIC, QUEUE_ID, properties=properties, wait=wait)
 
 
-def add_aside(batch: AppendBatch, record: Record) -> None:
+def add_discarded(batch: AppendBatch, record: Record) -> None:
     """Add the half message to the topic of discarded ones."""
     batch.add_stored(record, TRANS_CHECK_MAX_TIME_TOPIC, QUEUE_ID, wait=False)
 

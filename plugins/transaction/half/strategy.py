@@ -20,7 +20,7 @@ from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import ConsumerOffsets, TopicTable
 from gantrymq.plugins.transaction import fast as loops
 from gantrymq.plugins.transaction.fast import Ending, EndTerms
-from gantrymq.plugins.transaction.half.check_scan import HalfWalk
+from gantrymq.plugins.transaction.half.check_scan import HalfScan
 from gantrymq.plugins.transaction.half.load import load_halves
 from gantrymq.plugins.transaction.half.rows import (
     GROUP,
@@ -60,7 +60,7 @@ class HalfStrategy:
     """A :class:`Strategy`; its table is exact from :meth:`open` on."""
 
     _table: HalfTable
-    _walk: HalfWalk
+    _scan: HalfScan
 
     def __init__(self, context: StrategyContext) -> None:
         self._context = context
@@ -78,7 +78,7 @@ class HalfStrategy:
         for topic in _TOPICS:
             topics.ensure(TopicConfig(topic, 1, 1))
         self._table = load_halves(self._context)
-        self._walk = HalfWalk(self._context, self._table, self._undispatched)
+        self._scan = HalfScan(self._context, self._table, self._undispatched)
         if self.open_count:
             log.info("transactions_open", count=self.open_count)
 
@@ -103,10 +103,10 @@ class HalfStrategy:
     def dispatch(self, batch: DispatchBatch) -> None:
         """Do nothing: this strategy reads the queues of its two topics."""
 
-    def walk(self) -> Iterator[None]:
+    def scan(self) -> Iterator[None]:
         """See :class:`Strategy`."""
         try:
-            yield from self._walk.run()
+            yield from self._scan.run()
         finally:
             self.save()
 
@@ -232,7 +232,7 @@ class HalfStrategy:
         for current in unnoted:
             ending = ended.pop(current)
             if ending.is_commit and is_written(batch, ending.row - 1):
-                self._walk.unnoted.append(current)
+                self._scan.unnoted.append(current)
                 table.close(current, COMMITTED)
                 ended[current] = ending
         if table.moved or table.aside:

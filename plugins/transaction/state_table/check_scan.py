@@ -16,8 +16,8 @@ from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
-from gantrymq.plugins.transaction.check import SLICE_S, Questions
-from gantrymq.plugins.transaction.state_table.records import add_aside, add_end
+from gantrymq.plugins.transaction.check import SLICE_S, CheckBackSender
+from gantrymq.plugins.transaction.state_table.records import add_discarded, add_end
 from gantrymq.plugins.transaction.state_table.rows import read_prepared
 from gantrymq.plugins.transaction.state_table.table import ENDS, StateRow, StateTable
 from gantrymq.plugins.transaction.strategy import StrategyContext
@@ -35,7 +35,7 @@ log = structlog.get_logger("gantrymq.transaction")
 EndAlone = Callable[[AppendBatch, dict[int, Record]], None]
 
 
-class StateWalk:
+class StateScan:
     """Scans ``table`` without the rows of records in ``closing``.
 
     ``end_alone`` appends a batch in which transactions are rolled back. The numbers of check-backs are not stored: they
@@ -50,7 +50,7 @@ class StateWalk:
         self._table = table
         self._closing = closing
         self._end_alone = end_alone
-        self._questions = Questions(
+        self._check_backs = CheckBackSender(
             context.env, context.registry.get(ProducerGroups), context.registry.find(Deliveries)
         )
         self._asked: dict[int, int] = {}
@@ -65,7 +65,7 @@ class StateWalk:
             if row is not None and row.log_offset not in self._closing:
                 looked += 1
                 try:
-                    verdict = self._look(number, row, now)
+                    verdict = self._check(number, row, now)
                 except Exception as error:
                     log.error("transaction_check_failed", row=number, reason=repr(error))
                     verdict = True
@@ -81,7 +81,7 @@ class StateWalk:
         low = self._table.end if found is None else found[0]
         self._asked = {number: times for number, times in self._asked.items() if number >= low}
 
-    def _look(self, number: int, row: StateRow, now: int) -> bool | None:
+    def _check(self, number: int, row: StateRow, now: int) -> bool | None:
         """Handle one open row. True: sent or wrote something. None: it and all following rows are too young."""
         config = self._context.config
         if row.seconds * 1000 > now - config.timeout * 1000:
@@ -94,13 +94,13 @@ class StateWalk:
         if age < config.timeout * 1000:
             return None
         if age > config.max_age * 1000:
-            return self._put_aside(record, "too old")
+            return self._discard(record, "too old")
         if age <= self._patience(record):
             return False
         if self._asked.get(number, 0) >= config.check_max:
-            return self._put_aside(record, "asked too often")
+            return self._discard(record, "asked too often")
         group = (find_property(record.properties, PGROUP) or b"").decode("utf-8", "replace")
-        connection = self._questions.find(group)
+        connection = self._check_backs.find(group)
         if connection is None:
             return False
         self._ask(number, group, record, connection)
@@ -113,14 +113,14 @@ class StateWalk:
         return int(value) * 1000 if value is not None and value.isdigit() and len(value) <= 18 else 0
 
     def _ask(self, number: int, group: str, record: Record, connection: Connection) -> None:
-        self._questions.ask(connection, record)
+        self._check_backs.ask(connection, record)
         self._asked[number] = self._asked.get(number, 0) + 1
         log.info("transaction_asked", group=group, row=number, peer=connection.address)
 
-    def _put_aside(self, record: Record, reason: str) -> bool:
+    def _discard(self, record: Record, reason: str) -> bool:
         log.error("transaction_put_aside", row=record.queue_offset, at=record.offset, reason=reason)
         batch = AppendBatch(source=Source.TRANSACTION)
-        add_aside(batch, record)
+        add_discarded(batch, record)
         batch.tie_next_to(0)
         add_end(batch, record, is_commit=False, wait=False)
         self._end_alone(batch, {1: record})

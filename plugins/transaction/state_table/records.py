@@ -35,7 +35,7 @@ def add_end(batch: AppendBatch, record: Record, *, is_commit: bool, wait: bool, 
     )
 
 
-def add_aside(batch: AppendBatch, record: Record) -> None:
+def add_discarded(batch: AppendBatch, record: Record) -> None:
     """Add the message to the topic of discarded ones; its properties have its own topic and queue."""
     place: dict[bytes, bytes | None] = {
         REAL_TOPIC: record.topic.encode(),

@@ -20,7 +20,7 @@ from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.plugins.transaction.half.rows import check_size
 from gantrymq.plugins.transaction.plain import Ending
-from gantrymq.plugins.transaction.state_table.check_scan import StateWalk
+from gantrymq.plugins.transaction.state_table.check_scan import StateScan
 from gantrymq.plugins.transaction.state_table.files import StateFiles
 from gantrymq.plugins.transaction.state_table.records import add_end, is_written
 from gantrymq.plugins.transaction.state_table.rows import STATE_BITS, is_prepared
@@ -58,7 +58,7 @@ class StateTableStrategy:
     """A :class:`Strategy`. Rows are counted when they are appended, and written when they are dispatched."""
 
     _files: StateFiles
-    _walk: StateWalk
+    _scan: StateScan
 
     def __init__(self, context: StrategyContext) -> None:
         self._context = context
@@ -75,7 +75,7 @@ class StateTableStrategy:
         self._files = StateFiles(self._context.env, self._store, file_rows=self._context.config.file_rows)
         self._files.open()
         self._next_row = self._files.table.end
-        self._walk = StateWalk(self._context, self._files.table, self._closing, self._end_alone)
+        self._scan = StateScan(self._context, self._files.table, self._closing, self._end_alone)
         self._is_open = True
         if self.open_count:
             log.info("transactions_open", count=self.open_count)
@@ -243,9 +243,9 @@ class StateTableStrategy:
                 if row is None or row.state != PREPARED:
                     self._closing.pop(offset).answer(ResponseCode.SUCCESS, None)
 
-    def walk(self) -> Iterator[None]:
+    def scan(self) -> Iterator[None]:
         """See :class:`Strategy`."""
-        yield from self._walk.run()
+        yield from self._scan.run()
 
     def persist(self) -> dict[str, bytes] | None:
         """See :class:`Strategy`."""

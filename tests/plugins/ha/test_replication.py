@@ -292,7 +292,7 @@ async def test_a_stopping_master_sends_its_slaves_everything_first(pair: Any) ->
 
 
 async def test_a_hanging_slave_does_not_delay_its_masters_stop(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_module, "PARTING_S", 0.2)
+    monkeypatch.setattr(master_module, "DRAIN_S", 0.2)
     with trio.fail_after(10):
         async with pair.master() as master, stranger(master) as mute:
             await mute.send_all(REPORT.pack(0))

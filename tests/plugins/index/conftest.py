@@ -13,7 +13,7 @@ from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.layout import Shape
-from gantrymq.plugins.index.verify import StopKind, Trust
+from gantrymq.plugins.index.verify import IndexVerification, StopKind
 from gantrymq.testing.tinystore import TINY, commit
 
 FOREVER = 2**62
@@ -83,7 +83,7 @@ def _open(env: Env, shape: Shape = SHAPE) -> Indexed:
     store.open()
     report = store.recover(lambda batch: None)
     index = IndexFiles(env, "store", shape)
-    Trust(env, index, store.log, StopKind(report.clean, store.index_timestamp)).load()
+    IndexVerification(env, index, store.log, StopKind(report.clean, store.index_timestamp)).load()
     return Indexed(env, store, index)
 
 

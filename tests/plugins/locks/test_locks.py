@@ -136,7 +136,7 @@ def test_unregistered_clients_may_return_by_a_new_connection() -> None:
 
 
 def test_remembered_unregistrations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "FAREWELLS_MAX", 2)
+    monkeypatch.setattr(lock_table, "UNREGISTERED_MAX", 2)
     table = Locks()
     for group in ("F", "G", "G", "H", "x" * 256):
         table.leave(group, "one")

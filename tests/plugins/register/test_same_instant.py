@@ -13,7 +13,7 @@ import trio.testing
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.register import duplicate_check, link
-from gantrymq.plugins.register.duplicate_check import LOOKS_S, DuplicateCheck
+from gantrymq.plugins.register.duplicate_check import CHECK_DELAYS_S, DuplicateCheck
 from gantrymq.plugins.register.link import Link
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel
@@ -118,7 +118,7 @@ async def test_the_later_one_ends_and_names_the_other(
     start(*places)
     await trio.sleep(LOOKING_S * 2)
     assert len(set(net.history)) == 2, "both found the place free"
-    await trio.sleep(sum(LOOKS_S) + 1)
+    await trio.sleep(sum(CHECK_DELAYS_S) + 1)
     first, later = places[older], places[1 - older]
     assert (first.alive, later.alive) == (True, False)
     assert later.reason.startswith(
@@ -135,7 +135,7 @@ async def test_one_of_two_brokers_started_in_the_same_millisecond_stops(
     places = [Place(net, "10.0.0.1:1", 1000), Place(net, "10.0.0.2:1", 1000)]
     places[1].duplicate_check.run = places[1].duplicate_check.run[:-1] + "8"  # another random number
     start(*places)
-    await trio.sleep(sum(LOOKS_S) + 1)
+    await trio.sleep(sum(CHECK_DELAYS_S) + 1)
     assert [place.alive for place in places] == [True, False]
 
 
@@ -144,7 +144,7 @@ async def test_a_registered_broker_stays_regardless_of_a_newcomers_clock(
 ) -> None:
     settled, newcomer = Place(net, "10.0.0.1:1", 5000), Place(net, "10.0.0.2:1", 1000)
     start(settled)
-    await trio.sleep(sum(LOOKS_S) + 1)
+    await trio.sleep(sum(CHECK_DELAYS_S) + 1)
     start(newcomer)
     await trio.sleep(1)
     assert (settled.alive, newcomer.alive) == (True, False)
@@ -156,13 +156,13 @@ async def test_a_registered_broker_registers_again_at_a_nameserver_that_lost_it(
 ) -> None:
     settled, newcomer = Place(net, "10.0.0.1:1", 5000), Place(net, "10.0.0.2:1", 9000)
     start(settled)
-    await trio.sleep(sum(LOOKS_S) + 1)
+    await trio.sleep(sum(CHECK_DELAYS_S) + 1)
     net.registered = ""
     start(newcomer)
     await trio.sleep(0.5)
     assert net.registered == newcomer.address, "nobody has told the nameserver of the other one"
     settled.link.poke()
-    await trio.sleep(sum(LOOKS_S) + 1)
+    await trio.sleep(sum(CHECK_DELAYS_S) + 1)
     assert (settled.alive, newcomer.alive, net.registered) == (True, False, settled.address)
 
 
@@ -182,5 +182,5 @@ async def test_a_rival_that_has_gone_is_none(
     gone, place = Place(net, "10.0.0.1:1", 1000), Place(net, "10.0.0.2:1", 2000)
     gone.alive, net.registered = False, gone.address
     start(place)
-    await trio.sleep(sum(LOOKS_S) + 1)
+    await trio.sleep(sum(CHECK_DELAYS_S) + 1)
     assert (place.alive, net.registered) == (True, place.address)

@@ -1,4 +1,4 @@
-"""The task that walks: in its time, whatever a walk does; and whom a question goes to."""
+"""The task that walks: in its time, whatever a walk does; and whom a check_back goes to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.plugins.transaction.check import SLICE_S, CheckBack, Questions
+from gantrymq.plugins.transaction.check import SLICE_S, CheckBack, CheckBackSender
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import Producers
 
@@ -23,7 +23,7 @@ class Walker:
         self.times: list[list[float]] = []
         self.error: Exception | None = None
 
-    def walk(self) -> Iterator[None]:
+    def scan(self) -> Iterator[None]:
         self.times.append([])
         for _ in range(self.slices):
             self.times[-1].append(trio.current_time())
@@ -69,23 +69,23 @@ async def test_cancellation_ends_the_check_scan_and_starts_no_other(autojump_clo
 
 def test_each_producer_of_a_group_is_asked_now_and_then_and_none_that_cannot_be() -> None:
     producers: Any = Producers()
-    questions = Questions(MemoryEnv(), producers)
-    assert questions.find("orders") is None
+    check_backs = CheckBackSender(MemoryEnv(), producers)
+    assert check_backs.find("orders") is None
     members = [producers.join() for _ in range(3)]
     members[1].closed = True
     members[2].is_congested = lambda: True
-    found: Any = {questions.find("orders") for _ in range(50)}
+    found: Any = {check_backs.find("orders") for _ in range(50)}
     assert found == {members[0]}
     members[2].is_congested = lambda: False
-    found = {questions.find("orders") for _ in range(50)}
+    found = {check_backs.find("orders") for _ in range(50)}
     assert found == {members[0], members[2]}
 
 
 def test_a_message_without_a_unique_key_is_checked_back_by_its_offset() -> None:
     producers: Any = Producers()
     member = producers.join()
-    Questions(MemoryEnv(), producers).ask(member, Record("T", 1, b"x", queue_offset=7, offset=99))
-    [question] = member.take_questions()
-    assert (question.header.msg_id, question.header.transaction_id) == (None, None)
-    assert (question.header.tran_state_table_offset, question.header.commit_log_offset) == (7, 99)
-    assert question.header.offset_msg_id == question.record.message_id
+    CheckBackSender(MemoryEnv(), producers).ask(member, Record("T", 1, b"x", queue_offset=7, offset=99))
+    [check_back] = member.take_check_backs()
+    assert (check_back.header.msg_id, check_back.header.transaction_id) == (None, None)
+    assert (check_back.header.tran_state_table_offset, check_back.header.commit_log_offset) == (7, 99)
+    assert check_back.header.offset_msg_id == check_back.record.message_id

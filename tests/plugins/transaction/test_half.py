@@ -24,9 +24,9 @@ def world_of(**settings: Any) -> TransactedStore:
 
 
 def asked(world: TransactedStore) -> list[bytes]:
-    world.walk()
+    world.scan()
     members = world.producers.groups.get(GROUP, [])
-    return [question.half.body for member in members for question in member.take_questions()]
+    return [check_back.half.body for member in members for check_back in member.take_check_backs()]
 
 
 def properties_of(world: TransactedStore, topic: str = TRANS_HALF_TOPIC) -> list[dict[str, str]]:
@@ -162,7 +162,7 @@ def test_a_commit_of_a_discarded_message_takes_effect() -> None:
     world.commit()
     for _ in range(2):
         world.pass_time(INTERVAL_S)
-        world.walk()
+        world.scan()
     assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x"]
     for _ in range(2):
         assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
@@ -201,7 +201,7 @@ def test_time_that_the_producer_asked_for_costs_no_questions() -> None:
     assert asked(world) == [b"later"]
     for _ in range(2):
         world.pass_time(INTERVAL_S)
-        assert asked(world) == [b"later"], "and now it has its three questions"
+        assert asked(world) == [b"later"], "and now it has its three check_backs"
     world.pass_time(INTERVAL_S)
     assert asked(world) == []
     assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"now", b"later"]
@@ -232,10 +232,10 @@ def test_an_old_message_without_producers_is_discarded() -> None:
     world.half(b"x", more=b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0199999999")
     world.commit()
     world.pass_time(71 * 3600)
-    world.walk()
+    world.scan()
     assert world.plugin.strategy.open_count == 1
     world.pass_time(2 * 3600)
-    world.walk()
+    world.scan()
     assert world.plugin.strategy.open_count == 0
     assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x"]
 
@@ -265,7 +265,7 @@ def test_half_messages_that_delay_cleanup_are_rewritten_without_a_check_back(mon
     for other in others:
         world.end(other, ROLLBACK, oneway=True)
     world.pass_time(INTERVAL_S)
-    world.walk()
+    world.scan()
     assert "TRANSACTION_CHECK_TIMES" not in properties_of(world)[-1], "it was not asked about"
     world.persist()
     assert world.offsets.query(CONSUMER, TRANS_HALF_TOPIC, 0) == 13
@@ -283,11 +283,11 @@ def test_a_walk_asks_no_faster_than_it_may() -> None:
     world.commit()
     world.pass_time(INTERVAL_S)
     counts = []
-    for _ in world.plugin.strategy.walk():
+    for _ in world.plugin.strategy.scan():
         world.commit()
-        counts.append(len(producer.take_questions()))
+        counts.append(len(producer.take_check_backs()))
     world.commit()
-    counts.append(len(producer.take_questions()))
+    counts.append(len(producer.take_check_backs()))
     assert counts == [5, 5, 2], "50 ms lie between two of them"
 
 
@@ -298,11 +298,11 @@ def test_a_walk_that_is_given_up_keeps_what_it_did() -> None:
         world.half(b"%d" % number)
     world.commit()
     world.pass_time(INTERVAL_S)
-    walk = world.plugin.strategy.walk()
+    walk = world.plugin.strategy.scan()
     next(walk)
     del walk
     world.commit()
-    assert [question.half.body for question in producer.take_questions()] == [b"0"]
+    assert [check_back.half.body for check_back in producer.take_check_backs()] == [b"0"]
     assert world.plugin.strategy.open_count == 4
     world.pass_time(INTERVAL_S)
     assert asked(world) == [b"1", b"2", b"3", b"0"], "who was asked comes last: nothing starves"
@@ -316,8 +316,8 @@ def test_only_producers_that_can_take_a_question_are_asked() -> None:
         world.half(b"%d" % number)
     world.commit()
     world.pass_time(INTERVAL_S)
-    world.walk()
-    assert len(here.take_questions()) == 8
+    world.scan()
+    assert len(here.take_check_backs()) == 8
     assert gone.sent == []
 
 
@@ -327,13 +327,13 @@ def test_a_producer_that_goes_before_the_copy_is_safe_is_replaced() -> None:
     world.half(b"x")
     world.commit()
     world.pass_time(INTERVAL_S)
-    for _ in world.plugin.strategy.walk():
+    for _ in world.plugin.strategy.scan():
         pass
-    assert first.sent == [], "a question before its message is on the disk"
+    assert first.sent == [], "a check_back before its message is on the disk"
     first.closed = True
     second = world.producers.join()
     world.commit()
-    assert [question.half.body for question in second.take_questions()] == [b"x"]
+    assert [check_back.half.body for check_back in second.take_check_backs()] == [b"x"]
 
 
 # ---------------------------------------------------------------------------------------------- other brokers' stores
@@ -434,11 +434,11 @@ def test_without_room_for_the_note_the_end_counts_and_is_noted_with_the_next_wal
 
     world.refuse = refuse
     assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
-    world.walk()
+    world.scan()
     assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
     assert world.end_now(half, ROLLBACK) == ResponseCode.SYSTEM_ERROR
     world.refuse = lambda batch: None
-    world.walk()
+    world.scan()
     world = killed(world, "half")
     assert world.plugin.strategy.open_count == 0
     assert world.bodies() == [b"x"]
@@ -462,8 +462,8 @@ def test_an_end_that_names_the_place_before_rocketmq_put_the_message_back_counts
     if copied_on:
         producer = world.producers.join()
         world.pass_time(INTERVAL_S)
-        world.walk()
-        assert [question.half.queue_offset for question in producer.take_questions()] == [3]
+        world.scan()
+        assert [check_back.half.queue_offset for check_back in producer.take_check_backs()] == [3]
     for _ in range(2):
         assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
         assert world.bodies("Orders", 5) == [b"x"]

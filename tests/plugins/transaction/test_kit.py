@@ -53,7 +53,7 @@ class Repeating(HalfStrategy):
 class Deaf(HalfStrategy):
     """Asks nobody."""
 
-    def walk(self) -> Iterator[None]:
+    def scan(self) -> Iterator[None]:
         return iter(())
 
 

@@ -21,7 +21,7 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.memory_env import MemoryEnv
-from gantrymq.testing.transacted import COMMIT, ROLLBACK, Half, Question, TransactedStore
+from gantrymq.testing.transacted import COMMIT, ROLLBACK, CheckBackRequest, Half, TransactedStore
 
 EXAMPLES = int(os.environ.get("GANTRYMQ_MACHINE_EXAMPLES", "60"))
 
@@ -57,9 +57,9 @@ class TransactionMachine(RuleBasedStateMachine):
     def seen(self) -> Counter[bytes]:
         return Counter(self.world.bodies())
 
-    def questions(self) -> list[Question]:
+    def check_backs(self) -> list[CheckBackRequest]:
         [producer] = self.world.producers.groups["orders"]
-        return producer.take_questions()
+        return producer.take_check_backs()
 
     @rule(count=st.integers(1, 4), size=st.integers(0, 200))
     def send(self, count: int, size: int) -> None:
@@ -105,17 +105,17 @@ class TransactionMachine(RuleBasedStateMachine):
         self.safe_words = set(self.said)
 
     @rule(slices=st.integers(0, 5))
-    def walk(self, slices: int) -> None:
+    def scan(self, slices: int) -> None:
         """The first slices of a walk, or all of it."""
-        for number, _ in enumerate(self.world.plugin.strategy.walk()):
+        for number, _ in enumerate(self.world.plugin.strategy.scan()):
             if number == slices:
                 break
 
     @rule()
     def hear(self) -> None:
-        """The producer takes the questions; from now on it may answer by the names in them."""
-        for question in self.questions():
-            self.halves.setdefault(question.record.body, []).append(question.half)
+        """The producer takes the check_backs; from now on it may answer by the names in them."""
+        for check_back in self.check_backs():
+            self.halves.setdefault(check_back.record.body, []).append(check_back.half)
 
     @rule()
     def persist(self) -> None:
@@ -156,10 +156,10 @@ class TransactionMachine(RuleBasedStateMachine):
         for body in set(self.said) - self.unsure:
             assert self.said[body] != COMMIT or seen[body] == 1, f"{body[:10]!r} was committed and is gone"
         is_open = set(self.halves) - set(self.said) - self.unsure
-        self.questions()
+        self.check_backs()
         self.world.pass_time(4000)
-        self.world.walk()
-        asked = [question.record.body for question in self.questions()]
+        self.world.scan()
+        asked = [check_back.record.body for check_back in self.check_backs()]
         assert is_open <= set(asked), "nobody is asked about an open transaction"
         assert set(asked) <= is_open | self.unsure, "somebody is asked about one that has ended"
         assert len(asked) == len(set(asked)), "somebody is asked twice"

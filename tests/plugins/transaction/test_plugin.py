@@ -67,7 +67,7 @@ async def test_a_half_message_is_seen_when_it_is_committed_and_not_before(tmp_pa
 async def test_a_producer_is_asked_over_its_connection_and_answers_with_the_same_request(tmp_path: Path) -> None:
     settings = {"plugin.transaction.check_interval": "20ms", "plugin.transaction.timeout": "10ms"}
     settings["plugin.transaction.check_max"] = "1000000"
-    asked, questions = trio.open_memory_channel[Command](100)
+    asked, check_backs = trio.open_memory_channel[Command](100)
 
     def answer_broker(command: Command) -> None:
         if command.code == RequestCode.CHECK_TRANSACTION_STATE:
@@ -81,10 +81,10 @@ async def test_a_producer_is_asked_over_its_connection_and_answers_with_the_same
         body = HeartbeatData("client", [ProducerData("orders")]).to_bytes()
         assert (await channel.call(Command(RequestCode.HEART_BEAT, {}, body))).code == ResponseCode.SUCCESS
         with trio.fail_after(10):
-            question = await questions.receive()
-        assert question.is_oneway
-        header = read_header(CheckTransactionHeader, question.ext)
-        [record] = decode_records(question.body)
+            check_back = await check_backs.receive()
+        assert check_back.is_oneway
+        header = read_header(CheckTransactionHeader, check_back.ext)
+        [record] = decode_records(check_back.body)
         assert (record.topic, record.queue_id, record.body) == ("T", 0, b"paid")
         assert (record.queue_offset, record.commit_log_offset) == (
             header.tran_state_table_offset,

@@ -19,15 +19,15 @@ BOTH = pytest.mark.parametrize("strategy", ["half", "state_table"])
 
 
 def put_aside(strategy: str, **settings: Any) -> tuple[TransactedStore, Producer, str]:
-    """A store whose only transaction was put aside after its question, a producer, and the message's id."""
+    """A store whose only transaction was put aside after its check_back, a producer, and the message's id."""
     world = TransactedStore(MemoryEnv(), strategy, check_max=1, **settings)
     producer = world.producers.join()
     world.half(b"x", topic="Orders", queue_id=3)
     world.commit()
     for _ in range(2):
         world.pass_time(INTERVAL_S)
-        world.walk()
-    assert len(producer.take_questions()) == 1
+        world.scan()
+    assert len(producer.take_check_backs()) == 1
     [aside] = world.messages(TRANS_CHECK_MAX_TIME_TOPIC)
     return world, producer, aside.message_id
 
@@ -50,10 +50,10 @@ def test_the_producer_is_asked_again_and_its_commit_makes_the_message_visible(st
         producer = world.producers.join()
     assert world.bodies("Orders", 3) == []
     world.pass_time(INTERVAL_S)
-    world.walk()
-    [question] = producer.take_questions()
-    assert (question.record.topic, question.record.queue_id, question.record.flag) == ("Orders", 3, 7)
-    assert world.end_now(question.half, COMMIT, checked=True) == ResponseCode.SUCCESS
+    world.scan()
+    [check_back] = producer.take_check_backs()
+    assert (check_back.record.topic, check_back.record.queue_id, check_back.record.flag) == ("Orders", 3, 7)
+    assert world.end_now(check_back.half, COMMIT, checked=True) == ResponseCode.SUCCESS
     [message] = world.messages("Orders", 3)
     assert (message.body, message.born_host, find_property(message.properties, b"UNIQ_KEY")) == (
         b"x", b"\x0a\1\2\3\0\0\0\x09", b"x",
@@ -68,11 +68,11 @@ def test_a_resumed_message_can_be_rolled_back_or_discarded_again(strategy: str) 
         world.resume(message_id)
         world.commit()
         world.pass_time(INTERVAL_S)
-        world.walk()
-    [first, second] = producer.take_questions()[-2:]
+        world.scan()
+    [first, second] = producer.take_check_backs()[-2:]
     assert world.end_now(second.half, ROLLBACK) == ResponseCode.SUCCESS
     world.pass_time(INTERVAL_S)
-    world.walk()
+    world.scan()
     assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x", b"x"], "the other one, which nobody ended"
     assert world.bodies("Orders", 3) == []
     assert world.plugin.strategy.open_count == 0

@@ -42,11 +42,11 @@ def test_a_transaction_with_too_many_check_backs_is_discarded_and_rolled_back(re
     world.commit()
     for _ in range(3):
         world.pass_time(70)
-        world.walk()
-        assert len(producer.take_questions()) == 1
+        world.scan()
+        assert len(producer.take_check_backs()) == 1
     world.pass_time(70)
-    world.walk()
-    assert producer.take_questions() == []
+    world.scan()
+    assert producer.take_check_backs() == []
     if restart:
         world.close()
         world = fresh(world.env, check_max=3)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_a_transaction_that_cannot_be_discarded_stays_open() -> None:
     world.refuse = lambda batch: batch.refuse(0, 14, "no") if batch.topics[0] == TRANS_CHECK_MAX_TIME_TOPIC else None
     for _ in range(3):
         world.pass_time(70)
-        world.walk()
+        world.scan()
     assert world.plugin.strategy.open_count == 1
     assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
     assert world.bodies() == [b"x"]
@@ -92,7 +92,7 @@ def test_a_too_old_transaction_is_discarded_with_or_without_producers() -> None:
     young = world.half(b"young")
     world.commit()
     world.pass_time(700)
-    world.walk()
+    world.scan()
     assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"old"]
     assert world.plugin.strategy.floor() == young.offset
 
@@ -106,8 +106,8 @@ def test_producers_are_not_checked_back_before_their_requested_time() -> None:
     asked = []
     for _ in range(4):
         world.pass_time(70)
-        world.walk()
-        asked.append([question.record.body for question in producer.take_questions()])
+        world.scan()
+        asked.append([check_back.record.body for check_back in producer.take_check_backs()])
     assert asked == [[b"other"], [b"other"], [b"patient", b"other"], [b"patient", b"other"]]
 
 
@@ -120,7 +120,7 @@ def test_a_prepared_record_that_became_unreadable_is_ended_and_logged() -> None:
     world.log.quarantine_range(half.offset, half.offset + 10)
     world.pass_time(70)
     with structlog.testing.capture_logs() as lines:
-        world.walk()
+        world.scan()
     assert "prepared_record_lost" in [line["event"] for line in lines]
     assert world.plugin.strategy.open_count == 1
 

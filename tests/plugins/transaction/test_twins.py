@@ -264,8 +264,8 @@ def end(which: list[tuple[int, bool, bool, bool]]) -> Step:
 def walk(world: TransactedStore, halves: list[Half]) -> Any:
     world.commit()
     world.pass_time(7)
-    world.walk()
-    return [question.header.commit_log_offset for question in world.producers.groups[GROUP][0].take_questions()]
+    world.scan()
+    return [check_back.header.commit_log_offset for check_back in world.producers.groups[GROUP][0].take_check_backs()]
 
 
 def no_room(world: TransactedStore, halves: list[Half]) -> Any:

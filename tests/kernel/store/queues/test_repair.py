@@ -102,13 +102,13 @@ def test_wrong_entries_are_corrected_and_their_neighbors_unchanged(
         assert queue.suspect(suspect), "until it is corrected"
         assert store.repair.has_work
         store.repair.step()
-    assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_mended"]
+    assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repaired"]
     assert lines[1]["entries"] == count
     assert queue.entries(0, MESSAGES) == before
     assert queue.generation > generation, "entries that somebody has read before are not those"
     assert not store.repair.has_work
     assert not queue.suspect(suspect), "it was looked at"
-    assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_mended"]
+    assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repaired"]
     assert len(read_queue(store)) == MESSAGES
 
 
