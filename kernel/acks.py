@@ -47,10 +47,10 @@ class DegradableGate(AckGate, Protocol):
 
 @attrs.define
 class AckedBatch:
-    """A batch of which each row has its final status."""
+    """A batch in which each row has its final status."""
 
     messages: AppendBatch
-    """Do not change it."""
+    """The batch; read-only."""
     seconds: float
     """From the moment when the broker took the batch until now."""
 
@@ -67,7 +67,7 @@ class Acks:
         self._observe = observe
         self._degradable = [gate for gate in gates if isinstance(gate, DegradableGate)]
         self._waiting: deque[tuple[float, AppendBatch, float | None]] = deque()
-        """Since when each batch waits, and when the broker took it; None for one that is answered already."""
+        """Since when each batch waits, the batch, and when the broker took it (None if it is answered already)."""
 
     def __len__(self) -> int:
         return len(self._waiting)

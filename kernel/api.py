@@ -113,7 +113,7 @@ class Broker(Protocol):
 
     @property
     def kept_rows(self) -> KeptRows:
-        """Counts, by plugin, the refusals of messages that the broker keeps already."""
+        """The counts, by plugin, of refused messages of which the broker has the only copy."""
 
     def unacknowledged_for(self) -> float:
         """Return how long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
@@ -129,9 +129,9 @@ class Broker(Protocol):
         """The open connections."""
 
     def serve_connection(self, sock: socket.socket, peer: tuple[str, int]) -> None:
-        """Serve a connection that a plugin has accepted at a port of its own, as one of the broker's port.
+        """Serve a connection that a plugin has accepted at its own port, like a connection to the broker's port.
 
-        ``sock`` must not block; ``peer`` is the address of the peer, by which others decide about it.
+        ``sock`` must not block; ``peer`` is the address of the peer, which limits and access control use.
         """
 
     def wake(self) -> None:

@@ -1,6 +1,6 @@
-"""What the plugins allow: the hook ``authorize`` before any processor sees a request.
+"""Calls the hook ``authorize`` before any processor gets a request.
 
-What cannot be decided is not allowed: a plugin that raises refuses, whatever its policy for errors is.
+If a plugin raises, the request is refused, whatever the plugin's error policy is.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Take = Callable[[list[Request]], None]
 
 
 def authorized(manager: PluginManager, take: Take, clock: Callable[[], float]) -> Take:
-    """``take`` itself where no plugin has the hook, else what asks the plugins first."""
+    """Return ``take``, wrapped in an :class:`Authorization` if a plugin implements the hook."""
     plugins = manager.batch_functions(HOOK)
     return Authorization(manager, plugins, take, RareWarnings(clock)) if plugins else take
 
 
 class Authorization:
-    """Asks the plugins about the requests of a sweep, answers those that were refused, and hands over the others."""
+    """Passes the requests of a sweep to the plugins, answers refused ones, and passes the others to ``take``."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class Authorization:
         self._warnings = warnings
 
     def __call__(self, requests: list[Request]) -> None:
-        """Without requests too: those that wait for their turn were allowed before."""
+        """Authorize ``requests`` and call ``take``, also with an empty list: it then handles requests that wait for
+        their turn, which were authorized when they arrived."""
         if requests:
             batch = RequestBatch(requests)
             for info, function in self._plugins:
@@ -70,7 +71,8 @@ class Authorization:
             batch.refuse(0, ResponseCode.SYSTEM_ERROR, f"the plugin {info.name!r} failed to authorize the request")
 
     def _ask_singly(self, info: PluginInfo, function: Callable[[RequestBatch], Any], batch: RequestBatch) -> None:
-        """It raised: only the requests at which it does so alone are refused, not those of other peers."""
+        """Call the plugin, which raised for the batch, for each request alone, and refuse those for which it raises
+        again."""
         for row in batch.live:
             single = RequestBatch([batch.requests[row]])
             self._ask(info, function, single)

@@ -86,9 +86,9 @@ class Trait:
 
 @attrs.frozen
 class Earlier:
-    """The stored message that a settled row is answered with.
+    """The stored message whose place is in the response to a settled row.
 
-    ``row``: it is a row of the same batch; its place is known once the batch is appended, and is -1 until then.
+    ``row``: the number of that message's row if it is in the same batch; its place is then -1 until the append.
     """
 
     offset: int
@@ -137,7 +137,8 @@ class AppendBatch:
     statuses: list[int] = attrs.field(factory=list)
     remarks: dict[int, str] = attrs.field(factory=dict)
     settled: dict[int, Earlier] = attrs.field(factory=dict)
-    """By row: the message that a settled row is answered with. The columns that the log fills say nothing of it."""
+    """By row: the message whose place is in the response to a settled row. The columns that the log fills have no
+    values for settled rows."""
 
     offsets: list[int] = attrs.field(factory=list)
     sizes: list[int] = attrs.field(factory=list)
@@ -234,24 +235,24 @@ class AppendBatch:
             self.refuse(self._tied[row], code, remark)
 
     def refuse_all(self, code: int, remark: str) -> None:
-        """Refuse every row, the settled ones too: the broker may acknowledge nothing at all, as a slave."""
+        """Refuse every row, including settled ones, because the broker may acknowledge nothing (a slave)."""
         refuse_every_row(self, code, remark)
 
     def settle(self, row: int, *, offset: int, queue_id: int, queue_offset: int) -> None:
-        """Do not store ``row``: answer its sender as the message at log offset ``offset`` was, once the log is as
-        safe up to its present end as a new message must be.
+        """Do not store ``row``: its sender gets the response for the message at the log offset ``offset``, after every
+        gate has passed the present end of the log.
 
-        ``queue_id``, ``queue_offset``: that message's queue and its place there, for the answer. It may be deleted
-        already. :class:`ValueError` for an offset that the log has not reached, for a row that is refused or settled,
-        and for rows of other sources than :data:`Source.FROM_SENDERS`, which no other row has.
+        ``queue_id`` and ``queue_offset`` are that message's, for the response. The message may be deleted already.
+        :class:`ValueError` for an offset beyond the log's end, for a row that is refused or settled, and for rows of
+        other sources than :data:`Source.FROM_SENDERS`, of which the broker has the only copy.
         """
         settle_row(self, row, offset, queue_id, queue_offset)
 
     def settle_as(self, row: int, earlier: int) -> None:
-        """As :meth:`settle`, with the message of row ``earlier`` of this batch, which is stored in this turn.
+        """As :meth:`settle`, with the message of row ``earlier`` of this batch.
 
-        If that row is refused, ``row`` is refused with its code and remark. :class:`ValueError` also when ``earlier``
-        is not before ``row``, or is refused.
+        If that row is refused later, ``row`` is refused with the same code and remark. :class:`ValueError` also when
+        ``earlier`` is not before ``row``, or is refused already.
         """
         settle_row_as(self, row, earlier)
 
@@ -348,7 +349,7 @@ def refuse_every_row(batch: AppendBatch, code: int, remark: str) -> None:
 
 
 def finish_settled(batch: AppendBatch) -> None:
-    """After the append: settled rows get their status, and the place of a message that is a row of ``batch``."""
+    """Set the status of settled rows after the append, and the places of their messages that are rows of ``batch``."""
     statuses, settled = batch.statuses, batch.settled
     for row, earlier in list(settled.items()):
         statuses[row] = ResponseCode.SUCCESS
@@ -421,9 +422,9 @@ class Pull:
     filter: MessageFilter
     may_hold: bool
     deadline: float
-    """On the clock of ``env.monotonic()``, seconds."""
+    """The deadline by ``env.monotonic()``, in seconds."""
     max_bytes: int = 0
-    """The client accepts a response of this size, and of ``limit`` messages; 0: RocketMQ's limits apply."""
+    """The largest response in bytes that the client accepts; with 0, RocketMQ's limits apply instead of ``limit``."""
 
 
 @attrs.define

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.broker")
 
 ACCESS_CONTROL_SLOT = "access_control"
-"""The slot of plugins that control access. Without one, other addresses than loopback need ``broker.insecure``."""
+"""The slot of plugins that control access. Without one, an address other than loopback needs ``broker.insecure``."""
 DRAIN_S = 5.0
 """How long a stopping broker waits for the last acknowledgments, in seconds."""
 
@@ -86,7 +86,7 @@ class Broker:
         section = config.section(PluginsSection)
         self._faults = PluginFaults(manager, section.skip_errors, section.disable_on_error)
         self.kept_rows = KeptRows(env.monotonic)
-        """Counts the refusals by plugins of messages that the broker keeps already."""
+        """Counts, by plugin, refused messages of which the broker has the only copy."""
         self._before_append = self._faults.before_append(self.kept_rows)
         self._appended = observe(manager, "appended")
         self._acked = observe(manager, "acked")
@@ -94,7 +94,7 @@ class Broker:
         self._on_dispatch = self._states.follow(self._faults.on_batches("dispatch"))
         self._on_recovery = self._faults.on_batches("dispatch", self._states.names)
         self.restarting = False
-        """Whether the caller of :meth:`run` shall start the broker again, with the settings valid then."""
+        """Whether the caller of :meth:`run` must start the broker again, with the current settings."""
         self.before_listening: list[Callable[[], Awaitable[None]]] = []
         """Plugins add functions in ``configure``; the broker awaits them in order before it listens."""
         self.on_failure: Callable[[], None] = lambda: None
@@ -121,7 +121,7 @@ class Broker:
         return self.sweep.connections
 
     def serve_connection(self, sock: socket.socket, peer: tuple[str, int]) -> None:
-        """Serve a connection that a plugin accepted, as one of the broker's own port."""
+        """Serve a connection that a plugin accepted, like a connection to the broker's port."""
         self.sweep.serve_connection(sock, peer)
 
     @property

@@ -7,15 +7,15 @@ import attrs
 
 @attrs.frozen
 class TopicsBatch:
-    """Names of topics, by what became of them since the last call of the hook.
+    """Names of topics that were created, changed or removed since the last call of the hook.
 
-    A topic that was created and removed in between is in none of the lists; one that was removed and created again is
+    A topic that was created and removed since then is in none of the lists; one that was removed and created again is
     in ``changed``.
     """
 
     created: list[str] = attrs.field(factory=list)
     changed: list[str] = attrs.field(factory=list)
-    """Topics with other settings, or whose permission changed with the broker's own."""
+    """Topics whose settings changed, or whose permission changed with the broker's permission."""
     removed: list[str] = attrs.field(factory=list)
 
     def __len__(self) -> int:
@@ -27,7 +27,7 @@ class GroupsBatch:
     """Names of consumer groups whose members or subscriptions changed since the last call of the hook."""
 
     groups: list[str] = attrs.field(factory=list)
-    """A group without a connected member is among them once, when its last member has left."""
+    """The changed groups. A group is reported once more when its last member has left."""
 
     def __len__(self) -> int:
         return len(self.groups)

@@ -63,7 +63,7 @@ def blame(path: str, error: OSError) -> StartError:
         return NoRoom(path, error)
     if error.errno in _NOT_ALLOWED:
         return StoreNotWritable(path, error)
-    return StartError(f"the store at {path} cannot be used: {error}. Look after the disk, then start the broker again")
+    return StartError(f"the store at {path} cannot be used: {error}. Check the disk, then start the broker again")
 
 
 class LogPoisoned(Exception):
@@ -82,6 +82,6 @@ class UnreadableRange(CorruptRange):
     """The disk cannot read the requested bytes now. ``offset``: where they begin; ``reason``: its error."""
 
     def __init__(self, offset: int, size: int, reason: str) -> None:
-        super().__init__(f"{size} bytes at {offset}: the disk cannot give them: {reason}")
+        super().__init__(f"{size} bytes at {offset}: the disk cannot read them: {reason}")
         self.offset = offset
         self.reason = reason

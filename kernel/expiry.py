@@ -60,7 +60,7 @@ def _floor(broker: Broker) -> tuple[int, str]:
         try:
             needed = call()
         except Exception as error:
-            # A plugin that fails here may need everything.
+            # The floor of a failing plugin is unknown: it may need everything.
             broker.manager.activity.failed(info.name, "retention_floor", error)
             log.exception("retention_floor_failed", plugin=info.name)
             return 0, info.name

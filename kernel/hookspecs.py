@@ -319,7 +319,7 @@ def topics_changed(batch: TopicsBatch) -> None:
 
 @hookspec
 def groups_changed(batch: GroupsBatch) -> None:
-    """Members or subscriptions of consumer groups changed: by a heartbeat, or because a consumer has left.
+    """Members or subscriptions of consumer groups changed, by a heartbeat or because a consumer left.
 
     When: rare, soon after the changes, in a task of the plugin ``clients``. Batch: the names of all groups that changed
     since the last call; ``ConsumerGroups`` has their members and subscriptions. Changes right before the stop may not

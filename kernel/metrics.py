@@ -73,7 +73,7 @@ class Metrics:
         ``total``: the sum of all values. Otherwise as :meth:`gauge`.
         """
         if len(counts) != len(bounds) + 1:
-            raise ValueError(f"{name}: {len(bounds)} bounds part {len(bounds) + 1} counts, not {len(counts)}")
+            raise ValueError(f"{name}: {len(bounds)} bounds need {len(bounds) + 1} counts, not {len(counts)}")
         buckets, passed = [], 0
         for bound, count in zip((*bounds, float("inf")), counts, strict=True):
             passed += count

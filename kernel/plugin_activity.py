@@ -1,6 +1,6 @@
-"""What the plugins of a running broker do: tasks, request codes, files, errors so far, and how long hooks take.
+"""The activity of the plugins of a running broker: tasks, request codes, files, errors, and the duration of hooks.
 
-``broker.manager.activity`` is it. ``gantrymq plugins show --broker``, ``plugins trace`` and metrics show it.
+It is ``broker.manager.activity``; ``gantrymq plugins show --broker``, ``plugins trace`` and metrics show it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Final
 import attrs
 
 TEXT_MAX_CHARS: Final = 300
-"""Of the text of an error, so much is kept."""
+"""The number of characters that are kept of an error's text."""
 FILES_MAX: Final = 100
-"""So many paths of a plugin are remembered."""
+"""The most paths that are remembered for a plugin."""
 BOUNDS_S: Final = (0.00001, 0.0001, 0.001, 0.01, 0.1, 1.0)
-"""Calls are counted by how long they took."""
+"""The bounds of the histogram of call durations, in seconds."""
 
 Function = Callable[[Any], object]
 
@@ -36,10 +36,10 @@ class HookTime:
 
 
 class HookTimes:
-    """Times the hooks that get a batch of messages or requests, while a request for it lasts.
+    """Times the hooks that get a batch of messages or requests, while measuring is requested.
 
-    Otherwise the broker calls the plugins' own functions, and nothing is added to a call. A time includes what the hook
-    itself calls. A hook that one plugin wraps (``hookwrapper``) is not timed.
+    At other times the broker calls the plugins' functions directly, without overhead. A time includes everything that
+    the hook calls. A hook that a plugin wraps (``hookwrapper``) is not timed.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -56,7 +56,8 @@ class HookTimes:
         return self._clock() < self._until
 
     def follow(self, plugin: str, hook: str, function: Function, put: Callable[[Function], None]) -> None:
-        """``put(function)`` has set what is called for the plugin's hook; a timed function takes its place at times."""
+        """Register the plugin's hook ``function``. ``put`` sets the function that the broker calls for the hook, and is
+        called with a timed function while measuring is on."""
         total = self.totals.setdefault((plugin, hook), HookTime())
         timed = self._timed(function, total)
         self._places.append((put, function, timed, total))
@@ -64,12 +65,12 @@ class HookTimes:
             put(timed)
 
     def leave(self, plugin: str, hook: str) -> None:
-        """The plugin's hook is not called any more."""
+        """Unregister a hook that is not called any more."""
         total = self.totals[plugin, hook]
         self._places = [place for place in self._places if place[3] is not total]
 
     def measure_for(self, seconds: float) -> None:
-        """Time all calls in the next ``seconds``; infinity is for good."""
+        """Time all calls in the next ``seconds``, which may be infinite."""
         self._until = max(self._until, self._clock() + seconds)
         for put, _, timed, _ in self._places:
             put(timed)
@@ -106,7 +107,7 @@ class ErrorCount:
 
 
 class PluginActivity:
-    """By plugin. Only what happened since the broker's start."""
+    """The activity by plugin, since the broker's start."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """``clock``: monotonic seconds (``env.monotonic``)."""

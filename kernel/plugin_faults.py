@@ -27,7 +27,7 @@ FATAL: Final = (StartError, LogPoisoned, PluginError, MemoryError)
 
 
 class PluginFaults:
-    """The error policies of the loaded plugins; carries them out."""
+    """Applies the error policies of the loaded plugins."""
 
     def __init__(self, manager: PluginManager, skip: Sequence[str] = (), disable: Sequence[str] = ()) -> None:
         """``skip`` and ``disable`` are names of plugins. :class:`StartError` for one that cannot have the policy."""

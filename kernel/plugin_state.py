@@ -1,8 +1,9 @@
-"""State that a plugin builds from ``dispatch``, exact whatever ends the broker.
+"""State that a plugin builds from ``dispatch``, which stays exact after a crash.
 
-The kernel stores what ``save_state`` returns together with the log offset up to which the plugin has seen the log, in
-one file that is replaced as a whole. At the next start the plugin gets it back by ``load_state``, and then every
-message from that offset on: each one once, whatever the kernel's checkpoint says. ``docs/format/state-files.md``.
+The kernel stores the bytes that ``save_state`` returns and the log offset up to which ``dispatch`` was called, in one
+file that is replaced atomically. At the next start ``load_state`` gets the bytes back, and ``dispatch`` is called
+exactly once for every message from that offset on, independently of the kernel's checkpoint.
+``docs/format/state-files.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = structlog.get_logger("gantrymq.plugins")
 
 FOLDER: Final = "config/plugins"
 REPORT_S: Final = 5.0
-"""How often a replay that takes long says how far it is."""
+"""The interval at which a long replay logs its progress."""
 _HEAD = struct.Struct(">4sHqI")
 _MAGIC: Final = b"GMQP"
 _VERSION: Final = 1
@@ -46,11 +47,11 @@ Dispatch = Callable[["DispatchBatch"], object]
 
 @attrs.frozen
 class SavedState:
-    """What ``load_state`` gets. Offsets are bytes of the log.
+    """The argument of ``load_state``. Offsets are bytes of the log.
 
-    ``data``: what ``save_state`` returned last; None when there is nothing that can be used. ``offset``: ``dispatch``
-    goes on there. ``missing``: start and end of what the plugin has not seen and will not see, because the log does not
-    have it any more; None when nothing is missing.
+    ``data``: the last result of ``save_state``; None if there is none, or it is unusable. ``offset``: ``dispatch``
+    continues there. ``missing``: start and end of the part of the log that was deleted before the plugin got its
+    messages; None if there is no such part.
     """
 
     data: bytes | None
@@ -60,7 +61,8 @@ class SavedState:
 
 @attrs.define
 class _StatefulPlugin:
-    """A plugin with such a state. ``position``: it has seen the log up to there; ``saved``: its file says so."""
+    """A plugin with a state. ``position``: the log offset up to which it got messages; ``saved``: the one in its
+    file."""
 
     info: PluginInfo
     path: str
@@ -70,16 +72,16 @@ class _StatefulPlugin:
 
 
 def encode_state(offset: int, data: bytes) -> bytes:
-    """Return the file of a state that holds at this offset of the log."""
+    """Return the content of the file for a state at this offset of the log."""
     return _HEAD.pack(_MAGIC, _VERSION, offset, _checksum(offset, data)) + data
 
 
 def decode_state(content: bytes) -> tuple[int, bytes]:
-    """Offset and state; ``ValueError`` for what :func:`encode_state` has not written, or not as a whole."""
+    """Return offset and state from the content of a file; ``ValueError`` if it is damaged or of another format."""
     magic, version, offset, checksum = _HEAD.unpack(content[: _HEAD.size].ljust(_HEAD.size, b"\0"))
     data = content[_HEAD.size :]
     if magic != _MAGIC or version != _VERSION or offset < 0:
-        raise ValueError("it is no state of a plugin, or of another version")
+        raise ValueError("it is not the state of a plugin, or has another version")
     if checksum != _checksum(offset, data):
         raise ValueError("it is damaged: its checksum is wrong")
     return offset, data
@@ -90,7 +92,7 @@ def _checksum(offset: int, data: bytes) -> int:
 
 
 def state_path(root: str, plugin: str) -> str:
-    """Return where the state of a plugin lies in the store ``root``."""
+    """Return the path of a plugin's state in the store ``root``."""
     return f"{root}/{FOLDER}/{quote(plugin, safe='')}.state"
 
 
@@ -115,19 +117,19 @@ class PluginStates:
             self._stateful.append(_StatefulPlugin(info, state_path(root, info.name), dispatch))
         self._folder = f"{root}/{FOLDER}"
         self._position = -1
-        """The plugins have seen the log up to there; -1 while they see a batch."""
+        """The log offset up to which the plugins got messages; -1 while they get a batch."""
 
     @property
     def names(self) -> list[str]:
-        """The plugins: a recovery's own replay is not for them."""
+        """The plugins with a state, which recovery leaves out of its own replay."""
         return [plugin.info.name for plugin in self._stateful]
 
     # ------------------------------------------------------------------------------------------------------ to start
 
     async def load(self, broker: Broker, store: Store) -> None:
-        """Give each plugin its state, and what the recovered log has behind it; then write what is not on the disk.
+        """Load each plugin's state, replay the recovered log behind it, and write the new states.
 
-        Raises :class:`StartError`, and what a plugin's ``dispatch`` leads to.
+        Raises :class:`StartError`, and errors of the plugins' ``dispatch`` by their policies.
         """
         if not self._stateful:
             return
@@ -149,7 +151,7 @@ class PluginStates:
         name, start, end = plugin.info.name, commit_log.min_offset, commit_log.end
         saved, is_first = self._read(plugin, end)
         if saved is None:
-            # At the first start of a plugin it begins with what comes; a state that is lost is built again.
+            # At its first start a plugin begins at the log's end; a lost state is rebuilt from the whole log.
             state = SavedState(None, end) if is_first else SavedState(None, start, (0, start) if start else None)
         else:
             offset, data = saved
@@ -172,10 +174,11 @@ class PluginStates:
             plugin.saved = -1
 
     def _read(self, plugin: _StatefulPlugin, end: int) -> tuple[tuple[int, bytes] | None, bool]:
-        """Offset and state of the newest file that fits to a log of this ``end``; whether there was no file at all.
+        """Return offset and state of the newest file that is not ahead of the log's ``end``, and whether no file
+        existed.
 
-        A log that was cut ends before a state that counts what was cut off. Such files go: once the log has grown
-        again, the gap would be invisible.
+        A state is ahead if the log was truncated after it was saved. Such files are deleted: after the log has grown
+        again, the state would seem valid.
         """
         env, path = self._env, plugin.path
         found = load_state(env, path, decode_state)
@@ -201,7 +204,7 @@ class PluginStates:
         return older, False
 
     async def _replay(self, commit_log: CommitLog) -> None:
-        """Let the plugins see the log from their positions to its end; those that are there together see it at once."""
+        """Dispatch the log to the plugins from their positions to its end, reading each part once for all plugins."""
         end = commit_log.end
         bounds = sorted({plugin.position for plugin in self._stateful} | {end})
         next_report = self._env.monotonic() + REPORT_S
@@ -236,7 +239,7 @@ class PluginStates:
 
     @staticmethod
     def _skip_unreadable(commit_log: CommitLog, position: int, stop: int) -> int:
-        """Where the log continues behind the damage at ``position``."""
+        """Return the offset at which the log continues behind the damage at ``position``."""
         found = find_record(commit_log.segments, position + 1)
         after = stop if found is None else min(found[0], stop)
         log.error("plugin_state_range_skipped", start=position, end=after)
@@ -245,7 +248,8 @@ class PluginStates:
     # --------------------------------------------------------------------------------------------------------- to run
 
     def follow(self, on_dispatch: Dispatch | None) -> Dispatch | None:
-        """``on_dispatch``, which calls ``dispatch`` of all plugins; where there is no state it is that function."""
+        """Return ``on_dispatch``, which calls ``dispatch`` of all plugins, wrapped so that its position is tracked; the
+        function itself if no plugin has a state."""
         if not self._stateful or on_dispatch is None:
             return on_dispatch
         call = on_dispatch
@@ -259,13 +263,13 @@ class PluginStates:
 
     @property
     def collected(self) -> int:
-        """The highest offset of a state that was collected: it may be written once the log is durable up to there."""
+        """The highest offset of a collected state, which may be written when the log is durable up to there."""
         return max((plugin.saved for plugin in self._stateful), default=0)
 
     def collect(self, broker: Broker) -> dict[str, bytes]:
         """Return the files, by path, of the states that have changed since the last call.
 
-        A plugin that raises, or gets no batches any more, keeps the state that it has on the disk.
+        The file of a plugin that raises, or is disabled after an error, does not change.
         """
         files: dict[str, bytes] = {}
         position = self._position

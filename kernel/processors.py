@@ -55,20 +55,20 @@ class Request:
 
     @property
     def ext(self) -> Mapping[str, str]:
-        """The header's fields as they travel, ``AccessKey`` and ``Signature`` of a signed request among them.
+        """The header's fields as received, including ``AccessKey`` and ``Signature`` of a signed request.
 
-        Of hot requests they are read anew with each access, without a ``Command``: keep what you look at twice.
+        For hot requests, each access reads the header again, without creating a ``Command``: keep the result.
         """
         return self.command.ext or {}
 
     @property
     def body(self) -> bytes:
-        """What stands behind the header."""
+        """The bytes behind the header."""
         return self.command.body
 
     @property
     def topic(self) -> str | None:
-        """The topic that the header names, the same that its processor reads; None where it names none."""
+        """The topic in the header, read as the processor reads it; None if there is none."""
         return topic_in(self.code, self.ext)
 
     def forget(self) -> None:
@@ -86,7 +86,7 @@ class Request:
 
 
 class ObservedRequest(Request):
-    """A request whose response others want to know: :meth:`RequestBatch.observe`."""
+    """A request whose response is observed: :meth:`RequestBatch.observe`."""
 
     __slots__ = ("observers",)
 
@@ -97,12 +97,12 @@ class ObservedRequest(Request):
     def answer(
         self, code: int, remark: str | None = None, ext: dict[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """As of any request."""
+        """As :meth:`Request.answer`; calls the observers."""
         self.responded(code, remark)
         super().answer(code, remark, ext, body)
 
     def responded(self, code: int, remark: str | None) -> None:
-        """Tell the observers, once. An observer that raises is logged."""
+        """Call the observers, once; an observer's error is logged."""
         observers, self.observers = self.observers, []
         for observer in observers:
             try:
@@ -113,7 +113,7 @@ class ObservedRequest(Request):
 
 @attrs.define
 class RequestBatch:
-    """The requests of one sweep, of all its connections, before a processor has seen one of them."""
+    """The requests of one sweep from all connections, before any processor gets them."""
 
     requests: list[Request]
     refusals: dict[int, tuple[int, str]] = attrs.field(factory=dict, init=False)
@@ -124,21 +124,21 @@ class RequestBatch:
         return len(self.requests)
 
     def refuse(self, row: int, code: int, remark: str) -> None:
-        """Answer ``row`` with ``code`` and ``remark`` in place of its processor. The first refusal stands.
+        """Answer ``row`` with ``code`` and ``remark`` instead of calling its processor. The first refusal counts.
 
-        :class:`ValueError` for code 0, which says success; :class:`IndexError` for a row that there is not.
+        :class:`ValueError` for code 0, which means success; :class:`IndexError` for a row that does not exist.
         """
         if code == ResponseCode.SUCCESS:
-            raise ValueError("a request cannot be refused with code 0, which says success")
+            raise ValueError("a request cannot be refused with code 0, which means success")
         if not 0 <= row < len(self.requests):
             raise IndexError(f"there is no row {row}, the batch has {len(self.requests)}")
         self.refusals.setdefault(row, (int(code), str(remark)))
 
     def observe(self, row: int, observer: Observer) -> None:
-        """Call ``observer`` with code and remark of the row's response, also of a oneway request, which gets none.
+        """Call ``observer`` with the code and the remark of the row's response, also for a oneway request.
 
-        It is not called if nothing responds, because the connection or the broker ends first. An observed request is
-        processed more slowly: do not observe those of messages.
+        It is not called if the connection or the broker ends before the response. An observed request is processed more
+        slowly: do not observe requests that send or pull messages.
         """
         self._observers.append((row, observer))
 
@@ -150,7 +150,7 @@ class RequestBatch:
 
 
 def attach_observers(batch: RequestBatch, *, keep: bool) -> None:
-    """Put what a plugin observes in force after its call, or drop it with ``keep=False``, because the plugin failed."""
+    """Attach the observers that a plugin added in its call, or drop them with ``keep=False``, if the plugin failed."""
     for row, observer in batch._observers if keep else ():
         request = batch.requests[row]
         if not isinstance(request, ObservedRequest):

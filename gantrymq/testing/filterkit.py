@@ -39,11 +39,11 @@ HOSTILE: Final = (
     b"", b"\x01", b"\x02", b"\x01\x02", b"\x02\x02\x02", b"no separator", b"a\x01", b"\x01b", b"a\x01b\x01c",
     b"a\x01\xff\xfe", b"\xff\x01b", b"a\x01" + b"9" * 30_000, b"TAGS\x01" + b"x" * 30_000, b"a\x011\x02" * 5_000,
 )  # fmt: skip
-"""Encoded properties as no decent client writes them, and long ones."""
+"""Malformed and long encoded properties."""
 SIZES: Final = (0, 1, 1000, 32_767)
 """Bytes of properties for the rule about the cost."""
 SENSIBLE_STEPS: Final = 1_000_000
-"""A compiler that yields more often than this for one expression is taken for endless."""
+"""A compiler that yields more often than this for one expression counts as endless."""
 
 Example = tuple[str, Mapping[str, str], bool]
 """An expression, the properties of a message (``TAGS`` is its tag), and whether the message must be delivered."""
@@ -71,15 +71,16 @@ def _encoded(properties: Mapping[str, str]) -> bytes:
 
 
 def _passes(made: MessageFilter, properties: bytes) -> bool:
-    """As a pull decides: by the entry, then by the record."""
+    """Return whether a pull delivers the message: it tests the entry, then the record."""
     if not (made.matches_all or made.matches(tag_code(properties))):
         return False
     return made.select([properties])[0] if isinstance(made, RecordFilter) else True
 
 
 def messages_that_match_are_delivered_and_no_others(case: Filter) -> None:
-    """By the test of the queue entry, and by that of the properties if the filter has one. Without the latter a message
-    that does not match may pass only if its tag code is a wanted one: the client tests the tag itself."""
+    """The tests of the queue entry and, if the filter has one, of the properties select exactly the matching messages.
+    Without a test of the properties, a message that does not match may pass if its tag code is a wanted one, because
+    the client tests the tag again."""
     expect({wanted for _, _, wanted in case.examples} == {True, False}, "the examples need a match and a mismatch")
     for expression, properties, wanted in case.examples:
         passes = _passes(case.compiled(expression), _encoded(properties))
@@ -107,8 +108,8 @@ def properties_of_any_bytes_are_decided(case: Filter) -> None:
                     f"{expression!r} raises {error!r} for the properties {properties[:40]!r}"
                 ) from None
             answers = [matched, *chosen]
-            expect(len(chosen) == 1, f"{expression!r}: {len(chosen)} answers for one message")
-            expect(all(answer in (True, False) for answer in answers), f"{expression!r} answers {answers}")
+            expect(len(chosen) == 1, f"{expression!r}: {len(chosen)} results for one message")
+            expect(all(answer in (True, False) for answer in answers), f"{expression!r} returns {answers}")
 
 
 def many_messages_are_decided_as_single_ones(case: Filter) -> None:
@@ -118,11 +119,11 @@ def many_messages_are_decided_as_single_ones(case: Filter) -> None:
         made, again = case.compiled(expression), case.compiled(expression)
         single = [_passes(made, properties) for properties in every]
         expect([_passes(again, properties) for properties in every] == single, f"{expression!r}: compiled differently")
-        expect([_passes(made, properties) for properties in every] == single, f"{expression!r} answers differently")
+        expect([_passes(made, properties) for properties in every] == single, f"{expression!r}: results differ")
         if isinstance(made, RecordFilter):
             alone = [made.select([properties])[0] for properties in every]
-            expect(made.select(every) == alone, f"{expression!r} decides otherwise about a batch")
-            expect(made.select([]) == [], f"{expression!r} answers for no message")
+            expect(made.select(every) == alone, f"{expression!r}: the results for a batch differ")
+            expect(made.select([]) == [], f"{expression!r}: there are results for an empty batch")
 
 
 def the_work_for_a_message_is_known(case: Filter) -> None:
@@ -136,7 +137,7 @@ def the_work_for_a_message_is_known(case: Filter) -> None:
 
 
 def invalid_expressions_are_refused(case: Filter) -> None:
-    """With ``RemoteFault``, code 23, and a remark; in any steps."""
+    """They raise ``RemoteFault`` with code 23 and a remark, at any step."""
     for expression in case.invalid:
         try:
             _compile_all(case.compile, expression)

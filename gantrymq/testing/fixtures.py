@@ -105,11 +105,11 @@ class StartPluginBroker:
     def __call__(
         self, *plugins: Any, settings: Mapping[str, str] | None = None, disable: Sequence[str] = ()
     ) -> PluginBroker:
-        """Return a broker with an empty store, and with ``plugins`` besides the default ones; ``client`` is connected
-        to it.
+        """Return a broker with an empty store and with ``plugins`` besides the default ones. Its ``client`` is
+        connected.
 
-        A plugin is a class, an object, or a name as ``--enable`` has it. ``settings``: ``section.key: value``.
-        ``disable``: names of default plugins. ``StartError`` when the broker refuses to start, ``ConfigError`` when it
+        A plugin is a class, an object, or a name as for ``--enable``. ``settings``: ``section.key: value``.
+        ``disable``: names of default plugins. ``StartError`` if the broker refuses to start, ``ConfigError`` if it
         refuses a setting.
         """
         from gantrymq.testing.plugin_broker import PluginBroker
@@ -125,7 +125,7 @@ class StartPluginBroker:
 
 @pytest.fixture
 def plugin_broker(tmp_path: Path) -> Iterator[StartPluginBroker]:
-    """``plugin_broker(MyPlugin, settings={...})`` starts a broker with the plugin, and gives it and a client."""
+    """``plugin_broker(MyPlugin, settings={...})`` starts a broker with the plugin and connects a client."""
     with ExitStack() as running:
         yield StartPluginBroker(tmp_path, running)
 
@@ -166,5 +166,5 @@ def _first_master(nameserver: str) -> str:
         masters = [data.broker_addrs[0] for _, data in sorted(brokers.items()) if 0 in data.broker_addrs]
         if masters:
             return masters[0]
-        reason = "it knows no master"
+        reason = "it reports no master"
     pytest.fail(f"--gantry-nameserver {nameserver}: {reason}", pytrace=False)

@@ -70,7 +70,7 @@ class SlowDisk(MemoryEnv):
         self.syncs += 1
         self.begun.release()
         if not self.go_on.wait(TIMEOUT_S):
-            raise AssertionError("the test never let the disk go on")
+            raise AssertionError("the test did not set go_on")
         if self.error is not None:
             raise self.error
 
@@ -166,7 +166,7 @@ async def the_rest_is_flushed_at_the_end(case: Strategy) -> None:
     async with bench.running():
         await trio.testing.wait_all_tasks_blocked()
         bench.append(3)
-    expect(bench.log.durable == bench.ends[-1], "what was appended before the end is not durable behind it")
+    expect(bench.log.durable == bench.ends[-1], "messages appended before the end are not durable after it")
 
 
 async def a_failed_flush_ends_it_and_is_never_retried(case: Strategy) -> None:
@@ -180,15 +180,15 @@ async def a_failed_flush_ends_it_and_is_never_retried(case: Strategy) -> None:
             await trio.sleep_forever()
     except* LogPoisoned:
         pass
-    expect(bench.log.durable == before, "a flush that failed made something durable")
-    expect(bench.disk.syncs == 1, f"the disk was asked {bench.disk.syncs} times")
+    expect(bench.log.durable == before, "messages count as durable after a failed flush")
+    expect(bench.disk.syncs == 1, f"the disk was synced {bench.disk.syncs} times")
     try:
         bench.log.flush()
     except LogPoisoned:
         pass
     else:
         raise AssertionError("the log can be flushed again")
-    expect(bench.disk.syncs == 1, "a flush behind the failed one reached the disk")
+    expect(bench.disk.syncs == 1, "a flush after the failed one reached the disk")
 
 
 async def appends_during_a_flush_share_the_next(case: Strategy) -> None:
@@ -232,7 +232,7 @@ async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[int, Memo
     except* LogPoisoned:
         pass  # a machine that is switched off does not sync
     for guaranteed, machine in machines:
-        expect(guaranteed >= bench.ends[3], "what was durable before is not guaranteed")
+        expect(guaranteed >= bench.ends[3], "durable messages are not guaranteed")
         bench.check_survivors(machine, guaranteed, "after the crash")
 
 

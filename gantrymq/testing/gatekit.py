@@ -88,7 +88,7 @@ def what_is_guaranteed_passes_in_order(case: Gate) -> None:
 
 
 def the_watermark_never_falls(case: Gate) -> None:
-    """Not while messages arrive, not while the guarantee grows, and not after a time-out."""
+    """It never decreases: while messages arrive, while the guarantee advances, and after a time-out."""
     bench = _Bench(case)
     seen = [bench.gate.watermark]
     for number in range(_BATCHES):
@@ -105,7 +105,7 @@ def the_watermark_never_falls(case: Gate) -> None:
 
 
 def it_lies_within_the_log(case: Gate) -> None:
-    """The watermark is at least 0, and at an end of a record that the log has when nothing waits."""
+    """The watermark is at least 0, and at most the log's end when no batch waits."""
     bench = _Bench(case)
     expect(0 <= bench.gate.watermark <= bench.log.end, f"it is {bench.gate.watermark} in an empty log")
     batch = bench.append()
@@ -115,7 +115,7 @@ def it_lies_within_the_log(case: Gate) -> None:
 
 
 def a_late_sender_learns_that_the_message_is_stored(case: Gate) -> None:
-    """The code is one of a stored message, and not success; the remark says something."""
+    """The code is one of a stored message, but not success; the remark is not empty."""
     bench = _Bench(case)
     late = bench.append(10.0)
     timeout = bench.gate.timeout_s

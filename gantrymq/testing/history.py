@@ -46,16 +46,16 @@ class Outcome(Enum):
 class Kind(Enum):
     """The kind of a violation."""
 
-    TWICE = "one place was acknowledged for two messages"
+    TWICE = "one offset was acknowledged for two messages"
     LOST = "an acknowledged message is missing"
-    MOVED = "an acknowledged message is at another place"
-    REPLACED = "another message is at an acknowledged place"
+    MOVED = "an acknowledged message is at another offset"
+    REPLACED = "another message is at an acknowledged offset"
     ORDER = "a send began after another one was acknowledged, and has the lower offset"
-    VANISHED = "a reader was given a message at a place where it no longer is"
-    STRANGE = "a reader received a message that was never sent"
-    REPEATED = "one message, which was sent once, is at two places"
+    VANISHED = "a reader got a message at an offset where it no longer is"
+    STRANGE = "a reader got a message that was never sent"
+    REPEATED = "one message, which was sent once, is at two offsets"
     AHEAD = "a group's offset lies beyond the end of the queue"
-    UNDELIVERED = "a group was never given an acknowledged message"
+    UNDELIVERED = "a group never got an acknowledged message"
 
 
 @attrs.frozen
@@ -197,7 +197,8 @@ class History:
                 yield Violation(Kind.UNDELIVERED, f"{group}: {send}")
 
     def changed_unacknowledged(self, log: Log) -> Counter[Outcome]:
-        """Return the number of distinct offsets at which readers got a message, and that have another or none now."""
+        """Return the number of distinct offsets at which readers got a message and where another one or none is now, by
+        the outcome for the sender."""
         gone = {(read.queue_id, read.offset, read.body) for read in self.reads if not _holds(log, read)}
         return Counter(self.sends[body].outcome for _, _, body in gone if body in self.sends)
 

@@ -119,10 +119,10 @@ class Ledger:
                 last[queue_id, producer] = int(sequence)
         for place in self._read:
             if place.offset >= ends.get(place.queue_id, 0):
-                raise LedgerViolation(f"{place} was read once, and is now behind the queue's end")
+                raise LedgerViolation(f"{place} was read once, and is beyond the queue's end now")
 
     def _name(self, body: bytes) -> bytes:
-        """Return which message this is; refuses what was never sent and what is not whole."""
+        """Return the name of the message. LedgerViolation if it was never sent or is damaged."""
         words = body.split(b" ", 4)
         if len(words) != 5 or words[0] != self.run.encode() or not (words[1].isdigit() and words[2].isdigit()):
             raise LedgerViolation(f"{body[:60]!r} was never sent")

@@ -95,5 +95,5 @@ class PluginBroker:
         self._start()
 
     def stop(self) -> None:
-        """Disconnect the client and stop the broker. Raises what ended the broker, if that was an error."""
+        """Disconnect the client and stop the broker. Raises the error that ended the broker, if one did."""
         self._running.close()

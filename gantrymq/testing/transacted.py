@@ -181,9 +181,9 @@ class _Config:
 class TransactedStore:
     """The plugin ``transaction`` with a store on ``env``, as in a broker; ``settings`` are those of the plugin.
 
-    ``strategy``: the name of a shipped one, or how to make another one. If a strategy writes files in a task, its
-    methods ``flush`` (now) and ``settle`` (at a stop) must do so too. ``also``: one that the plugin knows beside the
-    shipped ones.
+    ``strategy``: the name of a shipped strategy, or the kind of another one. If a strategy writes files in a task, its
+    methods ``flush`` (now) and ``settle`` (at a stop) must do so too. ``also``: a strategy that the plugin supports
+    beside the shipped ones.
 
     Acknowledgments wait for the disk, as with group commit. ``refuse`` may refuse appended rows, as another plugin
     might.
@@ -378,7 +378,7 @@ class TransactedStore:
         return [record.body for record in self.messages(topic, queue_id)]
 
 
-# ------------------------------------------------------------------------------------------------- ways to start again
+# ----------------------------------------------------------------------------------------------------------- restarts
 
 
 def in_order(world: TransactedStore, strategy: str | StrategyKind) -> TransactedStore:
@@ -409,4 +409,4 @@ def written_first(world: TransactedStore, strategy: str | StrategyKind) -> Trans
 Restart = Callable[[TransactedStore, str | StrategyKind], TransactedStore]
 """Ends a store and opens it again with this strategy."""
 RESTARTS: Final[tuple[Restart, ...]] = (in_order, killed, cut_off, written_first)
-"""All ways to start again."""
+"""All kinds of restarts."""

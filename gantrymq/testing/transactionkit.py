@@ -1,8 +1,8 @@
 """The contract of transaction strategies (``[plugin.transaction] strategy``), as rules that a test can call.
 
-Each of :data:`RULES` takes a strategy, and raises ``AssertionError`` if the strategy violates the rule. It is your own,
-as a plugin makes it, or the name of a shipped one.
-Machine and clock are simulated, so minutes pass at once.
+Each of :data:`RULES` takes a strategy, and raises ``AssertionError`` if the strategy violates the rule. A strategy is
+given as the ``StrategyKind`` of a plugin, or as the name of a shipped one. Machine and clock are simulated, so minutes
+pass at once.
 
     @pytest.mark.parametrize("rule", transactionkit.RULES, ids=lambda rule: rule.__name__)
     def test_my_strategy_keeps_the_contract(rule):
@@ -37,7 +37,7 @@ _WAIT_S: Final = 90
 """The time until a check-back, in seconds; less than two intervals."""
 
 Strategy = str | StrategyKind
-"""The name of a shipped strategy, or how to make one (``gantrymq.plugins.transaction.strategies.StrategyKind``)."""
+"""The name of a shipped strategy, or a ``gantrymq.plugins.transaction.strategies.StrategyKind``."""
 
 Rule = Callable[[Strategy], None]
 """A rule of the contract; it raises ``AssertionError`` if the strategy violates it."""
@@ -48,7 +48,7 @@ def _fresh(strategy: Strategy, **settings: Any) -> TransactedStore:
     return TransactedStore(MemoryEnv(), strategy, **settings)
 
 
-# ------------------------------------------------------------------------------------------------------------ to end it
+# ---------------------------------------------------------------------------------------------------------------- ends
 
 
 def a_half_message_is_seen_only_when_it_is_committed(strategy: Strategy) -> None:
@@ -66,7 +66,7 @@ def a_half_message_is_seen_only_when_it_is_committed(strategy: Strategy) -> None
     expect(message.sys_flag & 12 == COMMIT, f"sys flag {message.sys_flag}")
     expect(message.prepared_offset == half.offset, "it does not name its half message")
     kept = (stored.born_timestamp, stored.born_host, stored.reconsume_times)
-    expect((message.born_timestamp, message.born_host, message.reconsume_times) == kept, "it forgot who sent it")
+    expect((message.born_timestamp, message.born_host, message.reconsume_times) == kept, "the sender's fields changed")
     expect(b"TAGS\x01a" in message.properties and b"UNIQ_KEY\x01paid" in message.properties, "properties are missing")
 
 
@@ -99,7 +99,7 @@ def the_first_outcome_wins(strategy: Strategy) -> None:
                     world = restart(world, strategy)
                 code = world.end_now(half, second)
                 same = first == second
-                expect(not same or code == ResponseCode.SUCCESS, f"{first} said again is answered {code}")
+                expect(not same or code == ResponseCode.SUCCESS, f"a repeated {first} is answered {code}")
                 expect(world.bodies() == wanted, f"{first}, then {second}: {world.bodies()}")
                 expect(world.plugin.strategy.open_count == 0, "it is still open")
 
@@ -139,8 +139,8 @@ def forged_ends_are_refused(strategy: Strategy) -> None:
             code = world.end_now(half, state, **fields)
             expect(code == ResponseCode.SYSTEM_ERROR, f"{fields} was answered {code}")
     expect(world.bodies() == [b"ordinary"], "a forged commit had an effect")
-    expect(world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "the right one has none")
-    expect(world.bodies() == [b"ordinary", b"x"], "the right one has none")
+    expect(world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "a valid commit is refused")
+    expect(world.bodies() == [b"ordinary", b"x"], "a valid commit has no effect")
 
 
 def forged_records_in_bodies_end_nothing(strategy: Strategy) -> None:
@@ -179,7 +179,7 @@ def _forge(world: TransactedStore, queue_offset: int) -> int:
     batch = AppendBatch()
     batch.add("T", 0, encode(record), b"")
     world.append(batch)
-    expect(batch.offsets[0] + HEADS[0].size == offset, "the place was not foreseen")
+    expect(batch.offsets[0] + HEADS[0].size == offset, "the forged record is at another offset than expected")
     return offset
 
 
@@ -214,7 +214,7 @@ def a_commit_that_is_refused_may_be_repeated(strategy: Strategy) -> None:
         if restart is not None:
             world = restart(world, strategy)
         expect(world.plugin.strategy.open_count == 1, "it is not open any more")
-        expect(world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "and cannot be committed")
+        expect(world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "it cannot be committed later")
         expect(world.bodies() == [b"x"], f"{world.bodies()}")
 
 
@@ -229,14 +229,14 @@ def _asked(world: TransactedStore) -> list[Half]:
 
 
 def a_producer_is_asked_and_its_answer_counts(strategy: Strategy) -> None:
-    """No check-back before its time; its offsets are valid in the answer; producers get only those of their own
+    """No check-back is sent early, its offsets are valid in the answer, and producers get only those of their own
     group."""
     world = _fresh(strategy)
     world.producers.join("orders")
     stranger = world.producers.join("others")
     world.half(b"x", queue_id=2)
     world.commit()
-    expect(_asked(world) == [], "it was asked at once")
+    expect(_asked(world) == [], "the check-back was sent at once")
     world.pass_time(_WAIT_S)
     world.scan()
     expect(stranger.take_check_backs() == [], "a producer of another group was asked")
@@ -247,7 +247,7 @@ def a_producer_is_asked_and_its_answer_counts(strategy: Strategy) -> None:
     expect(world.end_now(check_back.half, COMMIT, checked=True) == ResponseCode.SUCCESS, "its answer is refused")
     expect(world.bodies(queue_id=2) == [b"x"], "its answer has no effect")
     world.pass_time(_WAIT_S)
-    expect(_asked(world) == [], "it is asked again")
+    expect(_asked(world) == [], "it gets another check-back")
 
 
 def an_answer_may_have_the_offsets_of_the_send(strategy: Strategy) -> None:
@@ -264,15 +264,15 @@ def an_answer_may_have_the_offsets_of_the_send(strategy: Strategy) -> None:
                 expect(len(_asked(world)) == 1, "it was not asked")
             if restart is not None:
                 world = restart(world, strategy)
-            expect(world.end_now(half, state) == ResponseCode.SUCCESS, "its word is refused")
+            expect(world.end_now(half, state) == ResponseCode.SUCCESS, "its outcome is refused")
             world.producers.join()
             world.pass_time(_WAIT_S)
-            expect(_asked(world) == [], "it is asked again, for all that")
+            expect(_asked(world) == [], "it gets another check-back")
             expect(world.end_now(half, COMMIT) is not None, "no answer")
             expect(world.bodies() == ([b"x"] if state == COMMIT else []), f"{world.bodies()}")
 
 
-def nobody_is_asked_about_what_has_ended(strategy: Strategy) -> None:
+def ended_transactions_get_no_check_back(strategy: Strategy) -> None:
     """Many transactions end before the scan, and one while it writes (issue 1517)."""
     world = TransactedStore(MemoryEnv(), strategy, config=_ROOMY)
     world.producers.join()
@@ -323,7 +323,7 @@ def many_open_transactions_are_all_asked_about(strategy: Strategy) -> None:
     for first in range(0, OPEN_HALVES, 500):
         world.halves([b"%d" % number for number in range(first, min(first + 500, OPEN_HALVES))])
         world.commit()
-    expect(world.halves([b"more"]).statuses == [ResponseCode.SYSTEM_BUSY], "max_open is no bound")
+    expect(world.halves([b"more"]).statuses == [ResponseCode.SYSTEM_BUSY], "max_open does not limit open transactions")
     world.pass_time(_WAIT_S)
     check_backs: list[Half] = []
     turns = most = 0
@@ -359,10 +359,10 @@ def an_error_with_one_does_not_stop_other_check_backs(strategy: Strategy) -> Non
     for producer in world.producers.groups["broken"]:
         producer.error = None
     world.pass_time(_WAIT_S)
-    expect(len(_asked(world)) == 9, "what failed is not tried again")
+    expect(len(_asked(world)) == 9, "failed check-backs are not retried")
 
 
-# ----------------------------------------------------------------------------------------------------- to start again
+# ------------------------------------------------------------------------------------------------------------ restarts
 
 
 def a_restart_in_any_state_forgets_nothing(strategy: Strategy) -> None:
@@ -383,7 +383,7 @@ def a_restart_in_any_state_forgets_nothing(strategy: Strategy) -> None:
             world = restart(world, strategy)
             expect(world.bodies() == [b"done", b"late"], f"{world.bodies()}")
             expect(world.plugin.strategy.open_count == 2, f"{world.plugin.strategy.open_count} are open")
-            expect(world.end_now(halves[b"done"], COMMIT) == ResponseCode.SUCCESS, "the same word again")
+            expect(world.end_now(halves[b"done"], COMMIT) == ResponseCode.SUCCESS, "a repeated commit is refused")
             world.end_now(halves[b"undone"], COMMIT)
         world.producers.join()
         world.pass_time(_WAIT_S)
@@ -421,7 +421,7 @@ def another_strategy_refuses_to_start(strategy: Strategy) -> None:
         try:
             TransactedStore(world.env, other, also=own)
         except StartError as refused:
-            expect(name in str(refused) and other in str(refused), f"the text does not say it: {refused}")
+            expect(name in str(refused) and other in str(refused), f"the text does not name both: {refused}")
         else:
             raise AssertionError(f"{other!r} started on open transactions of {name!r}")
         world = TransactedStore(world.env, strategy)
@@ -443,7 +443,7 @@ RULES: Final[tuple[Rule, ...]] = (
     a_commit_that_is_refused_may_be_repeated,
     a_producer_is_asked_and_its_answer_counts,
     an_answer_may_have_the_offsets_of_the_send,
-    nobody_is_asked_about_what_has_ended,
+    ended_transactions_get_no_check_back,
     a_group_without_producers_waits_for_one,
     many_open_transactions_are_all_asked_about,
     an_error_with_one_does_not_stop_other_check_backs,

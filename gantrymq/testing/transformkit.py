@@ -1,8 +1,8 @@
-"""What every plugin that changes bodies in ``before_append`` or ``before_deliver`` must keep, as functions for a test.
+"""The contract of plugins that change bodies in ``before_append`` or ``before_deliver``, as rules that a test can call.
 
-Each of :data:`RULES` starts a broker with the plugin by the fixture ``plugin_broker``, and raises ``AssertionError``
-when the plugin breaks it. With ``GANTRYMQ_PURE=1`` in the environment the broker runs without its compiled loops; run
-the tests with both.
+Each of :data:`RULES` starts a broker with the plugin by the fixture ``plugin_broker``, and raises ``AssertionError`` if
+the plugin violates the rule. With ``GANTRYMQ_PURE=1`` in the environment the broker uses the plain twins; run the tests
+with and without it.
 
     @pytest.mark.parametrize("rule", transformkit.RULES, ids=lambda rule: rule.__name__)
     def test_my_plugin_changes_each_body_once(plugin_broker, rule):
@@ -23,9 +23,9 @@ from gantrymq.testing.fixtures import StartPluginBroker
 from gantrymq.testing.plugin_broker import PluginBroker
 
 BODIES: Final = (b"1", b"three apples", bytes(range(256)), b"long and easy to compress " * 400)
-"""What the rules send: short, binary, and so long that the client compresses it."""
+"""The bodies that the rules send: a short one, a binary one, and one that the client compresses."""
 WAIT_S: Final = 20.0
-"""How long a rule waits for a message."""
+"""The longest wait for a message, in seconds."""
 _DELAYS: Final = {"plugin.delay.levels": "1s 1s 1s 1s"}
 
 
@@ -37,9 +37,9 @@ def _unchanged(body: bytes) -> bytes:
 class Transform:
     """A plugin under test. ``plugin`` and ``settings``: as for ``plugin_broker``.
 
-    ``delivered``: from the body that a producer sends to the one that consumers must get; the same one by default. The
-    broker has the body as the client compressed it: a plugin that unpacks it clears the bits in ``batch.sys_flags``.
-    ``topic``: one whose messages the plugin changes.
+    ``delivered``: returns the body that consumers must get for a sent body; by default the same. The broker gets
+    bodies as the client compressed them: a plugin that decompresses one clears the bits in ``batch.sys_flags``.
+    ``topic``: a topic whose messages the plugin changes.
     """
 
     plugin: Any
@@ -48,13 +48,13 @@ class Transform:
     topic: str = "orders"
 
     def start(self, plugin_broker: StartPluginBroker) -> PluginBroker:
-        """Return a broker with the plugin and the topic, whose delay levels are of one second."""
+        """Return a broker with the plugin and the topic. Its delay levels are one second each."""
         running = plugin_broker(self.plugin, settings={**_DELAYS, **self.settings})
         running.client.admin.create_topic(self.topic)
         return running
 
     def check(self, found: list[bytes], sent: tuple[bytes, ...], where: str) -> None:
-        """``AssertionError`` unless ``found`` is what must be delivered of ``sent``, in any order."""
+        """Raise ``AssertionError`` unless ``found`` are the bodies to deliver for ``sent``, in any order."""
         wanted = sorted(self.delivered(body) for body in sent)
         if sorted(found) != wanted:
             different = [f"{body[:60]!r}" for body in found if body not in wanted]
@@ -66,7 +66,7 @@ class Transform:
 def _next(consumer: Consumer) -> ReceivedMessage:
     batch = consumer.next_batch(1, timeout=WAIT_S)
     if not batch:
-        raise AssertionError(f"a message has not come in {WAIT_S:g} seconds")
+        raise AssertionError(f"no message arrived within {WAIT_S:g} seconds")
     return batch[0]
 
 
@@ -74,7 +74,7 @@ def _body(message: DeliveredRecord) -> bytes:
     try:
         return message.body
     except BodyError as error:
-        raise AssertionError(f"a compressed body cannot be unpacked when it is delivered: {error}") from None
+        raise AssertionError(f"a delivered body cannot be decompressed: {error}") from None
 
 
 def _receive(running: PluginBroker, topic: str, count: int, group: str = "readers") -> list[bytes]:
@@ -88,7 +88,7 @@ def _receive(running: PluginBroker, topic: str, count: int, group: str = "reader
 
 
 def each_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
-    """Single messages and a batch, pulled by two groups."""
+    """Two groups get single messages and a batch, each body changed once."""
     running = case.start(plugin_broker)
     with running.client.producer() as producer:
         for body in BODIES:
@@ -99,7 +99,7 @@ def each_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform)
 
 
 def a_delayed_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
-    """The broker appends it twice: when it comes and when it is due."""
+    """The broker appends a delayed message twice: when it arrives and when it is due."""
     running = case.start(plugin_broker)
     with running.client.producer() as producer:
         for body in BODIES:
@@ -120,7 +120,7 @@ def a_committed_body_is_changed_once(plugin_broker: StartPluginBroker, case: Tra
 
 
 def a_retried_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
-    """A consumer gives each message back once: the broker appends it to the group's retry topic, after a delay."""
+    """A consumer sends each message back once: the broker appends it to the group's retry topic, after a delay."""
     running = case.start(plugin_broker)
     with running.client.producer() as producer:
         for body in BODIES:
@@ -141,7 +141,7 @@ def a_retried_body_is_changed_once(plugin_broker: StartPluginBroker, case: Trans
 
 
 def stored_bodies_are_read_after_a_kill(plugin_broker: StartPluginBroker, case: Transform) -> None:
-    """Messages are replayed to the hooks ``dispatch``, and are not appended again."""
+    """Recovery replays messages to the hook ``dispatch`` and does not append them again."""
     running = case.start(plugin_broker)
     with running.client.producer() as producer:
         for body in BODIES:
@@ -151,7 +151,7 @@ def stored_bodies_are_read_after_a_kill(plugin_broker: StartPluginBroker, case: 
 
 
 def a_query_finds_what_consumers_get(plugin_broker: StartPluginBroker, case: Transform) -> None:
-    """By the id of the message."""
+    """A query by message id returns the bodies that consumers get."""
     running = case.start(plugin_broker)
     with running.client.producer() as producer:
         ids = [producer.send(case.topic, body).message_id for body in BODIES]
@@ -160,7 +160,7 @@ def a_query_finds_what_consumers_get(plugin_broker: StartPluginBroker, case: Tra
 
 
 def other_topics_are_left_alone(plugin_broker: StartPluginBroker, case: Transform) -> None:
-    """Where the plugin is for some topics only, a body of another topic is delivered as it was sent."""
+    """A plugin for some topics does not change bodies of other topics."""
     running = case.start(plugin_broker)
     with running.client.producer() as producer:
         for body in BODIES:
@@ -170,7 +170,7 @@ def other_topics_are_left_alone(plugin_broker: StartPluginBroker, case: Transfor
 
 
 Rule = Callable[[StartPluginBroker, Transform], None]
-"""A rule: it raises ``AssertionError`` when the plugin breaks it."""
+"""A rule of the contract; it raises ``AssertionError`` if the plugin violates it."""
 
 RULES: Final[tuple[Rule, ...]] = (
     each_body_is_changed_once,
@@ -181,4 +181,4 @@ RULES: Final[tuple[Rule, ...]] = (
     a_query_finds_what_consumers_get,
     other_topics_are_left_alone,
 )
-"""All rules. Leave :func:`other_topics_are_left_alone` out for a plugin that changes all topics."""
+"""All rules. Omit :func:`other_topics_are_left_alone` for a plugin that changes all topics."""

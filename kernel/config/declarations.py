@@ -107,8 +107,8 @@ class LimitsSection:
 
     connections: int = number(10_000, 1, 1_000_000)
     connections_per_address: int = number(0, 0, 1_000_000)
-    """Connections of one address; 0: no limit. When all are in use, the address with the most gives one up for an
-    address with fewer."""
+    """Connections of one address; 0: no limit. When all connections are in use, the newest connection of the address
+    with the most is closed for an address with at least two fewer."""
     frame_bytes: int = size("16 MiB", minimum="1 KiB", maximum="1 GiB")
     write_buffer_bytes: int = size("8 MiB", minimum="64 KiB", maximum="1 GiB")
     buffered_bytes: int = size("256 MiB", minimum="256 KiB", maximum="64 GiB")

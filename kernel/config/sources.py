@@ -93,8 +93,8 @@ def read_settings(
     values.update(_from_environment(environ or {}))
     values.update(_from_flags(sets, problems))
     notes += [
-        f"{setting.source}: {place[0]}.{place[1]} = {show(setting.value)} is not in force: {values[place].origin} "
-        f"{values[place].source} stands over it"
+        f"{setting.source}: {place[0]}.{place[1]} = {show(setting.value)} has no effect: {values[place].origin} "
+        f"{values[place].source} takes precedence"
         for place, setting in overridden.items()
         if values[place] is not setting
     ]
@@ -142,7 +142,7 @@ def _from_toml(path: str, data: bytes, problems: list[str], origin: Origin = "fi
     try:
         document = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        problems.append(f"{path}: this is not TOML: {error}")
+        problems.append(f"{path}: invalid TOML: {error}")
         return {}
     values: dict[tuple[str, str], Setting] = {}
     sections = [(name, table) for name, table in document.items() if name != "plugin"]
@@ -153,7 +153,7 @@ def _from_toml(path: str, data: bytes, problems: list[str], origin: Origin = "fi
         sections.append(("plugin", plugins))
     for section, table in sections:
         if not isinstance(table, dict):
-            problems.append(f"{path}: {section} = {show(table)} stands outside of a section such as [broker]")
+            problems.append(f"{path}: {section} = {show(table)} is outside of a section such as [broker]")
             continue
         for key, value in table.items():
             values[section, key] = Setting(value, origin, path, False)

@@ -15,7 +15,7 @@ from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 
 STALE = (
     "the compiled inner loops were built from another version of this source ({}): run `make install` (or "
-    "`python setup.py build_ext --inplace`), or set GANTRYMQ_PURE=1 to do without them"
+    "`python setup.py build_ext --inplace`), or set GANTRYMQ_PURE=1 to use the plain twin"
 )
 """The error text for a compiled module that does not match the source, with the reason."""
 
@@ -48,7 +48,7 @@ else:
         from gantrymq.kernel.fast import _requests as requests
     except ImportError as error:
         if error.name != __name__ and not str(error.name).startswith(f"{__name__}._"):
-            # They are there, but miss something of ours.
+            # The module of the requests exists, but lacks a name that this version of the source needs.
             raise ImportError(STALE.format(error)) from error
         from gantrymq.kernel.fast import plain as records
         from gantrymq.kernel.fast import plain_flusher as flusher

@@ -33,9 +33,10 @@ class Socket(Protocol):
         """Return the descriptor to wait for; it stays the same."""
 
     def recv(self, size: int, /) -> bytes:
-        """Received bytes, all that are known of at most ``size`` bytes from the network; empty at the end.
+        """Read at most ``size`` bytes from the network and return the bytes received; empty at the end.
 
-        ``BlockingIOError`` if there are none yet, another OSError if the connection has failed.
+        ``BlockingIOError`` if there are none yet, another OSError if the connection has failed. A TLS socket returns
+        all bytes that it has decrypted.
         """
 
     def send(self, data: bytes | memoryview, /) -> int:
@@ -163,7 +164,7 @@ class Connection:
         if self.closed:
             raise ChannelClosed(self.address, "the connection is closed")
         if len(self._asked) >= ASKED_MAX:
-            raise RemoteFault(ResponseCode.SYSTEM_BUSY, f"the client {self.address} owes {ASKED_MAX} answers already")
+            raise RemoteFault(ResponseCode.SYSTEM_BUSY, f"client {self.address} has {ASKED_MAX} unanswered requests")
         self._opaque = command.opaque = self._opaque % 0x7FFFFFFF + 1
         asked = self._asked[command.opaque] = _Asked()
         try:

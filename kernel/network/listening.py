@@ -23,8 +23,8 @@ ACCEPT_PAUSE_S: Final = 0.1
 async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tuple[str, int]]:
     """Wait for the next connection; returns it with its address. Peers that disconnected meanwhile are skipped.
 
-    While this process has no file descriptors left, ``accept_failed`` is logged with ``whom`` ("a slave"), which must
-    wait.
+    While this process has no file descriptors left, connections wait, and ``accept_failed`` is logged with ``whom``
+    ("a slave") as the peer.
     """
     said = False
     while True:

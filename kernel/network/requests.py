@@ -299,7 +299,7 @@ class RequestTable:
                 self._put_back(left)
 
     def _put_back(self, rows: list[Request]) -> None:
-        """These were not processed: they come first among their connections' requests in a later turn."""
+        """Let unprocessed requests wait for a later turn, before the other waiting requests of their connections."""
         by_connection: dict[Connection, list[Request]] = {}
         for row in rows:
             by_connection.setdefault(row.connection, []).append(row)

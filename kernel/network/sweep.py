@@ -271,7 +271,7 @@ class Sweep:
         self._dirty[connection] = None
         if self._unsent > self._limits.buffered_bytes:
             self._flush_dirty()
-            self._shed(self._unsent, lambda other: other.outbound_bytes, "answers that are not taken fill the memory")
+            self._shed(self._unsent, lambda other: other.outbound_bytes, "unread responses fill the memory")
         elif connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
             self._flush(connection)
         if not self._in_turn:
@@ -295,7 +295,7 @@ class Sweep:
                 self.waker.wake()
 
     def drop(self, connection: Connection, reason: str) -> None:
-        """Close ``connection``; its share of the next ``connections_changed`` follows with the turn."""
+        """Close ``connection``; the turn's ``connections_changed`` reports it."""
         if connection.closed:
             return
         connection.closed = True
@@ -435,7 +435,7 @@ class Sweep:
         """Continue with frames of an earlier turn, of at least one connection."""
         for _ in range(len(self._rest)):
             connection, _none = self._rest.popitem(last=False)
-            if not connection.is_paused:  # else :meth:`watch` brings it back
+            if not connection.is_paused:  # otherwise :meth:`watch` adds it again
                 self._read(connection, b"", requests, now)
             if EFFORT.values >= effort_until or len(requests) >= self._limits.sweep_rows:
                 return
@@ -465,7 +465,7 @@ class Sweep:
         self._unsent -= before - connection.outbound_bytes
         if connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
             log.warning("slow_reader_closed", peer=connection.address)
-            self.drop(connection, "the peer does not read its answers")
+            self.drop(connection, "the peer does not read its responses")
             return
         wants = bool(connection.outbound)
         if wants != connection.wants_write:

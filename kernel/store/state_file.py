@@ -1,8 +1,8 @@
 """Read a state file or, if it is damaged, the ``.bak`` beside it.
 
-``env.replace`` writes such files and keeps the previous one as ``.bak``. Source of the rule: RocketMQ 4.9.7
-``ConfigManager``. If both files are damaged, it starts with an empty table; GantryMQ refuses, because offsets would
-silently start over.
+``env.replace`` writes such files and keeps the previous one as ``.bak``. Source: RocketMQ 4.9.7 ``ConfigManager``. If
+both files are damaged, RocketMQ starts with an empty table; GantryMQ refuses to start, because groups would silently
+consume everything again.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def load_state(env: Env, path: str, read: Callable[[bytes], T]) -> T | None:
             return state
     if problems:
         raise StartError(
-            f"{'; '.join(problems)}. Mend {path}, or move it and its .bak away to start with an empty table"
+            f"{'; '.join(problems)}. Repair {path}, or move it and its .bak away to start with an empty table"
         )
     return None

@@ -151,7 +151,7 @@ class Store:
         if not (self._was_clean and files.marks.clean):
             raise StoreDamaged(
                 f"{self.root}/commitlog begins at offset {there}, but it began at {start} when the broker ran last: "
-                f"bring the missing files back; or delete {self.root}/gantrymq.watermark to go on without them"
+                f"restore the missing files; or delete {self.root}/gantrymq.watermark to start without them"
             )
         log.error("log_files_missing", path=self.log.segments.folder, start=start, end=there, bytes=there - start)
 

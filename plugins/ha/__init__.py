@@ -16,7 +16,7 @@ progress of slaves for acknowledgments, ``compare`` checks that a slave's log is
 answers these checks, ``tables`` fetches the master's tables, ``find`` and ``master_address`` find the master,
 ``epochs`` records promotions, ``lease`` expires without contact, ``fencing`` makes a deposed master refuse messages,
 ``deposed`` makes it a slave again, ``role`` changes the role, ``vip`` serves RocketMQ's slaves, ``status``, ``lag`` and
-``metrics`` report the state, ``streams`` encrypts, ``tickets`` lets slaves prove who they are.
+``metrics`` report the state, ``streams`` encrypts, ``tickets`` authenticates slaves.
 ``docs/howto/cluster.md``.
 """
 

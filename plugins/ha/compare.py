@@ -55,7 +55,7 @@ class Diverged(Exception):
     """Both logs are equal up to the offset ``end``, but not behind it."""
 
     def __init__(self, end: int) -> None:
-        super().__init__(f"this log is its master's up to offset {end}, and not behind it")
+        super().__init__(f"this log is equal to its master's up to offset {end}, but not behind it")
         self.end = end
 
 
@@ -128,7 +128,7 @@ class Comparison:
         self._epochs.note_master_role(says.get("brokerRole", ""))
 
     async def _fetch_ticket(self, channel: Channel) -> None:
-        """A RocketMQ master knows no tickets. :class:`RemoteFault` if this broker may not be a slave there."""
+        """Fetch a ticket, unless the master is RocketMQ's. :class:`RemoteFault` if this broker may not be its slave."""
         answer = await channel.call(Command(RequestCode.GET_SLAVE_TICKET))
         if answer.code not in (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
             raise RemoteFault(answer.code, answer.remark or "no remark")

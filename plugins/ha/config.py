@@ -80,8 +80,8 @@ class HaConfig:
     peers: list[str] = attrs.field(factory=list, validator=_check_peers)
     """Master: addresses or networks of allowed slaves; empty: only this machine."""
     authentication: Literal["auto", "none", "required"] = "auto"
-    """Master: whether a slave must prove by an administrator's key or certificate that it may be one, besides its
-    address; ``auto``: if a plugin controls access. RocketMQ's slaves cannot."""
+    """Master: whether slaves must authenticate by an administrator's key or certificate, besides their address;
+    ``auto``: if a plugin controls access. RocketMQ's slaves cannot."""
     tls: Literal["auto", "plain"] = "auto"
     """Slave: connect to the master's port of replication with TLS if ``plugin.tls.outgoing`` says so; a RocketMQ
     master has plain text there."""

@@ -154,7 +154,7 @@ class CopiedGate:
         """The remark for the late code."""
         if self._available:
             return "no slave has confirmed the message in time; the master has stored it"
-        return "too few slaves are there, or they are too far behind; the master has stored the message"
+        return "too few slaves are connected, or they lag too far behind; the master has stored the message"
 
     def on_timeout(self, end: int) -> None:
         """Records whose wait timed out become readable."""

@@ -124,7 +124,7 @@ class RoleChanges:
             try:
                 self._send.send_nowait((address, self._epochs.own))
             except trio.WouldBlock:
-                log.debug("epoch_not_told", address=address, reason="the queue is full")
+                log.debug("epoch_not_sent", address=address, reason="the queue is full")
 
     async def run(self) -> None:
         """Send the queued notifications until cancelled."""
@@ -136,7 +136,7 @@ class RoleChanges:
         try:
             await send_epoch(address, epoch, self._broker.address, self._ha_address)
         except (ConnectError, RemoteFault, ValueError, trio.TooSlowError) as error:
-            log.info("epoch_not_told", address=address, epoch=str(epoch), reason=str(error) or "no answer in time")
+            log.info("epoch_not_sent", address=address, epoch=str(epoch), reason=str(error) or "no answer in time")
 
 
 async def send_epoch(address: str, epoch: Epoch, master: str = "", ha_address: str = "") -> None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 REPORT: Final = struct.Struct(">q")
 HEADER: Final = struct.Struct(">qi")
 TICKET_MARK: Final = b"\xffticket\x00"
-"""The first bytes of a slave that shows a ticket, and then the ticket; as a report they would be a negative offset."""
+"""The bytes before a slave's ticket, at the start of a connection; as a report they would be a negative offset."""
 TICKET_BYTES: Final = 32
 CHUNK_MAX_BYTES: Final = 4 * 1024 * 1024 - HEADER.size
 """The most that a RocketMQ slave accepts at once: with its header it must fit into ``READ_MAX_BUFFER_SIZE``."""

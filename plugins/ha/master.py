@@ -149,7 +149,7 @@ class Master:
             log.warning("slave_disconnected", peer=copy.address, reason=reason, acknowledged=copy.acknowledged)
 
     async def _begin(self, link: Link, copy: Copy) -> bytes | None:
-        """The first bytes of a slave's reports, after its ticket; None if it was refused or has gone."""
+        """Return the first bytes of a slave's reports, behind its ticket; None if it was refused or disconnected."""
         data = b""
         refused, reason = "", ""
         with trio.move_on_after(self._config.housekeeping) as patience:
@@ -171,7 +171,7 @@ class Master:
         if not refused and self._tickets.required and not self._tickets.take(ticket):
             refused = "ticket"
             reason = (
-                "it has shown no valid ticket: it must be GantryMQ with plugin.acl.keys of an administrator, or set "
+                "it sent no valid ticket: it must be GantryMQ with plugin.acl.keys of an administrator, or set "
                 "plugin.ha.authentication to none"
             )
         if refused:

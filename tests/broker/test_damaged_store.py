@@ -178,7 +178,7 @@ async def test_a_flipped_bit_behind_the_watermark_truncates_the_log_and_the_tail
 LOG_DAMAGE: dict[str, tuple[Tamper, str]] = {
     "too short": (lambda store: os.truncate(log_files(store)[1], 5000), "has 5000 bytes where 16384 are configured"),
     "too long": (lambda store: os.truncate(log_files(store)[0], 40_000), "has 40000 bytes where 16384 are configured"),
-    "missing": (lambda store: log_files(store)[1].unlink(), "nothing between offset"),
+    "missing": (lambda store: log_files(store)[1].unlink(), "no file between offset"),
     "stray": (lambda store: (store / "commitlog" / "copy of 0").write_bytes(b"") and None, "does not belong"),
 }
 

@@ -159,7 +159,7 @@ async def test_a_damaged_state_is_replaced_by_the_previous_one(tmp_path: Path) -
     assert plugin.offsets == sent
     for name in (path, path.with_name(f"{path.name}.bak")):
         write(name, b"damaged")
-    with pytest.raises(StartError, match=r"counter\.state: it is no state of a plugin.*Mend .*counter\.state"):
+    with pytest.raises(StartError, match=r"counter\.state: it is not the state of a plugin.*Repair .*counter\.state"):
         await broker_in(tmp_path).run()
 
 

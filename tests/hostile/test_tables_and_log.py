@@ -236,7 +236,7 @@ def test_a_missing_oldest_log_file_refuses_the_start_after_a_crash() -> None:
         content = machine.env.read_bytes(oldest)
         machine.env.unlink(oldest)
         env = machine.env
-        with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=r"it began at 0 .*bring the missing files back")):
+        with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=r"it began at 0 .*restore the missing files")):
             async with run_broker(make_broker("store", env=env, settings={"store.commit_log_file_bytes": "256 KiB"})):
                 pytest.fail("it serves")
         file = env.open(oldest, create=True)

@@ -23,7 +23,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
     assert metrics.families["gantrymq_sizes"].series == {
         (): Distribution([(1, 2), (10, 2), (float("inf"), 5)], 77.0),
     }
-    with pytest.raises(ValueError, match="2 bounds part 3 counts, not 2"):
+    with pytest.raises(ValueError, match="2 bounds need 3 counts, not 2"):
         metrics.histogram("gantrymq_sizes", "Sizes", (1, 10), (2, 0), 77.0)
 
 

@@ -67,7 +67,8 @@ class Pipe:
         self._taking.cancel()
 
     def deafen(self, heard_again: trio.Event) -> None:
-        """The process at the sink has ended. Data that arrives after its restart is answered by a reset."""
+        """Stop delivering, because the process at the sink has ended; data that arrives after its restart causes a
+        reset."""
         self._deaf = heard_again
 
     async def take(self) -> None:

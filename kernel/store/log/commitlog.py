@@ -119,10 +119,10 @@ class CommitLog:
         """Poison the log because ``error`` happened while ``doing``. Returns the exception to raise."""
         is_disk = isinstance(error, OSError)
         reason = str(error) if is_disk else f"{error!r:.1000}"
-        what_to_do = "Look after the disk, then start the broker again" if is_disk else "Start the broker again"
+        what_to_do = "Check the disk, then start the broker again" if is_disk else "Start the broker again"
         self._poison = (
             f"{doing} failed: {reason}. Nothing more is acknowledged. {what_to_do}: "
-            f"everything up to offset {self.durable} is safe"
+            f"everything up to offset {self.durable} is durable"
         )
         self._flusher.fail(error if isinstance(error, OSError) else OSError(EIO, reason))
         log.error("log_poisoned", doing=doing, error=reason, durable=self.durable)
@@ -167,10 +167,10 @@ class CommitLog:
     def append_encoded(self, position: int, data: bytes | memoryview) -> DispatchBatch:
         """Write the complete, intact records, and the blank, at the start of ``data``; ``position`` is the log's end.
 
-        They are bytes of another log and stay unchanged. A log without files may begin at the start of any file.
-        Returns how many bytes were written, at most some thousand records; records of the next file and an incomplete
-        record are left. Raises :class:`OutOfLog`, ``BadRecord`` (nothing was written then), :class:`NoRoom`,
-        :class:`LogPoisoned`.
+        The bytes come from another log and are written unchanged. A log without files may begin at the start of any
+        file. Returns the written batch, at most some thousand records; records of the next file and an incomplete
+        record are left to the next call. Raises :class:`OutOfLog`, ``BadRecord`` (nothing was written then),
+        :class:`NoRoom`, :class:`LogPoisoned`.
         """
         self.check()
         end, timestamp = self._tail

@@ -111,7 +111,7 @@ class Segments:
         for name in self._env.listdir(self.folder):
             path = f"{self.folder}/{name}"
             if not _NAME.fullmatch(name) or self._env.is_dir(path):
-                raise StoreDamaged(f"{path} does not belong into {self.folder}: move it out, nothing was changed")
+                raise StoreDamaged(f"{path} does not belong into {self.folder}: move it out; nothing was changed")
             segment = Segment(self._env, path, int(name), self.file_bytes)
             size = segment.file.size()
             segment.close()
@@ -122,16 +122,16 @@ class Segments:
             if size != self.file_bytes:
                 raise StoreDamaged(
                     f"{path} has {size} bytes where {self.file_bytes} are configured: set the file size that this "
-                    "store was written with, or bring the whole file back"
+                    "store was written with, or restore the whole file"
                 )
             if segment.base % self.file_bytes or segment.end > _END_MAX:
                 raise StoreDamaged(
-                    f"{path} begins where no file of {self.file_bytes} bytes can: move it out, nothing was changed"
+                    f"{path} begins where no file of {self.file_bytes} bytes can: move it out; nothing was changed"
                 )
             if self._segments and self._segments[-1].end != segment.base:
                 raise StoreDamaged(
-                    f"{self.folder}: nothing between offset {self._segments[-1].end} and {segment.base}: bring the "
-                    "missing file back, nothing was changed"
+                    f"{self.folder}: no file between offset {self._segments[-1].end} and {segment.base}: restore "
+                    "the missing file; nothing was changed"
                 )
             self._segments.append(segment)
 

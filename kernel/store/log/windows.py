@@ -37,7 +37,7 @@ class NotCached(Exception):
     """The data is only on the disk. ``fetch`` reads it into memory, in a worker thread."""
 
     def __init__(self, fetch: Callable[[], object]) -> None:
-        super().__init__("it has to come from the disk")
+        super().__init__("the data is not in the page cache")
         self.fetch = fetch
 
 
@@ -149,7 +149,7 @@ class LogWindows:
     def fetch(self, offset: int, size: int) -> None:
         """Read this part of the log into memory and prefetch; for a worker thread.
 
-        ``UnreadableRange`` when the disk cannot give it.
+        ``UnreadableRange`` if the disk cannot read it.
         """
         segment = self._log.segments.at(offset)
         if segment is None:

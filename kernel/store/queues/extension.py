@@ -192,7 +192,7 @@ class QueueExtension:
         self._segments.write(offset, data)
 
     def sync(self) -> None:
-        """Bring everything onto the disk."""
+        """Flush everything that was written."""
         self._segments.sync()
 
     # --------------------------------------------------------------------------------------------------- both ends
@@ -214,5 +214,5 @@ class QueueExtension:
             self._segments.delete_before(address - _BASE)
 
     def close(self) -> None:
-        """Close the files, which open again when they are used."""
+        """Close the files; the next use opens them again."""
         self._segments.close()

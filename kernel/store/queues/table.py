@@ -258,8 +258,8 @@ class ConsumeQueues:
 
     def _poisoned(self, doing: str, queue: ConsumeQueue, error: OSError) -> QueuesPoisoned:
         self._poison = (
-            f"{doing} the consume queue {queue.folder} failed: {error}. Look after the disk, then start the broker "
-            "again: the queue is built again from the log"
+            f"{doing} the consume queue {queue.folder} failed: {error}. Check the disk, then start the broker again: "
+            "it rebuilds the queue from the log"
         )
         log.error("consume_queues_poisoned", doing=doing, path=queue.folder, error=str(error))
         return QueuesPoisoned(self._poison)

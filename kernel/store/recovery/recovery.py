@@ -130,8 +130,8 @@ class Recovery:
         if marks.durable > self._segments.end:
             raise StoreDamaged(
                 f"{self._root}/commitlog ends at offset {self._segments.end}, but everything up to {marks.durable} was "
-                f"acknowledged: bring the missing files back; or delete {self._root}/gantrymq.watermark to go on "
-                "without them"
+                f"acknowledged: restore the missing files; or delete {self._root}/gantrymq.watermark to start without "
+                "them"
             )
         self._last_timestamp = self._checkpoint.log_timestamp
         start = max(marks.dispatched, self._segments.start)
@@ -267,7 +267,7 @@ class Recovery:
             return plan.floor if found is None else min(found[0], plan.floor)
         if plan.flushed_before:
             found = find_record(self._segments, position + 1)
-            # Older than the records before it: a remainder of a tail that was cut off earlier.
+            # A record older than the records before it is a remainder of a tail that was cut off earlier.
             if found is not None and self._last_timestamp <= found[1] < plan.flushed_before:
                 return found[0]
         return None
@@ -281,7 +281,7 @@ class Recovery:
         found = find_record(self._segments, position + 1)
         if position < plan.floor:
             return plan.floor if found is None else min(found[0], plan.floor)
-        # Older than what lies before it: left from a tail that was cut.
+        # A record older than the records before it is a remainder of a tail that was cut off.
         return None if found is None or found[1] < self._last_timestamp else found[0]
 
     def _quarantine(self, start: int, end: int) -> None:

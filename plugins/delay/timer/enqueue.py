@@ -74,7 +74,7 @@ class Enqueue:
                 self._dequeue.opened(files.add(unit), unit)
         files.queue_offset += len(entries) // ENTRY.size
         if files.rebuild is not None and files.queue_offset >= min(files.rebuild.queue_offset, high):
-            log.info("timer_built_again", queue_offset=files.queue_offset)
+            log.info("timer_rebuilt", queue_offset=files.queue_offset)
             files.rebuild = None
         return files.queue_offset < high
 

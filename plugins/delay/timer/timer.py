@@ -206,7 +206,7 @@ class Timer:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
             if queue is None or not self.files.exist():
                 return self._store.log.end
-            return 0  # not looked at yet
+            return 0  # unknown until the files are opened
         if self.files.rebuild is not None:
             return 0
         first = self.files.floor(FLOOR_STEPS)

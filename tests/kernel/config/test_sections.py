@@ -198,8 +198,8 @@ def test_unrelated_environment_variables_are_ignored() -> None:
             "[plugin.flush]\nlabels = { x = 1 }",
             'plugin.flush.labels = {x = 1} (file gantrymq.toml): allowed: a table of texts, such as { name = "value" }',
         ),
-        ("name = 'x'", 'gantrymq.toml: name = "x" stands outside of a section such as [broker]'),
-        ("plugin = 1", "gantrymq.toml: plugin = 1 stands outside of a section such as [broker]"),
+        ("name = 'x'", 'gantrymq.toml: name = "x" is outside of a section such as [broker]'),
+        ("plugin = 1", "gantrymq.toml: plugin = 1 is outside of a section such as [broker]"),
         (
             "[plugins]\nenable = 'a'",
             'plugins.enable = "a" (file gantrymq.toml): allowed: a list of names, each an entry point, "module:attr", '
@@ -222,9 +222,9 @@ def test_all_problems_are_reported_at_once() -> None:
 
 def test_invalid_toml_is_reported_with_its_line() -> None:
     (text,) = problems("[broker]\nname = \n")
-    assert text.startswith("gantrymq.toml: this is not TOML: ")
+    assert text.startswith("gantrymq.toml: invalid TOML: ")
     assert "line 2" in text
-    with pytest.raises(ConfigError, match="not TOML"):
+    with pytest.raises(ConfigError, match="invalid TOML"):
         read_settings("gantrymq.toml", b"\xff\xfe")
 
 
@@ -319,7 +319,7 @@ def test_overrides_rank_between_the_file_and_the_environment() -> None:
     }  # fmt: skip
     assert rows["cluster"].source == "/data/overrides.toml"
     (note,) = settings.notes
-    assert note.startswith('/data/overrides.toml: broker.name = "override" is not in force: environment')
+    assert note.startswith('/data/overrides.toml: broker.name = "override" has no effect: environment')
 
 
 def test_brokerip1_is_advertised_and_opens_the_bind() -> None:

@@ -170,7 +170,7 @@ def test_a_lock_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypat
         (errno.EDQUOT, NoRoom, "Free some space"),
         (errno.EROFS, StoreNotWritable, "choose another data folder"),
         (errno.EACCES, StoreNotWritable, "choose another data folder"),
-        (errno.EIO, StartError, "Look after the disk"),
+        (errno.EIO, StartError, "Check the disk"),
     ],
 )
 def test_an_error_of_the_disk_says_what_to_do(number: int, kind: type[StartError], advice: str) -> None:

@@ -94,7 +94,7 @@ async def test_a_peer_with_many_open_requests_gets_no_further_ones(tmp_path: Pat
         for _ in range(ASKED_MAX):
             nursery.start_soon(peer.connection.ask, Command(307), 60.0)
         await wait_all_tasks_blocked()
-        with pytest.raises(RemoteFault, match="owes 64 answers"):
+        with pytest.raises(RemoteFault, match="has 64 unanswered requests"):
             await peer.connection.ask(Command(307), ASK_S)
         nursery.cancel_scope.cancel()
 

@@ -193,7 +193,7 @@ async def test_flags_take_precedence_over_changed_settings_with_a_note(bench: An
     config = load(ConfigFlags(data=bench.broker.root, sets=["plugin.retention.disk_reclaim=50"])).config
     rows = {row.key: (row.value, row.origin) for row in config.explain() if row.section == "plugin.retention"}
     assert (rows["disk_reclaim"], rows["keep"]) == ((50, "flag"), ("48h", "override"))
-    assert [note for note in config.notes if "plugin.retention.disk_reclaim = 60 is not in force: flag" in note]
+    assert [note for note in config.notes if "plugin.retention.disk_reclaim = 60 has no effect: flag" in note]
 
 
 async def test_earlier_changes_remain_when_one_is_added(bench: Any) -> None:

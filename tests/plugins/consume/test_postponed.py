@@ -162,7 +162,7 @@ async def test_a_disk_that_fails_costs_the_pulls_that_want_it_until_it_gives_wha
         for _ in range(2):
             answer = await channel.call(pull(0), 10.0)
             assert (answer.code, bodies(answer)) == (ResponseCode.SYSTEM_ERROR, [])
-            assert "the disk cannot give them" in (answer.remark or "")
+            assert "the disk cannot read them" in (answer.remark or "")
         assert disk.fetches
         disk.fails = False
         monkeypatch.setattr(unreadable, "UNREADABLE_S", 0.0)

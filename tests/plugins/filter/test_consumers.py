@@ -170,7 +170,7 @@ def test_a_broken_file_is_mended_by_its_bak_or_refuses_the_start(env: MemoryEnv,
     assert ConsumerFilters(env, PATH, checks).get("shop", "orders") is not None
     env.replace(PATH, b"[")
     env.replace(PATH, b"{")
-    with pytest.raises(StartError, match=r"Mend /config/consumerFilter\.json"):
+    with pytest.raises(StartError, match=r"Repair /config/consumerFilter\.json"):
         ConsumerFilters(env, PATH, checks)
 
 

@@ -182,7 +182,7 @@ def test_a_failed_write_poisons_the_log(number: int) -> None:
     with pytest.raises(LogPoisoned, match="writing to the commit log failed"):
         append(log, b"b")
     for again in (lambda: append(log, b"c"), log.flush, log.prepare_next, log.check):
-        with pytest.raises(LogPoisoned, match=f"everything up to offset {EMPTY + 1} is safe"):
+        with pytest.raises(LogPoisoned, match=f"everything up to offset {EMPTY + 1} is durable"):
             again()
     assert log.end == log.durable == EMPTY + 1
 

@@ -73,7 +73,7 @@ def test_written_files_are_found_after_a_restart() -> None:
     ("path", "size", "reason"),
     [
         (name(100), 99, "has 99 bytes where 100 are configured"),
-        (name(300), 100, "nothing between offset 200 and 300"),
+        (name(300), 100, "no file between offset 200 and 300"),
         ("log/stray", 100, "does not belong"),
         ("log/" + "1" * 19, 100, "does not belong"),
     ],

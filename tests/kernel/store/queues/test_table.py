@@ -384,7 +384,7 @@ def test_a_failed_sync_poisons_the_queues(number: int) -> None:
     queues = make(env)
     fill(queues, 3)
     env.fail_at = 1
-    with pytest.raises(QueuesPoisoned, match="Look after the disk"):
+    with pytest.raises(QueuesPoisoned, match="Check the disk"):
         queues.flush()
     with pytest.raises(QueuesPoisoned):
         queues.flush()

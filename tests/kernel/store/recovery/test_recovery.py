@@ -265,7 +265,7 @@ def test_an_unreadable_list_of_quarantined_ranges_is_rebuilt() -> None:
 
 
 def test_a_missing_file_of_the_log_refuses_the_start_and_changes_nothing() -> None:
-    for missing, reason in [(FILE, "nothing between offset 4096 and 8192"), (2 * FILE, "was acknowledged")]:
+    for missing, reason in [(FILE, "no file between offset 4096 and 8192"), (2 * FILE, "was acknowledged")]:
         env, store, _ = safe_store()
         store.close()
         env.unlink(f"store/commitlog/{missing:020d}")
