@@ -251,8 +251,8 @@ async def busy(cluster: Cluster) -> tuple[int, list[str]]:
         await cluster.start_broker("10.0.0.10", 0, SAFE)
         await trio.sleep(10)
         nursery.cancel_scope.cancel()
-    assert load.promised
-    return cluster.network.fingerprint, sorted(body.hex() for body in load.promised)
+    assert load.guaranteed
+    return cluster.network.fingerprint, sorted(body.hex() for body in load.guaranteed)
 
 
 def test_random_numbers_of_programs_derive_from_the_seed() -> None:
