@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import msgspec
@@ -26,9 +26,6 @@ __all__ = [
     "SendStatus",
     "TransactionResult",
 ]
-
-
-_NOTHING: Final = object()
 
 
 def _as_keys(keys: str | Iterable[str]) -> tuple[str, ...]:
@@ -130,11 +127,14 @@ class DeliveredRecord(Record):
     ``topic`` is the one it was sent to, also when it comes again; ``reconsume_times`` counts how often it came before.
     """
 
-    delivery: Delivery | None = None
-    retry_topic: str | None = None
-    """The topic by which it came again, None at the first time."""
-    decoded: Any = _NOTHING
-    """Behind :attr:`value`: what the deserializer made, or the error of it."""
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        delivery: Delivery | None
+        retry_topic: str | None
+        """The topic by which it came again, None at the first time."""
+        decoded: tuple[Any] | BodyError | None
+        """Behind :attr:`value`: what the deserializer made, or the error of it; None without one."""
 
     @property
     def value(self) -> Any:
@@ -142,11 +142,12 @@ class DeliveredRecord(Record):
 
         Raises :class:`BodyError` where it could not, which only readers give out, and :class:`GantryError` without one.
         """
-        if self.decoded is _NOTHING:
+        decoded = self.decoded
+        if decoded is None:
             raise GantryError("there is no value without a deserializer: read the body, or give deserializer=")
-        if isinstance(self.decoded, BodyError):
-            raise self.decoded
-        return self.decoded
+        if isinstance(decoded, BodyError):
+            raise decoded
+        return decoded[0]
 
     @property
     def queue(self) -> MessageQueue:
@@ -164,6 +165,8 @@ class DeliveredRecord(Record):
 
 class ReceivedMessage(DeliveredRecord):
     """A message from a consumer: everything that is stored of it, and :meth:`ack`."""
+
+    __slots__ = ()
 
     async def ack(self) -> None:
         """Mark the message as done, so that its group does not get it again. Twice is as good as once.

@@ -92,6 +92,8 @@ Check = Callable[[DeliveredRecord], Outcome]
 class ReceivedMessage(DeliveredRecord):
     """A message from a blocking consumer: everything that is stored of it, and :meth:`ack`."""
 
+    __slots__ = ()
+
     def ack(self) -> None:
         """Mark the message as done, as :meth:`gantrymq.ReceivedMessage.ack` does."""
         self._acknowledge()

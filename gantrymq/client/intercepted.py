@@ -262,7 +262,7 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
             delivery = delivery.inner  # an ordered message that is redelivered is the same object
         if self._deserialize is not None:
             try:
-                message.decoded = self._deserialize(message.body)
+                message.decoded = (self._deserialize(message.body),)
             except BodyError as error:
                 self._refuse(message, delivery, error)
                 return False

@@ -44,7 +44,7 @@ from gantrymq.remoting.headers.send import SendBackHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.properties import RETRY_TOPIC
-from gantrymq.remoting.records import decode_pulled
+from gantrymq.remoting.records import decode_pulled, stored_sizes
 
 PULL_BATCH_BYTES: Final = 1_048_576
 """GantryMQ's brokers give so much in one answer, also from the disk; RocketMQ's apply their own limits."""
@@ -488,7 +488,7 @@ class Puller(Generic[R]):
         first, last = taken[0].queue_offset, taken[-1].queue_offset
         dense = last - first + 1 == len(taken)
         offsets = range(first, last + 1) if dense else [record.queue_offset for record in taken]
-        progress.pulled(offsets, [record.stored_size for record in taken], anyio.current_time())
+        progress.pulled(offsets, stored_sizes(taken), anyio.current_time())
         if self.lane is None:
             self._owner.take(taken)
         else:

@@ -466,6 +466,6 @@ def make_reader(
 
 def _decode(record: DeliveredRecord, deserialize: Deserializer) -> None:
     try:
-        record.decoded = deserialize(record.body)
+        record.decoded = (deserialize(record.body),)
     except BodyError as error:
         record.decoded = error

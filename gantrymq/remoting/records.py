@@ -26,11 +26,15 @@ from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 from gantrymq.remoting.message_ids import offset_message_id
 from gantrymq.remoting.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
-cut_compiled: Callable[[bytes, type[Any], bool, str | None, Any], tuple[list[Any], int]] | None = None
-"""The compiled twin of :func:`cut_records`, where there is one and ``GANTRYMQ_PURE=1`` does not exclude it."""
+_compiled: Any = None
+"""The compiled twins, where there are some and ``GANTRYMQ_PURE=1`` does not exclude them."""
 if os.environ.get("GANTRYMQ_PURE") != "1":
     with suppress(ImportError):
-        cut_compiled = import_module("gantrymq.remoting._records").cut_records
+        _compiled = import_module("gantrymq.remoting._records")
+cut_compiled: Callable[[bytes, type[Any], bool, str | None, Any], tuple[list[Any], int]] | None = getattr(
+    _compiled, "cut_records", None
+)
+"""The compiled twin of :func:`cut_records`, if there is one. It makes subclasses of :class:`Record` only."""
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -49,15 +53,17 @@ _ZSTANDARD_PIECE_BYTES: Final = 256
 _CRC_MASK: Final = 0x7FFFFFFF
 _SYS_FLAG_AT: Final = 36
 _HOSTS_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
+_QUEUE_OFFSET_AT: Final = 20
 _I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
 _U16 = struct.Struct(">H")
 HEADS: Final = {
     flags: struct.Struct(f">iIiiiqqiq{20 if flags & BORN_HOST_V6 else 8}sq{20 if flags & STORE_HOST_V6 else 8}siqi")
     for flags in (0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6)
 }
 """All fields of a record up to the body's length, by which of the two hosts are IPv6."""
-_CUTS: Final = {flags: struct.Struct(f">iIi8xq{head.size - 32}xi") for flags, head in HEADS.items()}
-"""Of the same fields those that tell where a record ends and whether it is intact, and its offset in the queue."""
+_CUTS: Final = {flags: struct.Struct(f">iIi{head.size - 16}xi") for flags, head in HEADS.items()}
+"""Of the same fields those that tell where a record ends and whether it is intact."""
 _HEAD_FIELDS: Final = (
     "_size", "_magic", "_crc", "queue_id", "flag", "queue_offset", "commit_log_offset", "sys_flag", "born_timestamp",
     "raw_born_host", "store_timestamp", "raw_store_host", "reconsume_times", "prepared_offset", "_body_length",
@@ -72,16 +78,8 @@ class BodyError(GantryError):
     """A message's body cannot be decompressed: damaged, larger than allowed, or its compressor is not installed."""
 
 
-class Record:
-    """One stored message.
-
-    ``stored_body`` is the body as stored in the log; :attr:`body` is decompressed. ``born_host`` and ``store_host`` are
-    ``address:port``. Timestamps are milliseconds since 1970, the producer's clock (born) and the broker's (stored).
-    ``broker_name`` is not part of the record: the reader sets it.
-
-    :func:`decode_records` checks the bytes of each record and decodes most fields when one of them is first used. A
-    record holds copies of its own bytes, not the answer that it came in.
-    """
+class PlainFields:
+    """The fields of a :class:`Record` without compiled code: the reference. Most are decoded when one is first used."""
 
     topic: str
     queue_id: int
@@ -99,6 +97,9 @@ class Record:
     raw_properties: bytes
     stored_size: int
     broker_name: str = ""
+    delivery: Any = None
+    retry_topic: str | None = None
+    decoded: Any = None
     _head: bytes
 
     def __init__(
@@ -146,9 +147,29 @@ class Record:
             self.__dict__ = {**dict(zip(_HEAD_FIELDS, values, strict=True)), **self.__dict__}
             return self.__dict__[name]
 
-    def __repr__(self) -> str:
-        where = f"{self.topic}/{self.queue_id}@{self.queue_offset}"
-        return f"<{type(self).__name__} {where} {self.message_id} {len(self.stored_body)} bytes>"
+    def _fill(
+        self,
+        head: bytes,
+        topic: str,
+        size: int,
+        body: bytes,
+        raw_properties: bytes,
+        broker_name: str | None,
+        delivery: object,
+    ) -> None:
+        """Set all fields, those of the ``head`` from its bytes. For records that no constructor made."""
+        self._head = head
+        self.topic = topic
+        (self.queue_offset,) = _I64.unpack_from(head, _QUEUE_OFFSET_AT)
+        self.stored_size = size
+        self.stored_body = body
+        if not head[_SYS_FLAG_AT + 3] & COMPRESSED:
+            self.body = body
+        self.raw_properties = raw_properties
+        # attributes that are set later would give each object a dictionary of its own
+        if broker_name is not None:
+            self.broker_name = broker_name
+            self.delivery = delivery
 
     @cached_property
     def body(self) -> bytes:
@@ -161,6 +182,30 @@ class Record:
     def properties(self) -> dict[str, str]:
         """All properties, including the reserved ones (TAGS, KEYS, UNIQ_KEY, ...)."""
         return decode_properties(self.raw_properties.decode("utf-8", "replace"))
+
+
+if TYPE_CHECKING:
+    _Fields = PlainFields
+else:
+    _Fields = PlainFields if _compiled is None else _compiled.Fields
+
+
+class Record(_Fields):
+    """One stored message.
+
+    ``stored_body`` is the body as stored in the log; :attr:`body` is decompressed. ``born_host`` and ``store_host`` are
+    ``address:port``. Timestamps are milliseconds since 1970, the producer's clock (born) and the broker's (stored).
+    ``broker_name`` is not part of the record: the reader sets it.
+
+    :func:`decode_records` checks the bytes of each record. A record holds copies of its own bytes, not the answer that
+    it came in. It has no room for attributes of other names where the module is compiled.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        where = f"{self.topic}/{self.queue_id}@{self.queue_offset}"
+        return f"<{type(self).__name__} {where} {self.message_id} {len(self.stored_body)} bytes>"
 
     @property
     def tags(self) -> str | None:
@@ -215,18 +260,22 @@ def decode_records(data: bytes, make: type[Record] = Record, *, check_crc: bool 
 
 
 def decode_pulled(data: bytes, make: type[R], broker_name: str, delivery: object) -> list[R]:
-    """As :func:`decode_records`, for records with a ``delivery``: sets that and ``broker_name``.
-
-    Set with the other attributes they cost little. An attribute that is set after many objects of the class were made
-    gives each object a dictionary of its own.
-    """
+    """As :func:`decode_records`, for records with a ``delivery``: sets that and ``broker_name``."""
     records: list[R] = []
     end = 0
-    if cut_compiled is not None:
+    if cut_compiled is not None and type(data) is bytes:
         records, end = cut_compiled(data, make, True, broker_name, delivery)
     if end < len(data):
         records += cut_records(data, make, True, end, broker_name, delivery)
     return records
+
+
+def stored_sizes(records: list[R]) -> list[int]:
+    """The ``stored_size`` of each record."""
+    if _compiled is None:
+        return [record.stored_size for record in records]
+    sizes: list[int] = _compiled.stored_sizes(records)
+    return sizes
 
 
 def cut_records(
@@ -240,7 +289,7 @@ def cut_records(
         while start < whole:
             (sys_flag,) = _I32.unpack_from(data, start + _SYS_FLAG_AT)
             cut = _CUTS[sys_flag & _HOSTS_V6]
-            size, magic, crc, queue_offset, body_length = cut.unpack_from(data, start)
+            size, magic, crc, body_length = cut.unpack_from(data, start)
             if magic != MAGIC_V1 and magic != MAGIC_V2:
                 raise FatalRemoteFault(f"no record at byte {start}: magic {magic:08X}")
             end = start + size
@@ -264,17 +313,8 @@ def cut_records(
                 raw_topic = data[topic_start:topic_end]
                 topic = raw_topic.decode("utf-8", "replace")
             record = make.__new__(make)
-            record.topic = topic
-            record.queue_offset = queue_offset
-            record.stored_size = size
-            record.stored_body = body
-            if not sys_flag & COMPRESSED:
-                record.body = body
-            record.raw_properties = data[properties_start:end]
-            record._head = data[start:body_start]
-            if broker_name is not None:
-                record.broker_name = broker_name
-                record.delivery = delivery  # type: ignore[attr-defined]
+            properties = data[properties_start:end]
+            record._fill(data[start:body_start], topic, size, body, properties, broker_name, delivery)
             records.append(record)
             start = end
     except (struct.error, IndexError):

@@ -45,6 +45,13 @@ def twin(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+FIELDS = (
+    "topic", "queue_id", "flag", "queue_offset", "commit_log_offset", "sys_flag", "born_timestamp", "raw_born_host",
+    "store_timestamp", "raw_store_host", "reconsume_times", "prepared_offset", "stored_body", "raw_properties",
+    "stored_size", "broker_name", "delivery", "retry_topic", "decoded",
+)  # fmt: skip
+
+
 def record(
     body: bytes = b"hello",
     *,
@@ -255,10 +262,24 @@ def test_both_twins_decode_and_reject_the_same_records(data: st.DataObject) -> N
             found = read()
         except FatalRemoteFault as error:
             return str(error)
-        return [(each.sys_flag, each.flag, vars(each)) for each in found]
+        return [[getattr(each, name) for name in FIELDS] for each in found]
 
-    expected = outcome(lambda: records.cut_records(given_bytes, Record, check_crc))
+    class PlainRecord(records.PlainFields):
+        pass
+
+    expected = outcome(lambda: records.cut_records(given_bytes, PlainRecord, check_crc))  # type: ignore[arg-type]
     assert outcome(lambda: decode_records(given_bytes, check_crc=check_crc)) == expected
+
+
+def test_both_twins_make_the_same_record_of_given_fields() -> None:
+    host = bytes(range(20))
+    given_fields = ("T", 1, 2, 3, 4, 0x11, 5, host, 6, host[:8], 7, 8, zlib.compress(b"body"), b"TAGS\x01a", 9)
+    for kind in (Record, records.PlainFields):
+        made = kind(*given_fields)
+        assert (made.raw_born_host, made.raw_store_host) == (host, host[:8])
+        assert (made.body, made.properties) == (b"body", {"TAGS": "a"})
+        assert (made.broker_name, made.delivery, made.retry_topic, made.decoded) == ("", None, None, None)
+        assert (made.queue_id, made.reconsume_times, made.prepared_offset, made.stored_size) == (1, 7, 8, 9)
 
 
 def test_attributes_assigned_before_lazy_decoding_remain() -> None:
@@ -285,8 +306,12 @@ def test_pulled_records_have_their_broker_and_delivery() -> None:
 def test_pulled_records_take_no_dictionary_of_their_own() -> None:
     """Its 200 bytes for each message would be the larger part of what a consumer holds."""
     data = record() * 2000
+
     # A class of its own: instances have room for each attribute that an earlier one of their class was given.
-    kind = type("FreshRecord", (DeliveredRecord,), {})
+    class FreshRecord(DeliveredRecord):
+        __slots__ = ()
+
+    kind: type[DeliveredRecord] = FreshRecord
     records.decode_pulled(data, kind, "broker-a", None)
     tracemalloc.start()
     try:
