@@ -241,18 +241,22 @@ async def test_transactions_and_requests_use_their_namespace(cluster: str, names
             await payer.send("T", b"later")
             with anyio.fail_after(PATIENCE_SECONDS):
                 bodies = []
-                for _ in range(2):
+                while b"later" not in bodies:
                     message = await anext(messages)
                     assert message.topic == "T"
                     bodies.append(message.body)
                     await message.ack()
-            assert bodies == [b"now", b"later"]
+            assert set(bodies) == {b"now", b"later"}
             assert ("T", b"later") in asked
+            # 5.x brokers record ends of transactions with a delay, so they can ask about one that has ended and commit
+            # it twice
+            assert bodies.count(b"now") == 1 or ("T", b"now") in asked
 
             async with anyio.create_task_group() as tasks:
 
                 async def answer() -> None:
-                    question = await anext(messages)
+                    while (question := await anext(messages)).body in (b"now", b"later"):
+                        await question.ack()
                     await question.reply(question.body[::-1])
                     await question.ack()
 
