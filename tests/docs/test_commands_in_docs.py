@@ -44,6 +44,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.foreign import ask
 from support.processes import Child, gantrymq_child
+from support.warm import write_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -98,10 +99,10 @@ def place(tmp_path: Path) -> Path:
     """An empty folder with the examples, and ``gantrymq`` and ``pytest`` of this environment on the path."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "bin").mkdir()
-    for name, module in (("gantrymq", "gantrymq.cli"), ("pytest", "pytest")):
-        command = tmp_path / "bin" / name
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
-        command.chmod(0o755)
+    write_command(tmp_path / "bin" / "gantrymq")
+    command = tmp_path / "bin" / "pytest"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pytest "$@"\n')
+    command.chmod(0o755)
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import Child, gantrymq_child
-from support.warm import WarmProcess
+from support.warm import WarmProcess, write_command
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds")
 
@@ -62,3 +62,51 @@ def test_a_variable_that_counts_at_import_starts_an_interpreter(tmp_path: Path) 
         assert cold.wait() == 0
     with Child([sys.executable, "--version"], tmp_path / "log") as other:
         assert isinstance(other.process, subprocess.Popen)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    write_command(tmp_path / "bin" / "gantrymq")
+    return tmp_path / "bin" / "gantrymq"
+
+
+def test_a_command_file_has_the_callers_environment_folder_and_streams(tmp_path: Path, command: Path) -> None:
+    (tmp_path / "own.toml").write_text('[broker]\ncluster = "of-the-file"\n')
+    environ = {
+        **os.environ,
+        "GANTRYMQ_BROKER__NAME": "of-the-environment",
+        "PATH": f"{command.parent}:{os.environ['PATH']}",
+    }
+    script = "gantrymq print-config --config own.toml | grep -E 'of-the-|nothing'; gantrymq print-config --set nonsense"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "of-the-environment" in done.stdout
+    assert "of-the-file" in done.stdout
+    assert "nonsense" in done.stderr
+
+
+def test_signals_of_a_command_file_reach_the_fork_and_its_end_is_the_commands(tmp_path: Path, command: Path) -> None:
+    serve = ["serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
+    for number, code in ((signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -9)):
+        with subprocess.Popen(
+            [command, *serve], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert any(line.startswith("ready") for line in process.stdout)
+            assert b"gantrymq-warm.py" in Path(f"/proc/{process.pid}/cmdline").read_bytes(), "it waits for a fork"
+            process.send_signal(number)
+            assert process.stdout.read() is not None, "it ends where the fork has ended"
+            assert process.wait(60) == code
+
+
+def test_a_command_file_starts_an_interpreter_for_a_variable_that_counts_at_import(
+    tmp_path: Path, command: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.stderr.write('cold')")
+    for environ, cold in (({}, False), ({"PYTHONPATH": str(tmp_path)}, True)):
+        done = subprocess.run(
+            [command, "--version"], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0
+        assert ("cold" in done.stderr) is cold
