@@ -19,8 +19,8 @@ from gantrymq.plugins import DEFAULT_PLUGINS, OPTIONAL_PLUGINS
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `python docs/generate.py`; a test keeps it equal to the code. -->\n"
 INTRODUCTION = """\
-`gantrymq COMMAND --help` prints the same. The exit code is 0 when the command succeeds, 1 when it fails, 2 for wrong
-usage or configuration, and 130 after Ctrl-C. Data goes to stdout, logs and errors to stderr.
+`gantrymq COMMAND --help` prints the same. [Conventions](conventions.md) has what all commands share: exit codes,
+errors, durations, topics, and JSON.
 `GANTRYMQ_TRACEBACK=1` adds the traceback to an error. `GANTRYMQ_NAMESERVER` replaces the default of `--nameserver`; so
 does the current context, which replaces the following variables too (`gantrymq context`).
 Commands that talk to a cluster sign their requests with `GANTRYMQ_ACCESS_KEY` and `GANTRYMQ_SECRET_KEY` (and

@@ -14,6 +14,7 @@ import rich_click as click
 
 from gantrymq.cli.connecting import connect_settings, use_everywhere
 from gantrymq.cli.failures import CommandFailed, warn
+from gantrymq.cli.options import json_option, print_result
 from gantrymq.cli.plugin_activity import check_broker
 from gantrymq.cli.tables import print_rows
 
@@ -65,7 +66,8 @@ def _brokers_option(function: F) -> F:
 
 @acl.command()
 @click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False), default="conf/plain_acl.yml")
-def check(path: str) -> None:
+@json_option()
+def check(path: str, as_json: bool) -> None:
     """Check a file of accounts as a broker would read it, and warn about what is probably not meant.
 
     The exit code is 1 if a broker would refuse the file. No secret key is shown.
@@ -79,7 +81,9 @@ def check(path: str) -> None:
     for text in texts:
         warn(text)
     admins = sum(account.admin for account in accounts.by_key.values())
-    click.echo(f"{path}: {len(accounts.by_key)} accounts, {admins} of them admin, {len(texts)} warnings")
+    text = f"{path}: {len(accounts.by_key)} accounts, {admins} of them admin, {len(texts)} warnings"
+    fields = {"file": path, "accounts": len(accounts.by_key), "admins": admins, "warnings": texts}
+    print_result(text, fields, as_json)
 
 
 @acl.command()
@@ -97,8 +101,9 @@ def check(path: str) -> None:
 )
 @click.option("--cluster", default="DefaultCluster", show_default=True, help="With --users: the broker's cluster.")
 @_one_broker
+@json_option()
 def explain(access_key: str, request: str, topic: str, group: str, address: str, path: str | None,
-            users: str | None, cluster: str, broker: str | None) -> None:  # fmt: skip
+            users: str | None, cluster: str, broker: str | None, as_json: bool) -> None:  # fmt: skip
     """Say whether a broker serves a request of ACCESS_KEY, and why.
 
     ACCESS_KEY is that of an account, or the name of a user of RocketMQ 5, for whom --users names the file.
@@ -118,12 +123,12 @@ def explain(access_key: str, request: str, topic: str, group: str, address: str,
         raise click.UsageError(f"{code.name} needs {' and '.join(missing)}")
     if users is not None:
         decision = _explain_user(users, access_key, code, cluster=cluster, address=address, **given)
-        _print_decision(decision, access_key, code)
+        _print_decision(decision, access_key, code, as_json)
         return
     accounts = _read(path) if path is not None else _accounts_of(_ask(broker or "", _config_of))
     found = explained(accounts, access_key, code, topic=topic, group=group, address=address)
     account = accounts.by_key.get(access_key) if path is not None else None
-    _print_decision(found, access_key, code, None if account is None else account.secret)
+    _print_decision(found, access_key, code, as_json, None if account is None else account.secret)
 
 
 @acl.group()
@@ -312,17 +317,19 @@ def _explain_user(path: str, name: str, code: int, **given: str) -> Explanation:
         raise CommandFailed(f"{path}: {error}") from None
 
 
-def _print_decision(found: Explanation, access_key: str, code: RequestCode, secret: bytes | None = None) -> None:
+def _print_decision(
+    found: Explanation, access_key: str, code: RequestCode, as_json: bool, secret: bytes | None = None
+) -> None:
     """Print the reasons; :class:`CommandFailed` for a refusal. ``secret``: that of the account, if it is known."""
     reasons, allowed = list(found.reasons), found.allowed
     if secret is not None and not _is_same_secret(secret, access_key):
         reasons.append("the secret key in GANTRYMQ_SECRET_KEY is not that of the account: the signature would be wrong")
         allowed = False
-    for reason in reasons:
-        click.echo(reason)
+    text = "\n".join([*reasons, *(["allowed"] if allowed else [])])
+    fields = {"access_key": access_key, "request": code.name, "allowed": allowed, "reasons": reasons}
+    print_result(text, fields, as_json)
     if not allowed:
         raise CommandFailed(f"refused: {code.name} of {access_key}")
-    click.echo("allowed")
 
 
 def _is_same_secret(expected: bytes, access_key: str) -> bool:

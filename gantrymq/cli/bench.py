@@ -10,6 +10,7 @@ import attrs
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.options import duration_option, topic_parameter
 
 if TYPE_CHECKING:
     from gantrymq.bench.plan import Load, Plan
@@ -56,9 +57,8 @@ class Options:
 
 def _options(connections: int, in_flight: int, batch: int) -> Callable[[F], F]:
     count = click.IntRange(min=1)
-    positive = click.FloatRange(min=0, min_open=True)
     options = (
-        click.option("--topic", default="gantrymq-bench", show_default=True, metavar="TOPIC"),
+        topic_parameter(default="gantrymq-bench"),
         nameserver_option,
         click.option(
             "--queues", type=click.IntRange(1, 1024), help="Set the number of the topic's queues on each broker."
@@ -78,19 +78,10 @@ def _options(connections: int, in_flight: int, batch: int) -> Callable[[F], F]:
             "--batch", type=click.IntRange(1, 1024), default=batch, show_default=True, help="Messages in each request."
         ),
         click.option("--count", type=count, default=None, help="Measure this many messages instead of a time."),
-        click.option("--seconds", type=positive, default=5.0, show_default=True, help="Seconds to measure."),
-        click.option(
-            "--warm-up",
-            type=click.FloatRange(min=0),
-            help="Seconds before the measurement; default 1, with --count 0.",
-            metavar="S",
-        ),
-        click.option(
-            "--timeout",
-            type=positive,
-            default=10.0,
-            show_default=True,
-            help="Seconds without a response after which the run ends.",
+        duration_option("--seconds", 5.0, "How long to measure.", least=0, least_excluded=True),
+        duration_option("--warm-up", None, "The time before the measurement; default 1s, and 0 with --count.", least=0),
+        duration_option(
+            "--timeout", 10.0, "The time without a response after which the run ends.", least=0, least_excluded=True
         ),
         click.option("--processes", type=count, help="Processes of the load generator; default half of the cores."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),

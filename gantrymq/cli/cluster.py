@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.connecting import nameserver_option, seconds_option, with_client
+from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.options import duration_option, json_option, print_result
 from gantrymq.cli.tables import print_rows
 from gantrymq.cli.watch import watch
 from gantrymq.failover.brokers import ANSWER_S, COLUMNS, UNREACHABLE, ask_broker, broker_rows
@@ -64,14 +65,16 @@ def with_missing_masters(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     "--id", "number", type=click.IntRange(min=1), help="The slave's id; default the one with the longest log."
 )
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
-@seconds_option(
+@duration_option(
     "--answer-timeout", ANSWER_S, "How long each broker may take to respond. A hung broker costs this once."
 )
-@seconds_option("--timeout", PROMOTED_S, "How long the slave may take to be back as the master.")
+@duration_option("--timeout", PROMOTED_S, "How long the slave may take to be back as the master.")
+@json_option()
 @nameserver_option
 def promote(
-    name: str, number: int | None, accept_loss: bool, answer_timeout: float, timeout: float, nameserver: str
-) -> None:
+    name: str, number: int | None, accept_loss: bool, answer_timeout: float, timeout: float, as_json: bool,
+    nameserver: str,
+) -> None:  # fmt: skip
     """Promote a slave of the broker NAME to master after its master failed.
 
     The slave restarts as a master within its process and continues its log. The command refuses while the master
@@ -100,7 +103,7 @@ def promote(
         return promoted.address
 
     address = with_client(nameserver, work)
-    click.echo(f"{name}: {address} is the master")
+    print_result(f"{name}: {address} is the master", {"broker": name, "master": address}, as_json)
 
 
 def _report(text: str) -> None:

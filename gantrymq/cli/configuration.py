@@ -8,18 +8,22 @@ from typing import Any
 import rich_click as click
 
 from gantrymq.cli.loading import ConfigFlags, config_options, load
+from gantrymq.cli.options import json_option, print_result
 
 
 @click.command("check-config")
+@json_option("Print the counts as a JSON object.")
 @config_options
-def check_config(**flags: Any) -> None:
+def check_config(as_json: bool, **flags: Any) -> None:
     """Check a configuration without starting anything.
 
     The command reports all unknown sections and keys, wrong types and values out of range at once, with exit code 2.
     """
     loaded = load(ConfigFlags(**flags))
     given = sum(row.origin != "default" for row in loaded.config.explain())
-    click.echo(f"ok: {len(loaded.manager.plugins)} plugins, {given} values set, the others are defaults")
+    plugins = len(loaded.manager.plugins)
+    text = f"ok: {plugins} plugins, {given} values set, the others are defaults"
+    print_result(text, {"plugins": plugins, "values_set": given}, as_json)
 
 
 @click.command("print-config")

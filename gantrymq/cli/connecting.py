@@ -1,4 +1,4 @@
-"""Shared parts of the commands that connect to a cluster: options for nameservers and times, and a client in a loop."""
+"""Shared parts of the commands that connect to a cluster: options for nameservers, and a client in a loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-SHORTEST_S: Final = 0.1
 
 
 def nameserver_option(function: F) -> F:
@@ -42,12 +41,6 @@ def nameserver_option(function: F) -> F:
         help="Nameservers, keys and TLS settings that `gantrymq context add` has kept under this name.",
     )
     return nameserver(context(function))
-
-
-def seconds_option(name: str, default: float, text: str, *, least: float = SHORTEST_S) -> Callable[[F], F]:
-    """An option of seconds; ``least`` is its lowest value."""
-    allowed = click.FloatRange(min=least)
-    return click.option(name, type=allowed, default=default, show_default=True, metavar="SECONDS", help=text)
 
 
 def check_nameserver(nameserver: str) -> None:

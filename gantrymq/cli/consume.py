@@ -12,6 +12,7 @@ import attrs
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.options import duration_option, topic_parameter
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -38,7 +39,7 @@ class Wanted:
 
 
 @click.command()
-@click.option("--topic", required=True, metavar="TOPIC")
+@topic_parameter()
 @click.option("--group", required=True, metavar="GROUP", help="The consumer group; its members share the queues.")
 @nameserver_option
 @click.option("--tags", default="*", metavar="EXPRESSION", help='Only these tags, such as "a || b".')
@@ -51,12 +52,7 @@ class Wanted:
     help="Where a new group starts.",
 )
 @click.option("--max", "limit", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="End when no message arrived for this time.",
-)
+@duration_option("--timeout", None, "End when no message arrived for this time.", least=0, least_excluded=True)
 @click.option("--wait", is_flag=True, help="Wait for a topic that no broker has yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with properties and offsets.")
 def consume(
@@ -128,25 +124,25 @@ async def _find_topic(client: Client, topic: str) -> None:
 
 
 def render(message: DeliveredRecord, as_json: bool) -> bytes:
-    """The line to print, without its newline. A body that is not UTF-8 is printed as ``bodyBase64``."""
+    """The line to print, without its newline. A body that is not UTF-8 is printed as ``body_base64``."""
     if not as_json:
         return message.body
     fields: dict[str, object] = {
         "topic": message.topic,
         "broker": message.broker_name,
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
-        "msgId": message.message_id,
+        "queue": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "message_id": message.message_id,
         "tags": message.tags,
         "keys": list(message.keys),
-        "bornTimestamp": message.born_timestamp,
-        "storeTimestamp": message.store_timestamp,
+        "born_ms": message.born_timestamp,
+        "stored_ms": message.store_timestamp,
         "properties": message.properties,
     }
     try:
         fields["body"] = message.body.decode("utf-8")
     except UnicodeDecodeError:
-        fields["bodyBase64"] = base64.b64encode(message.body).decode("ascii")
+        fields["body_base64"] = base64.b64encode(message.body).decode("ascii")
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 

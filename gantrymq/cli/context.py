@@ -62,18 +62,21 @@ def use(name: str | None, none: bool) -> None:
 
 
 @context.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per context.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per context.")
 def list_contexts(as_json: bool) -> None:
     """List the contexts; a star marks the current one."""
+    rows = []
     current = os.environ.get(contexts.VARIABLE) or contexts.current_name()
     for name in contexts.names():
         found = contexts.load(name)
         if as_json:
-            click.echo(json.dumps({"name": name, "current": name == current, **attrs.asdict(found)}))
+            rows.append({"name": name, "current": name == current, **attrs.asdict(found)})
         else:
             notes = [found.nameserver, *([f"as {found.access_key}"] if found.access_key else ())]
             notes += ["TLS"] if found.tls else []
             click.echo(f"{'*' if name == current else ' '} {name}  {'  '.join(notes)}")
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
 
 
 @context.command()

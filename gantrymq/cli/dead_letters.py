@@ -8,6 +8,7 @@ import attrs
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.options import json_option, print_result
 from gantrymq.cli.tables import print_rows
 
 if TYPE_CHECKING:
@@ -59,8 +60,11 @@ def peek(group: str, limit: int, as_json: bool, nameserver: str) -> None:
 @click.option("--max", "limit", type=click.IntRange(min=1), metavar="N", help="Replay at most N messages.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N messages per second.")
 @click.option("--again", is_flag=True, help="Begin with the oldest dead letter, also if it was replayed before.")
+@json_option()
 @nameserver_option
-def replay(group: str, to: str | None, limit: int | None, rate: float | None, again: bool, nameserver: str) -> None:
+def replay(
+    group: str, to: str | None, limit: int | None, rate: float | None, again: bool, as_json: bool, nameserver: str
+) -> None:
     """Send the dead letters of a group again.
 
     By default they go to the group's retry topic: only this group gets them, with all of its attempts. The command
@@ -75,4 +79,5 @@ def replay(group: str, to: str | None, limit: int | None, rate: float | None, ag
                 client, group, to=to, limit=limit, rate=rate, again=again, sent=lambda _: meter.advance(1)
             )
 
-    click.echo(f"replayed {with_client(nameserver, work)} messages")
+    count = with_client(nameserver, work)
+    print_result(f"replayed {count} messages", {"group": group, "to": to, "messages": count}, as_json)

@@ -9,6 +9,7 @@ import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.options import topic_parameter
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -20,11 +21,11 @@ def delayed() -> None:
 
 
 @delayed.command("list")
-@click.option("--topic", metavar="TOPIC", help="Show only messages for this topic.")
+@topic_parameter("Show only messages for this topic.", required=False)
 @click.option(
     "--max", "limit", type=click.IntRange(min=1), default=100, show_default=True, help="The most messages to show."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per message.")
 @nameserver_option
 def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) -> None:
     """List the waiting messages with their handles for `recall`, the next one first.
@@ -41,39 +42,45 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
     found = with_client(nameserver, work)
     shown = found[:limit]
     if as_json:
-        for one in shown:
-            fields = {
-                "dueTimestamp": one.due,
+        rows = [
+            {
+                "due_ms": one.due,
                 "topic": one.topic,
                 "broker": one.broker,
-                "queueId": one.queue_id,
-                "msgId": one.message_id,
-                "recallHandle": one.handle,
-                "bodyBytes": one.body_bytes,
+                "queue": one.queue_id,
+                "message_id": one.message_id,
+                "recall_handle": one.handle,
+                "body_bytes": one.body_bytes,
             }
-            click.echo(json.dumps(fields, ensure_ascii=False))
+            for one in shown
+        ]
+        click.echo(json.dumps(rows, indent=2))
         return
     from gantrymq.cli.tables import print_table
 
-    rows = [(_clock(one.due), one.topic, one.broker, one.queue_id, one.message_id, one.handle) for one in shown]
-    print_table(("due", "topic", "broker", "queue", "id", "handle"), rows)
+    cells = [(_clock(one.due), one.topic, one.broker, one.queue_id, one.message_id, one.handle) for one in shown]
+    print_table(("due", "topic", "broker", "queue", "id", "handle"), cells)
     if len(found) > limit:
         click.echo(f"{len(found) - limit} more wait: --max shows them", err=True)
 
 
 @delayed.command()
-@click.argument("topic")
-@click.argument("handle")
+@click.argument("place", nargs=-1, metavar="[TOPIC] HANDLE")
+@click.option("--topic", metavar="TOPIC", help="The topic, if it is not given by position.")
 @click.option(
     "--group", default="gantrymq-cli", show_default=True, metavar="GROUP", help="The producer group of the request."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object with the id of the message.")
 @nameserver_option
-def recall(topic: str, handle: str, group: str, as_json: bool, nameserver: str) -> None:
+def recall(place: tuple[str, ...], topic: str | None, group: str, as_json: bool, nameserver: str) -> None:
     """Recall the message with this HANDLE, which the response to its send had and `list` shows.
 
     The broker records the recall; it does not report whether the message was still waiting.
     """
+
+    if len(place) != (2 if topic is None else 1):
+        raise click.UsageError("give a topic (by position or with --topic) and a handle")
+    name, handle = topic if topic is not None else place[0], place[-1]
 
     from gantrymq.operations.delayed import NotRecalled, recall_message
     from gantrymq.remoting.recall_handles import decode_handle
@@ -84,13 +91,13 @@ def recall(topic: str, handle: str, group: str, as_json: bool, nameserver: str) 
         raise click.UsageError(str(error)) from None
 
     async def work(client: Client) -> str:
-        return await recall_message(client, topic, handle, group)
+        return await recall_message(client, name, handle, group)
 
     try:
         message_id = with_client(nameserver, work)
     except NotRecalled as error:
         raise CommandFailed(str(error)) from None
-    click.echo(json.dumps({"msgId": message_id}) if as_json else f"recalled {message_id}")
+    click.echo(json.dumps({"message_id": message_id}) if as_json else f"recalled {message_id}")
 
 
 def _clock(milliseconds: int) -> str:

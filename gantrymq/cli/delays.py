@@ -7,7 +7,6 @@ from datetime import datetime
 import attrs
 import rich_click as click
 
-from gantrymq.kernel.config.fields import DURATION_ALLOWED, parse_duration
 from gantrymq.remoting.properties import TIMER_DELAY_MS, TIMER_DELIVER_MS
 
 _ZONES = "such as Z or +01:00"
@@ -26,29 +25,19 @@ class Delay:
         return not self.level and not self.properties
 
 
-def read_delay(after: str | None, level: int | None, at: str | None) -> Delay:
+def read_delay(after: float | None, level: int | None, at: str | None) -> Delay:
     """The delay from the options ``--delay``, ``--delay-level`` and ``--deliver-at``, of which at most one may be
     given.
 
-    :class:`click.UsageError` for more than one, for an invalid duration, and for a time without a zone.
+    ``after``: seconds. :class:`click.UsageError` for more than one, and for a time without a zone.
     """
     if [after, level, at].count(None) < 2:
         raise click.UsageError("give one of --delay, --delay-level and --deliver-at")
     if after is not None:
-        return Delay(properties={TIMER_DELAY_MS: str(_milliseconds(after))})
+        return Delay(properties={TIMER_DELAY_MS: str(max(round(after * 1000), 1))})
     if at is not None:
         return Delay(properties={TIMER_DELIVER_MS: str(read_moment(at, "--deliver-at"))})
     return Delay(level or 0)
-
-
-def _milliseconds(text: str) -> int:
-    try:
-        value = round(parse_duration(text) * 1000)
-    except ValueError:
-        value = 0
-    if value <= 0:
-        raise click.UsageError(f"--delay {text!r}: {DURATION_ALLOWED}, and more than nothing")
-    return value
 
 
 def read_moment(text: str, option: str) -> int:

@@ -54,11 +54,23 @@ def guarded(command: Callable[[], object]) -> int:
         # rich-click raises this if a group is called without a command
         return stopped.code if isinstance(stopped.code, int) else FAILED
     except click.ClickException as error:
-        error.show()
+        show_usage(error)
         return error.exit_code
     except BaseException as error:
         return report(error)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def show_usage(error: click.ClickException) -> None:
+    """Report wrong usage on stderr; a group without a command prints its help instead."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    message = error.format_message().rstrip(".")
+    message = message[:1].lower() + message[1:] if message[1:2].islower() else message
+    context = getattr(error, "ctx", None)
+    more = f"; see {context.command_path} --help" if context is not None else ""
+    click.echo(f"gantrymq: {message}{more}", err=True)
 
 
 def report(error: BaseException) -> int:

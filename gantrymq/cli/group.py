@@ -16,7 +16,7 @@ COMMANDS = {
     "serve": "gantrymq.cli.serve:serve",
     "broker": "gantrymq.cli.serve:broker",
     "nameserver": "gantrymq.cli.serve:nameserver",
-    "topic": "gantrymq.cli.topics:topic",
+    "topic": "gantrymq.cli.topics:topic_commands",
     "produce": "gantrymq.cli.produce:produce",
     "consume": "gantrymq.cli.consume:consume",
     "worker": "gantrymq.cli.worker:worker",

@@ -8,6 +8,7 @@ import attrs
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.options import topic_parameter
 from gantrymq.cli.tables import print_rows
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def message() -> None:
 
 @message.command("why")
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", required=True, metavar="TOPIC")
+@topic_parameter()
 @click.option("--group", required=True, metavar="GROUP", help="The consumer group that did not get it.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per reason.")
 @nameserver_option

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.connecting import seconds_option
 from gantrymq.cli.loading import ConfigFlags, Loaded, config_options, load
+from gantrymq.cli.options import duration_option
 from gantrymq.cli.plugin_activity import ask_broker, check_broker, live_lines
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def show_plugin(name: str, broker: str | None, as_json: bool, **flags: Any) -> N
     metavar="HOST:PORT",
     help="The running broker.",
 )
-@seconds_option("--seconds", 10.0, "How long to trace.")
-@seconds_option("--interval", 2.0, "How long each table is about, a minute at most.")
+@duration_option("--seconds", 10.0, "How long to trace.")
+@duration_option("--interval", 2.0, "How long each table is about, a minute at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per interval, one a line.")
 def trace_plugins(broker: str, seconds: float, interval: float, as_json: bool) -> None:
     """Show what each plugin's hooks cost in a running broker, while this command runs.

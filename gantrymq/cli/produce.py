@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.options import Duration, json_option, print_result, topic_parameter
 
 if TYPE_CHECKING:
     from gantrymq.cli.lines import Sending
@@ -18,14 +19,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--topic", required=True, metavar="TOPIC", help="The topic; created on first use unless the broker forbids it."
-)
+@topic_parameter("The topic, created on first use unless the broker forbids it.")
 @nameserver_option
 @click.option("--file", "path", metavar="FILE", help="Read lines from this file instead of stdin.")
 @click.option("--tag", metavar="TAG", help="The tag of every message.")
 @click.option("--key", metavar="KEY", help="The key of every message; {n} is replaced by the line number.")
-@click.option("--delay", "after", metavar="DURATION", help="Deliver each message after this time, such as 30s.")
+@click.option(
+    "--delay",
+    "after",
+    type=Duration(0, least_excluded=True),
+    metavar="DURATION",
+    help="Deliver each message after this time, such as 30s.",
+)
 @click.option(
     "--delay-level",
     "level",
@@ -36,15 +41,17 @@ if TYPE_CHECKING:
 @click.option(
     "--deliver-at", "at", metavar="TIME", help="Deliver all messages at this time, such as 2026-11-21T20:00:00Z."
 )
+@json_option()
 def produce(
     topic: str,
     nameserver: str,
     path: str | None,
     tag: str | None,
     key: str | None,
-    after: str | None,
+    after: float | None,
     level: int | None,
     at: str | None,
+    as_json: bool,
 ) -> None:
     """Send each line of a file, or of stdin, as a message. Empty lines are skipped.
 
@@ -72,8 +79,10 @@ def produce(
 
     with Path(path).open("rb") if path is not None else nullcontext(sys.stdin) as source:
         result = with_client(nameserver, work)
-    click.echo(
+    text = (
         f"sent {result.sent} messages, {result.bytes} bytes in {result.seconds:.2f} s ({result.rate:.0f} messages/s)"
         + (f", skipped {result.skipped} empty lines" if result.skipped else "")
         + (f", {result.late} stored but not flushed in time" if result.late else "")
     )
+    fields = {name: getattr(result, name) for name in ("sent", "bytes", "seconds", "skipped", "late")}
+    print_result(text, {"topic": topic, **fields}, as_json)

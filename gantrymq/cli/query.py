@@ -9,6 +9,8 @@ import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.consume import render
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.options import topic_parameter
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--topic", required=True, metavar="TOPIC")
+@topic_parameter()
 @click.option("--key", metavar="KEY", help="One of the message's keys.")
 @click.option("--id", "message_id", metavar="ID", help="The message id of the producer or of the broker.")
 @click.option("--offset", type=click.IntRange(min=0), metavar="N", help="The queue offset; needs --queue.")
@@ -63,7 +65,7 @@ def query(
     for message in found:
         sys.stdout.buffer.write(render(message, as_json) + b"\n")
     if not found:
-        raise click.ClickException(f"no such message in topic {topic}")
+        raise CommandFailed(f"no such message in topic {topic}")
 
 
 async def _at(client: Client, topic: str, number: int, broker: str | None, offset: int) -> list[DeliveredRecord]:

@@ -9,6 +9,7 @@ import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.options import json_option, print_result, topic_parameter
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -17,19 +18,22 @@ if TYPE_CHECKING:
 PERMISSIONS = {4: "read", 2: "write"}
 
 
-@click.group()
-def topic() -> None:
-    """Create, list and describe topics."""
+@click.group("topic")
+def topic_commands() -> None:
+    """Create, list, describe, read and delete topics."""
 
 
-@topic.command()
-@click.argument("name")
+@topic_commands.command()
+@topic_parameter()
 @click.option("--queues", type=click.IntRange(1, 1024), default=8, show_default=True, help="Queues on each broker.")
 @click.option("--cluster", metavar="CLUSTER", help="Use only the brokers of this cluster.")
 @click.option("--update", is_flag=True, help="Change the number of queues of a topic that exists.")
 @click.option("--force", is_flag=True, help="Remove queues even if they have messages.")
+@json_option()
 @nameserver_option
-def create(name: str, queues: int, cluster: str | None, update: bool, force: bool, nameserver: str) -> None:
+def create(
+    topic: str, queues: int, cluster: str | None, update: bool, force: bool, as_json: bool, nameserver: str
+) -> None:
     """Create a topic on every master broker, or change its number of queues.
 
     A topic that exists changes only with --update. Consumers do not read messages in queues that were removed; the
@@ -38,34 +42,36 @@ def create(name: str, queues: int, cluster: str | None, update: bool, force: boo
     """
 
     async def work(client: Client) -> list[str]:
-        await _check_existing(client, name, queues, cluster, update=update, force=force)
-        return await client.admin.create_topic(name, queues, cluster=cluster)
+        await _check_existing(client, topic, queues, cluster, update=update, force=force)
+        return await client.admin.create_topic(topic, queues, cluster=cluster)
 
     brokers = with_client(nameserver, work)
-    click.echo(f"topic {name} has {queues} queues on each of: {', '.join(brokers)}")
+    text = f"topic {topic} has {queues} queues on each of: {', '.join(brokers)}"
+    print_result(text, {"topic": topic, "queues": queues, "brokers": list(brokers)}, as_json)
 
 
-@topic.command()
-@click.argument("name")
+@topic_commands.command()
+@topic_parameter()
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option()
 @nameserver_option
-def delete(name: str, yes: bool, nameserver: str) -> None:
+def delete(topic: str, yes: bool, as_json: bool, nameserver: str) -> None:
     """Delete a topic with its messages on every master, and from the nameservers."""
     from gantrymq.operations.topics import delete_topic
 
     async def count(client: Client) -> int:
-        queues = await client.admin.queues(name)
+        queues = await client.admin.queues(topic)
         return sum([await client.admin.max_offset(queue) - await client.admin.min_offset(queue) for queue in queues])
 
     messages = with_client(nameserver, count)
     if not yes:
-        click.confirm(f"delete topic {name} with {messages} messages?", abort=True, err=True)
-    with_client(nameserver, lambda client: delete_topic(client, name))
-    click.echo(f"topic {name} is deleted, with {messages} messages")
+        click.confirm(f"delete topic {topic} with {messages} messages?", abort=True, err=True)
+    with_client(nameserver, lambda client: delete_topic(client, topic))
+    print_result(f"topic {topic} is deleted, with {messages} messages", {"topic": topic, "messages": messages}, as_json)
 
 
-@topic.command()
-@click.argument("name")
+@topic_commands.command()
+@topic_parameter()
 @click.option("--from", "start", default="first", show_default=True, metavar="first|last|TIME")
 @click.option("--queue", type=click.IntRange(min=0), metavar="N", help="Only the queues with this id.")
 @click.option("--max", "limit", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
@@ -73,7 +79,7 @@ def delete(name: str, yes: bool, nameserver: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with properties and offsets.")
 @nameserver_option
 def peek(
-    name: str, start: str, queue: int | None, limit: int | None, follow: bool, as_json: bool, nameserver: str
+    topic: str, start: str, queue: int | None, limit: int | None, follow: bool, as_json: bool, nameserver: str
 ) -> None:
     """Print the messages of a topic, one per line, without a consumer group: nothing is committed.
 
@@ -85,13 +91,13 @@ def peek(
     begin: Start = "first" if start == "first" else "last" if start == "last" else read_moment(start, "--from")
 
     async def work(client: Client) -> int:
-        await client.admin.route(name)
+        await client.admin.route(topic)
         until: Literal["end"] | None = None if follow else "end"
-        async with client.reader(name, start=begin, until=until) as reader:
+        async with client.reader(topic, start=begin, until=until) as reader:
             if queue is not None:
-                chosen = [each for each in await client.admin.queues(name) if each.queue_id == queue]
+                chosen = [each for each in await client.admin.queues(topic) if each.queue_id == queue]
                 if not chosen:
-                    raise CommandFailed(f"topic {name} has no queue {queue}")
+                    raise CommandFailed(f"topic {topic} has no queue {queue}")
                 await reader.assign(chosen)
             return await print_all(reader, limit, as_json)
 
@@ -130,7 +136,7 @@ async def _check_existing(
         )
 
 
-@topic.command("list")
+@topic_commands.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of names.")
 @nameserver_option
 def list_topics(as_json: bool, nameserver: str) -> None:
@@ -143,21 +149,21 @@ def list_topics(as_json: bool, nameserver: str) -> None:
     click.echo(json.dumps(names, indent=2) if as_json else "\n".join(names))
 
 
-@topic.command()
-@click.argument("name")
+@topic_commands.command()
+@topic_parameter()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per queue.")
 @nameserver_option
-def describe(name: str, as_json: bool, nameserver: str) -> None:
+def describe(topic: str, as_json: bool, nameserver: str) -> None:
     """Show the queues of a topic with their brokers and numbers of messages.
 
     Offsets count the messages of one queue: `min` is the oldest message that still exists, `max` the next one.
     """
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        route = await client.admin.route(name)
+        route = await client.admin.route(topic)
         perms = {data.broker_name: permission(data.perm) for data in route.queue_datas}
         rows = []
-        for queue in await client.admin.queues(name):
+        for queue in await client.admin.queues(topic):
             low, high = await client.admin.min_offset(queue), await client.admin.max_offset(queue)
             place = {"broker": queue.broker_name, "queue": queue.queue_id, "perm": perms.get(queue.broker_name, "")}
             rows.append(place | {"min": low, "max": high, "messages": high - low})

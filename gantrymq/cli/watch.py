@@ -16,11 +16,11 @@ from gantrymq.cli.connecting import (
     check_nameserver,
     connect_settings,
     nameserver_option,
-    seconds_option,
     use_everywhere,
 )
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.logs import configure_logs, log_level_option
+from gantrymq.cli.options import duration_option
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -55,13 +55,13 @@ LEASE_LEAST_S: Final = 2.0
 @click.option(
     "--prefix", default="/gantrymq/failover", show_default=True, metavar="KEY", help="Prefix of the keys in etcd."
 )
-@seconds_option("--interval", 0.5, "Time between two checks of the brokers.")
-@seconds_option(
+@duration_option("--interval", 0.5, "Time between two checks of the brokers.")
+@duration_option(
     "--answer-timeout", 1.0, "Response timeout of each broker; for slaves of a lost master up to 4 times as long."
 )
-@seconds_option("--master-timeout", 2.0, "A master that does not respond for this time is lost.")
-@seconds_option("--lease", 5.0, "How long the lock of a lost watcher remains held.", least=LEASE_LEAST_S)
-@seconds_option(
+@duration_option("--master-timeout", 2.0, "A master that does not respond for this time is lost.")
+@duration_option("--lease", 5.0, "How long the lock of a lost watcher remains held.", least=LEASE_LEAST_S)
+@duration_option(
     "--promoted-timeout",
     10.0,
     "How long a promoted slave may take to be back as the master; then another slave is promoted.",

@@ -203,9 +203,9 @@ class Exporter:
             "paused": state.paused,
             "pid": self.pid,
             "progress": None if progress is None else attrs.asdict(progress),
-            "nextStart": None if state.paused else self.next_start(),
+            "next_start": None if state.paused else self.next_start(),
             "failures": state.failures,
-            "lastSuccess": state.last_success or None,
-            "lastRun": attrs.asdict(state.last) if state.last.ended else None,
+            "last_success": state.last_success or None,
+            "last_run": attrs.asdict(state.last) if state.last.ended else None,
             "lag": self.lag(),
         }

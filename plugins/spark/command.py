@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import rich_click as click
 import trio
 
+from gantrymq.kernel.config.fields import parse_duration
 from gantrymq.kernel.env import environment
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
     from gantrymq.spark import ExportResult, ExportStatus
     from gantrymq.spark.job import Progress
+
+
+EVERY_LEAST_S: Final = 0.1
+"""The shortest time between two runs with ``--follow``."""
 
 
 class SparkNotHere(click.ClickException):
@@ -77,10 +82,10 @@ BROKER = click.option(
 @click.option("--follow", is_flag=True, help="Export again and again, until stopped.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0.1),
-    default=10.0,
+    default="10s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
+    callback=lambda context, parameter, text: _read_duration(text),
     help="With --follow: from the end of one run to the start of the next.",
 )
 @click.option("--skip-lost", is_flag=True, help="Export what is left when wanted messages are no longer there.")
@@ -154,6 +159,17 @@ def _export_once(
         spark=running,
         progress=progress,
     )
+
+
+def _read_duration(text: str) -> float:
+    """Seconds, from a duration with a unit or a number of seconds."""
+    try:
+        seconds = parse_duration(float(text) if text.replace(".", "", 1).isdigit() else text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}; a number without a unit is in seconds") from None
+    if seconds < EVERY_LEAST_S:
+        raise click.BadParameter(f"{text!r} is too short: at least {EVERY_LEAST_S:g}s is needed")
+    return seconds
 
 
 def _read_time(name: str, text: str) -> str:

@@ -38,12 +38,12 @@ def ask_exporter(broker: str, action: str, security: Mapping[str, str]) -> dict[
 
 def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
     """The status as text."""
-    due = "" if status["nextStart"] is None or status["pid"] else f", next run at {_time(status['nextStart'])}"
+    due = "" if status["next_start"] is None or status["pid"] else f", next run at {_time(status['next_start'])}"
     yield f"{status['broker']} exports to {status['to']} ({status['engine']}): {status['state']}{due}"
     progress = status["progress"]
     if progress is not None:
         yield f"running: {progress['topic']}, {progress['done']} of {progress['total']} tasks"
-    last = status["lastRun"]
+    last = status["last_run"]
     if last is not None:
         took = last["ended"] - last["started"]
         lost = f", {last['lost']:,} lost" if last["lost"] else ""

@@ -98,7 +98,7 @@ def test_contexts_are_listed_changed_and_removed(cli: Cli, home: Path, tmp_path:
         ["dev", "a:9876"],
         ["*", "prod", "b:9876;c:9876", "as", "me", "TLS"],
     ]
-    rows = [json.loads(line) for line in cli("context", "list", "--json").out.splitlines()]
+    rows = json.loads(cli("context", "list", "--json").out)
     assert [(row["name"], row["current"], row["tls"]) for row in rows] == [("dev", False, False), ("prod", True, True)]
     path = home / "contexts" / "prod.toml"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

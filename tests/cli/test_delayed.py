@@ -31,7 +31,8 @@ def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_waiting_messages_are_listed_until_they_are_recalled(cli: Cli, nameserver: str) -> None:
     def listed(*arguments: str) -> list[dict[str, Any]]:
         out = cli("delayed", "list", "--nameserver", nameserver, "--json", *arguments).out
-        return [json.loads(line) for line in out.splitlines()]
+        found: list[Any] = json.loads(out)
+        return found
 
     assert listed() == []
     now = time.time_ns() // 1_000_000
@@ -44,13 +45,13 @@ def test_waiting_messages_are_listed_until_they_are_recalled(cli: Cli, nameserve
         assert time.monotonic() < deadline
     assert [one["topic"] for one in found] == ["Bills", "Orders", "Orders"]
     orders = listed("--topic", "Orders")
-    assert [one["msgId"] for one in orders] == [soon.message_id, later.message_id]
-    assert orders[1]["dueTimestamp"] == now + 7_200_000
+    assert [one["message_id"] for one in orders] == [soon.message_id, later.message_id]
+    assert orders[1]["due_ms"] == now + 7_200_000
     assert len(listed("--max", "1")) == 1
 
-    done = cli("delayed", "recall", "Orders", orders[0]["recallHandle"], "--nameserver", nameserver, "--json")
-    assert json.loads(done.out) == {"msgId": soon.message_id}
-    assert [one["msgId"] for one in listed("--topic", "Orders")] == [later.message_id]
+    done = cli("delayed", "recall", "Orders", orders[0]["recall_handle"], "--nameserver", nameserver, "--json")
+    assert json.loads(done.out) == {"message_id": soon.message_id}
+    assert [one["message_id"] for one in listed("--topic", "Orders")] == [later.message_id]
     table = cli("delayed", "list", "--nameserver", nameserver).out
     assert later.message_id in table
     assert soon.message_id not in table

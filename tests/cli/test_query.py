@@ -61,7 +61,7 @@ def test_a_message_is_found_by_its_queue_offset(query: Cli, sent: list[SendResul
             "broker-a",
             [f"o-{number}", "all"],
         )
-        assert (fields["queueId"], fields["queueOffset"]) == (result.queue.queue_id, result.queue_offset)
+        assert (fields["queue"], fields["queue_offset"]) == (result.queue.queue_id, result.queue_offset)
 
 
 @pytest.mark.parametrize(

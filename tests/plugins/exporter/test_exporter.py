@@ -90,7 +90,7 @@ def test_each_run_adds_what_is_new_of_the_topics_that_match(place: Exporting) ->
     place.send("orders-1", 20)
     place.send("other", 3)
     status = place.run_now()
-    assert status["lastRun"]["error"] == ""
+    assert status["last_run"]["error"] == ""
     assert exported(place.to, "orders-1") == place.stored("orders-1")
     place.send("orders-1", 5)
     assert place.exporter.lag()["orders-1"] == 5
@@ -164,7 +164,7 @@ def test_a_failed_run_is_reported_and_tried_again(place: Exporting) -> None:
     place.to.write_text("no folder")
     status = place.run_now()
     assert (status["failures"], status["lag"]["orders-failing"]) == (1, 1)
-    assert "is a file, not a folder" in status["lastRun"]["error"]
+    assert "is a file, not a folder" in status["last_run"]["error"]
     assert place.exporter.next_start() < place.exporter.state.last.ended + 60
     place.to.unlink()
     hidden.rename(place.to)

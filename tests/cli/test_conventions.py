@@ -1,0 +1,158 @@
+"""Every command follows docs/reference/conventions.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import pytest
+
+from gantrymq.cli.group import cli as root
+from gantrymq.cli.options import Duration
+from gantrymq.sync import Client
+
+SERVERS = {"serve", "broker", "nameserver", "worker", "dashboard", "cluster watch"}
+WRITERS = {"completion", "definitions export", "plugins new"}
+CHANGES = {
+    "group delete",
+    "acl user set",
+    "acl user delete",
+    "acl grant",
+    "context add",
+    "context use",
+    "context remove",
+}
+FILTERS = {"group reset-offsets", "acl explain", "acl grant", "export"}
+TIMES = {"timeout", "answer_timeout", "interval", "lease", "seconds", "every", "warm_up", "after", "within"}
+NO_SERVER = "127.0.0.1:1"
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name="gantrymq")
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from leaves(below, (*path, name))
+        if not command.invoke_without_command:
+            return
+    yield " ".join(path), command
+
+
+COMMANDS = dict(leaves(root))
+
+
+def options(command: click.Command) -> dict[str, click.Parameter]:
+    return {name: each for each in command.params for name in each.opts}
+
+
+def test_every_command_that_prints_data_has_json() -> None:
+    lacking = {name for name, command in COMMANDS.items() if "--json" not in options(command)}
+    assert lacking == SERVERS | WRITERS | CHANGES
+
+
+def test_a_topic_can_be_given_by_position_and_as_an_option() -> None:
+    for name, command in COMMANDS.items():
+        positions = [
+            each.make_metavar(click.Context(command)) for each in command.params if each.param_type_name == "argument"
+        ]
+        takes_topic = any("TOPIC" in text.upper() for text in positions)
+        if name not in FILTERS:
+            assert ("--topic" in options(command)) == takes_topic, name
+
+
+def test_every_time_is_a_duration() -> None:
+    found = 0
+    for name, command in COMMANDS.items():
+        for each in command.params:
+            if each.name in TIMES or each.metavar in ("SECONDS", "DURATION"):
+                assert isinstance(each.type, Duration) or name == "export", (name, each.name)
+                assert each.metavar == "DURATION", (name, each.name)
+                found += 1
+            assert not (each.type.name.startswith("float") and each.name != "rate"), (name, each.name)
+    assert found > 20
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("3", 3.0), ("0.5", 0.5), ("500ms", 0.5), ("3s", 3.0), ("2m", 120.0)])
+def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "3 weeks", "-1s", "nan", "inf", "50ms"])
+def test_a_duration_that_is_unreadable_or_too_short_is_wrong_usage(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"duration|too short"):
+        Duration().convert(text, None, None)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_wrong_usage_is_one_line_with_the_prefix_and_code_2(cli: Callable[..., Any], name: str) -> None:
+    done = cli(*name.split(), "--no-such-option")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("gantrymq: no such option")
+    assert done.err.endswith(f"see gantrymq {name} --help\n")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "list"), ("topic", "describe", "T"), ("topic", "create", "T"), ("topic", "delete", "T", "--yes"),
+        ("topic", "peek", "--topic", "T"), ("group", "list"), ("group", "describe", "g"), ("dlq", "list"),
+        ("query", "T", "--key", "k"), ("delayed", "list"), ("cluster", "status"), ("consume", "T", "--group", "g"),
+        ("message", "why", "ID", "T", "--group", "g"), ("definitions", "export"),
+    ],
+)  # fmt: skip
+def test_a_cluster_that_cannot_be_reached_is_one_line_with_the_prefix_and_code_1(
+    cli: Callable[..., Any], arguments: tuple[str, ...]
+) -> None:
+    done = cli(*arguments, "--nameserver", NO_SERVER)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"gantrymq: {NO_SERVER}: no nameserver can be reached")
+
+
+@pytest.mark.parametrize("text", ["soon", "10ms", "-1"])
+def test_the_interval_of_an_export_is_a_duration(cli: Callable[..., Any], text: str) -> None:
+    done = cli("export", "--follow", "--every", text)
+    assert (done.code, done.err.startswith("gantrymq: invalid value for '--every'")) == (2, True), done.err
+
+
+def test_two_different_topics_and_none_are_wrong_usage(cli: Callable[..., Any]) -> None:
+    done = cli("topic", "describe", "A", "--topic", "B")
+    assert (done.code, done.err.startswith("gantrymq: two topics are given")) == (2, True)
+    done = cli("topic", "describe")
+    assert (done.code, done.err.startswith("gantrymq: a topic is missing")) == (2, True)
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for each in value:
+            yield from keys_of(each)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            if name != "properties":  # RocketMQ's
+                yield from keys_of(each)
+
+
+def test_json_is_one_document_with_snake_case_keys(
+    cli: Callable[..., Any], gantry_broker: Any, gantry_client: Client, gantry_topic: str
+) -> None:
+    topic, at = gantry_topic, ("--nameserver", gantry_broker.nameserver, "--json")
+    with gantry_client.producer() as producer:
+        for body in (b"one", b"two"):
+            producer.send(topic, body)
+    for arguments in (
+        ("topic", "list"), ("topic", "describe", topic), ("group", "list"), ("cluster", "status"),
+        ("dlq", "list"), ("delayed", "list"), ("topic", "create", topic, "--update", "--queues", "8"),
+        ("message", "why", "0" * 32, topic, "--group", "nobody"),
+    ):  # fmt: skip
+        done = cli(*arguments, *at)
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        assert isinstance(document, list | dict)
+        assert [key for key in keys_of(document) if key != key.lower() or "-" in key] == [], arguments
+    lines = cli("topic", "peek", topic, *at).out.splitlines()
+    assert sorted(json.loads(line)["body"] for line in lines) == ["one", "two"]
+    assert [key for line in lines for key in keys_of(json.loads(line)) if key != key.lower()] == []
