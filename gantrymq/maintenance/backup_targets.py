@@ -15,8 +15,8 @@ from gantrymq.kernel.errors import StartError
 class Target(Protocol):
     """Where the objects of backups are."""
 
-    def read(self, name: str) -> bytes:
-        """The object's bytes; :class:`OSError` (FileNotFoundError) without it."""
+    def read(self, name: str, most: int) -> bytes:
+        """The object's bytes, at most ``most + 1`` of them; :class:`OSError` (FileNotFoundError) without it."""
 
     def write(self, name: str, data: bytes) -> None:
         """Store an object; when it returns, the object is complete and durable."""
@@ -43,23 +43,28 @@ class FolderTarget:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
+    def read(self, name: str, most: int) -> bytes:
+        with (self._folder / name).open("rb") as file:
+            return file.read(most + 1)
 
     def write(self, name: str, data: bytes) -> None:
         path = self._folder / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder(path.parent)
         part = path.with_name(f".{path.name}.part")
-        with part.open("wb") as file:
+        # messages and accounts are in it: only this user may read it, also in a folder that others can read
+        part.unlink(missing_ok=True)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_folder(path.parent)
+
+    def _make_folder(self, folder: Path) -> None:
+        if not folder.is_dir():
+            self._make_folder(folder.parent)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _sync_folder(folder.parent)
 
     def names(self, folder: str) -> list[str]:
         place = self._folder / folder
@@ -67,6 +72,14 @@ class FolderTarget:
 
     def delete(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class ObjectTarget:
@@ -83,8 +96,11 @@ class ObjectTarget:
             raise StartError(f"{url}: {error}") from None
         self._files: Any = files
 
-    def read(self, name: str) -> bytes:
-        return bytes(self._files.cat_file(f"{self._root}/{name}"))
+    def read(self, name: str, most: int) -> bytes:
+        path = f"{self._root}/{name}"
+        # no range for a short object: storages refuse a range of an empty one
+        is_long = int(self._files.size(path) or 0) > most
+        return bytes(self._files.cat_file(path, end=most + 1) if is_long else self._files.cat_file(path))
 
     def write(self, name: str, data: bytes) -> None:
         self._files.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
@@ -23,7 +24,7 @@ from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
-from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE, Store, StoreConfig
 from gantrymq.maintenance.backup_targets import Target
 from gantrymq.maintenance.store_files import log_runs, read_state
 from gantrymq.maintenance.store_repair import queue_units
@@ -36,11 +37,13 @@ STATE_MAX_BYTES: Final = 256 * 1024 * 1024
 MANIFEST_MAX_BYTES: Final = 256 * 1024 * 1024
 _DERIVED: Final = frozenset(
     {"lock", "abort", "checkpoint", "gantrymq.watermark", "gantrymq.index", "gantrymq.reserve", "gantrymq.transaction",
-     "timerwheel"}
+     "timerwheel", RESTORING}
 )  # fmt: skip
 """Files that describe others, which a restore or the next start builds again. ``config/timercheck`` stays: with it and
 without the timer's log, the broker rebuilds the timer from its queue and delivers nothing twice."""
 _ROWS: Final = 4096
+_OBJECT: Final = re.compile(r"log/\d{20}-[0-9a-f]{16}|state/[0-9a-f]{64}")
+"""The names of objects; a manifest comes from outside and must not name files elsewhere."""
 
 
 class BadBackup(StartError):
@@ -112,6 +115,11 @@ def decode_manifest(data: bytes) -> Manifest:
         for piece in found.state:
             if not _is_state(piece.path):
                 raise ValueError(f"{piece.path!r} is no state file")
+        for piece in (*found.log, *found.state):
+            if not _OBJECT.fullmatch(piece.name):
+                raise ValueError(f"{piece.name!r} is no object of a backup")
+            if not 0 <= piece.size <= (OBJECT_BYTES if piece.offset >= 0 else STATE_MAX_BYTES):
+                raise ValueError(f"{piece.name} cannot have {piece.size} bytes")
         return found
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadBackup(f"not a backup that this version can read: {error}") from None
@@ -123,12 +131,15 @@ def list_backups(target: Target) -> list[str]:
 
 
 def read_backup(target: Target, name: str | None = None) -> Manifest:
-    """The manifest of a backup, by default the newest. :class:`BadBackup` if there is none."""
+    """The manifest of a backup, by default the newest. :class:`BadBackup` if there is none, or it is too large."""
     names = list_backups(target)
     if not names or (name is not None and name not in names):
         wanted = "no backup" if name is None else f"no backup {name}"
         raise BadBackup(f"there is {wanted} here; complete backups: {', '.join(names) or 'none'}")
-    return decode_manifest(target.read(f"backups/{name or names[-1]}.json"))
+    data = target.read(f"backups/{name or names[-1]}.json", MANIFEST_MAX_BYTES)
+    if len(data) > MANIFEST_MAX_BYTES:
+        raise BadBackup(f"the manifest has more than {MANIFEST_MAX_BYTES} bytes, so no broker's backup wrote it")
+    return decode_manifest(data)
 
 
 # ------------------------------------------------------------------------------------------------------------- backup
@@ -157,6 +168,7 @@ def back_up(
         run = _open_log(env, root, stack)
         start, end, newest = run.start, *_find_end(env, root, run)
         kept = _continued(run, before, start, end)
+        _check_present(target, kept)
         position = kept[-1].offset + kept[-1].size if kept else start
         copied, total = 0, end - position
         pieces = list(kept)
@@ -186,7 +198,7 @@ def back_up(
 
 def _store_state(env: Env, root: str, target: Target, before: Manifest | None) -> Iterator[tuple[Piece, int]]:
     """Each state file's object, and how many bytes were copied: none if the last backup has the same content."""
-    known = {piece.name for piece in before.state} if before is not None else set()
+    known = {f"state/{name}" for name in target.names("state")} if before is not None else set()
     for path in _state_files(env, root):
         try:
             data = env.read_bytes(f"{root}/{path}")
@@ -278,6 +290,17 @@ def _continued(run: Segments, before: Manifest | None, start: int, end: int) -> 
     return kept if kept and kept[0].offset == start else []
 
 
+def _check_present(target: Target, kept: list[Piece]) -> None:
+    """Refuse to build on a backup whose objects are gone: the new one could not be restored either."""
+    present = set(target.names("log")) if kept else set()
+    missing = [piece.name for piece in kept if piece.name.removeprefix("log/") not in present]
+    if missing:
+        raise StartError(
+            f"{len(missing)} objects of the last backup are missing, the first is {missing[0]}: copy the whole log"
+            " again (--full)"
+        )
+
+
 def _store_object(target: Target, folder: str, data: bytes, *, offset: int) -> Piece:
     digest = hashlib.sha256(data).hexdigest()
     name = f"{folder}/{offset:020d}-{digest[:16]}"
@@ -314,11 +337,18 @@ def restore(
     """Restore a backup, by default the newest, into the new or empty folder ``root``, and build its queues.
 
     The result is the store of a broker that stopped cleanly; GantryMQ and RocketMQ 4.9 open it. ``rules``: the rules
-    for tag codes by topic. :class:`BadBackup` if bytes are missing or changed; then the folder is no complete store.
+    for tag codes by topic. :class:`BadBackup` if bytes are missing or changed. After an error or a crash, brokers and
+    ``store check`` refuse the folder.
     """
     manifest = read_backup(target, name)
+    if env.exists(f"{root}/{RESTORING}"):
+        raise StartError(UNFINISHED_RESTORE.format(root=root))
     if env.exists(root) and (not env.is_dir(root) or env.listdir(root)):
         raise StartError(f"{root} is not empty: restore into a new folder (--data)")
+    env.mkdirs(root)
+    # from here to the last byte, neither a broker nor a check takes the folder for a whole store
+    env.open(f"{root}/{RESTORING}", create=True).close()
+    env.sync_dir(root)
     env.mkdirs(f"{root}/commitlog")
     total = manifest.end - manifest.start
     file: File | None = None
@@ -348,6 +378,9 @@ def restore(
         finally:
             files.close()
         env.open(f"{root}/abort", create=True).close()
+        env.sync_dir(root)
+    env.unlink(f"{root}/{RESTORING}")
+    env.sync_dir(root)
     _build_queues(env, root, manifest, rules or {})
     return manifest
 
@@ -360,7 +393,7 @@ def _finish(file: File | None) -> None:
 
 def _checked(target: Target, piece: Piece) -> bytes:
     try:
-        data = target.read(piece.name)
+        data = target.read(piece.name, piece.size)
     except FileNotFoundError:
         raise BadBackup(f"the object {piece.name} is missing") from None
     if len(data) != piece.size or hashlib.sha256(data).hexdigest() != piece.sha256:

@@ -19,6 +19,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import Segment, Segments
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks, decode_checkpoint, decode_marks, decode_start
+from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE
 
 _NAME = re.compile(r"[0-9]{20}")
 _QUEUE_ID = re.compile(r"[0-9]{1,10}")
@@ -60,9 +61,11 @@ class StoreState:
 
 
 def read_state(env: Env, root: str) -> StoreState:
-    """The store's state. :class:`StartError` if ``root`` is not a store."""
+    """The store's state. :class:`StartError` if ``root`` is not a store, or a restore into it has not finished."""
     if not env.is_dir(f"{root}/commitlog"):
         raise StartError(f"{root} is not the folder of a store: it has no folder 'commitlog'; choose another (--data)")
+    if env.exists(f"{root}/{RESTORING}"):
+        raise StartError(UNFINISHED_RESTORE.format(root=root))
     checkpoint = decode_checkpoint(_head_of(env, f"{root}/checkpoint"))
     data = _head_of(env, f"{root}/gantrymq.watermark")
     marks, _ = decode_marks(data, checkpoint)

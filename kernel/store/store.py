@@ -34,6 +34,12 @@ log = structlog.get_logger("gantrymq.store")
 
 Batch = TypeVar("Batch", AppendBatch, DispatchBatch)
 
+RESTORING = "gantrymq.restoring"
+"""A file that is in a store while a backup is restored into it. A store with it has a part of its messages only."""
+UNFINISHED_RESTORE = (
+    "a restore into {root} has not finished: it still runs, or it failed; then delete the folder and restore again"
+)
+
 
 @attrs.frozen
 class StoreConfig:
@@ -126,6 +132,8 @@ class Store:
         env, root = self._env, self.root
         env.mkdirs(root)
         self._lock = env.lock(f"{root}/lock")
+        if env.exists(f"{root}/{RESTORING}"):
+            raise StoreDamaged(UNFINISHED_RESTORE.format(root=root))
         env.rmtree(f"{root}/staging")
         for name in ("commitlog", "consumequeue", "config", "lost+found", "staging"):
             env.mkdirs(f"{root}/{name}")

@@ -3,6 +3,7 @@ every acknowledged message."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -15,7 +16,10 @@ import attrs
 import pytest
 
 import gantrymq.sync
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.log.segments import StoreDamaged
+from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.message import Message
 from gantrymq.testing.harness import cluster_in_thread
 from support.stores import log_records
@@ -329,13 +333,42 @@ def test_damaged_and_incomplete_backups_are_refused(cli: Cli, store: Path, tmp_p
     flip(piece, 100)
     outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "a"))
     assert (outcome.code, "does not have the bytes that were written" in outcome.err) == (1, True)
+    for arguments in (("check",), ("restore", str(target)), ("backup", str(tmp_path / "of-it"))):
+        outcome = cli("store", *arguments, "--data", str(tmp_path / "a"))
+        assert (outcome.code, "has not finished" in outcome.err) == (1, True), "a part is not taken for whole"
+    with pytest.raises(StoreDamaged, match="has not finished"):
+        Store(SystemEnv(), str(tmp_path / "a"), StoreConfig(commit_log_file_bytes=64 * 1024)).open()
     piece.unlink()
+    outcome = cli("store", "backup", str(target), "--data", str(store))
+    assert (outcome.code, "are missing" in outcome.err) == (1, True), "no backup builds on objects that are gone"
     outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "b"))
     assert (outcome.code, "is missing" in outcome.err) == (1, True)
     manifest = next((target / "backups").iterdir())
     manifest.write_text(manifest.read_text().replace("config/", "config/../../"))
     outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "c"))
     assert (outcome.code, "is no state file" in outcome.err) == (1, True)
+
+
+def test_a_manifest_cannot_name_files_outside_of_the_backup(cli: Cli, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backups"
+    assert cli("store", "backup", str(target), "--data", str(store)).code == 0
+    manifest = next((target / "backups").iterdir())
+    tree = json.loads(manifest.read_text())
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    tree["state"][0] |= {"name": "../secret", "size": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
+    manifest.write_text(json.dumps(tree))
+    outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "new"))
+    assert (outcome.code, "is no object of a backup" in outcome.err) == (1, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_only_the_user_can_read_the_objects_of_a_backup(cli: Cli, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "shared"
+    target.mkdir(mode=0o755)
+    assert cli("store", "backup", str(target), "--data", str(store)).code == 0
+    modes = {path.stat().st_mode & 0o777 for path in target.rglob("*") if path.is_file()}
+    assert modes == {0o600}
 
 
 def test_a_log_that_was_replaced_is_not_appended_to_the_backup(cli: Cli, store: Path, tmp_path: Path) -> None:
