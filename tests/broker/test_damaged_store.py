@@ -233,6 +233,6 @@ async def test_a_broken_state_file_is_replaced_by_its_backup_or_refuses_the_star
     marks = (crashed / "gantrymq.watermark").read_bytes()
     with pytest.raises(StartError, match=name) as refused:
         await broker_on(crashed).run()
-    assert "Mend" in str(refused.value)
+    assert "Repair" in str(refused.value)
     assert path.read_bytes() == BROKEN[how], "nothing is written over it"
     assert (crashed / "gantrymq.watermark").read_bytes() == marks, "what is known of the log stays known"
