@@ -572,7 +572,8 @@ def test_threads_can_share_one_blocking_producer(cluster: str, topic: str) -> No
 
 async def test_transactions_are_committed_at_once_or_at_a_check_back(cluster: str, topic: str) -> None:
     outcomes = {"now": Outcome.COMMIT, "never": Outcome.ROLLBACK, "asked": Outcome.UNKNOWN, "denied": Outcome.UNKNOWN}
-    answers = {"asked": Outcome.COMMIT, "denied": Outcome.ROLLBACK}
+    # a broker on a busy machine may ask for the settled ones as well, before it has stored their outcome
+    answers = {**outcomes, "asked": Outcome.COMMIT, "denied": Outcome.ROLLBACK}
     asked: dict[str, str] = {}
     denied = anyio.Event()
     results: dict[str, gantrymq.TransactionResult] = {}
@@ -607,7 +608,8 @@ async def test_transactions_are_committed_at_once_or_at_a_check_back(cluster: st
     for key, message in got.items():
         assert (message.body, message.topic) == (key.encode(), topic)
         assert message.message_id == results[key].transaction_id
-    assert asked == {key: results[key].transaction_id for key in answers}
+    assert {"asked", "denied"} <= asked.keys()
+    assert asked == {key: results[key].transaction_id for key in asked}
 
 
 async def test_an_sql_expression_selects_by_properties(cluster: str, topic: str) -> None:

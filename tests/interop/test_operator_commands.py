@@ -68,7 +68,7 @@ def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
     # with timerWheelEnable=false, as on this broker, RocketMQ 5.3.3 deletes a topic and then fails (getTimerMetrics)
     deleted = 0 if fixture == "java_system" else 1
     run("group", "delete", group, "--yes", code=deleted)
-    assert group not in run("group", "list")
+    wait_for(lambda: group not in run("group", "list"), 60.0)
     run("topic", "delete", topic, "--yes", code=deleted)
     if not deleted:
         assert topic not in run("topic", "list").splitlines()

@@ -10,7 +10,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from support.debian import find_unpacked
-from support.processes import Child, ChildFailed, free_ports, wait_for
+from support.processes import Child, ChildFailed, free_ports, pause, wait_for
 
 
 def find_etcd(cache: Path) -> Path:
@@ -75,8 +75,8 @@ class EtcdServer:
         self._running.stop()
 
     def pause(self) -> None:
-        """SIGSTOP."""
-        self._running.process.send_signal(signal.SIGSTOP)
+        """Stop it with SIGSTOP, until :meth:`resume`."""
+        pause(self._running.process.pid)
 
     def resume(self) -> None:
         """SIGCONT."""

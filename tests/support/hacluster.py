@@ -24,7 +24,7 @@ from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from support.etcd import EtcdServer
 from support.links import Links
 from support.loopdisk import LoopDisk
-from support.processes import Child, free_ports, gantrymq_child
+from support.processes import Child, free_ports, gantrymq_child, pause
 
 NAME: Final = "broker-a"
 NAMES: Final = "nameserver"
@@ -183,8 +183,8 @@ class HaCluster:
         return child
 
     def pause(self, number: int) -> None:
-        """SIGSTOP."""
-        self.children[number].process.send_signal(signal.SIGSTOP)
+        """Stop it with SIGSTOP, until :meth:`resume`."""
+        pause(self.children[number].process.pid)
 
     def resume(self, number: int) -> None:
         """SIGCONT."""

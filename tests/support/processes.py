@@ -83,6 +83,20 @@ def wait_for(done: Callable[[], bool], timeout: float = 30.0) -> None:
         time.sleep(0.05)
 
 
+def pause(pid: int) -> None:
+    """Send SIGSTOP and return once every thread of the process has stopped: a busy machine takes a while."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: all(_is_stopped(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")))
+
+
+def _is_stopped(stat: Path) -> bool:
+    """Whether the thread is stopped, by the state after its name (proc(5))."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+        return True
+
+
 class Partner(ABC):
     """A program that prints lines and reads lines: a process, or a command of a process that runs many.
 
