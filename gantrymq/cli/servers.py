@@ -30,7 +30,7 @@ from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import read_switches
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.descriptors import raise_descriptor_limit
-from gantrymq.remoting.tls import ServerTls
+from gantrymq.remoting.tls import ServerTls, TlsUnusable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -283,8 +283,13 @@ def tls_of(loaded: Loaded) -> NameserverTls | None:
     rows = {row.key: str(row.value) for row in loaded.config.explain() if row.section == "plugin.tls"}
     if rows.get("mode", "disabled") == "disabled":
         return None
-    files = ServerTls(rows["certificate"], rows["key"], rows["ca"], rows["client_certificates"])
-    return NameserverTls(files, enforcing=rows["mode"] == "enforcing")
+    from gantrymq.plugins.tls.properties import read_tls
+
+    try:
+        mode, files = read_tls(rows, lambda path: Path(path).read_bytes())
+    except (TlsUnusable, OSError) as error:
+        raise CommandFailed(f"plugin.tls.properties: {error}") from None
+    return None if mode == "disabled" else NameserverTls(files, enforcing=mode == "enforcing")
 
 
 async def start_nameserver_of(nursery: trio.Nursery, loaded: Loaded, own: OwnNameserver) -> NameServer:

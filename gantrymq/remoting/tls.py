@@ -37,13 +37,17 @@ class TlsUnusable(ValueError):
 
 @attrs.frozen
 class ServerTls:
-    """The files of a server, all PEM. ``key``: empty if it is in the certificate's file. ``ca``: the authorities of
-    clients' certificates. ``client_certificates``: ``none``, ``optional`` or ``required``."""
+    """The files of a server, all PEM.
+
+    ``key``: empty if it is in the certificate's file. ``ca``: the authorities of clients' certificates.
+    ``client_certificates``: ``none``, ``optional`` or ``required``. ``password``: of an encrypted key.
+    """
 
     certificate: str
     key: str = ""
     ca: str = ""
     client_certificates: str = "none"
+    password: str = attrs.field(default="", repr=False)
 
     def make_context(self) -> ssl.SSLContext:
         """The settings of new connections: TLS 1.2 or 1.3; :class:`TlsUnusable`."""
@@ -54,7 +58,7 @@ class ServerTls:
         if not self.certificate:
             raise TlsUnusable("no certificate is configured")
         try:
-            context.load_cert_chain(self.certificate, self.key or None, password=_no_password)
+            context.load_cert_chain(self.certificate, self.key or None, password=self._password)
         except (OSError, ValueError) as error:
             raise TlsUnusable(f"{self.certificate!r} with the key {self.key!r}: {_reason(error)}") from None
         if self.client_certificates != "none":
@@ -82,9 +86,14 @@ class ServerTls:
         """Let a context of :meth:`make_client_context` use the files as they are now, and trust the former ones too."""
         try:
             context.load_verify_locations(self.ca or self.certificate)
-            context.load_cert_chain(self.certificate, self.key or None, password=_no_password)
+            context.load_cert_chain(self.certificate, self.key or None, password=self._password)
         except (OSError, ValueError) as error:
             raise TlsUnusable(f"{self.ca or self.certificate!r}: {_reason(error)}") from None
+
+    def _password(self) -> str:
+        if not self.password:
+            raise ValueError("the key is encrypted: decrypt it, and let only the server's user read it")
+        return self.password
 
     def fingerprint(self) -> tuple[bytes, ...]:
         """The content of the files; OSError. If it changes, a new context is due."""
@@ -108,10 +117,6 @@ def _escaped(value: str) -> str:
     if text.startswith(("#", " ")):
         text = f"\\{text}"
     return f"{text[:-1]}\\ " if text.endswith(" ") and len(value) > 1 else text
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted: decrypt it, and let only the server's user read it")
 
 
 def _reason(error: Exception) -> str:

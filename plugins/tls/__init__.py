@@ -2,7 +2,7 @@
 
 Slot: none; not in the default set: ``--enable tls``.
 Hooks: collect_metrics, config_section, configure, connections_changed, register_tasks.
-Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``ca``, ``client_certificates``,
+Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``ca``, ``client_certificates``, ``properties``,
 ``outgoing``, ``pages``, ``interval``.
 Files: those of the certificates, which it only reads.
 Provides: Encryption, for the ports of replication, metrics and health pages.
@@ -28,6 +28,7 @@ from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import Encryption, RefusalLog
 from gantrymq.plugins.tls.config import TlsConfig
 from gantrymq.plugins.tls.port_stream import PortStream
+from gantrymq.plugins.tls.properties import read_tls
 from gantrymq.plugins.tls.tls_socket import TlsSocket
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.audit_events import TLS_HANDSHAKE
@@ -78,15 +79,21 @@ class TlsPlugin:
         """Read the certificates; a file that cannot be used refuses the start."""
         self._broker = broker
         self._config = section = config.section(TlsConfig)
-        self._files = ServerTls(section.certificate, section.key, section.ca, section.client_certificates)
         self._warnings = RareWarnings(broker.env.monotonic)
-        if section.mode == "disabled":
+        self._mode: str = section.mode
+        if self._mode == "disabled":
+            return
+        try:
+            self._mode, self._files = read_tls(attrs.asdict(section), broker.env.read_bytes)
+        except (TlsUnusable, OSError) as error:
+            raise StartError(f"plugin.tls.properties: {error}") from None
+        if self._mode == "disabled":
             return
         broker.registry.provide(Encryption, self)
         try:
             self._context = self._files.make_context()
             self._seen = self._files.fingerprint()
-            if section.outgoing == "tls" or (section.outgoing == "auto" and section.mode == "enforcing"):
+            if section.outgoing == "tls" or (section.outgoing == "auto" and self._mode == "enforcing"):
                 self._client_context = self._files.make_client_context()
                 OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._client_context))
         except (TlsUnusable, OSError) as error:
@@ -95,14 +102,14 @@ class TlsPlugin:
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The watcher of the files."""
-        return [] if self._config.mode == "disabled" else [BackgroundTask("tls", self._watch)]
+        return [] if self._mode == "disabled" else [BackgroundTask("tls", self._watch)]
 
     @hookimpl(tryfirst=True)
     def connections_changed(self, batch: ConnectionsBatch) -> None:
         """Wrap the sockets of new connections: nothing has been read from them."""
-        if self._config.mode == "disabled":
+        if self._mode == "disabled":
             return
-        allows_plain = self._config.mode == "permissive"
+        allows_plain = self._mode == "permissive"
         for connection in batch.opened:
             if not connection.closed:
                 connection.sock = TlsSocket(connection, self, self._current, allows_plain)
@@ -139,7 +146,7 @@ class TlsPlugin:
         return PortStream(
             stream,
             self._current,
-            self._config.mode == "permissive",
+            self._mode == "permissive",
             HANDSHAKE_S,
             lambda *end: self.count(peer, port, *end),
         )
@@ -181,7 +188,7 @@ class TlsPlugin:
             if self._warnings.is_due(f"reload {error}"):
                 log.error("tls_files_refused", reason=str(error))
         else:
-            log.info("tls_files_loaded", certificate=self._config.certificate)
+            log.info("tls_files_loaded", certificate=self._files.certificate)
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:

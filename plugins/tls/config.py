@@ -23,6 +23,8 @@ class TlsConfig:
     """The authorities that sign clients' certificates, PEM."""
     client_certificates: Literal["none", "optional", "required"] = "none"
     """Whether clients must show a certificate; its subject becomes the connection's identity."""
+    properties: str = ""
+    """RocketMQ's ``tls.properties``; its keys replace the settings above."""
     outgoing: Literal["auto", "plain", "tls"] = "auto"
     """How the broker connects to nameservers and other brokers; ``auto``: with TLS if ``mode`` is ``enforcing``."""
     pages: Literal["auto", "plain"] = "auto"

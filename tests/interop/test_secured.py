@@ -183,32 +183,53 @@ def test_refusals_have_rocketmqs_codes_and_texts(guarded: Guarded, oracle: str) 
 
 @pytest.fixture(scope="module")
 def encrypted(homes: Homes) -> Iterator[str]:
-    """The address of our nameserver, which takes TLS only, as its broker does."""
+    """The address of our nameserver, which takes TLS only, as its broker does; the broker also has accounts."""
     home = homes("encrypted")
     home.mkdir()
+    (home / "plain_acl.yml").write_text(ACCOUNTS)
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ("serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver,
-             "--enable", "gantrymq.plugins.tls:TlsPlugin",
+             "--enable", "gantrymq.plugins.tls:TlsPlugin", "--enable", ACL,
+             "--set", f"plugin.acl.file={home / 'plain_acl.yml'}",
              "--set", f"plugin.tls.certificate={FOLDER / 'server.pem'}")  # fmt: skip
     with gantrymq_child(serve, home / "log") as child:
         child.wait_line(lambda line: line.startswith("ready"))
+        with gantrymq.sync.connect(nameserver, tls=client_context(), **keys(ADMIN)) as client:
+            for topic in ("orders", "secrets"):
+                client.admin.create_topic(topic, 1)
         yield nameserver
 
 
-def test_rocketmqs_client_connects_with_tls(java: Java, homes: Homes, encrypted: str) -> None:
+@pytest.mark.parametrize("release", ["java", "java5"])
+def test_rocketmqs_clients_connect_with_tls_and_keys(
+    request: pytest.FixtureRequest, homes: Homes, encrypted: str, release: str
+) -> None:
+    java: Java = request.getfixturevalue(release)
     tls = ("-Dtls.enable=true", "-Dtls.test.mode.enable=false", "-Dtls.client.authServer=true",
            f"-Dtls.client.trustCertPath={CA}")  # fmt: skip
     secured = attrs.evolve(java, common=(*java.common, *tls))
-    at = ("-n", encrypted, "-t", "orders")
-    with gantrymq.sync.connect(encrypted, tls=client_context()) as client:
-        client.admin.create_topic("orders", 1)
+    body = f"by-rocketmq-{java.version}"
+
+    def run(client: Java, credentials: Credentials, *arguments: str) -> str:
+        home = homes("mqadmin")
+        conf = home / "rocketmq" / "conf"
+        shutil.copytree(client.conf, conf)
+        text = f"accessKey: {credentials.access_key}\nsecretKey: {credentials.secret_key}\n"
+        (conf / "tools.yml").write_text(text)
+        return client.mqadmin(home, *arguments)
+
+    def send_to(topic: str, client: Java = secured) -> str:
+        return run(client, WORKER, "sendMessage", "-n", encrypted, "-t", topic, "-p", body)
+
     # RocketMQ waits three seconds for a connection with its handshake, which a busy machine can exceed
-    sent = (secured.mqadmin(homes("mqadmin"), "sendMessage", *at, "-p", "by-rocketmq") for _ in range(4))
-    assert any("SEND_OK" in said for said in sent)
-    read = (secured.mqadmin(homes("mqadmin"), "consumeMessage", *at, "-c", "1") for _ in range(4))
-    assert any("by-rocketmq" in said for said in read)
-    plain = java.mqadmin(homes("mqadmin"), "sendMessage", *at, "-p", "in-plain-text")
-    assert "SEND_OK" not in plain
-    with gantrymq.sync.connect(encrypted, tls=client_context()) as client:
-        with client.consumer("orders", "readers", start="first") as messages:
-            assert next(messages).body == b"by-rocketmq"
+    assert any("SEND_OK" in send_to("orders") for _ in range(4))
+    read = ("consumeMessage", "-n", encrypted, "-t", "orders", "-g", "billing", "-c", "9")
+    assert any(body in run(secured, WORKER, *read) for _ in range(4))
+    refused = "AclException: No default permission for topic:secrets"
+    assert any(refused in send_to("secrets") for _ in range(4))
+    if release == "java":
+        assert "SEND_OK" not in send_to("orders", java), "in plain text"
+    with gantrymq.sync.connect(encrypted, tls=client_context(), **keys(WORKER)) as client:
+        with client.consumer("orders", "billing", start="first") as messages:
+            bodies = iter(message.body.decode() for message in messages)
+            assert next(each for each in bodies if each == body)

@@ -19,7 +19,8 @@ from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.plugins.interfaces import Registration
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
-from gantrymq.remoting.command import encode
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
 from gantrymq.remoting.records import decode_records
 from gantrymq.remoting.tls import ServerTls
@@ -235,6 +236,63 @@ async def test_an_encrypted_key_refuses_the_start_without_a_prompt(tmp_path: Pat
         async with secured(tmp_path, plugin__tls__key=key):
             pytest.fail("it serves")
     assert failed.group_contains(StartError, match="the key is encrypted: decrypt it")
+
+
+async def encrypted_key(folder: Path) -> Path:
+    key = folder / "encrypted-key.pem"
+    command = ["openssl", "pkey", "-in", str(SERVER), "-aes256", "-passout", "pass:hush-hush", "-out", str(key)]
+    await trio.run_process(command)
+    return key
+
+
+async def test_rocketmqs_tls_properties_set_mode_certificate_password_and_client_certificates(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    properties = tmp_path / "tls.properties"
+    text = (
+        f"tls.test.mode.enable=false\ntls.server.mode=permissive\ntls.server.certPath={SERVER}\n"
+        f"tls.server.keyPath={await encrypted_key(tmp_path)}\ntls.server.keyPassword=hush-hush\n"
+        f"tls.server.need.client.auth=optional\ntls.server.trustCertPath={authority.file}\n"
+    )
+    write(properties, text.encode())
+    context = client_context()
+    context.load_cert_chain(authority.issue("worker"))
+    with capture_logs() as logs:
+        async with secured(tmp_path, plugin__tls__properties=properties, plugin__tls__certificate="/nowhere") as broker:
+            async with encrypted(broker, context) as channel, open_channel(broker.address) as plain:
+                assert (await channel.call(send("T", b"x"))).code == 0
+                assert (await plain.call(send("T", b"x"))).code == 0
+                assert "CN=worker,O=GantryMQ tests" in {connection.identity for connection in broker.connections}
+                answer = await plain.call(Command(RequestCode.GET_BROKER_CONFIG))
+    assert b"hush-hush" not in answer.body
+    assert "hush-hush" not in str(logs)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("tls.test.mode.enable=true", "makes no certificate by itself"),
+        ("tls.server.mode=loud", "one of disabled, permissive, enforcing"),
+        ("tls.server.need.client.auth=maybe", "one of none, optional, require"),
+        ("tls.server.need.client.auth=require", "needs tls.server.trustCertPath"),
+        ("tls.server.certPath=/nowhere.pem", "No such file"),
+        ("tls.server.keyPath=ENCRYPTED\ntls.server.keyPassword=hush-wrong", "with the key"),
+        ("tls.server.keyPath=ENCRYPTED", "the key is encrypted: decrypt it"),
+        ("#" + "x" * 70_000, "are the limit"),
+        (None, "No such file"),
+    ],
+)
+async def test_wrong_tls_properties_refuse_the_start_without_the_password(
+    tmp_path: Path, text: str | None, reason: str
+) -> None:
+    properties = tmp_path / "tls.properties"
+    if text is not None:
+        key = await encrypted_key(tmp_path) if "ENCRYPTED" in text else ""
+        write(properties, text.replace("ENCRYPTED", str(key)).encode())
+    with pytest.raises(ExceptionGroup) as failed:
+        async with secured(tmp_path, plugin__tls__properties=properties):
+            pytest.fail("it serves")
+    assert failed.group_contains(StartError, match=reason)
+    assert not failed.group_contains(StartError, match="hush-wrong")
 
 
 # -------------------------------------------------------------------------------------------------------- attacks
