@@ -92,7 +92,7 @@ async def test_changes_and_refusals_are_events_with_who_where_what_and_the_resul
     assert mode_of(tmp_path / "audit.log") == 0o600
 
 
-async def test_a_failed_tls_handshake_is_an_event_and_a_moved_file_is_created_anew(tmp_path: Path) -> None:
+async def test_a_failed_tls_handshake_is_an_event_and_a_moved_file_is_created_again(tmp_path: Path) -> None:
     async with audited(tmp_path, tls=ServerTls(str(FOLDER / "server.pem")), plain=False) as server:
         for name in ("audit.log.1", "audit.log.2"):
             async with await trio.open_tcp_stream(*parse_address(server.address)) as stream:
