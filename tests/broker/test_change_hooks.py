@@ -158,5 +158,6 @@ async def test_without_a_plugin_that_has_the_hooks_nothing_is_collected(tmp_path
         table: Any = broker.registry.get(TopicTable)
         assert groups.updated is None
         assert table.changed.__name__ == "_ignore_change"
+        await until(lambda: "clients.expire" in broker.manager.activity.tasks.get("clients", {}))  # tasks have begun
         assert "topics.changes" not in broker.manager.activity.tasks["clients"]
         assert "topics" not in broker.manager.activity.tasks
