@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 import msgspec
 
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import validate_group
 from gantrymq.spark.errors import WrongOption
@@ -27,11 +28,16 @@ BODY_MAX_BYTES = 32 * 1024 * 1024
 Address = tuple[str, int]
 Offsets = dict[str, dict[str, dict[int, int]]]
 """Topic to broker name to queue id to offset."""
+Assignment = dict[str, dict[str, list[int]]]
+"""Topic to broker name to queue ids."""
+EXPRESSION_MAX_CHARACTERS = 65_536
+"""The longest ``subExpression``; brokers accept at most as many."""
 
 _BOTH = (
-    "nameserver", "topic", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+    "nameserver", "topic", "topicPattern", "assign", "subExpression", "expressionType", "includeProperties",
+    "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
-    "failOnDataLoss", "minPartitions", "maxRecordsPerPartition",
+    "failOnDataLoss", "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition",
     "maxMessageBytes", "groupId", "retrySeconds", *SECURITY_OPTIONS,
 )  # fmt: skip
 BATCH_OPTIONS = (*_BOTH, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
@@ -60,6 +66,9 @@ class SourceOptions:
     Where a queue has no message since then, the read starts at the queue's end if ``latest_without_match``, else it is
     an error. ``ending_millis`` ends the read before the first message that was stored then or later.
     ``retry_seconds`` is how long reading waits for a broker that does not answer.
+
+    ``topics`` is empty if ``topic_pattern`` selects the topics by their whole names; ``assigned`` limits a read to some
+    queues of ``topics``. ``subscription`` is what the broker filters by, None without a filter.
     """
 
     nameservers: tuple[Address, ...]
@@ -76,6 +85,11 @@ class SourceOptions:
     security: Security = NO_SECURITY
     ending_millis: int | Offsets | None = None
     max_partition_rows: int | None = None
+    max_partition_bytes: int | None = None
+    topic_pattern: str | None = None
+    assigned: Assignment | None = None
+    subscription: SubscriptionData | None = None
+    include_properties: bool = True
 
 
 @attrs.frozen
@@ -112,7 +126,7 @@ def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
         values["nameserver"],
         values.get("topic") or None,
         read_security(values),
-        _read_flag("dedupKeys", values.get("dedupKeys", "false")),
+        read_flag("dedupKeys", values.get("dedupKeys", "false")),
         _read_number("lingerMillis", values.get("lingerMillis", str(LINGER_MILLIS)), 60_000, least=0) / 1000,
         _read_group(values.get("producerGroup", SINK_GROUP), "producerGroup"),
     )
@@ -132,16 +146,12 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
 def read_stream_options(given: Mapping[str, str]) -> StreamOptions:
     """The options of a stream, as Spark passes them (names in any case). Raises :class:`WrongOption`."""
     values = _read_names(given, STREAM_OPTIONS, BATCH_OPTIONS, "a batch read")
-    numbers = {
-        name: _read_number(name, values[name], 2**62) if name in values else None
-        for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger")
-    }
     options = StreamOptions(
         _read_source(values, "latest"),
-        numbers["maxOffsetsPerTrigger"],
-        numbers["minOffsetsPerTrigger"],
+        _read_limit("maxOffsetsPerTrigger", values),
+        _read_limit("minOffsetsPerTrigger", values),
         _read_delay(values["maxTriggerDelay"]) if "maxTriggerDelay" in values else TRIGGER_DELAY_SECONDS,
-        numbers["maxBytesPerTrigger"],
+        _read_limit("maxBytesPerTrigger", values),
     )
     if "maxTriggerDelay" in values and options.min_rows is None:
         raise WrongOption("maxTriggerDelay needs minOffsetsPerTrigger, which it limits")
@@ -170,11 +180,13 @@ def _read_names(
 
 
 def _read_source(values: Mapping[str, str], start: str) -> SourceOptions:
-    topics = tuple(dict.fromkeys(name.strip() for name in values.get("topic", "").split(",") if name.strip()))
-    if not topics:
-        raise WrongOption('option topic is missing: .option("topic", "orders") or a comma list')
+    topics, pattern, assigned = _read_topics(values)
     if "nameserver" not in values:
         raise WrongOption('option nameserver is missing: .option("nameserver", "127.0.0.1:9876")')
+
+    def is_read(topic: str) -> bool:
+        return topic in topics if pattern is None else re.fullmatch(pattern, topic) is not None
+
     _check_one_of("start", values, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     _check_one_of("end", values, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     strategy = values.get("startingOffsetsByTimestampStrategy", "latest").lower()
@@ -183,21 +195,77 @@ def _read_source(values: Mapping[str, str], start: str) -> SourceOptions:
     return SourceOptions(
         read_addresses(values["nameserver"]),
         topics,
-        _read_offsets("startingOffsets", values.get("startingOffsets", start), topics),
-        _read_offsets("endingOffsets", values.get("endingOffsets", "latest"), topics),
-        _read_flag("failOnDataLoss", values.get("failOnDataLoss", "true")),
+        _read_offsets("startingOffsets", values.get("startingOffsets", start), is_read),
+        _read_offsets("endingOffsets", values.get("endingOffsets", "latest"), is_read),
+        read_flag("failOnDataLoss", values.get("failOnDataLoss", "true")),
         _read_number("minPartitions", values.get("minPartitions", "1"), 1_000_000),
         _read_number("maxMessageBytes", values.get("maxMessageBytes", str(BODY_MAX_BYTES)), 2**31 - 1),
-        _read_times("starting", values, topics),
+        _read_times("starting", values, is_read),
         strategy == "latest",
         _read_group(values["groupId"]) if "groupId" in values else None,
         _read_number("retrySeconds", values.get("retrySeconds", str(RETRY_SECONDS)), 86_400, least=0),
         read_security(values),
-        _read_times("ending", values, topics),
-        _read_number("maxRecordsPerPartition", values["maxRecordsPerPartition"], 2**62)
-        if "maxRecordsPerPartition" in values
-        else None,
+        _read_times("ending", values, is_read),
+        _read_limit("maxRecordsPerPartition", values),
+        _read_limit("maxBytesPerPartition", values),
+        pattern,
+        assigned,
+        _read_subscription(values),
+        read_flag("includeProperties", values.get("includeProperties", "true")),
     )
+
+
+def _read_topics(values: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, Assignment | None]:
+    """The topics by name, the pattern of their names, and the queues to read of them."""
+    given = [name for name in ("topic", "topicPattern", "assign") if values.get(name)]
+    if len(given) > 1:
+        raise WrongOption(f"{' and '.join(given)} both select topics: give one of them")
+    topics = tuple(dict.fromkeys(name.strip() for name in values.get("topic", "").split(",") if name.strip()))
+    if not topics and (not given or given == ["topic"]):
+        raise WrongOption(
+            'option topic is missing: .option("topic", "orders") or a comma list; or give topicPattern or assign'
+        )
+    if pattern := values.get("topicPattern"):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise WrongOption(f"topicPattern {pattern!r} is no regular expression: {error}") from None
+        return (), pattern, None
+    if text := values.get("assign"):
+        assigned = _read_assignment(text)
+        return tuple(assigned), None, assigned
+    return topics, None, None
+
+
+def _read_assignment(text: str) -> Assignment:
+    try:
+        assigned = msgspec.json.decode(text, type=Assignment)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        example = '{"orders": {"broker-a": [0, 2]}}'
+        raise WrongOption(f"assign: no JSON of queue ids like {example} ({error})") from None
+    if not any(ids for brokers in assigned.values() for ids in brokers.values()):
+        raise WrongOption("assign names no queue to read")
+    return assigned
+
+
+def _read_subscription(values: Mapping[str, str]) -> SubscriptionData | None:
+    kind = values.get("expressionType", "TAG").upper()
+    if kind not in ("TAG", "SQL92"):
+        raise WrongOption(f"expressionType is TAG or SQL92, not {kind!r}")
+    expression = values.get("subExpression", "")
+    if not expression:
+        if "expressionType" in values:
+            raise WrongOption("expressionType is the type of subExpression, which is missing")
+        return None
+    if len(expression) > EXPRESSION_MAX_CHARACTERS:
+        raise WrongOption(f"subExpression has {len(expression)} characters, more than {EXPRESSION_MAX_CHARACTERS}")
+    if kind == "SQL92":
+        return SubscriptionData.for_sql("", expression)
+    try:
+        subscription = SubscriptionData.for_tags("", expression)
+    except ValueError as error:
+        raise WrongOption(f"subExpression: {error}") from None
+    return subscription if subscription.tags_set else None
 
 
 def _check_one_of(what: str, values: Mapping[str, str], *names: str) -> None:
@@ -206,12 +274,12 @@ def _check_one_of(what: str, values: Mapping[str, str], *names: str) -> None:
         raise WrongOption(f"{' and '.join(given)} both say where to {what}: give one of them")
 
 
-def _read_times(which: str, values: Mapping[str, str], topics: tuple[str, ...]) -> int | Offsets | None:
+def _read_times(which: str, values: Mapping[str, str], is_read: Callable[[str], bool]) -> int | Offsets | None:
     name = f"{which}Timestamp"
     if name in values:
         return _read_number(name, values[name], 2**53, least=0)
     name = f"{which}OffsetsByTimestamp"
-    return _parse_offsets(name, values[name], topics, least=0) if name in values else None
+    return _parse_offsets(name, values[name], is_read, least=0) if name in values else None
 
 
 def read_addresses(text: str) -> tuple[Address, ...]:
@@ -225,13 +293,15 @@ def read_addresses(text: str) -> tuple[Address, ...]:
     return addresses
 
 
-def _read_offsets(name: str, text: str, topics: tuple[str, ...]) -> int | Offsets:
+def _read_offsets(name: str, text: str, is_read: Callable[[str], bool]) -> int | Offsets:
     if text.lower() in ("earliest", "latest"):
         return EARLIEST if text.lower() == "earliest" else LATEST
-    return _parse_offsets(name, text, topics, otherwise="neither earliest, latest nor", least=EARLIEST)
+    return _parse_offsets(name, text, is_read, otherwise="neither earliest, latest nor", least=EARLIEST)
 
 
-def _parse_offsets(name: str, text: str, topics: tuple[str, ...], *, otherwise: str = "no", least: int) -> Offsets:
+def _parse_offsets(
+    name: str, text: str, is_read: Callable[[str], bool], *, otherwise: str = "no", least: int
+) -> Offsets:
     example = '{"topic": {"broker-a": {"0": 23}}}'
     try:
         offsets = msgspec.json.decode(text, type=Offsets)
@@ -239,8 +309,8 @@ def _parse_offsets(name: str, text: str, topics: tuple[str, ...], *, otherwise: 
         raise WrongOption(f"{name}: {otherwise} JSON like {example} ({error})") from None
     what = "offset" if least < 0 else "time"
     for topic, brokers in offsets.items():
-        if topic not in topics:
-            raise WrongOption(f"{name}: topic {topic!r} is not among the topics to read ({', '.join(topics)})")
+        if not is_read(topic):
+            raise WrongOption(f"{name}: topic {topic!r} is not among the topics to read")
         for broker, queues in brokers.items():
             for queue_id, offset in queues.items():
                 if queue_id < 0 or not least <= offset < 2**63:
@@ -254,7 +324,8 @@ def _flat(offsets: int | Offsets) -> set[int]:
     return {offset for brokers in offsets.values() for queues in brokers.values() for offset in queues.values()}
 
 
-def _read_flag(name: str, text: str) -> bool:
+def read_flag(name: str, text: str) -> bool:
+    """The value of an option that is true or false. Raises :class:`WrongOption`."""
     if text.lower() not in ("true", "false"):
         raise WrongOption(f"{name} is true or false, not {text!r}")
     return text.lower() == "true"
@@ -264,6 +335,10 @@ def _read_number(name: str, text: str, limit: int, least: int = 1) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 19 or not least <= int(text) <= limit:
         raise WrongOption(f"{name} is a number from {least} to {limit}, not {text!r}")
     return int(text)
+
+
+def _read_limit(name: str, values: Mapping[str, str]) -> int | None:
+    return _read_number(name, values[name], 2**62) if name in values else None
 
 
 def _read_delay(text: str) -> float:

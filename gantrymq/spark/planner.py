@@ -16,7 +16,14 @@ import structlog
 
 from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.options import EARLIEST, LATEST, Offsets, StreamOptions
-from gantrymq.spark.ranges import QueueRange, find_offset, find_queues, find_start_by_time, split_ranges
+from gantrymq.spark.ranges import (
+    QueueRange,
+    find_offset,
+    find_queues,
+    find_start_by_time,
+    measure_messages,
+    split_for_tasks,
+)
 from gantrymq.spark.sharing import share
 from gantrymq.spark.wire import Queue, Wire
 
@@ -25,8 +32,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 QueueKey = tuple[str, str, int]
 """Topic, broker name and queue id."""
-SAMPLE_ROWS = 32
-"""The messages of a queue whose size stands for that of all, for ``maxBytesPerTrigger``."""
 RETRY_PAUSE_SECONDS = 0.5
 """The pause before nameservers or brokers that do not answer are asked again."""
 
@@ -110,7 +115,7 @@ class StreamPlanner:
             self._patiently(lambda: self._find_wanted(wanted))
         found = [QueueRange(self._queues[key], first, until) for key, (first, until) in wanted.items()]
         source = self.options.source
-        return split_ranges(found, source.min_partitions, source.max_partition_rows)
+        return self._patiently(lambda: split_for_tasks(found, source, self.wire))
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Commit ``end`` for the group of the options, if there is one, so that tools show the lag of the stream.
@@ -250,11 +255,11 @@ class StreamPlanner:
         sizes: dict[QueueKey, int] = {}
         for key in backlogs:
             try:
-                answer = self.wire.pull(self._queues[key], begins[key], SAMPLE_ROWS)
+                size = measure_messages(self.wire, self._queues[key], begins[key])
             except Unreachable:
                 continue
-            if answer.records and answer.next_offset > begins[key]:
-                sizes[key] = max(len(answer.records) // (answer.next_offset - begins[key]), 1)
+            if size is not None:
+                sizes[key] = size
         other = max(sizes.values(), default=1)  # messages that are gone: reading them reports the loss
         return {key: sizes.get(key, other) for key in backlogs}
 

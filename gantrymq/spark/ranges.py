@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
+from contextlib import suppress
 
 import attrs
 import structlog
 
-from gantrymq.spark.errors import DataLoss, WrongOption
-from gantrymq.spark.options import EARLIEST, LATEST, Offsets, SourceOptions
+from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topic
+from gantrymq.spark.errors import DataLoss, UnknownTopic, WrongOption
+from gantrymq.spark.options import EARLIEST, LATEST, Assignment, Offsets, SourceOptions
 from gantrymq.spark.times import find_first_since
 from gantrymq.spark.wire import Queue, Wire
 
 log = structlog.get_logger()
+
+SAMPLE_ROWS = 32
+"""The messages whose stored size stands for that of others, where something is bounded by bytes."""
 
 
 @attrs.frozen
@@ -35,18 +41,21 @@ def plan_ranges(
 ) -> list[QueueRange]:
     """What ``cut`` leaves of the ranges of :func:`settle_ranges`, split as the options say."""
     ranges = [item for item in map(cut, settle_ranges(options, wire)) if item.rows]
-    return split_ranges(ranges, options.min_partitions, options.max_partition_rows)
+    return split_for_tasks(ranges, options, wire)
 
 
 def settle_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
     """One range, possibly empty, for every queue of the topics, with the offsets of ``options`` as numbers.
 
     For a queue without offsets in the options, the range has all messages. Raises :class:`WrongOption` for a broker,
-    queue or offset that does not exist, :class:`DataLoss` for a start below the first existing message, and the errors
-    of :class:`Wire`.
+    queue or offset that does not exist, :class:`UnknownTopic` if no topic matches, :class:`DataLoss` for a start below
+    the first existing message, and the errors of :class:`Wire`.
     """
     ranges: list[QueueRange] = []
-    for queue in find_queues(options, wire):
+    queues = find_queues(options, wire)
+    if not queues:
+        raise UnknownTopic(f"topicPattern: no topic with a readable queue matches {options.topic_pattern!r}")
+    for queue in queues:
         bounds = wire.find_bounds(queue)
         ranges.append(settle_range(settle_times(options, wire, queue, *bounds), queue, *bounds))
     return ranges
@@ -66,13 +75,36 @@ def settle_times(options: SourceOptions, wire: Wire, queue: Queue, lowest: int, 
 
 
 def find_queues(options: SourceOptions, wire: Wire) -> list[Queue]:
-    """Every queue of the topics. Raises as :func:`settle_ranges`, if the offsets name another one."""
-    queues = [queue for topic in options.topics for queue in wire.find_queues(options.nameservers, topic)]
+    """Every queue to read; none if ``topic_pattern`` matches no topic now. Raises as :func:`settle_ranges`, if the
+    offsets or the assignment name another one."""
+    if options.topic_pattern is None:
+        queues = [queue for topic in options.topics for queue in wire.find_queues(options.nameservers, topic)]
+    else:
+        queues = _find_matching(options, wire, options.topic_pattern)
+    if options.assigned is not None:
+        queues = _choose_assigned(options.assigned, queues)
     _check_names("startingOffsets", options.starting, queues)
     _check_names("endingOffsets", options.ending, queues)
     _check_names("startingOffsetsByTimestamp", options.starting_millis, queues)
     _check_names("endingOffsetsByTimestamp", options.ending_millis, queues)
     return queues
+
+
+def _find_matching(options: SourceOptions, wire: Wire, pattern: str) -> list[Queue]:
+    queues: list[Queue] = []
+    for topic in wire.find_topics(options.nameservers):
+        is_own = is_system_topic(topic) or is_retry_topic(topic) or is_dlq_topic(topic)
+        if is_own or re.fullmatch(pattern, topic) is None:
+            continue
+        with suppress(UnknownTopic):  # it was deleted just now, or must not be read
+            queues += wire.find_queues(options.nameservers, topic)
+    return queues
+
+
+def _choose_assigned(assigned: Assignment, queues: list[Queue]) -> list[Queue]:
+    named = {topic: {name: dict.fromkeys(ids, 0) for name, ids in found.items()} for topic, found in assigned.items()}
+    _check_names("assign", named, queues)
+    return [queue for queue in queues if queue.queue_id in assigned[queue.topic].get(queue.broker, ())]
 
 
 def find_start_by_time(options: SourceOptions, wire: Wire, queue: Queue, lowest: int, highest: int) -> int | None:
@@ -118,6 +150,36 @@ def settle_range(options: SourceOptions, queue: Queue, lowest: int, highest: int
         report_loss(queue, start, lowest, min(lowest, end) - start, options.fail_on_data_loss)
     start = max(start, lowest)
     return QueueRange(queue, start, max(start, end))
+
+
+def split_for_tasks(ranges: list[QueueRange], options: SourceOptions, wire: Wire) -> list[QueueRange]:
+    """Split the ranges as ``options`` say. With ``max_partition_bytes``, samples of messages tell how many are enough.
+
+    Raises the errors of :class:`Wire`.
+    """
+    if options.max_partition_bytes is not None:
+        limit = options.max_partition_bytes
+        ranges = [
+            part
+            for item in ranges
+            for part in _parts(item, -(-item.rows // max(limit // (_mean_bytes(wire, item) or 1), 1)) or 1)
+        ]
+    return split_ranges(ranges, options.min_partitions, options.max_partition_rows)
+
+
+def measure_messages(wire: Wire, queue: Queue, offset: int) -> int | None:
+    """The mean stored bytes of the next :data:`SAMPLE_ROWS` messages from ``offset`` on; None if there are none."""
+    answer = wire.pull(queue, offset, SAMPLE_ROWS)
+    if not answer.records or answer.next_offset <= offset:
+        return None
+    return max(len(answer.records) // (answer.next_offset - offset), 1)
+
+
+def _mean_bytes(wire: Wire, item: QueueRange) -> int | None:
+    """The largest of the means at the start, in the middle and at the end of a range; None if they are gone."""
+    samples = {item.start, (item.start + item.end) // 2, max(item.end - SAMPLE_ROWS, item.start)}
+    means = [measure_messages(wire, item.queue, offset) for offset in sorted(samples)]
+    return max((mean for mean in means if mean is not None), default=None)
 
 
 def split_ranges(ranges: list[QueueRange], at_least: int, rows_max: int | None = None) -> list[QueueRange]:

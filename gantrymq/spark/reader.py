@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,7 +13,7 @@ from gantrymq.spark.columns import make_builder
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.ranges import QueueRange, report_loss
-from gantrymq.spark.wire import Pulled, Queue, Wire
+from gantrymq.spark.wire import ALL_MESSAGES, Pulled, Queue, Wire
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +36,13 @@ def read_range(
     ``fail_on_data_loss`` is False), :class:`~gantrymq.spark.errors.BrokenRecord`, and the errors of :class:`Wire`.
     While the broker does not answer, it is asked again for ``retry_seconds``, wherever the nameservers say that it is
     now, and its slaves are asked too.
+
+    With a ``subscription`` only its messages are read. A gap may then be a message that it excludes, so only messages
+    below the queue's min offset count as lost.
     """
-    builder = make_builder(wanted.queue, names, options.body_max_bytes)
+    tags = None if options.subscription is None else options.subscription.tags_set or None
+    columns = (*names, "tags") if tags is not None and "tags" not in names else names
+    builder = make_builder(wanted.queue, columns, options.body_max_bytes)
     source = _PatientSource(wire, wanted, options)
     offset = wanted.start
     empty_answers = 0
@@ -56,13 +61,25 @@ def read_range(
                 what = f"a pull of {wanted.queue} at {offset} leads nowhere"
                 raise Refused(wanted.queue.address, what, answer.code, f"next offset {answer.next_offset}")
         lost = next_offset - offset - taken
+        if options.subscription is not None:
+            lost = 0 if taken else min(answer.min_offset, next_offset) - offset
         if lost > 0:
             report_loss(wanted.queue, offset, answer.min_offset, lost, options.fail_on_data_loss)
         offset = next_offset
         if builder.rows >= BATCH_ROWS or builder.size >= BATCH_BYTES:
-            yield builder.build()
+            yield _only(builder.build(), tags, names)
     if builder.rows:
-        yield builder.build()
+        yield _only(builder.build(), tags, names)
+
+
+def _only(batch: pa.RecordBatch, tags: Collection[str] | None, names: Sequence[str]) -> pa.RecordBatch:
+    """The rows of ``batch`` with exactly one of ``tags`` (all if None): a broker compares hashes only."""
+    if tags is None:
+        return batch
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return batch.filter(pc.is_in(batch["tags"], value_set=pa.array(sorted(tags), pa.string()))).select(list(names))
 
 
 class _PatientSource:
@@ -103,7 +120,7 @@ class _PatientSource:
         raise Unreachable("; ".join(failures))
 
     def _pull(self, queue: Queue, offset: int) -> Pulled:
-        answer = self._wire.pull(queue, offset)
+        answer = self._wire.pull(queue, offset, subscription=self._options.subscription or ALL_MESSAGES)
         if queue.is_slave and answer.max_offset <= offset:
             # Planned from the master's offsets: the slave has not copied these messages yet, so nothing is lost.
             raise Unreachable(f"{queue.address}, a slave, has {queue} up to offset {answer.max_offset} only")

@@ -50,6 +50,7 @@ from gantrymq.spark.options import (
     SinkOptions,
     SourceOptions,
     StreamOptions,
+    read_flag,
     read_options,
     read_sink_options,
     read_stream_options,
@@ -89,10 +90,12 @@ class GantryDataSource(DataSource):
         return "gantrymq"
 
     def schema(self) -> StructType:
-        """All columns, each nullable."""
+        """All columns, each nullable; without ``properties`` if ``includeProperties`` is false."""
+        given = {name.lower(): value.strip() for name, value in self.options.items()}
         schema = StructType()
         for name, kind in COLUMNS.items():
-            schema.add(name, _TYPES[kind])
+            if name != "properties" or read_flag("includeProperties", given.get("includeproperties", "true")):
+                schema.add(name, _TYPES[kind])
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:

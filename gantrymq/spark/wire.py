@@ -16,8 +16,11 @@ from types import TracebackType
 
 import attrs
 
+from gantrymq.client.namespace import SEPARATOR
 from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.routes import TopicRouteData
+from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.codes import PERM_READ, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
@@ -47,6 +50,7 @@ TIMEOUT_SECONDS = 10.0
 """The longest silence of a server, while connecting and between two parts of a response."""
 BUSY_PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
 """Pauses before a request is repeated to a broker that answers SYSTEM_BUSY."""
+ALL_MESSAGES = SubscriptionData.for_tags("")
 _RECEIVE_BYTES = 256 * 1024
 
 
@@ -99,6 +103,7 @@ class Wire:
         self._group = group
         self._tls = security.context()
         self._outgoing = security.outgoing() or _unchanged
+        self._prefix = f"{security.namespace}{SEPARATOR}" if security.namespace else ""
         self._connections: dict[Address, _Connection] = {}
 
     def __enter__(self) -> Wire:
@@ -138,6 +143,28 @@ class Wire:
             return _read_queues(topic, format_address(*address), answer.body)
         raise Unreachable("no nameserver answers: " + "; ".join(failures))
 
+    def find_topics(self, nameservers: tuple[Address, ...]) -> list[str]:
+        """The names of all topics, in order, from the first nameserver that answers; with a namespace those in it.
+
+        Raises :class:`Unreachable` with the error of each nameserver, :class:`Refused`.
+        """
+        failures: list[str] = []
+        for address in nameservers:
+            try:
+                answer = self.call(address, Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+            except Unreachable as error:
+                failures.append(str(error))
+                continue
+            nameserver = format_address(*address)
+            if answer.code != ResponseCode.SUCCESS:
+                raise Refused(nameserver, "the list of topics", answer.code, answer.remark)
+            try:
+                names = TopicList.from_bytes(answer.body).topic_list
+            except RemoteFault as error:
+                raise Unreachable(f"{nameserver} answers with topics that cannot be read: {error.remark}") from None
+            return sorted(name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix))
+        raise Unreachable("no nameserver answers: " + "; ".join(failures))
+
     def find_bounds(self, queue: Queue) -> tuple[int, int]:
         """The first readable offset and the one after the last; (0, 0) for a queue without any message ever."""
         # The minimum first: it only grows, so the maximum, which is read later, is never below it.
@@ -167,8 +194,14 @@ class Wire:
         if answer.code != ResponseCode.SUCCESS:
             raise Refused(queue.address, f"offset {offset} of {queue}", answer.code, answer.remark)
 
-    def pull(self, queue: Queue, offset: int, rows: int = PULL_ROWS) -> Pulled:
-        """Pull up to ``rows`` messages from ``offset`` on; the broker does not hold the pull."""
+    def pull(
+        self, queue: Queue, offset: int, rows: int = PULL_ROWS, subscription: SubscriptionData = ALL_MESSAGES
+    ) -> Pulled:
+        """Pull up to ``rows`` messages from ``offset`` on; the broker does not hold the pull.
+
+        The broker leaves out messages that ``subscription`` excludes. It compares the hashes of tags, so other tags may
+        be among the messages.
+        """
         header = PullMessageHeader(
             consumer_group=self._group,
             topic=queue.topic,
@@ -178,9 +211,9 @@ class Wire:
             sys_flag=SUBSCRIPTION_INLINE,
             commit_offset=0,
             suspend_timeout_millis=0,
-            subscription="*",
+            subscription=subscription.sub_string,
             sub_version=0,
-            expression_type="TAG",
+            expression_type=subscription.expression_type,
             gantrymq_max_bytes=PULL_BYTES,
         )
         answer = self._call_broker(queue, Command(RequestCode.PULL_MESSAGE, header.to_ext()))

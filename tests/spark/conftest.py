@@ -14,6 +14,7 @@ from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_stored
 from gantrymq.remoting.address import encode_host
 from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
+from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
@@ -91,6 +92,9 @@ class FakeCluster:
             return scripted
         if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             return self._route(request)
+        if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            names = sorted({name for name, _ in self.queues})
+            return request.answer(ResponseCode.SUCCESS, body=TopicList(names).to_bytes())
         if self.busy:
             self.busy -= 1
             return request.answer(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy")

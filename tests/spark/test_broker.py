@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,9 @@ from gantrymq.spark import export, read_export
 from gantrymq.testing.harness import cluster_in_thread
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_spark_reads_and_exports_the_sent_messages(spark: SparkSession, tmp_path: Path) -> None:
@@ -51,3 +52,45 @@ def test_spark_reads_and_exports_the_sent_messages(spark: SparkSession, tmp_path
     assert result.rows == 301
     exported = read_export(tmp_path / "out", spark).drop("date")
     assert {row.flag: row for row in exported.collect()} == rows
+
+
+def test_spark_reads_what_the_broker_filters(spark: SparkSession, tmp_path: Path) -> None:
+    """Tags with equal hashes, SQL92, topics by pattern, assigned queues, a schema without properties, a stream."""
+    tags = ("Aa", "BB", "other", None)
+    with cluster_in_thread(tmp_path / "store") as cluster:
+        with sync.connect(cluster.nameserver) as client, client.producer("spark-tests") as producer:
+            for topic in ("events-a", "events-b", "refunds"):
+                for number in range(80):
+                    message = Message(topic, b"%d" % number, tags=tags[number % 4], properties={"price": str(number)})
+                    producer.send(message)
+
+        def load(**options: str) -> list[tuple[str, int]]:
+            reader = spark.read.format("gantrymq").option("nameserver", cluster.nameserver)
+            frame = reader.options(**options).load()
+            return sorted((row.topic, int(row.body)) for row in frame.select("topic", "body").collect())
+
+        sql = {"subExpression": "price BETWEEN 10 AND 19 AND TAGS IS NOT NULL", "expressionType": "SQL92"}
+        assert load(topicPattern="events-.*", **sql) == [
+            (topic, n) for topic in ("events-a", "events-b") for n in range(10, 20) if n % 4 != 3
+        ]
+        queue = {"refunds": {cluster.broker.name: [1]}}
+        assigned = {"assign": json.dumps(queue), "includeProperties": "false"}
+        reader = spark.read.format("gantrymq").option("nameserver", cluster.nameserver)
+        frame = reader.options(**assigned).load()
+        assert "properties" not in frame.columns
+        assert len(frame.columns) == 15
+        rows = frame.collect()
+        assert rows
+        assert sorted((row.queueId, row.queueOffset) for row in rows) == [(1, n) for n in range(len(rows))]
+
+        found: list[tuple[str, int]] = []
+
+        def collect(batch: DataFrame, number: int) -> None:
+            found.extend((row.topic, int(row.body)) for row in batch.select("topic", "body").collect())
+
+        stream = spark.readStream.format("gantrymq").option("nameserver", cluster.nameserver)
+        selected = stream.option("topicPattern", "events-.*").option("subExpression", "BB")
+        limited = selected.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "100").load()
+        writer = limited.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "check"))
+        assert writer.trigger(availableNow=True).start().awaitTermination(300)
+        assert sorted(found) == [(topic, n) for topic in ("events-a", "events-b") for n in range(80) if n % 4 == 1]

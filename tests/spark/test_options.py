@@ -1,9 +1,23 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from gantrymq.spark import export
 from gantrymq.spark.errors import WrongOption
-from gantrymq.spark.options import BODY_MAX_BYTES, EARLIEST, LATEST, SourceOptions, read_options, read_stream_options
+from gantrymq.spark.options import (
+    BATCH_OPTIONS,
+    BODY_MAX_BYTES,
+    EARLIEST,
+    LATEST,
+    SINK_OPTIONS,
+    STREAM_OPTIONS,
+    SourceOptions,
+    read_options,
+    read_stream_options,
+)
 
 NEEDED = {"nameserver": "127.0.0.1:9876", "topic": "orders"}
 
@@ -42,6 +56,20 @@ def test_every_option_is_read_with_any_case_of_its_name() -> None:
     ("given", "says"),
     [
         ({"topic": ""}, "option topic is missing"),
+        ({"topicPattern": "a.*"}, "topic and topicPattern both select topics"),
+        ({"topic": "", "topicPattern": "a(*"}, "topicPattern 'a.* is no regular expression"),
+        (
+            {"topic": "", "topicPattern": "a.*", "startingOffsets": '{"b":{"x":{"0":1}}}'},
+            "topic 'b' is not among the topics",
+        ),
+        ({"topic": "", "assign": '{"orders": ["0"]}'}, "assign: no JSON of queue ids like"),
+        ({"topic": "", "assign": '{"orders": {"broker-a": []}}'}, "assign names no queue"),
+        ({"subExpression": "||"}, "subExpression: no tag in"),
+        ({"subExpression": "x" * 65_537}, "65537 characters, more than 65536"),
+        ({"expressionType": "SQL92"}, "subExpression, which is missing"),
+        ({"subExpression": "a", "expressionType": "sql"}, "TAG or SQL92, not 'SQL'"),
+        ({"includeProperties": "no"}, "includeProperties is true or false"),
+        ({"maxBytesPerPartition": "1m"}, "a number from 1"),
         ({"topic": " , "}, "option topic is missing"),
         ({"nameserver": ";"}, "nameserver is empty"),
         ({"nameserver": "localhost"}, "'localhost' is no address"),
@@ -118,3 +146,18 @@ def test_a_wrong_option_of_a_stream_is_named(given: dict[str, str], says: str) -
 def test_a_missing_nameserver_is_named() -> None:
     with pytest.raises(WrongOption, match="option nameserver is missing"):
         read_options({"topic": "orders"})
+
+
+def test_the_reference_page_has_every_option() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark-options.md"
+    reading, writing = page.read_text().split("## Writing")
+    for text, options in ((reading, {*BATCH_OPTIONS, *STREAM_OPTIONS}), (writing, set(SINK_OPTIONS))):
+        first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+        assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(options)
+
+
+@pytest.mark.parametrize("given", [{"subExpression": "paid"}, {"includeProperties": "false"}])
+def test_an_export_takes_no_filter(tmp_path: Path, given: dict[str, str]) -> None:
+    with pytest.raises(WrongOption, match="not for exports, which have complete queues"):
+        export("orders", tmp_path / "out", engine="local", options=given)
+    assert not (tmp_path / "out").exists()

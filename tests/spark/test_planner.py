@@ -222,6 +222,29 @@ def test_a_new_topic_is_read_from_its_first_message(make: Callable[..., StreamPl
     assert make().latest(end) == end, "a topic that is not read any more keeps its offset"
 
 
+def test_a_stream_of_a_pattern_finds_topics_that_are_made_later(
+    make: Callable[..., StreamPlanner], cluster: FakeCluster
+) -> None:
+    planner = make(topic="", topicPattern="orders-.*", startingOffsets="earliest")
+    start = planner.initial()
+    assert start == planner.latest(start) == {}
+    cluster.add_topic("orders-eu")
+    cluster.queues["orders-eu", 0].max_offset = 4
+    cluster.add_topic("refunds")
+    recorded = planner.latest(start)
+    assert recorded == at(0, topic="orders-eu")
+    end = planner.latest(recorded)
+    assert end == at(4, topic="orders-eu")
+    assert rows(planner, recorded, end) == [(0, 0, 4)]
+
+
+def test_a_stream_reads_assigned_queues_only(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
+    planner = make(topic="", assign='{"orders": {"broker-a": [1]}}', startingOffsets="earliest")
+    start = planner.initial()
+    assert start == {"orders": {"broker-a": {"1": 0}}}
+    assert planner.latest(start) == {"orders": {"broker-a": {"1": 5}}}
+
+
 def test_a_queue_that_became_shorter_is_data_loss(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
     orders.queues["orders", 0].max_offset = 20
     with pytest.raises(DataLoss, match="orders broker-a queue 0 was read up to offset 30, but ends at 20"):

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gantrymq.spark.errors import DataLoss, WrongOption
+from gantrymq.spark.errors import DataLoss, UnknownTopic, WrongOption
 from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import QueueRange, plan_ranges, settle_ranges, split_ranges
+from gantrymq.spark.security import Security
 from gantrymq.spark.wire import Queue, Wire
 
 if TYPE_CHECKING:
@@ -33,6 +34,54 @@ def plan(cluster: FakeCluster, wire: Wire, **options: str) -> list[tuple[int, in
 
 def test_all_messages_are_read_by_default(orders: FakeCluster, wire: Wire) -> None:
     assert plan(orders, wire) == [(0, 10, 30), (1, 0, 5)]
+
+
+def plan_by_name(cluster: FakeCluster, wire: Wire, **options: str) -> list[tuple[str, int, int, int]]:
+    ranges = plan_ranges(read_options({"nameserver": cluster.address} | options), wire)
+    return [(item.queue.topic, item.queue.queue_id, item.start, item.end) for item in ranges]
+
+
+def test_a_pattern_reads_the_topics_whose_whole_names_match(orders: FakeCluster, wire: Wire) -> None:
+    for topic in ("orders-eu", "old-orders", "%RETRY%orders", "%DLQ%orders", "RMQ_SYS_TRACE_TOPIC"):
+        orders.add_topic(topic)
+        orders.queues[topic, 0].max_offset = 2
+    found = [("orders", 0, 10, 30), ("orders", 1, 0, 5), ("orders-eu", 0, 0, 2)]
+    assert plan_by_name(orders, wire, topicPattern="orders.*") == found
+    assert plan_by_name(orders, wire, topicPattern=".*") == [("old-orders", 0, 0, 2), *found]
+    first = '{"orders": {"broker-a": {"0": 25}}}'
+    assert plan_by_name(orders, wire, topicPattern="orders", startingOffsets=first)[0] == ("orders", 0, 25, 30)
+    with pytest.raises(UnknownTopic, match="no topic with a readable queue matches 'refunds'"):
+        plan_by_name(orders, wire, topicPattern="refunds")
+
+
+def test_a_pattern_selects_within_the_namespace(orders: FakeCluster) -> None:
+    orders.add_topic("shop%orders")
+    orders.queues["shop%orders", 0].max_offset = 2
+    with Wire(timeout=5.0, security=Security(namespace="shop")) as wire:
+        assert plan_by_name(orders, wire, topicPattern=".*") == [("orders", 0, 0, 2)]
+
+
+def test_only_assigned_queues_are_read(orders: FakeCluster, wire: Wire) -> None:
+    assert plan_by_name(orders, wire, assign='{"orders": {"broker-a": [1, 2]}}') == [("orders", 1, 0, 5)]
+    with pytest.raises(WrongOption, match="assign: orders has no queue 7 on 'broker-a'"):
+        plan_by_name(orders, wire, assign='{"orders": {"broker-a": [7]}}')
+
+
+def test_a_task_has_at_most_the_bytes_of_the_option(cluster: FakeCluster, wire: Wire) -> None:
+    cluster.add_topic("orders")
+    cluster.pull_rows = 32
+    sizes = {len(cluster.queues["orders", 0].records[cluster.put("orders", 0, b"x" * 900)]) for _ in range(100)}
+    (size,) = sizes
+    assert plan(cluster, wire, maxBytesPerPartition=str(25 * size)) == [
+        (0, 0, 25), (0, 25, 50), (0, 50, 75), (0, 75, 100),
+    ]  # fmt: skip
+    assert plan(cluster, wire, maxBytesPerPartition=str(100 * size)) == [(0, 0, 100)]
+    assert len(plan(cluster, wire, maxBytesPerPartition="1")) == 100
+    for _ in range(100):
+        cluster.put("orders", 0, b"x" * 9000)
+    parts = plan(cluster, wire, maxBytesPerPartition=str(100_000))
+    records = cluster.queues["orders", 0].records
+    assert all(sum(len(records[offset]) for offset in range(first, end)) <= 100_000 for _, first, end in parts)
 
 
 def test_an_empty_queue_has_an_empty_range(orders: FakeCluster, wire: Wire) -> None:

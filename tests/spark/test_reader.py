@@ -109,3 +109,24 @@ def test_a_refused_pull_has_the_text_of_the_broker(orders: FakeCluster, wire: Wi
     orders.script = lambda request: request.answer(ResponseCode.NO_PERMISSION, "the topic is not for reading")
     with pytest.raises(Refused, match=r"a pull of orders broker-a queue 0 at 0: \[16\] the topic is not for reading"):
         read(orders, wire, 0, 10)
+
+
+def test_a_filtered_read_has_exactly_the_tags_and_counts_only_expired_messages_as_lost(
+    cluster: FakeCluster, wire: Wire
+) -> None:
+    """The broker compares hashes of tags: "Aa" and "BB" have the same one."""
+    cluster.add_topic("orders")
+    cluster.pull_rows = 4
+    for number in range(12):
+        cluster.put("orders", 0, b"body %d" % number, properties={"TAGS": ("Aa", "BB", "other")[number % 3]})
+    queue = cluster.queues["orders", 0]
+    queue.records = {offset: record for offset, record in queue.records.items() if offset % 3 != 2}
+    options = read_options({"nameserver": cluster.address, "topic": "orders", "subExpression": "Aa || x"})
+    wanted = QueueRange(Queue("orders", "broker-a", 0, cluster.address), 0, 12)
+    found = [batch.to_pydict() for batch in read_range(wire, wanted, options, ["queueOffset"])]
+    assert found == [{"queueOffset": [0, 3, 6, 9]}]
+    sent = [request.ext or {} for request in cluster.requests if request.code == RequestCode.PULL_MESSAGE]
+    assert {(ext["subscription"], ext["expressionType"]) for ext in sent} == {("Aa || x", "TAG")}
+    queue.min_offset = 5
+    with pytest.raises(DataLoss, match="5 of them"):
+        list(read_range(wire, wanted, options, ["queueOffset"]))

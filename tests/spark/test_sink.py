@@ -152,7 +152,7 @@ def test_an_unstorable_message_fails_the_task() -> None:
 
 def test_a_message_that_is_stored_less_safely_than_asked_fails_the_task(tmp_path: Path) -> None:
     """A synchronous master without its slave stores a message and says that it did not reach the slave."""
-    settings = {"plugin.ha.role": "sync_master"}
+    settings = {"plugin.ha.role": "sync_master", "plugin.ha.listen": "127.0.0.1:0"}
     with cluster_in_thread(tmp_path / "store", enable=["ha"], settings=settings) as cluster:
         options = read_sink_options({"nameserver": cluster.nameserver, "topic": "orders"})
         with pytest.raises(SendFailed, match="SLAVE_NOT_AVAILABLE"):

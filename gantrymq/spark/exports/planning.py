@@ -9,16 +9,22 @@ import attrs
 from gantrymq.spark.errors import WrongOption
 from gantrymq.spark.exports.manifest import FORMAT, Plan, QueueKey, Span, State
 from gantrymq.spark.options import EARLIEST, LATEST, SourceOptions
-from gantrymq.spark.ranges import QueueRange, find_offset, find_queues, report_loss, settle_range, settle_times
+from gantrymq.spark.ranges import (
+    SAMPLE_ROWS,
+    QueueRange,
+    find_offset,
+    find_queues,
+    measure_messages,
+    report_loss,
+    settle_range,
+    settle_times,
+)
 from gantrymq.spark.wire import Queue, Wire
 
 FILE_ROWS = 500_000
 """Default for the messages of a file. A queue with more of them, or of bytes, is read by several tasks."""
 FILE_BYTES = 256 * 1024 * 1024
 """Default for the bytes of the bodies in a file, before Parquet compresses them."""
-
-SAMPLE_ROWS = 32
-"""The messages of a queue whose stored size stands for that of all, where a task is bounded by bytes."""
 
 
 @attrs.frozen
@@ -92,11 +98,10 @@ def _rows_of_task(wire: Wire, item: QueueRange, sizes: Sizes) -> int:
     """The messages of a task: at most those of a file, and by the size of the next ones about its bytes."""
     if item.rows <= SAMPLE_ROWS:
         return sizes.file_rows
-    answer = wire.pull(item.queue, item.start, SAMPLE_ROWS)
-    rows = answer.next_offset - item.start
-    if not answer.records or rows <= 0:
+    mean = measure_messages(wire, item.queue, item.start)
+    if mean is None:
         return sizes.file_rows
-    return max(min(sizes.file_rows, sizes.file_bytes * rows // len(answer.records)), 1)
+    return max(min(sizes.file_rows, sizes.file_bytes // mean), 1)
 
 
 def _split(item: QueueRange, rows: int) -> list[Span]:

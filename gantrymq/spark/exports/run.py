@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.spark.errors import ExportFenced, SparkError, Unreachable
+from gantrymq.spark.errors import ExportFenced, SparkError, Unreachable, WrongOption
 from gantrymq.spark.exports import disk, placing
 from gantrymq.spark.exports.engines import Engine, find_engine
 from gantrymq.spark.exports.folder import ExportFolder
@@ -84,6 +84,8 @@ def export(
     if ending_offsets != "latest":
         given["endingOffsets"] = ending_offsets
     settings = read_options(given | dict(options or {}))
+    if settings.subscription is not None or not settings.include_properties:
+        raise WrongOption("subExpression and includeProperties are not for exports, which have complete queues")
     run_engine = find_engine(engine, spark)
     sizes = Sizes(file_rows, file_bytes)
     return export_with(
