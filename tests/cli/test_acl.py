@@ -162,9 +162,9 @@ def test_check_reads_the_file_as_the_broker_and_warns(cli: Cli, file: Path) -> N
     assert "secretKey=***" in done.err
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    home = tmp_path_factory.mktemp("acl")
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    home = tmp_path
     (home / "plain_acl.yml").write_text(ACCOUNTS)
     (home / "tools.yml").write_text(f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
     settings = {"plugin.acl.file": str(home / "plain_acl.yml"), "plugin.acl.keys": str(home / "tools.yml")}

@@ -6,12 +6,14 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gantrymq.testing.harness import cluster_in_thread
+from support.attempts import shared_or_new
 from support.certificates import CA
 
 Cli = Callable[..., Any]
@@ -26,11 +28,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a nameserver whose cluster has a broker."""
-    with cluster_in_thread(tmp_path_factory.mktemp("cluster")) as running:
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[str]:
+    with cluster_in_thread(folder) as running:
         yield running.nameserver
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as address:
+        yield address
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a nameserver whose cluster has a broker."""
+    yield from shared_or_new(request, "shared_cluster", lambda: running_cluster(tmp_path_factory.mktemp("cluster")))
 
 
 NOWHERE = "127.0.0.1:1"

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import gantrymq.sync
 from gantrymq import Message
-from support.processes import gantrymq_child
 
 pytestmark = pytest.mark.timeout(60)
 
 Cli = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The nameserver's address of a cluster in a process of its own."""
-    folder = tmp_path_factory.mktemp("cluster")
-    addresses = ["--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
-    arguments = ["serve", "--data", str(folder / "store"), *addresses, "--set", "store.commit_log_file_bytes=16 MiB"]
-    with gantrymq_child(arguments, folder / "log") as child:
-        yield child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
 
 
 def test_waiting_messages_are_listed_until_they_are_recalled(cli: Cli, nameserver: str) -> None:

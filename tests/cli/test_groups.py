@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,6 @@ from support.processes import Child, gantrymq_child, wait_for
 pytestmark = pytest.mark.timeout(90)
 
 Cli = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The nameserver's address of a cluster in a process of its own."""
-    folder = tmp_path_factory.mktemp("cluster")
-    arguments = [
-        "serve", "--data", str(folder / "store"), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0",
-        "--set", "store.commit_log_file_bytes=16 MiB",
-    ]  # fmt: skip
-    with gantrymq_child(arguments, folder / "log") as child:
-        yield child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
 
 
 @pytest.fixture

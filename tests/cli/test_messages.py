@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,11 @@ import pytest
 from gantrymq._version import __version__
 from gantrymq.cli.lines import BATCH_BYTES, BATCH_LINES, LINE_BYTES, cut_batches
 from gantrymq.message import Message
-from support.processes import Child, gantrymq_child
+from support.processes import Child
 
 pytestmark = pytest.mark.timeout(60)
 
 Cli = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The nameserver's address of a cluster in a process of its own: its logs are not this process's."""
-    folder = tmp_path_factory.mktemp("cluster")
-    addresses = ["--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
-    arguments = ["serve", "--data", str(folder / "store"), *addresses, "--set", "store.commit_log_file_bytes=16 MiB"]
-    with gantrymq_child(arguments, folder / "log") as child:
-        yield child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
 
 
 @pytest.fixture

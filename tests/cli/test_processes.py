@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.processes.unit import BrokerProcess
 from gantrymq.cli.servers import tls_of
 from gantrymq.remoting.address import parse_address
+from support.attempts import shared_or_new
 from support.certificates import FOLDER as CERTIFICATES
 from support.certificates import client_context
 from support.processes import Child, free_ports, gantrymq_child, wait_for
@@ -258,17 +259,24 @@ def start(folder: Path, base: int) -> Running:
     return Running(child, base, folder / "data", found["nameserver"])
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+@contextmanager
+def started(folder: Path) -> Iterator[Running]:
     (base,) = free_ports(around=(-2, 0, 1, 3, 4, 8, 10, 11, 13, 23))
-    return tmp_path_factory.mktemp("unit"), base
-
-
-@pytest.fixture(scope="module")
-def running(place: tuple[Path, int]) -> Iterator[Running]:
-    unit = start(*place)
+    unit = start(folder, base)
     yield unit
     unit.child.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_unit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with started(tmp_path_factory.mktemp("unit")) as unit:
+        yield unit
+
+
+@pytest.fixture
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The module's unit, and a new one for the second attempt of a test."""
+    yield from shared_or_new(request, "shared_unit", lambda: started(tmp_path_factory.mktemp("unit")))
 
 
 def brokers_of(unit: Running, topic: str) -> set[str]:
