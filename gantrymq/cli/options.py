@@ -12,8 +12,6 @@ from typing import Any, Final, TypeVar, cast
 
 import rich_click as click
 
-from gantrymq.kernel.config.fields import parse_duration
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 SHORTEST_S: Final = 0.1
@@ -34,6 +32,8 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the seconds; wrong usage for other texts and for too short times."""
+        from gantrymq.kernel.config.fields import parse_duration  # commands of clients start without the kernel
+
         try:
             number: object = float(value)
         except ValueError:

@@ -35,7 +35,7 @@ class Recorder:
         self._wakeup = trio.Event()
         self._identities: set[str] = set()
         self.totals: Counter[tuple[str, str, str]] = Counter()
-        self.lost = 0
+        self.lost: int = 0
 
     def add(self, event: Event) -> None:
         """Record an event of its own."""

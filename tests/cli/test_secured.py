@@ -83,7 +83,7 @@ def test_the_command_line_reads_tls_and_credentials_from_the_environment(secured
     # these ask the brokers without a client
     (row,) = json.loads(run("cluster", "status", "--json"))
     assert row["role"] == "master"
-    assert run("delayed", "list", "--json") == ""
+    assert json.loads(run("delayed", "list", "--json")) == []
 
 
 def test_a_context_has_the_keys_and_tls_settings_of_its_cluster(secured: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_missing_acknowledged_message_is_a_violation(ledger: Ledger):
 
 def test_a_message_that_vanishes_after_a_read_is_a_violation(ledger: Ledger):
     ledger.observe(ledger.next_body(0), 0, 0)
-    with pytest.raises(LedgerViolation, match="behind the queue's end"):
+    with pytest.raises(LedgerViolation, match="beyond the queue's end"):
         ledger.check({0: 0})
 
 
