@@ -11,6 +11,7 @@ import itertools
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -274,6 +275,28 @@ def test_a_slow_processor_does_not_change_a_run(monkeypatch: pytest.MonkeyPatch)
     for name in ("perf_counter", "monotonic"):
         monkeypatch.setattr(time, name, itertools.count().__next__)
     assert simulate(busy, 1) == first
+
+
+def test_a_loop_in_another_thread_does_not_change_a_run() -> None:
+    async def work() -> None:
+        while not ended.is_set():
+            secrets.token_bytes(4)
+            await trio.sleep(0.0001)
+
+    async def many() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(work)
+
+    first = simulate(busy, 1)
+    ended = threading.Event()
+    thread = threading.Thread(target=trio.run, args=(many,))
+    thread.start()
+    try:
+        assert simulate(busy, 1) == first
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_simulated_time_is_fast_and_machines_have_separate_clocks() -> None:

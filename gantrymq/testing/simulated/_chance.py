@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,8 @@ _PROCESS_ID = 4242
 
 @contextmanager
 def all_from(seed: int) -> Iterator[None]:
-    """Replace clocks, secrets, the process id, the order of tasks, and threads."""
+    """Replace clocks, secrets, the process id, the order of tasks, and threads, for this thread only: a loop of another
+    thread would take random numbers away from the run."""
     chance = random.Random(f"{seed} secrets")  # noqa: S311 - chance that can be repeated is the point
     with ExitStack() as stack:
         replaced: list[tuple[Any, str, Any]] = [
@@ -40,10 +42,32 @@ def all_from(seed: int) -> Iterator[None]:
         ]
         for module, name, new in replaced:
             stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, new)
+            setattr(module, name, _in_this_thread(new, getattr(module, name)))
         stack.enter_context(_same_order(seed))
         stack.enter_context(_stoppable())
         yield
+
+
+def _in_this_thread(new: Callable[..., T], old: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that is ``new`` in the thread of this call and ``old`` in any other."""
+    thread = threading.get_ident()
+
+    def call(*arguments: Any, **options: Any) -> T:
+        return (new if threading.get_ident() == thread else old)(*arguments, **options)
+
+    return call
+
+
+class _RandomOfThread:
+    """``own`` random numbers for the thread that makes it, and ``other`` ones for any other."""
+
+    def __init__(self, own: random.Random, other: random.Random) -> None:
+        self._own = own
+        self._other = other
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own if threading.get_ident() == self._thread else self._other, name)
 
 
 _REAL_TIME = time.time
@@ -97,11 +121,10 @@ def _stoppable() -> Iterator[None]:
 def _same_order(seed: int) -> Iterator[None]:
     """Make the order deterministic in which trio runs tasks; trio has this setting for tests with their own seed."""
     run: Any = trio._core._run
-    before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
+    before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r
     run._ALLOW_DETERMINISTIC_SCHEDULING = True
-    run._r.seed(seed)
+    run._r = _RandomOfThread(random.Random(seed), run._r)  # noqa: S311 - chance that can be repeated is the point
     try:
         yield
     finally:
-        run._ALLOW_DETERMINISTIC_SCHEDULING = before[0]
-        run._r.setstate(before[1])
+        run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = before
