@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -221,4 +222,6 @@ def names(request: pytest.FixtureRequest) -> Callable[[str], str]:
     attempt = getattr(request.node, "execution_count", 1)  # of pytest-rerunfailures
     again = f"again{attempt}-" if attempt > 1 else ""
     allowed = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
-    return lambda kind: f"{kind}-{again}{allowed}"[:120]
+    # tests of two clients may have the same name, and a long name is cut
+    unique = zlib.crc32(request.node.nodeid.encode())
+    return lambda kind: f"{kind}-{again}{unique:08x}-{allowed}"[:120]
