@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gantrymq.testing.harness import cluster_in_thread
-from support.attempts import shared_or_new
 from support.certificates import CA
 
 Cli = Callable[..., Any]
@@ -28,29 +25,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@contextmanager
-def running_cluster(folder: Path) -> Iterator[str]:
-    with cluster_in_thread(folder) as running:
-        yield running.nameserver
-
-
-@pytest.fixture(scope="module")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as address:
-        yield address
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a nameserver whose cluster has a broker."""
-    yield from shared_or_new(request, "shared_cluster", lambda: running_cluster(tmp_path_factory.mktemp("cluster")))
-
-
 NOWHERE = "127.0.0.1:1"
 
 
-def test_a_command_uses_the_current_context(cli: Cli, cluster: str) -> None:
-    assert cli("context", "add", "prod", "--nameserver", cluster, "--use").code == 0
+def test_a_command_uses_the_current_context(cli: Cli, nameserver: str) -> None:
+    assert cli("context", "add", "prod", "--nameserver", nameserver, "--use").code == 0
     assert cli("topic", "create", "orders").code == 0
     assert "orders" in cli("topic", "list").out
 
@@ -71,13 +50,13 @@ def test_a_command_uses_the_current_context(cli: Cli, cluster: str) -> None:
 )
 def test_the_setting_nearest_to_the_command_takes_precedence(
     cli: Cli,
-    cluster: str,
+    nameserver: str,
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
     options: tuple[str, ...],
     reaches: bool,
 ) -> None:
-    cli("context", "add", "prod", "--nameserver", cluster, "--use")
+    cli("context", "add", "prod", "--nameserver", nameserver, "--use")
     cli("context", "add", "broken", "--nameserver", NOWHERE)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
@@ -91,13 +70,15 @@ def test_context_and_nameserver_exclude_each_other(cli: Cli) -> None:
     assert "exclude each other" in outcome.err
 
 
-def test_a_nameserver_on_the_command_line_does_without_a_current_context_that_is_gone(cli: Cli, cluster: str) -> None:
+def test_a_nameserver_on_the_command_line_does_without_a_current_context_that_is_gone(
+    cli: Cli, nameserver: str
+) -> None:
     cli("context", "add", "prod", "--nameserver", NOWHERE, "--use")
     (Path(os.environ["GANTRYMQ_CONFIG_HOME"]) / "contexts" / "prod.toml").unlink()
     outcome = cli("topic", "list")
     assert outcome.code == 2
     assert "no context 'prod'" in outcome.err
-    assert cli("topic", "list", "--nameserver", cluster).code == 0
+    assert cli("topic", "list", "--nameserver", nameserver).code == 0
     assert cli("context", "use", "--none").code == 0
 
 

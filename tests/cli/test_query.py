@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import gantrymq.sync
 from gantrymq import Message, SendResult
-from support.processes import gantrymq_child
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -18,25 +17,15 @@ Cli = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The nameserver's address of a cluster in a process of its own."""
-    folder = tmp_path_factory.mktemp("cluster")
-    addresses = ["--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
-    arguments = ["serve", "--data", str(folder / "store"), *addresses, "--set", "store.commit_log_file_bytes=16 MiB"]
-    with gantrymq_child(arguments, folder / "log") as child:
-        yield child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
-
-
-@pytest.fixture(scope="module")
-def sent(nameserver: str) -> list[SendResult]:
+def sent(shared_nameserver: str) -> list[SendResult]:
     """Three messages with one key in common."""
-    with gantrymq.sync.connect(nameserver) as client, client.producer("p") as producer:
+    with gantrymq.sync.connect(shared_nameserver) as client, client.producer("p") as producer:
         return [producer.send(Message("Orders", b"order %d" % n, keys=[f"o-{n}", "all"])) for n in range(3)]
 
 
 @pytest.fixture
-def query(cli: Cli, nameserver: str, sent: list[SendResult]) -> Cli:
-    return lambda *arguments: cli("query", "--nameserver", nameserver, "--topic", "Orders", *arguments)
+def query(cli: Cli, shared_nameserver: str, sent: list[SendResult]) -> Cli:
+    return lambda *arguments: cli("query", "--nameserver", shared_nameserver, "--topic", "Orders", *arguments)
 
 
 def test_a_key_finds_its_newest_messages(query: Cli) -> None:
@@ -91,8 +80,8 @@ def test_wrong_usage_exits_with_2(query: Cli, arguments: tuple[str, ...]) -> Non
     assert "Traceback" not in outcome.err
 
 
-def test_a_time_range_bounds_what_the_client_finds(nameserver: str, sent: list[SendResult]) -> None:
-    with gantrymq.sync.connect(nameserver) as client:
+def test_a_time_range_bounds_what_the_client_finds(shared_nameserver: str, sent: list[SendResult]) -> None:
+    with gantrymq.sync.connect(shared_nameserver) as client:
         found = client.admin.find("Orders", "all")
         assert [message.message_id for message in found] == [result.message_id for result in sent]
         times = [message.store_timestamp for message in found]
