@@ -60,8 +60,8 @@ class Audit:
     def answered(
         self, request: Command, address: str, subject: str | None, identity: str | None, answer: Command, refused: bool
     ) -> None:
-        """A change of the tables was answered. ``identity``: who has sent it, if it is known; ``refused``: that the
-        sender may not send it."""
+        """Record the response to a change of the tables. ``identity``: the sender's, if it is known; ``refused``:
+        whether the sender lacks the right to send it."""
         if not refused and request.code in _ROUTINE:
             return
         event = Event(
@@ -73,7 +73,7 @@ class Audit:
         (self._recorder.repeated if refused else self._recorder.add)(event)
 
     def handshake_refused(self, address: str, reason: str) -> None:
-        """A TLS handshake has failed."""
+        """Record a TLS handshake that failed."""
         now, result = _now_ms(), ResponseCode.NO_PERMISSION
         self._recorder.repeated(
             refused_connection(TLS_HANDSHAKE, "nameserver", address, "nameserver", reason, now, result)
@@ -106,8 +106,14 @@ class Audit:
     def _write(self, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with open(os.open(self._path, flags, 0o600), "ab", buffering=0) as file:
-            while data:
-                data = data[file.write(data) :]
+            size = os.fstat(file.fileno()).st_size
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                with suppress(OSError):  # a part of a line would spoil the next one as well
+                    file.truncate(size)
+                raise
 
 
 def _object_of(request: Command) -> dict[str, Any]:

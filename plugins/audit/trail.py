@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Trail:
         self._is_stale = True
 
     def write(self, data: bytes) -> None:
-        """Append ``data``; OSError, after which a part may have been written, and the next call opens the file anew."""
+        """Append ``data``; OSError, after which the file is as before, and the next call opens it anew."""
         if not data:
             return
         if self._file is None or self._is_stale or not self._env.exists(self._path):
@@ -35,7 +36,7 @@ class Trail:
             self.open()
         assert self._file is not None
         try:
-            self._file.pwrite(data, self._file.size())
+            _append(self._file, data)
         except OSError:
             self.close()
             raise
@@ -45,3 +46,13 @@ class Trail:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+
+def _append(file: File, data: bytes) -> None:
+    size = file.size()
+    try:
+        file.pwrite(data, size)
+    except OSError:
+        with suppress(OSError):  # a part of a line would spoil the next one as well
+            file.truncate(size)
+        raise

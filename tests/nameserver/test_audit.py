@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,3 +119,26 @@ async def test_a_file_that_cannot_be_opened_refuses_the_start(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError):
         async with audited(tmp_path / "nowhere"):
             pytest.fail("it serves")
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from gantrymq.nameserver.audit import Audit
+
+audit = Audit(Path(sys.argv[1]))
+audit._write(b"first\\n")
+_soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (9, hard))  # as a disk with room for three bytes more
+try:
+    audit._write(b"second\\n")
+except OSError:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    audit._write(b"third\\n")
+"""
+
+
+async def test_a_write_that_fails_half_way_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        await trio.run_process([sys.executable, "-c", FULL_DISK, str(tmp_path / "audit.log")])
+    assert (tmp_path / "audit.log").read_bytes() == b"first\nthird\n"
