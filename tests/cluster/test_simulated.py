@@ -361,7 +361,7 @@ def test_a_slow_slave_slows_senders_and_weakens_no_guarantee(slow: str) -> None:
                     link.delay_s, link.bytes_per_s = (0.1, 0.2), 20_000
             began = trio.current_time()
             await pair.load.more(20)
-            assert trio.current_time() - began > 5, "who is guaranteed something has waited for the slave"
+            assert trio.current_time() - began > 5, "an acknowledged send waits for the slave"
             master = pair.master.env
             pair.slave.power_cut(1)
             ends = await pair.load.check(pair.master.address)

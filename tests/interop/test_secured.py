@@ -22,7 +22,7 @@ from gantrymq.remoting.signing import Credentials
 from gantrymq.testing.requests import pull, send
 from support.accounts import ACL, ADMIN, NOBODY, WORKER
 from support.certificates import CA, FOLDER, client_context
-from support.foreign import Java, ask, start_broker, start_nameserver
+from support.foreign import Java, ask, mqadmin_with_keys, start_broker, start_nameserver
 from support.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -76,12 +76,7 @@ def mqadmin(java: Java, homes: Homes) -> Callable[..., str]:
     """Runs mqadmin with the keys of an account."""
 
     def run(credentials: Credentials, *arguments: str) -> str:
-        home = homes("mqadmin")
-        conf = home / "rocketmq" / "conf"
-        shutil.copytree(java.conf, conf)
-        text = f"accessKey: {credentials.access_key}\nsecretKey: {credentials.secret_key}\n"
-        (conf / "tools.yml").write_text(text)
-        return java.mqadmin(home, *arguments)
+        return mqadmin_with_keys(java, homes("mqadmin"), credentials, *arguments)
 
     return run
 
@@ -211,12 +206,7 @@ def test_rocketmqs_clients_connect_with_tls_and_keys(
     body = f"by-rocketmq-{java.version}"
 
     def run(client: Java, credentials: Credentials, *arguments: str) -> str:
-        home = homes("mqadmin")
-        conf = home / "rocketmq" / "conf"
-        shutil.copytree(client.conf, conf)
-        text = f"accessKey: {credentials.access_key}\nsecretKey: {credentials.secret_key}\n"
-        (conf / "tools.yml").write_text(text)
-        return client.mqadmin(home, *arguments)
+        return mqadmin_with_keys(client, homes("mqadmin"), credentials, *arguments)
 
     def send_to(topic: str, client: Java = secured) -> str:
         return run(client, WORKER, "sendMessage", "-n", encrypted, "-t", topic, "-p", body)

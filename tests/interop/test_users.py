@@ -7,7 +7,6 @@ consumer.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 import gantrymq.sync
 from gantrymq.remoting.signing import Credentials
 from support.accounts import ACL
-from support.foreign import Java
+from support.foreign import Java, mqadmin_with_keys
 from support.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -59,12 +58,7 @@ def mqadmin(java5: Java, homes: Homes) -> Callable[..., str]:
     """Runs mqadmin 5.3.3 with the keys of a user."""
 
     def run(credentials: Credentials, *arguments: str) -> str:
-        home = homes("mqadmin5")
-        conf = home / "rocketmq" / "conf"
-        shutil.copytree(java5.conf, conf)
-        text = f"accessKey: {credentials.access_key}\nsecretKey: {credentials.secret_key}\n"
-        (conf / "tools.yml").write_text(text)
-        return java5.mqadmin(home, *arguments)
+        return mqadmin_with_keys(java5, homes("mqadmin5"), credentials, *arguments)
 
     return run
 

@@ -25,6 +25,7 @@ from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.signing import Credentials
 from support.clients import ForeignClient
 from support.processes import STOP_SECONDS, Child, ChildFailed, Partner, free_ports, wait_for
 
@@ -146,6 +147,15 @@ class Java:
         if not conf.is_dir():
             shutil.copytree(self.conf, conf)
         return rocketmq
+
+
+def mqadmin_with_keys(java: Java, home: Path, credentials: Credentials, *arguments: str) -> str:
+    """What mqadmin prints when it signs with these keys; ``home`` gets a configuration of its own."""
+    conf = home / "rocketmq" / "conf"
+    shutil.copytree(java.conf, conf)
+    text = f"accessKey: {credentials.access_key}\nsecretKey: {credentials.secret_key}\n"
+    (conf / "tools.yml").write_text(text)
+    return java.mqadmin(home, *arguments)
 
 
 class HostedCommand(Partner):

@@ -31,18 +31,19 @@ def all_from(seed: int) -> Iterator[None]:
     chance = random.Random(f"{seed} secrets")  # noqa: S311 - chance that can be repeated is the point
     with ExitStack() as stack:
         replaced: list[tuple[Any, str, Any]] = [
-            (time, "time", _seconds),
-            (time, "time_ns", lambda: int(_seconds() * 1e9)),
-            (time, "monotonic", _duration_clock(time.monotonic)),
-            (time, "perf_counter", _duration_clock(time.perf_counter)),
+            (time, "time", wall := _simulated(time.time, START_MS / 1000)),
+            (time, "time_ns", lambda: int(wall() * 1e9)),
+            (time, "monotonic", _simulated(time.monotonic)),
+            (time, "perf_counter", _simulated(time.perf_counter)),
             (os, "getpid", lambda: _PROCESS_ID),
             (secrets, "randbelow", chance.randrange),
             (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
             (trio.to_thread, "run_sync", _at_once),
         ]
         for module, name, new in replaced:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, _in_this_thread(new, getattr(module, name)))
+            old = getattr(module, name)
+            stack.callback(setattr, module, name, old)
+            setattr(module, name, _in_this_thread(new, old))
         stack.enter_context(_same_order(seed))
         stack.enter_context(_stoppable())
         yield
@@ -70,23 +71,14 @@ class _RandomOfThread:
         return getattr(self._own if threading.get_ident() == self._thread else self._other, name)
 
 
-_REAL_TIME = time.time
-
-
-def _seconds() -> float:
-    try:
-        return START_MS / 1000 + trio.current_time()
-    except RuntimeError:  # outside of the run
-        return _REAL_TIME()
-
-
-def _duration_clock(real: Callable[[], float]) -> Callable[[], float]:
-    """Return a clock of simulated time: a program that limits how long it works must not do less on a slow machine."""
+def _simulated(real: Callable[[], float], start: float = 0.0) -> Callable[[], float]:
+    """Return a clock of simulated time, which is ``start`` at the begin of the run: a program that limits how long it
+    works must not do less on a slow machine. Outside of the run it is the ``real`` one."""
 
     def seconds() -> float:
         try:
-            return trio.current_time()
-        except RuntimeError:  # outside of the run
+            return start + trio.current_time()
+        except RuntimeError:
             return real()
 
     return seconds
