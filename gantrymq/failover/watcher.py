@@ -34,7 +34,7 @@ READ_S: Final = 10.0
 PATIENCE_MAX: Final = 4
 """The upper limit of a slave's time to answer while the master is lost, in units of ``answer_timeout``."""
 
-Look = Callable[[Mapping[str, int], Collection[str], float], Awaitable[Sequence[Row]]]
+QueryBrokers = Callable[[Mapping[str, int], Collection[str], float], Awaitable[Sequence[Row]]]
 """The current state of the name's brokers: those of the nameserver, and those of the first argument (ids by address).
 
 The second argument are addresses that are not asked and count as unreachable; the third is the time to answer in
@@ -62,10 +62,15 @@ class Watcher:
     """Watches while :meth:`run` runs; ``keeper`` runs beside it, with the same ``clock``."""
 
     def __init__(
-        self, name: str, look: Look, keeper: LockKeeper, clock: Callable[[], float], rules: WatchRules | None = None
+        self,
+        name: str,
+        query_brokers: QueryBrokers,
+        keeper: LockKeeper,
+        clock: Callable[[], float],
+        rules: WatchRules | None = None,
     ) -> None:
         self._name = name
-        self._look = look
+        self._query_brokers = query_brokers
         self._keeper = keeper
         self._clock = clock
         self._rules = rules or WatchRules()
@@ -86,7 +91,7 @@ class Watcher:
         """The slaves' time to answer in units of ``answer_timeout``: slaves of an overloaded machine need more."""
         self._grace_until = 0.0
         self._missing_since: dict[str, float] = {}
-        self._said: dict[str, str] = {}
+        self._last_reported: dict[str, str] = {}
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -105,7 +110,7 @@ class Watcher:
             self._not_kept(error)
         asked_at = self._clock()
         try:
-            rows = await self._look(self._asked_besides(), (), self._rules.answer_timeout)
+            rows = await self._query_brokers(self._asked_besides(), (), self._rules.answer_timeout)
         except (GantryError, trio.TooSlowError, OSError) as error:
             reason = str(error) or "no answer in time"
             if self._has_changed("nameserver", reason):
@@ -114,7 +119,7 @@ class Watcher:
                     action="no slave is promoted until a nameserver answers; check it",
                 )  # fmt: skip
             return
-        if self._said.pop("nameserver", ""):
+        if self._last_reported.pop("nameserver", ""):
             log.info("nameserver_answers", broker=self._name)
         try:
             await self._judge(rows, asked_at)
@@ -182,7 +187,9 @@ class Watcher:
         """Ask the slaves again: their answers became old while this watcher waited for the master."""
         master = self._master or self._members.master
         try:
-            return await self._look(self._asked_besides(), {master}, self._patience * self._rules.answer_timeout)
+            return await self._query_brokers(
+                self._asked_besides(), {master}, self._patience * self._rules.answer_timeout
+            )
         except (GantryError, trio.TooSlowError, OSError):
             return rows  # the next poll reports the reason
 
@@ -209,7 +216,7 @@ class Watcher:
         self._silent_since, self._attempts, self._grace_until, self._master = None, 0, 0.0, address
         self._patience = 1
         for key in ("lost", "refused", "heard", "lock"):
-            self._said.pop(key, "")
+            self._last_reported.pop(key, "")
         self._note_missing(rows)
         if self._read_at is not None and self._read_at == self._keeper.revision:
             if self._clock() >= self._read_next and self._members == self._written:
@@ -254,7 +261,7 @@ class Watcher:
         if self._members != self._written:
             await self._keeper.write(self._members.to_bytes())
             self._written = self._members
-            self._said.pop("store", "")
+            self._last_reported.pop("store", "")
             log.info("members_stored", broker=self._name, master=self._members.master, slaves=len(self._members.slaves))
 
     async def _replace(self, rows: Sequence[Row], silent: float) -> None:
@@ -305,14 +312,14 @@ class Watcher:
         self._deposed = lost
         self._epoch = 0 if promoted.epoch is None else promoted.epoch.number
         self._members, self._master = Members(promoted.address, slaves, promoted.end), promoted.address
-        self._said.pop("lost", "")
+        self._last_reported.pop("lost", "")
         await self._write_members()
 
     def _has_changed(self, key: str, text: str) -> bool:
         """Whether this differs from the last text of ``key``: a state is logged once, not with each poll."""
-        if self._said.get(key) == text:
+        if self._last_reported.get(key) == text:
             return False
-        self._said[key] = text
+        self._last_reported[key] = text
         return True
 
 

@@ -45,9 +45,9 @@ class Notices:
         async for change in self._receive:
             async with trio.open_nursery() as nursery:
                 for address in change.listeners:
-                    nursery.start_soon(self._tell, address, change)
+                    nursery.start_soon(self._notify, address, change)
 
-    async def _tell(self, address: str, change: MinimumChange) -> None:
+    async def _notify(self, address: str, change: MinimumChange) -> None:
         header = MinimumChangedHeader(
             min_broker_id=change.broker_id,
             min_broker_addr=change.address,

@@ -85,13 +85,17 @@ class ClientAdmin:
         body = ResetOffsets(table).to_bytes()
         if request.command.language == "CPP":
             queues = [QueueOffset(queue.topic, queue.broker_name, queue.queue_id, at) for queue, at in table.items()]
-            told = ResetOffsetList(queues).to_bytes()
+            encoded = ResetOffsetList(queues).to_bytes()
         else:
-            told = body
+            encoded = body
         ext = ResetOffsetHeader(topic=header.topic, group=header.group, timestamp=header.timestamp).to_ext()
         for member in members:
-            member.connection.send(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(ext), told, flag=ONEWAY_FLAG))
-        log.info("offsets_reset", group=header.group, topic=header.topic, timestamp=header.timestamp, told=len(members))
+            member.connection.send(
+                Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(ext), encoded, flag=ONEWAY_FLAG)
+            )
+        log.info(
+            "offsets_reset", group=header.group, topic=header.topic, timestamp=header.timestamp, members=len(members)
+        )
         return request.command.answer(ResponseCode.SUCCESS, body=body)
 
     async def status(self, request: Request) -> Command:

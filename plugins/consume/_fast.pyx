@@ -193,7 +193,7 @@ cdef struct Owner:
 
 cdef bint is_of(const uint8_t* at, int64_t size, const Owner* owner, int64_t number) noexcept nogil:
     """Whether the record at ``at``, for which :func:`is_record` holds, belongs to this entry of a queue."""
-    cdef int64_t topic_at, width, told
+    cdef int64_t topic_at, width, stored_width
     cdef uint32_t bits
     if owner.topic == NULL:
         return True
@@ -203,9 +203,9 @@ cdef bint is_of(const uint8_t* at, int64_t size, const Owner* owner, int64_t num
     width = 1 if get32(at + 4) == 0xDAA320A7u else 2
     if topic_at + width + owner.topic_size > size:
         return False
-    told = at[topic_at] if width == 1 else get16(at + topic_at)
+    stored_width = at[topic_at] if width == 1 else get16(at + topic_at)
     return (
-        told == owner.topic_size and memcmp(at + topic_at + width, owner.topic, owner.topic_size) == 0
+        stored_width == owner.topic_size and memcmp(at + topic_at + width, owner.topic, owner.topic_size) == 0
         and <int32_t>get32(at + 12) == owner.queue_id and <int64_t>get64(at + 20) == owner.first + number
     )
 

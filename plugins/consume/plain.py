@@ -268,9 +268,9 @@ def gather(
             start = at - base
             record = data[start : start + size]
             if size >= _V4_HEAD_SIZE:
-                told, magic, crc, place, bits, length = unpack(record)
+                stored_size, magic, crc, place, bits, length = unpack(record)
                 if (
-                    told == size
+                    stored_size == size
                     and place == at
                     and not bits & HOST_V6_BITS
                     and 0 <= length < size - _V4_HEAD_SIZE

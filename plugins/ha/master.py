@@ -303,5 +303,5 @@ def _listen(broker: Broker, wanted: str) -> tuple[Listener, str]:
         raise StartError(
             f"cannot wait for slaves on {host}:{port}: {reason}; set plugin.ha.listen to another address"
         ) from None
-    told = host if host not in ("0.0.0.0", "::") else parse_address(broker.address)[0]  # noqa: S104 - compared
-    return listener, format_address(told, listener.address[1])
+    reachable = host if host not in ("0.0.0.0", "::") else parse_address(broker.address)[0]  # noqa: S104 - compared
+    return listener, format_address(reachable, listener.address[1])

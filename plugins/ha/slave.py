@@ -138,15 +138,15 @@ class Slave:
         """Follow the master until cancelled; reconnects after a lost connection."""
         await self._settled.wait()
         delay = FIRST_RETRY_S
-        told = ""
+        reported = ""
         while True:
             address = await self._master_address.ha_address()
             before = self._broker.log.end
             reason = await self._compare() or await self._follow(address)
             delay = FIRST_RETRY_S if self._broker.log.end > before else min(delay * 2, LAST_RETRY_S)
-            if reason != told or self._broker.log.end > before:
+            if reason != reported or self._broker.log.end > before:
                 log.warning("master_not_connected", master=address, reason=reason, offset=self._broker.log.end)
-                told = reason
+                reported = reason
             with trio.CancelScope() as self._attempt:
                 await trio.sleep(delay)
             if self._attempt.cancelled_caught:

@@ -85,7 +85,7 @@ class Table:
             if self._count >= self._config.max_items or len(key) > KEY_MAX_CHARACTERS:
                 if not self._warned:
                     self._warned = True
-                    log.warning("not_counted", statistic=name, key=key[:300], limit=self._config.max_items)
+                    log.warning("statistics_limit_reached", statistic=name, key=key[:300], limit=self._config.max_items)
                 return
             item = items[key] = Item()
             self._count += 1

@@ -138,7 +138,7 @@ def owner_of(
     All lengths must agree. The body is not checked.
     """
     try:
-        told, magic, _, place, bits = PROOF.unpack_from(head)
+        stored_size, magic, _, place, bits = PROOF.unpack_from(head)
         fixed = HEADS[bits & HOST_V6_BITS].size
         width = 1 if magic == MAGIC_V1 else 2
         topic_end = width + int.from_bytes(names[:width], "big")
@@ -146,7 +146,7 @@ def owner_of(
     except struct.error:
         return None
     body = int.from_bytes(head[fixed - 4 : fixed], "big")
-    if told != size or place != offset or magic not in (MAGIC_V1, MAGIC_V2) or len(head) < fixed:
+    if stored_size != size or place != offset or magic not in (MAGIC_V1, MAGIC_V2) or len(head) < fixed:
         return None
     if fixed + body + topic_end + 2 + properties != size:
         return None

@@ -96,8 +96,8 @@ class LogWindows:
         """As :meth:`window`, for a record. ``OutOfLog`` if a large record has another size: it is then not read."""
         if size > BLOCK_BYTES:
             self._log.check_range(offset, size)
-            told = self.window(offset, 4, wait=wait)[:4]
-            if int.from_bytes(told, "big", signed=True) != size:
+            stored = self.window(offset, 4, wait=wait)[:4]
+            if int.from_bytes(stored, "big", signed=True) != size:
                 raise OutOfLog(f"no record of {size} bytes at {offset}")
         return self.window(offset, size, wait=wait)
 

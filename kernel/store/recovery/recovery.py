@@ -211,7 +211,7 @@ class Recovery:
     def _replay(self, plan: _Plan, on_dispatch: Callable[[DispatchBatch], None]) -> int:
         """Read and dispatch from the plan's start on; returns the end of the log."""
         position = covered = plan.start
-        told = self._env.monotonic()
+        reported_at = self._env.monotonic()
         while (segment := self._segments.at(position)) is not None:
             unreadable: OSError | None = None
             try:
@@ -222,8 +222,8 @@ class Recovery:
             if torn is not None:
                 batch, stop = self._scan(position, segment.end, torn)[0], Stop.BAD
             position = segment.end if stop is Stop.BLANK else batch.end
-            if self._env.monotonic() - told >= 1:
-                told = self._env.monotonic()
+            if self._env.monotonic() - reported_at >= 1:
+                reported_at = self._env.monotonic()
                 log.info("store_recovering", offset=position, files_end=self._segments.end)
             if position > covered:
                 batch.start, batch.end = covered, position

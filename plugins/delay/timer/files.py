@@ -113,7 +113,7 @@ class TimerFiles:
         if not now - self.wheel.span_ms // 2 < self.read_ms <= now:
             # The wheel may have wrapped around since; or the clock was set back, and delivered slots would be delivered
             # again.
-            log.warning("timer_begins_anew", read_ms=self.read_ms, now=now)
+            log.warning("timer_rebuilt", read_ms=self.read_ms, now=now)
             self._begin_again(damaged, now)
             return
         try:
@@ -155,7 +155,7 @@ class TimerFiles:
                 if not self.log.start <= slot.last < self.log.end or floor(self.log.unit(slot.last).time) != time:
                     raise DamagedUnit(f"the slot of {time} leads to {slot.last}")
             except DamagedUnit as error:
-                log.warning("timer_wheel_does_not_fit", reason=str(error))
+                log.warning("timer_wheel_inconsistent", reason=str(error))
                 return False
         return True
 

@@ -177,7 +177,7 @@ class HalfStrategy:
                 self._add(batch, ending, current, now)
                 ended[current] = ending
             except RemoteFault as fault:
-                log.error("half_message_ends_nowhere", queue_offset=current, reason=fault.remark)
+                log.error("half_message_destination_invalid", queue_offset=current, reason=fault.remark)
                 ending.request.answer(fault.code, fault.remark)
 
     def _current(self, record: Record, first: int) -> int:
