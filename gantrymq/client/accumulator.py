@@ -29,8 +29,8 @@ BUFFER_BYTES: Final = 32 * 1024 * 1024
 """What may be enqueued and not answered; ``enqueue`` waits while it is full."""
 MESSAGE_OVERHEAD_BYTES: Final = 256
 """Counts towards the buffer for each message, beside its bytes: the objects that stand for it."""
-LANES_LOOKED_AT: Final = 16
-"""So many queues at most are looked at to find an idle one for a batch that may go to any."""
+LANES_SCANNED: Final = 16
+"""The most queues that are scanned for an idle one, for a batch that may go to any."""
 LANES_KEPT: Final = 1024
 """Idle queues are forgotten beyond this number."""
 
@@ -350,7 +350,7 @@ class Accumulator:
         if turn is None:
             turn = self._sender.first_turn(queues)
         best: tuple[tuple[bool, int], int, Lane] | None = None
-        for ahead in range(min(len(queues), LANES_LOOKED_AT)):
+        for ahead in range(min(len(queues), LANES_SCANNED)):
             at = (turn + ahead) % len(queues)
             lane = self._lane(queues[at])
             rank = (not self._sender.is_usable(lane.queue), 0 if lane.idle else 1 + len(lane.batches))

@@ -65,8 +65,8 @@ EXPIRED_LEVEL: Final = 3
 """The delay level of messages that are returned because of ``consume_timeout``."""
 EXPIRY_INTERVAL_SECONDS: Final = 1.0
 RELEASE_WARNING_SECONDS: Final = 30.0
-LOCK_LOOK_SECONDS: Final = 1.0
-"""How often an ordered consumer looks whether a lock needs renewal."""
+LOCK_CHECK_SECONDS: Final = 1.0
+"""How often an ordered consumer checks whether a lock needs renewal."""
 SAMPLES: Final = 13
 """Counters kept for rates, one each ``COMMIT_INTERVAL_SECONDS``: a minute of them."""
 
@@ -313,7 +313,7 @@ class Consumer(Lifetime, Generic[R]):
         for puller in pullers:
             puller.stop()
         with anyio.move_on_after(LEAVE_SECONDS / 2):
-            await self._tell(self._settings.on_revoked, self._pullers)
+            await self._notify_queues_changed(self._settings.on_revoked, self._pullers)
         self._closed = True
         self._arrived.set()
         pullers += self._releasing.values()
@@ -458,7 +458,7 @@ class Consumer(Lifetime, Generic[R]):
 
     async def _keep_locked(self, locks: QueueLocks) -> None:
         while True:
-            await anyio.sleep(LOCK_LOOK_SECONDS)
+            await anyio.sleep(LOCK_CHECK_SECONDS)
             lapsed = {queue for queue in self._pullers if not locks.holds(queue)}
             due = [queue for queue in (*self._pullers, *self._releasing) if locks.is_due(queue)]
             refused = await locks.take(due)
@@ -474,7 +474,7 @@ class Consumer(Lifetime, Generic[R]):
                 puller.stop()
                 self._release_later(queue, puller)
             if lost:
-                await self._tell(self._settings.on_revoked, lost)
+                await self._notify_queues_changed(self._settings.on_revoked, lost)
                 self.rebalance_soon()
 
     def _release_later(self, queue: MessageQueue, puller: Puller[R]) -> None:
@@ -520,7 +520,7 @@ class Consumer(Lifetime, Generic[R]):
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
 
-    async def _tell(self, changed: QueuesChanged | None, queues: Iterable[MessageQueue]) -> None:
+    async def _notify_queues_changed(self, changed: QueuesChanged | None, queues: Iterable[MessageQueue]) -> None:
         """Call ``on_assigned`` or ``on_revoked``; an error of it is logged and changes nothing."""
         known = sorted(queue for queue in queues if queue.topic in self._subscribed)
         if changed is None or not known:
@@ -610,7 +610,7 @@ class Consumer(Lifetime, Generic[R]):
             await self._locks.take(gained)
             refused = {queue for queue in gained if not self._locks.holds(queue)}
             gained = [queue for queue in gained if queue not in refused]
-        await self._tell(self._settings.on_assigned, gained)
+        await self._notify_queues_changed(self._settings.on_assigned, gained)
         async with anyio.create_task_group() as starting:
             for queue in gained:
                 starting.start_soon(self._start_pulling, queue)
@@ -631,7 +631,7 @@ class Consumer(Lifetime, Generic[R]):
         """Let other members have these queues, with what this one has done in them."""
         for queue in lost:
             self._pullers[queue].stop()
-        await self._tell(self._settings.on_revoked, lost)
+        await self._notify_queues_changed(self._settings.on_revoked, lost)
         for queue in lost:
             puller = self._pullers.pop(queue)
             if self._locks is not None:

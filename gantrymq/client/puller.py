@@ -142,7 +142,7 @@ class Puller(Generic[R]):
         self._acknowledged_at = 0.0
         self._blocked_by = -1
         self._blocked_since = 0.0
-        self._told_blocked = -1
+        self._warned_offset = -1
 
     def statistics(self) -> QueueStatistics:
         """How the queue is doing."""
@@ -155,7 +155,7 @@ class Puller(Generic[R]):
             position=progress.position, committable=committable, end=max(self._end, progress.position),
             outstanding=progress.outstanding, outstanding_bytes=progress.bytes,
             oldest_age=None if since is None else anyio.current_time() - since,
-            stalled=progress.full and self._told_blocked == committable,
+            stalled=progress.full and self._warned_offset == committable,
             last_pull=self._pulled_at, last_acknowledged=int(self._acknowledged_at * 1000),
         )  # fmt: skip
 
@@ -437,13 +437,13 @@ class Puller(Generic[R]):
         oldest = progress.committable
         if oldest != self._blocked_by:
             self._blocked_by, self._blocked_since = oldest, now
-        if self._told_blocked == oldest:
+        if self._warned_offset == oldest:
             await room.wait()
             return
         with anyio.move_on_after(self._blocked_since + STALL_SECONDS - now):
             await room.wait()
             return
-        self._told_blocked = oldest
+        self._warned_offset = oldest
         since = progress.oldest_since()
         log.warning(
             "consumer_stalled", topic=self.queue.topic, queue=self.queue.queue_id, broker=self.queue.broker_name,

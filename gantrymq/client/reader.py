@@ -133,7 +133,7 @@ class Reader(Lifetime, Generic[R]):
         self._tasks: TaskGroup | None = None
         self._queues: dict[MessageQueue, _Queue[R]] = {}
         self._assigned = False
-        self._looked_at = float("-inf")
+        self._refreshed_at = float("-inf")
         self._ends: dict[MessageQueue, int] | None = None
         self._arrived = anyio.Event()
         self._failure: GantryError | None = None
@@ -203,7 +203,7 @@ class Reader(Lifetime, Generic[R]):
             raise ValueError(f"max {max}: ask for at least one message")
         self._ensure_open()
         with anyio.move_on_after(timeout):
-            await self._look()
+            await self._refresh_queues()
             if self._until == "end" and self._ends is None:
                 self._ends = await self.end_offsets()
             while True:
@@ -240,12 +240,12 @@ class Reader(Lifetime, Generic[R]):
 
     async def begin_offsets(self) -> dict[MessageQueue, int]:
         """The oldest offset of each queue that is read."""
-        await self._look()
+        await self._refresh_queues()
         return {queue: await self._admin.min_offset(queue) for queue in self.queues}
 
     async def end_offsets(self) -> dict[MessageQueue, int]:
         """The offset of the next message to come of each queue that is read."""
-        await self._look()
+        await self._refresh_queues()
         return {queue: await self._admin.max_offset(queue) for queue in self.queues}
 
     async def committed(self, queue: MessageQueue) -> int | None:
@@ -298,13 +298,13 @@ class Reader(Lifetime, Generic[R]):
         self._current.clear()
         self._ends = None
 
-    async def _look(self) -> None:
+    async def _refresh_queues(self) -> None:
         """Take up all queues of the topics, unless some were assigned."""
         self._ensure_open()
-        if self._assigned or anyio.current_time() - self._looked_at < NEW_QUEUES_INTERVAL_SECONDS:
+        if self._assigned or anyio.current_time() - self._refreshed_at < NEW_QUEUES_INTERVAL_SECONDS:
             return
         queues = await self._all_queues()
-        self._looked_at = anyio.current_time()
+        self._refreshed_at = anyio.current_time()
         await self._add(queues - self._queues.keys())
 
     async def _all_queues(self) -> set[MessageQueue]:
@@ -320,20 +320,17 @@ class Reader(Lifetime, Generic[R]):
             self._tasks.start_soon(self._fetch, known)
 
     async def _known(self, queues: Iterable[MessageQueue]) -> list[_Queue[R]]:
-        await self._look()
+        await self._refresh_queues()
         for queue in queues:
             if queue not in self._queues:
                 raise ValueError(f"queue {queue.queue_id} of {queue.topic} at {queue.broker_name} is not read")
         return [self._queues[queue] for queue in queues]
 
     async def _seek_each(self, queues: tuple[MessageQueue, ...], where: Start) -> None:
-        for known in await self._known(queues) if queues else [self._queues[queue] for queue in await self._looked()]:
+        await self._refresh_queues()
+        for known in await self._known(queues or self.queues):
             known.seek(await self._place_of(known.queue, where))
         self._forget()
-
-    async def _looked(self) -> list[MessageQueue]:
-        await self._look()
-        return self.queues
 
     def _pause(self, queues: tuple[MessageQueue, ...], paused: bool) -> None:
         self._ensure_open()

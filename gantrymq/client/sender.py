@@ -198,7 +198,7 @@ class Sender:
                     answer = await channel.call(self._encoded(outgoing, target, channel), until - now())
                 finally:
                     cluster.silent_masters.end(wait)
-                return self._taken(outgoing, target, answer, address)
+                return self._stored(outgoing, target, answer, address)
             except BrokerError as error:
                 failure = error
                 if error.code not in RETRIED_CODES or isinstance(error, AccessDenied):
@@ -282,7 +282,7 @@ class Sender:
                 await self._cluster.routes.wait_asked(topic)
         return self._cluster.routes.known_publish_queues(topic) or queues
 
-    def _taken(self, outgoing: Outgoing, target: MessageQueue, answer: Command, address: str) -> Stored:
+    def _stored(self, outgoing: Outgoing, target: MessageQueue, answer: Command, address: str) -> Stored:
         stored = outgoing.stored(target, answer, address)
         self._faults.worked(target.broker_name)
         if self._unanswered:

@@ -139,7 +139,7 @@ class TransactionalProducer(Lifetime):
                 commit_log_offset=_log_offset(half), commit_or_rollback=outcome.value, msg_id=half.message_id,
                 transaction_id=half.message_id, topic=half.queue.topic,
             )  # fmt: skip
-            await self._tell(self._cluster.routes.master(half.queue), header, error)
+            await self._send_outcome(self._cluster.routes.master(half.queue), header, error)
         except GantryError as failure:
             log.warning("transaction_end_failed", group=self.group, transaction=half.message_id, reason=str(failure))
 
@@ -196,7 +196,7 @@ class TransactionalProducer(Lifetime):
             msg_id=record.message_id, transaction_id=asked.transaction_id, topic=record.topic,
         )  # fmt: skip
         try:
-            await self._tell(question.address, header, error)
+            await self._send_outcome(question.address, header, error)
         except GantryError as failure:
             log.warning("transaction_end_failed", group=self.group, transaction=record.message_id, reason=str(failure))
 
@@ -213,7 +213,7 @@ class TransactionalProducer(Lifetime):
             log.exception(failed, group=self.group, transaction=transaction)
             return Outcome.UNKNOWN, error
 
-    async def _tell(self, address: str, header: EndTransactionHeader, error: Exception | None) -> None:
+    async def _send_outcome(self, address: str, header: EndTransactionHeader, error: Exception | None) -> None:
         remark = None if error is None else "".join(format_exception_only(error)).strip()[:REMARK_MAX_CHARACTERS]
         channel = await self._cluster.broker(address)
         await channel.send_oneway(Command(RequestCode.END_TRANSACTION, header.to_ext(), remark=remark))

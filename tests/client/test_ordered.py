@@ -28,7 +28,7 @@ Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0.01)
     monkeypatch.setattr("gantrymq.client.consumer.REBALANCE_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr("gantrymq.client.consumer.LOCK_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("gantrymq.client.consumer.LOCK_CHECK_SECONDS", 0.01)
     monkeypatch.setattr("gantrymq.client.puller.PAUSE_AFTER_ERROR_SECONDS", 0.01)
 
 
@@ -145,7 +145,7 @@ async def test_an_expired_lock_blocks_messages_and_commits(
             cluster.broker.store("T", 0, b"%d" % number)
         async with client.consumer("T", "g", start="first", ordered=True) as messages:
             (message,) = await take(messages, 1)
-            monkeypatch.setattr("gantrymq.client.consumer.LOCK_LOOK_SECONDS", 3600)
+            monkeypatch.setattr("gantrymq.client.consumer.LOCK_CHECK_SECONDS", 3600)
             await anyio.sleep(0.05)
             monkeypatch.setattr("gantrymq.client.locks.HELD_SECONDS", -1)  # as after a pause of the process
             await message.ack()
