@@ -120,6 +120,8 @@ def backup(target: str, config: str | None, data: str | None, full: bool, keep: 
     else:
         size = report.copied_log_bytes + report.copied_state_bytes
         click.echo(f"backup {report.name}: the log up to offset {report.log_end}; {size} bytes were copied")
+        if report.deletion_deferred:
+            click.echo("another backup runs to this target: objects of older backups are deleted by a later backup")
 
 
 @store.command()

@@ -4,6 +4,12 @@ A backup is a manifest and the objects that it names: ranges of the log, and the
 place adds only the bytes that the log has grown by. Queues and index are derived from the log, so a restore builds
 them. The order makes a backup consistent: first the state files, then the log up to the end that it has at that time,
 so that no offset of a group is ahead of the log.
+
+Several backups may run to one place at the same time, also from several machines, and places have no locks. So each run
+registers itself (``running/``) before it reads which backups exist, its objects have names of their own, and a run that
+deletes old objects does so in this order: old manifests, list the objects, list the other runs, list the manifests,
+delete. It deletes no object while another run is registered. If the other run has finished meanwhile, its manifest is
+already listed; if it starts later, it builds on a manifest that stays.
 """
 
 from __future__ import annotations
@@ -11,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 import attrs
@@ -42,8 +49,17 @@ _DERIVED: Final = frozenset(
 """Files that describe others, which a restore or the next start builds again. ``config/timercheck`` stays: with it and
 without the timer's log, the broker rebuilds the timer from its queue and delivers nothing twice."""
 _ROWS: Final = 4096
-_OBJECT: Final = re.compile(r"log/\d{20}-[0-9a-f]{16}|state/[0-9a-f]{64}")
+_OBJECT: Final = re.compile(r"(log/\d{20}-[0-9a-f]{16}|state/[0-9a-f]{64})(-[0-9a-f]{8})?")
 """The names of objects; a manifest comes from outside and must not name files elsewhere."""
+
+
+RUNNING: Final = "running"
+"""The folder in which backups that run are registered."""
+REFRESH_MS: Final = 60_000
+"""How often a run renews its registration, at least after each object."""
+DEAD_AFTER_MS: Final = 3_600_000
+"""A run whose registration is older was killed. The clocks of two machines may differ by less."""
+_RUN: Final = re.compile(r"[0-9a-f]{8}")
 
 
 class BadBackup(StartError):
@@ -73,11 +89,12 @@ class Manifest:
     last_timestamp: int
     log: tuple[Piece, ...]
     state: tuple[Piece, ...]
+    run: str = ""
 
     @property
     def name(self) -> str:
-        """The name of the backup."""
-        return f"{self.created:014d}"
+        """The name of the backup; names are in the order of their times."""
+        return f"{self.created:014d}-{self.run}" if self.run else f"{self.created:014d}"
 
     def encode(self) -> bytes:
         """The manifest's object."""
@@ -86,7 +103,10 @@ class Manifest:
 
 @attrs.frozen
 class BackupReport:
-    """What a backup stored: its name, the range of the log, and the bytes that were copied now."""
+    """What a backup stored: its name, the range of the log, and the bytes that were copied now.
+
+    ``deletion_deferred``: objects that no backup needs stay until a later backup, because another one was running.
+    """
 
     name: str
     log_start: int
@@ -94,6 +114,7 @@ class BackupReport:
     copied_log_bytes: int
     copied_state_bytes: int
     objects: int
+    deletion_deferred: bool = False
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -112,6 +133,8 @@ def decode_manifest(data: bytes) -> Manifest:
             position += piece.size
         if position != found.end or found.file_bytes <= 0 or found.queue_units <= 0:
             raise ValueError(f"the log ends at {position}, not at {found.end}")
+        if not isinstance(found.created, int) or (found.run and not _RUN.fullmatch(found.run)):
+            raise ValueError(f"its name {found.created}-{found.run} is not that of a backup")
         for piece in found.state:
             if not _is_state(piece.path):
                 raise ValueError(f"{piece.path!r} is no state file")
@@ -132,11 +155,19 @@ def list_backups(target: Target) -> list[str]:
 
 def read_backup(target: Target, name: str | None = None) -> Manifest:
     """The manifest of a backup, by default the newest. :class:`BadBackup` if there is none, or it is too large."""
-    names = list_backups(target)
-    if not names or (name is not None and name not in names):
-        wanted = "no backup" if name is None else f"no backup {name}"
-        raise BadBackup(f"there is {wanted} here; complete backups: {', '.join(names) or 'none'}")
-    data = target.read(f"backups/{name or names[-1]}.json", MANIFEST_MAX_BYTES)
+    while True:
+        names = list_backups(target)
+        if not names or (name is not None and name not in names):
+            wanted = "no backup" if name is None else f"no backup {name}"
+            raise BadBackup(f"there is {wanted} here; complete backups: {', '.join(names) or 'none'}")
+        try:
+            return _read_manifest(target, name or names[-1])
+        except FileNotFoundError:
+            continue  # a run deleted it after it was listed
+
+
+def _read_manifest(target: Target, name: str) -> Manifest:
+    data = target.read(f"backups/{name}.json", MANIFEST_MAX_BYTES)
     if len(data) > MANIFEST_MAX_BYTES:
         raise BadBackup(f"the manifest has more than {MANIFEST_MAX_BYTES} bytes, so no broker's backup wrote it")
     return decode_manifest(data)
@@ -162,8 +193,69 @@ def back_up(
     :class:`StartError` if ``root`` is not a store, its log has gaps, or it is not the continuation of the last backup;
     :class:`OSError` if reading or writing fails. Then the earlier backups remain valid.
     """
+    with _Registered(env, target) as run:
+        return _back_up(env, root, target, run, full=full, keep=keep, progress=progress)
+
+
+class _Registered:
+    """A backup that runs: its name is in ``running/`` with the time of its last renewal, until the block ends."""
+
+    def __init__(self, env: Env, target: Target) -> None:
+        self.name = secrets.token_hex(4)
+        self._env = env
+        self._target = target
+        self._renewed = 0
+
+    def __enter__(self) -> _Registered:
+        self.renew()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # it expires by itself
+            self._target.delete(f"{RUNNING}/{self.name}")
+
+    def renew(self) -> None:
+        """Say that this run is alive."""
+        now = self._env.wall_ms()
+        if abs(now - self._renewed) >= REFRESH_MS:
+            self._target.write(f"{RUNNING}/{self.name}", b"%d" % now)
+            self._renewed = now
+
+    def others(self) -> list[str]:
+        """The other runs that are alive. Registrations of killed ones are deleted."""
+        found = []
+        for name in self._target.names(RUNNING):
+            if name == self.name:
+                continue
+            try:
+                renewed = int(self._target.read(f"{RUNNING}/{name}", 20))
+            except FileNotFoundError:
+                continue
+            except ValueError:
+                renewed = 0
+            if self._env.wall_ms() - renewed < DEAD_AFTER_MS:
+                found.append(name)
+            else:
+                self._target.delete(f"{RUNNING}/{name}")
+        return found
+
+    def is_registered(self) -> bool:
+        """False if another run took this one for killed."""
+        return self.name in self._target.names(RUNNING)
+
+
+def _back_up(
+    env: Env,
+    root: str,
+    target: Target,
+    registered: _Registered,
+    *,
+    full: bool,
+    keep: int | None,
+    progress: Callable[[int, int], None],
+) -> BackupReport:
     before = None if full or not list_backups(target) else read_backup(target)
-    state = list(_store_state(env, root, target, before))
+    state = list(_store_state(env, root, target, before, registered.name))
     with ExitStack() as stack:
         run = _open_log(env, root, stack)
         start, end, newest = run.start, *_find_end(env, root, run)
@@ -177,28 +269,41 @@ def back_up(
             if segment is None:
                 raise StartError(f"{root}/commitlog: no file holds offset {position}; check the store (store check)")
             size = min(end, segment.end, position + OBJECT_BYTES) - position
-            piece = _store_object(target, "log", run.pread(position, size), offset=position)
+            piece = _store_object(target, run.pread(position, size), position, registered.name)
             if piece.size != size:
                 raise StartError(f"{segment.path} is too short: check the store (store check)")
             pieces.append(piece)
             position += size
             copied += size
             progress(copied, total)
+            registered.renew()
         manifest = Manifest(
             max(env.wall_ms(), before.created + 1 if before is not None else 0), run.file_bytes, queue_units(env, root),
-            start, end, newest, tuple(pieces), tuple(piece for piece, _ in state),
+            start, end, newest, tuple(pieces), tuple(piece for piece, _ in state), registered.name,
         )  # fmt: skip
     target.write(f"backups/{manifest.name}.json", manifest.encode())
-    if keep is not None:
-        _drop_old(target, keep)
+    if not registered.is_registered():
+        # It was paused for so long that another run may have deleted its objects.
+        target.delete(f"backups/{manifest.name}.json")
+        raise StartError("another backup took this one for killed and may have deleted its objects: back up again")
+    deferred = keep is not None and not _drop_old(target, keep, registered)
     return BackupReport(
-        manifest.name, start, end, copied, sum(size for _, size in state), len(pieces) - len(kept) + len(state)
+        manifest.name,
+        start,
+        end,
+        copied,
+        sum(size for _, size in state),
+        len(pieces) - len(kept) + len(state),
+        deferred,
     )
 
 
-def _store_state(env: Env, root: str, target: Target, before: Manifest | None) -> Iterator[tuple[Piece, int]]:
+def _store_state(env: Env, root: str, target: Target, before: Manifest | None, run: str) -> Iterator[tuple[Piece, int]]:
     """Each state file's object, and how many bytes were copied: none if the last backup has the same content."""
-    known = {f"state/{name}" for name in target.names("state")} if before is not None else set()
+    known = {} if before is None else {piece.sha256: piece.name for piece in before.state}
+    if known:
+        present = {f"state/{name}" for name in target.names("state")}
+        known = {digest: name for digest, name in known.items() if name in present}
     for path in _state_files(env, root):
         try:
             data = env.read_bytes(f"{root}/{path}")
@@ -206,13 +311,13 @@ def _store_state(env: Env, root: str, target: Target, before: Manifest | None) -
             continue  # brokers replace their files
         if len(data) > STATE_MAX_BYTES:
             raise StartError(f"{root}/{path} has {len(data)} bytes, which no state file has: move it out of the store")
-        name = f"state/{hashlib.sha256(data).hexdigest()}"
-        if name not in known:
-            target.write(name, data)
-            known.add(name)
-            yield Piece(name, len(data), name[6:], path=path), len(data)
-        else:
-            yield Piece(name, len(data), name[6:], path=path), 0
+        digest = hashlib.sha256(data).hexdigest()
+        copied = 0
+        if digest not in known:
+            known[digest] = f"state/{digest}-{run}"
+            target.write(known[digest], data)
+            copied = len(data)
+        yield Piece(known[digest], len(data), digest, path=path), copied
 
 
 def _state_files(env: Env, root: str, folder: str = "") -> Iterator[str]:
@@ -301,25 +406,41 @@ def _check_present(target: Target, kept: list[Piece]) -> None:
         )
 
 
-def _store_object(target: Target, folder: str, data: bytes, *, offset: int) -> Piece:
+def _store_object(target: Target, data: bytes, offset: int, run: str) -> Piece:
     digest = hashlib.sha256(data).hexdigest()
-    name = f"{folder}/{offset:020d}-{digest[:16]}"
+    name = f"log/{offset:020d}-{digest[:16]}-{run}"
     target.write(name, data)
     return Piece(name, len(data), digest, offset)
 
 
-def _drop_old(target: Target, keep: int) -> None:
+def _drop_old(target: Target, keep: int, run: _Registered) -> bool:
+    """Delete old backups, then the objects that no backup needs; False if another run does not allow the latter.
+
+    The module's text explains the order.
+    """
     names = list_backups(target)
     for name in names[: max(len(names) - keep, 0)]:
         target.delete(f"backups/{name}.json")
-    needed: set[str] = set()
-    for name in list_backups(target):
-        manifest = read_backup(target, name)
-        needed |= {piece.name for piece in (*manifest.log, *manifest.state)}
-    for folder in ("log", "state"):
-        for name in target.names(folder):
-            if f"{folder}/{name}" not in needed:
-                target.delete(f"{folder}/{name}")
+    candidates = [f"{folder}/{name}" for folder in ("log", "state") for name in target.names(folder)]
+    if run.others():
+        return False
+    needed = _needed_objects(target)
+    for name in candidates:
+        if name not in needed:
+            target.delete(name)
+    return True
+
+
+def _needed_objects(target: Target) -> set[str]:
+    while True:
+        needed: set[str] = set()
+        try:
+            for name in list_backups(target):
+                manifest = _read_manifest(target, name)
+                needed |= {piece.name for piece in (*manifest.log, *manifest.state)}
+            return needed
+        except FileNotFoundError:
+            continue  # a run that started meanwhile deleted it; a newer manifest, not yet listed, has its objects
 
 
 # ------------------------------------------------------------------------------------------------------------ restore

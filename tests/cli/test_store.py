@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +18,12 @@ import pytest
 
 import gantrymq.sync
 from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, Target
+from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup
 from gantrymq.message import Message
 from gantrymq.testing.harness import cluster_in_thread
 from support.stores import log_records
@@ -379,3 +383,101 @@ def test_a_log_that_was_replaced_is_not_appended_to_the_backup(cli: Cli, store: 
     outcome = cli("store", "backup", target, "--data", str(store))
     assert (outcome.code, "is not the continuation of the last backup" in " ".join(outcome.err.split())) == (1, True)
     assert cli("store", "backup", target, "--data", str(store), "--full").code == 0
+
+
+# --------------------------------------------------------------------------------- backups at the same time
+
+
+@attrs.define
+class Interrupting:
+    """A target that calls ``act`` before operation number ``at``, once."""
+
+    inner: Target
+    at: int
+    act: Callable[[], Any]
+    done: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.inner, name)
+
+        def operation(*arguments: Any) -> Any:
+            self.done += 1
+            if self.done == self.at:
+                self.act()
+            return call(*arguments)
+
+        return operation
+
+
+def assert_all_restorable(place: Target) -> None:
+    for name in list_backups(place):
+        found = read_backup(place, name)
+        for piece in (*found.log, *found.state):
+            assert hashlib.sha256(place.read(piece.name, piece.size)).hexdigest() == piece.sha256
+
+
+@pytest.mark.parametrize(("full", "other_full"), [(False, True), (True, False)])
+def test_backups_with_keep_to_one_target_never_delete_what_the_other_one_needs(
+    store: Path, tmp_path: Path, full: bool, other_full: bool
+) -> None:
+    for path in sorted((store / "commitlog").iterdir())[1:]:
+        path.unlink()  # one log file is enough
+    shutil.rmtree(store / "consumequeue")
+    for name in ("gantrymq.watermark", "abort"):
+        (store / name).unlink(missing_ok=True)
+    env, root = SystemEnv(), str(store)
+    number, operations = 0, 1
+    while number < operations:
+        number += 1
+        place = ObjectTarget(f"memory://{tmp_path.name}/{number}")
+        back_up(env, root, place)  # both runs find this one
+        (store / "config" / "topics.json").write_text(json.dumps({"run": number}))
+
+        def other(place: Target = place) -> None:
+            back_up(env, root, place, full=other_full, keep=1)
+            assert_all_restorable(place)
+
+        target = Interrupting(place, number, other)
+        back_up(env, root, target, full=full, keep=1)
+        assert_all_restorable(place)
+        operations = target.done
+        last = back_up(env, root, place, full=True, keep=1)
+        assert not last.deletion_deferred
+        assert_all_restorable(place)
+        objects = {f"{folder}/{name}" for folder in ("log", "state") for name in place.names(folder)}
+        found = read_backup(place, last.name)
+        assert objects == {piece.name for piece in (*found.log, *found.state)}, "and nothing stays for ever"
+    assert operations > 10
+
+
+def test_a_killed_backup_delays_the_deletion_for_an_hour(cli: Cli, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backups"
+    running = target / "running" / "0123abcd"
+    running.parent.mkdir(parents=True)
+    running.write_text(str(int(time.time() * 1000)))
+    for _ in range(2):
+        outcome = cli("store", "backup", str(target), "--data", str(store), "--full", "--keep", "1")
+        assert outcome.code == 0, outcome.err
+    assert "another backup runs to this target" in outcome.out
+    running.write_text(str(int(time.time() * 1000) - 3_600_001))
+    outcome = cli("store", "backup", str(target), "--data", str(store), "--full", "--keep", "1", "--json")
+    report = json.loads(outcome.out)
+    assert not report["deletion_deferred"]
+    assert list(running.parent.iterdir()) == []
+    assert (
+        sum(path.is_file() for folder in ("log", "state") for path in (target / folder).iterdir())
+        == (report["objects"])
+    )
+
+
+def test_a_backup_that_was_taken_for_killed_is_not_listed(store: Path, tmp_path: Path) -> None:
+    place = FolderTarget(tmp_path / "backups")
+
+    def take_for_killed() -> None:
+        for name in place.names("running"):
+            place.delete(f"running/{name}")
+
+    target = Interrupting(place, 8, take_for_killed)
+    with pytest.raises(StartError, match="back up again"):
+        back_up(SystemEnv(), str(store), target)
+    assert list_backups(place) == []
