@@ -6,7 +6,7 @@ import functools
 import hmac
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -62,6 +62,10 @@ def _brokers_option(function: F) -> F:
         callback=lambda context, parameter, given: [check_broker(context, parameter, each) for each in given],
         help="The broker whose accounts change; repeat it for each broker of the cluster.",
     )(function)  # fmt: skip
+
+
+def _changes_json(function: F) -> F:
+    return json_option("Print a JSON list, one object per broker that has changed.")(function)
 
 
 @acl.command()
@@ -168,8 +172,9 @@ def list_users(broker: str, as_json: bool) -> None:
 @click.option("--group-default", type=click.Choice(PERMISSIONS), help="The permission for groups that are not listed.")
 @click.option("--address", default=None, help="The addresses at which the account needs no signature.")
 @_brokers_option
+@_changes_json
 def set_user(access_key: str, admin: bool | None, topic_default: str | None, group_default: str | None,
-             address: str | None, brokers: list[str]) -> None:  # fmt: skip
+             address: str | None, brokers: list[str], as_json: bool) -> None:  # fmt: skip
     """Create an account, or change what the options name.
 
     GANTRYMQ_NEW_SECRET_KEY is the account's secret key. If it is not set, an account keeps its secret key, and a new
@@ -179,7 +184,7 @@ def set_user(access_key: str, admin: bool | None, topic_default: str | None, gro
     fields = {"defaultTopicPerm": topic_default, "defaultGroupPerm": group_default, "whiteRemoteAddress": address}
     made: list[str] = []
 
-    async def work(channel: Channel) -> None:
+    async def work(channel: Channel) -> dict[str, Any]:
         found = _account_in(await _config_of(channel), access_key)
         chosen = secret
         if found is None and chosen is None:
@@ -188,28 +193,27 @@ def set_user(access_key: str, admin: bool | None, topic_default: str | None, gro
             chosen = made[0]
         flag = admin if admin is not None else found is not None and found.admin
         await _update(channel, access_key, {**fields, "secretKey": chosen}, flag)
+        return {"access_key": access_key} | ({"secret_key": chosen} if made and chosen == made[0] else {})
 
-    for broker in brokers:
-        _ask(broker, work)
-        click.echo(f"{broker}: account {access_key} is set")
-    if made:
+    _change(brokers, work, f"account {access_key} is set", as_json)
+    if made and not as_json:
         click.echo(f"secret key: {made[0]}")
 
 
 @user.command("delete")
 @click.argument("access_key")
 @_brokers_option
-def delete_user(access_key: str, brokers: list[str]) -> None:
+@_changes_json
+def delete_user(access_key: str, brokers: list[str], as_json: bool) -> None:
     """Delete an account."""
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 
-    async def work(channel: Channel) -> None:
+    async def work(channel: Channel) -> dict[str, Any]:
         await _call(channel, Command(RequestCode.DELETE_ACL_CONFIG, {"accessKey": access_key}))
+        return {"access_key": access_key, "deleted": True}
 
-    for broker in brokers:
-        _ask(broker, work)
-        click.echo(f"{broker}: account {access_key} is deleted")
+    _change(brokers, work, f"account {access_key} is deleted", as_json)
 
 
 @acl.command()
@@ -217,7 +221,10 @@ def delete_user(access_key: str, brokers: list[str]) -> None:
 @click.option("--topic", "topics", multiple=True, metavar="NAME=PERM", help="A topic and its permission.")
 @click.option("--group", "groups", multiple=True, metavar="NAME=PERM", help="A consumer group and its permission.")
 @_brokers_option
-def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], brokers: list[str]) -> None:
+@_changes_json
+def grant(
+    access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], brokers: list[str], as_json: bool
+) -> None:
     """Set permissions of an account for topics and groups; the others stay.
 
     PERM is `PUB`, `SUB`, `PUB|SUB` or `DENY`. Quote it: the shell gives `|` another meaning.
@@ -228,7 +235,7 @@ def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], bro
         if text.rpartition("=")[2] not in (*PERMISSIONS, "SUB|PUB") or not text.rpartition("=")[0]:
             raise click.BadParameter(f"{text!r}: NAME=PERM is expected, PERM one of {', '.join(PERMISSIONS)}")
 
-    async def work(channel: Channel) -> None:
+    async def work(channel: Channel) -> dict[str, Any]:
         found = _account_in(await _config_of(channel), access_key)
         if found is None:
             raise CommandFailed(f"no account has the access key {access_key}: create it with gantrymq acl user set")
@@ -237,13 +244,33 @@ def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], bro
             "groupPerms": _merged(found.group_perms, groups) if groups else None,
         }
         await _update(channel, access_key, fields, found.admin)
+        return {"access_key": access_key, "topics": topics, "groups": groups}
 
-    for broker in brokers:
-        _ask(broker, work)
-        click.echo(f"{broker}: {access_key} has {' '.join((*topics, *groups))}")
+    _change(brokers, work, f"{access_key} has {' '.join((*topics, *groups))}", as_json)
 
 
 # -------------------------------------------------------------------------------------------------------- internals
+
+
+def _change(
+    brokers: Sequence[str],
+    work: Callable[[Channel], Awaitable[Mapping[str, Any]]],
+    text: str,
+    as_json: bool,
+) -> None:
+    """Change one broker after the other; print ``text`` for each, or a JSON list of what ``work`` returns.
+
+    After an error the list has the brokers that have changed.
+    """
+    rows: list[Mapping[str, Any]] = []
+    try:
+        for broker in brokers:
+            rows.append({"broker": broker, **_ask(broker, work)})
+            if not as_json:
+                click.echo(f"{broker}: {text}")
+    finally:
+        if as_json:
+            print_rows((), rows, as_json)
 
 
 def _code_of(text: str) -> RequestCode:

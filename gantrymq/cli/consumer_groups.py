@@ -11,6 +11,7 @@ import rich_click as click
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.delays import read_moment
 from gantrymq.cli.failures import CommandFailed, warn
+from gantrymq.cli.options import json_option, print_result
 from gantrymq.cli.tables import print_rows, print_table
 
 if TYPE_CHECKING:
@@ -114,8 +115,9 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
 @click.argument("group")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Delete a group that has members.")
+@json_option()
 @nameserver_option
-def delete(group: str, yes: bool, force: bool, nameserver: str) -> None:
+def delete(group: str, yes: bool, force: bool, as_json: bool, nameserver: str) -> None:
     """Delete a group with its offsets, its retry topic and its dead letters on every master."""
     from gantrymq.operations.groups import delete_group, group_members
 
@@ -129,7 +131,7 @@ def delete(group: str, yes: bool, force: bool, nameserver: str) -> None:
         await delete_group(client, group)
 
     with_client(nameserver, work)
-    click.echo(f"group {group} is deleted")
+    print_result(f"group {group} is deleted", {"group": group, "deleted": True}, as_json)
 
 
 def _expressions(member: Member) -> str:

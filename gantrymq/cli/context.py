@@ -11,6 +11,7 @@ import rich_click as click
 from gantrymq.cli import contexts
 from gantrymq.cli.connecting import check_nameserver
 from gantrymq.cli.contexts import ConnectionContext
+from gantrymq.cli.options import json_option, print_result
 
 
 @click.group()
@@ -38,7 +39,10 @@ def context() -> None:
     help="Trust the certificates of this file, with TLS.",
 )
 @click.option("--use", is_flag=True, help="Make it the current context.")
-def add(name: str, nameserver: str, access_key: str, secret_key_file: str, tls: bool, tls_ca: str, use: bool) -> None:
+@json_option()
+def add(
+    name: str, nameserver: str, access_key: str, secret_key_file: str, tls: bool, tls_ca: str, use: bool, as_json: bool
+) -> None:
     """Add a context, or replace one."""
     check_nameserver(nameserver)
     if bool(access_key) != bool(secret_key_file):
@@ -47,18 +51,24 @@ def add(name: str, nameserver: str, access_key: str, secret_key_file: str, tls: 
     path = contexts.save(name, made)
     if use:
         contexts.make_current(name)
-    click.echo(f"context {name} is in {path}{' and is the current one' if use else ''}")
+    print_result(
+        f"context {name} is in {path}{' and is the current one' if use else ''}",
+        {"name": name, "file": str(path), "current": contexts.current_name() == name},
+        as_json,
+    )
 
 
 @context.command()
 @click.argument("name", required=False)
 @click.option("--none", is_flag=True, help="Use no context unless a command names one.")
-def use(name: str | None, none: bool) -> None:
+@json_option()
+def use(name: str | None, none: bool, as_json: bool) -> None:
     """Make a context the current one."""
     if (name is None) != none:
         raise click.UsageError("give the name of a context, or --none")
     contexts.make_current(name)
-    click.echo("no context is the current one" if name is None else f"context {name} is the current one")
+    text = "no context is the current one" if name is None else f"context {name} is the current one"
+    print_result(text, {"name": name, "current": name is not None}, as_json)
 
 
 @context.command("list")
@@ -81,7 +91,8 @@ def list_contexts(as_json: bool) -> None:
 
 @context.command()
 @click.argument("name")
-def remove(name: str) -> None:
+@json_option()
+def remove(name: str, as_json: bool) -> None:
     """Remove a context; the file with its secret key stays."""
     contexts.remove(name)
-    click.echo(f"context {name} is removed")
+    print_result(f"context {name} is removed", {"name": name, "removed": True}, as_json)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
+from gantrymq.client.errors import NoRoute
 from gantrymq.client.routes import DEFAULT_TOPIC
 from gantrymq.message import Message
 from gantrymq.remoting.codes import RequestCode
@@ -47,7 +48,7 @@ class DeadLetters:
 
 
 async def dead_letters(client: Client, group: str | None = None) -> list[DeadLetters]:
-    """Return one row for each group that has a topic of dead letters, or for ``group``."""
+    """Return one row for each group that has a topic of dead letters, or for ``group``, also if it has none."""
     topics = (
         [dlq_topic(group)] if group else [name for name in await client.admin.topics() if name.startswith(DLQ_PREFIX)]
     )
@@ -55,7 +56,11 @@ async def dead_letters(client: Client, group: str | None = None) -> list[DeadLet
     for topic in topics:
         name = topic.removeprefix(DLQ_PREFIX)
         messages = unreplayed = 0
-        for queue in await client.admin.queues(topic):
+        try:
+            queues = await client.admin.queues(topic)
+        except NoRoute:  # no dead letter yet, or the nameservers do not know its topic yet
+            queues = []
+        for queue in queues:
             first, end = await client.admin.min_offset(queue), await client.admin.max_offset(queue)
             position = await client.admin.consumer_offset(POSITION_GROUP + name, queue)
             messages += end - first

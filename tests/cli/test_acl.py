@@ -207,8 +207,28 @@ def test_accounts_of_a_broker_are_listed_created_granted_and_deleted(
     assert accounts()["newcomer"]["topics"] == ["a=PUB", "b=DENY"]
     assert cli("acl", "grant", "newcomer", "--group", "h=SUB", "--broker", broker).code == 0
     assert accounts()["newcomer"]["admin"] is True, "a grant leaves the rest of the account alone"
-    assert cli("acl", "user", "delete", "the-nobody", "--broker", broker).code == 0
+    done = cli("acl", "user", "delete", "the-nobody", "--broker", broker, "--json")
+    assert json.loads(done.out) == [{"broker": broker, "access_key": "the-nobody", "deleted": True}]
     assert "the-nobody" not in accounts()
+
+
+def test_changes_of_accounts_are_printed_as_json_for_each_broker_that_has_changed(
+    cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
+    at = ("--broker", broker, "--json")
+    (row,) = json.loads(cli("acl", "user", "set", "scripted", *at).out)
+    assert (row.pop("broker"), row.pop("access_key"), len(row.pop("secret_key")) >= 32, row) == (
+        broker, "scripted", True, {},
+    )  # fmt: skip
+    (row,) = json.loads(cli("acl", "user", "set", "scripted", "--no-admin", *at).out)
+    assert row == {"broker": broker, "access_key": "scripted"}, "an account keeps its secret key"
+    done = cli("acl", "grant", "scripted", "--topic", "a=PUB", "--broker", broker, "--broker", "127.0.0.1:1", "--json")
+    assert (done.code, json.loads(done.out)) == (
+        1, [{"broker": broker, "access_key": "scripted", "topics": ["a=PUB"], "groups": []}],
+    )  # fmt: skip
+    assert cli("acl", "user", "delete", "scripted", "--broker", broker).code == 0
 
 
 def test_changes_without_the_right_key_or_of_unknown_accounts_fail_clearly(

@@ -97,9 +97,13 @@ def test_contexts_are_listed_changed_and_removed(cli: Cli, home: Path, tmp_path:
     path = home / "contexts" / "prod.toml"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "a-secret" not in path.read_text(), "only the place of the secret is kept"
-    cli("context", "add", "dev", "--nameserver", "d:9876")
+    assert json.loads(cli("context", "add", "dev", "--nameserver", "d:9876", "--json").out) == {
+        "name": "dev", "file": str(home / "contexts" / "dev.toml"), "current": False,
+    }  # fmt: skip
     assert "d:9876" in cli("context", "list").out
-    assert cli("context", "remove", "prod").code == 0
+    assert json.loads(cli("context", "use", "dev", "--json").out) == {"name": "dev", "current": True}
+    assert json.loads(cli("context", "use", "--none", "--json").out) == {"name": None, "current": False}
+    assert json.loads(cli("context", "remove", "prod", "--json").out) == {"name": "prod", "removed": True}
     assert [line.split() for line in cli("context", "list").out.splitlines()] == [["dev", "d:9876"]]
 
 

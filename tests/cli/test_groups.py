@@ -145,12 +145,15 @@ def test_a_group_is_deleted_only_without_members(shell: Cli, nameserver: str) ->
         wait_for(lambda: json.loads(shell("group", "describe", "leaver", "--json").out)["members"])
         refused = shell("group", "delete", "leaver", "--yes")
         assert (refused.code, "has 1 members; stop them first" in refused.err) == (1, True)
-    wait_for(lambda: shell("group", "delete", "leaver", "--yes").code == 0)
+    wait_for(lambda: not json.loads(shell("group", "describe", "leaver", "--json").out)["members"])
+    assert json.loads(shell("group", "delete", "leaver", "--yes", "--json").out) == {"group": "leaver", "deleted": True}
     assert "leaver" not in shell("group", "list").out
     assert shell("group", "describe", "leaver").code == 1
 
 
 def test_dead_letters_are_counted_printed_and_replayed_once_to_their_group(shell: Cli, nameserver: str) -> None:
+    nothing = [{"group": "failer", "messages": 0, "unreplayed": 0}]
+    assert json.loads(shell("dlq", "list", "failer", "--json").out) == nothing
     make_dead_letters(nameserver, "failing", "failer", 3)
     wait_for(lambda: json.loads(shell("dlq", "list", "failer", "--json").out)[0]["messages"] == 3)
     assert sorted(shell("dlq", "peek", "failer").out.splitlines()) == ["0", "1", "2"]
