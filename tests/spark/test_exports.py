@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -415,15 +418,20 @@ def test_a_run_stopped_at_any_step_is_completed_by_the_next(
 
 
 CHILD = """
-import sys, time
+import sys
+import pyarrow.compute, pyarrow.parquet
 from gantrymq.spark import SparkError, export
+sys.stdin.readline()
 try:
     while True:
-        export("orders", sys.argv[1], sys.argv[2], engine="local", file_rows=7, overwrite=len(sys.argv) > 3)
-        print("run", flush=True)
+        export("orders", sys.argv[1], sys.argv[2], engine="local", file_rows=7,
+               overwrite=sys.stdin.readline() == "1\\n")
 except SparkError as error:
     print(error, flush=True)
 """
+KILLS_A_FOLDER = 25
+RUN_S = 0.8
+"""About as long as the runs that a child is killed in: a few of them."""
 
 
 def test_compaction_merges_files_that_follow_each_other(orders: FakeCluster, folder: Path) -> None:
@@ -511,37 +519,50 @@ def test_no_compaction_starts_during_a_run(orders: FakeCluster, folder: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.crash
-def test_killed_runs_neither_lose_nor_duplicate_messages(orders: FakeCluster, folder: Path) -> None:
-    """GANTRYMQ_EXPORT_KILLS sets how many; at moments that depend on what the broker was asked last."""
+@pytest.mark.timeout(7200)
+def test_killed_runs_neither_lose_nor_duplicate_messages(orders: FakeCluster, tmp_path: Path) -> None:
+    """GANTRYMQ_EXPORT_KILLS sets how many; at random moments, a quarter of them in replacements."""
     kills = int(os.environ.get("GANTRYMQ_EXPORT_KILLS", "4"))
-    for number in range(kills):
-        put(orders, 30)
-        asked = 0
-        arguments = [
-            sys.executable,
-            "-c",
-            CHILD,
-            str(folder),
-            orders.address,
-            *(["overwrite"] if number % 4 == 3 else []),
-        ]
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+    chance = random.Random(19)
+    found: Counter[str] = Counter()
+    for first in range(0, kills, KILLS_A_FOLDER):
+        folder = tmp_path / str(first)
+        orders.add_topic("orders", queues=2)  # empty again
+        for number in range(first, min(first + KILLS_A_FOLDER, kills)):
+            put(orders, 12)
+            _kill_a_run(orders, folder, chance.uniform(0, RUN_S), overwrite=number % 4 == 3)
+            assert max(rows(visible(folder)).values(), default=1) == 1
+            left = sorted(path.name.partition("-")[0] for path in (folder / "_gantrymq").glob("[psw]*-*"))
+            found["+".join(left) or ("between runs" if folder.exists() else "before the first")] += 1
+        go(orders, folder)
+        assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders)
+    print(f"{kills} kills; what they left: {dict(found)}")
 
-            def script(request: Command, child: subprocess.Popen[str] = child, at: int = 1 + number * 7 % 97) -> None:
-                nonlocal asked
-                asked += 1
-                if asked == at:
-                    child.send_signal(signal.SIGKILL)
-                elif asked % 10 == 0:
-                    put(orders, 3)
 
-            orders.script = script
-            output, _ = child.communicate(timeout=120)
-            assert child.returncode == -signal.SIGKILL, output
-        orders.script = lambda request: None
-        assert max(rows(visible(folder)).values(), default=1) == 1
-    go(orders, folder)
-    assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders)
+def _kill_a_run(cluster: FakeCluster, folder: Path, after: float, *, overwrite: bool) -> None:
+    asked = 0
+    began = threading.Event()
+
+    def script(request: Command) -> None:
+        nonlocal asked
+        began.set()
+        asked += 1
+        if asked % 10 == 0:
+            put(cluster, 3)
+
+    arguments = [sys.executable, "-c", CHILD, str(folder), cluster.address]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        cluster.script = script
+        child.stdin.write(f"go\n{int(overwrite)}\n" + "0\n" * 10_000)
+        child.stdin.flush()
+        assert began.wait(60)
+        time.sleep(after)
+        child.send_signal(signal.SIGKILL)
+        assert child.stdout is not None
+        output = child.stdout.read()
+        assert child.wait(60) == -signal.SIGKILL, output
+    cluster.script = lambda request: None
 
 
 def test_the_command_exports_without_spark_and_shows_the_status(
