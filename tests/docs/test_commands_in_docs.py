@@ -177,8 +177,8 @@ def server(place: Path) -> Iterator[PageServer]:
     running.stop()
 
 
-def command_of(block: Block, text: str) -> list[str]:
-    return [sys.executable, "-W", "error", "-c", text] if block.language == "python" else ["bash", "-ec", text]
+def command_of(block: Block, text: str, place: Path) -> list[str]:
+    return [str(place / "bin" / "gantrymq"), "-c", text] if block.language == "python" else ["bash", "-ec", text]
 
 
 def run_until_stopped(command: list[str], place: Path, environ: dict[str, str]) -> None:
@@ -212,7 +212,7 @@ def test_commands_on_a_page_run(page: Path, place: Path, server: PageServer) -> 
             with (place / block.mark.removeprefix(PART)).open("a") as module:
                 module.write(f"{block.text}\n")
             continue
-        command = command_of(block, server.on_this_server(block.text))
+        command = command_of(block, server.on_this_server(block.text), place)
         if block.mark == "until stopped":
             run_until_stopped(command, place, server.environ)
             continue

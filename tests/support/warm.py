@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import linecache
 import marshal
 import os
 import select
@@ -21,10 +22,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Final, NoReturn
 
 import msgspec
@@ -56,7 +59,8 @@ COMMAND: Final = """\
 import _signal, _socket, array, marshal, os, sys
 
 def start_cold():
-    os.execv({python!r}, [{python!r}, "-m", "gantrymq.cli", *sys.argv[1:]])
+    own = ["-W", "error"] if sys.argv[1:2] == ["-c"] else ["-m", "gantrymq.cli"]
+    os.execv({python!r}, [{python!r}, *own, *sys.argv[1:]])
 
 fork = None
 early = []
@@ -104,6 +108,16 @@ if code < 0:
 os._exit(code)
 """
 """A command file. It imports nothing that is written in Python: its start takes a fiftieth of a second."""
+
+
+COLD_COMMAND: Final = """\
+#!/bin/sh
+case $1 in
+-c) exec "{python}" -W error "$@" ;;
+*) exec "{python}" -m gantrymq.cli "$@" ;;
+esac
+"""
+"""A command file where there are no pidfds."""
 
 
 class WarmProcess:
@@ -184,7 +198,7 @@ class Parent:
             )  # fmt: skip
 
     def write_command(self, path: Path) -> None:
-        """A file that a shell runs as ``gantrymq``."""
+        """A file that a shell runs as ``gantrymq``, or with ``-c TEXT`` as ``python -W error``."""
         program = path.with_name(f"{path.name}-warm.py")
         program.write_text(COMMAND.format(python=sys.executable, address=self._address, cold=COLD))
         path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -ISB "{program}" "$@"\n')
@@ -235,7 +249,8 @@ def warm_start(arguments: Sequence[str], environ: dict[str, str], errors: int) -
 
 
 def write_command(path: Path) -> None:
-    """Write a file that a shell runs as ``gantrymq``: a warm start where it is the same as a new interpreter.
+    """Write a file that a shell runs as ``gantrymq``, or with ``-c TEXT`` as ``python -W error``: a warm start where it
+    is the same as a new interpreter.
 
     It differs in two things: the fork is in another process group, so that a signal reaches it by the command's process
     only, and its parent is another process.
@@ -243,7 +258,7 @@ def write_command(path: Path) -> None:
     if hasattr(os, "pidfd_open"):
         _parent().write_command(path)
     else:
-        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gantrymq.cli "$@"\n')
+        path.write_text(COLD_COMMAND.format(python=sys.executable))
         path.chmod(0o755)
 
 
@@ -366,8 +381,20 @@ def _run(request: Request, streams: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request.environ)
     os.chdir(request.folder)
+    if request.arguments[:1] == ["-c"]:
+        _run_text(request.arguments[1])
+        raise SystemExit
     sys.argv = ["gantrymq", *request.arguments]
     from gantrymq.cli.__main__ import main
 
     main()
     raise SystemExit  # as main does
+
+
+def _run_text(text: str) -> None:
+    """``python -W error -c TEXT``, but that modules imported before have given their warnings already."""
+    sys.argv = ["-c"]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    linecache.cache["<string>"] = (len(text), None, text.splitlines(keepends=True), "<string>")  # for tracebacks
+    warnings.simplefilter("error")
+    exec(compile(text, "<string>", "exec", dont_inherit=True), vars(main))

@@ -86,6 +86,24 @@ def test_a_command_file_has_the_callers_environment_folder_and_streams(tmp_path:
     assert "nonsense" in done.stderr
 
 
+@pytest.mark.parametrize("environ", [{}, {"PYTHONHASHSEED": "1"}], ids=["warm", "cold"])
+def test_a_command_file_runs_python_text(tmp_path: Path, command: Path, environ: dict[str, str]) -> None:
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, "-c", text], cwd=tmp_path, env={**os.environ, **environ},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    text = "import os, sys\nclass A: pass\nprint(__name__, sys.argv, os.getcwd(), A.__module__)"
+    done = run(text)
+    assert (done.returncode, done.stdout) == (0, f"__main__ ['-c'] {tmp_path} __main__\n"), done.stderr
+    failed = run("import warnings\nwarnings.warn('old')")
+    assert failed.returncode == 1
+    assert failed.stderr.endswith("UserWarning: old\n")
+    assert "Traceback" in failed.stderr
+    assert run("raise SystemExit(7)").returncode == 7
+
+
 def test_signals_of_a_command_file_reach_the_fork_and_its_end_is_the_commands(tmp_path: Path, command: Path) -> None:
     serve = ["serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
     for number, code in ((signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -9)):
