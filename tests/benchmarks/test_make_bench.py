@@ -16,7 +16,7 @@ import pytest
 from support.processes import Child
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-TINY = ("--seconds", "0.5", "--settle", "0.1", "--warm", "1", "--no-java", "--no-redis")
+TINY = ("--seconds", "0.1", "--settle", "0.05", "--warm", "0.1", "--no-java", "--no-redis")
 
 MakeBench = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -90,7 +90,7 @@ def test_the_java_brokers_heap_is_limited_by_the_machines_memory(load: Any, monk
 @pytest.mark.slow
 def test_a_short_run_of_our_broker_writes_page_plots_and_values(make_bench: MakeBench, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    only = "send 8x16 async,64 KiB,batch 32 of,pull,1x1 sync,queues,with consumers"
+    only = "send 8x16 async,64 KiB,batch 32 of,pull 8 queues,1x1 sync,queues,with consumers"
     done = make_bench("--rounds", "2", "--only", only, "--json", str(tmp_path / "values.json"), *TINY)
     assert done.returncode == 0, done.stderr
     assert "start to first acknowledged message" in done.stdout
