@@ -222,9 +222,7 @@ def delete_user(access_key: str, brokers: list[str], as_json: bool) -> None:
 @click.option("--group", "groups", multiple=True, metavar="NAME=PERM", help="A consumer group and its permission.")
 @_brokers_option
 @_changes_json
-def grant(
-    access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], brokers: list[str], as_json: bool
-) -> None:
+def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], brokers: list[str], as_json: bool) -> None:
     """Set permissions of an account for topics and groups; the others stay.
 
     PERM is `PUB`, `SUB`, `PUB|SUB` or `DENY`. Quote it: the shell gives `|` another meaning.
