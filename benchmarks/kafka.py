@@ -77,6 +77,11 @@ class Kafka:
         self._address = f"127.0.0.1:{port}"
         self._flush = flush
 
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return self._address
+
     def rate(self, scenario: Scenario, seconds: float) -> tuple[float, float]:
         """Messages a second of the first run that takes ``seconds``: its tools start cold and count that too; and
         microseconds of the node's processor time for each message of that run."""

@@ -122,11 +122,11 @@ class Report:
 
     def figure_table(self, group: str) -> Table:
         """Columns and rows of a section's single figures; no rows where there are none."""
-        rows = [
-            (figure.what, *(figure.text(system) for system in SYSTEMS), figure.verdict or "-")
-            for figure in self.figures.of(group)
-        ]
-        return ("what", *SYSTEMS, "ours"), rows
+        found = self.figures.of(group)
+        others = dict.fromkeys(system for figure in found for system in figure.values if system not in SYSTEMS)
+        systems = (*SYSTEMS, *others)
+        rows = [(figure.what, *(figure.text(system) for system in systems), figure.verdict or "-") for figure in found]
+        return ("what", *systems, "ours"), rows
 
     def verdicts(self, scenarios: Sequence[Scenario]) -> list[str]:
         """Return a sentence for each row: won or lost, reached or missed."""

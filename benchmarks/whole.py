@@ -13,6 +13,7 @@ import kafka
 import nats
 import streams
 from arguments import Arguments
+from kafka_clients import measure_kafka_clients
 from living import SPECIAL
 from measuring import CEILING_GOOD, Failed, Round, ceiling, measure
 from page import ROOT, write_page
@@ -65,6 +66,8 @@ class Run:
             for measure_it in SPECIAL[group]:
                 for system in self.systems:
                     self._special(group, system, measure_it)
+        if "client" in self.special and self.given.kafka:
+            self._kafka_clients()
 
     def tell(self) -> None:
         """Print the tables; write the page, the pictures and the JSON. Nothing measured, nothing written."""
@@ -175,6 +178,15 @@ class Run:
         except FAILURES as error:
             self.failures.append(f"{group}, {system}: {error}")
             say(self.failures[-1])
+
+    def _kafka_clients(self) -> None:
+        """A failure of theirs is a note and no end."""
+        say("client, Kafka's Python clients")
+        try:
+            measure_kafka_clients(self.given.timing.seconds, self.report.figures, self._note)
+        except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
+            self.report.notes.append(f"Kafka's Python clients failed: {error}")
+            say(self.report.notes[-1])
 
     def _note(self, line: str) -> None:
         say(line)

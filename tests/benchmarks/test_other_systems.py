@@ -81,3 +81,33 @@ def test_jetstream_is_measured(load: Any, flush: str) -> None:
         rate, cost = server.rate(load("scenarios").Scenario("", flush, 2, 4), 0.5)
     assert rate > 0
     assert 0 < cost < 100_000
+
+
+def test_kafkas_python_clients_have_columns_beside_ours(load: Any, report: Any) -> None:
+    found = {"enqueue": [74_000.0, 5.0], "send and wait": [236.0]}
+    told: list[str] = []
+    report.figures.add("client", "enqueue", "/s", "gantrymq", 270_000.0, more_is_better=True)
+    load("kafka_clients").add("aiokafka", found, report.figures, told.append)
+    columns, rows = report.figure_table("client")
+    assert columns == ("what", "gantrymq", "java", "aiokafka", "ours")
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        ("enqueue", "270,000 /s", "74,000 /s"),
+        ("processor time of the client for a message: enqueue", "-", "5 us"),
+        ("p50 of send and wait", "-", "236 us"),
+    ]
+    assert told == ["aiokafka  Python client: enqueue 74,000/s (5.0 us), send and wait 236 us"]
+
+
+def test_loads_of_kafkas_clients_have_the_names_of_ours(load: Any) -> None:
+    ours, theirs = load("client"), load("kafka_clients_load")
+    assert (ours.BODY, ours.TASKS, ours.BATCH_MESSAGES) == (theirs.BODY, theirs.TASKS, theirs.BATCH_MESSAGES)
+
+
+def test_kafkas_clients_that_cannot_be_installed_are_a_missing_tool(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clients = load("kafka_clients")
+    monkeypatch.setenv("GANTRYMQ_INTEROP_CACHE", str(tmp_path))
+    monkeypatch.setattr(clients.sys, "executable", shutil.which("false"))
+    with pytest.raises(clients.ToolMissing, match="pip could not install confluent-kafka"):
+        clients.find_python()

@@ -1,0 +1,73 @@
+"""Kafka's Python clients beside ours, in the group ``client``: each with a broker of its own kind on this machine.
+
+They are no dependency of anything here: pip installs them into an environment in the folder where built software lies.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import kafka
+from client import PROCESSOR, SEND_AND_WAIT, STORED_MESSAGES
+from figures import Figures
+from systems import INTEROP
+
+from support.foreign import ToolMissing, cache_folder
+
+Tell = Callable[[str], None]
+PACKAGES = ("confluent-kafka==2.16.1", "aiokafka==0.14.0")
+CLIENTS = ("confluent", "aiokafka")
+RUN_SECONDS_MAX = 600.0
+_LOAD = Path(__file__).with_name("kafka_clients_load.py")
+
+
+def measure_kafka_clients(seconds: float, figures: Figures, tell: Tell) -> None:
+    """Add what each client reaches with a Kafka node. Raises ToolMissing, RuntimeError."""
+    python = find_python()
+    with kafka.kafka("async") as node:
+        command = [str(python), str(_LOAD), node.address, str(seconds), str(STORED_MESSAGES)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the load of Kafka's clients ended with {done.returncode}: {done.stderr[-1000:]}")
+    for client, found in json.loads(done.stdout).items():
+        add(client, found, figures, tell)
+
+
+def add(client: str, found: dict[str, list[float]], figures: Figures, tell: Tell) -> None:
+    """Add what one client did, as the load printed it."""
+    told = []
+    for what, values in found.items():
+        if what == SEND_AND_WAIT:
+            figures.add("client", f"p50 of {what}", "us", client, values[0])
+            told.append(f"{what} {values[0]:.0f} us")
+            continue
+        rate, processor = values
+        figures.add("client", what, "/s", client, rate, more_is_better=True)
+        figures.add("client", PROCESSOR.format(what), "us", client, processor)
+        told.append(f"{what} {rate:,.0f}/s ({processor:.1f} us)")
+    tell(f"{client:9} Python client: {', '.join(told)}")
+
+
+def find_python() -> Path:
+    """Return the interpreter of an environment with Kafka's clients, which is made unless it is there."""
+    folder = cache_folder(INTEROP / ".cache") / "kafka-clients"
+    python = folder / "bin" / "python"
+    done = folder / "complete"
+    if not done.exists() or done.read_text() != _kind():
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES],
+        ):
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            if made.returncode:
+                raise ToolMissing(f"pip could not install {' and '.join(PACKAGES)}: {made.stderr[-500:]}")
+        done.write_text(_kind())
+    return python
+
+
+def _kind() -> str:
+    return f"{sys.version} {' '.join(PACKAGES)}"
