@@ -56,9 +56,9 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
         ]
         click.echo(json.dumps(rows, indent=2))
         return
-    from gantrymq.cli.tables import print_table
+    from gantrymq.cli.tables import clock, print_table
 
-    cells = [(_clock(one.due), one.topic, one.broker, one.queue_id, one.message_id, one.handle) for one in shown]
+    cells = [(clock(one.due), one.topic, one.broker, one.queue_id, one.message_id, one.handle) for one in shown]
     print_table(("due", "topic", "broker", "queue", "id", "handle"), cells)
     if len(found) > limit:
         click.echo(f"{len(found) - limit} more wait: --max shows them", err=True)
@@ -98,9 +98,3 @@ def recall(place: tuple[str, ...], topic: str | None, group: str, as_json: bool,
     except NotRecalled as error:
         raise CommandFailed(str(error)) from None
     click.echo(json.dumps({"message_id": message_id}) if as_json else f"recalled {message_id}")
-
-
-def _clock(milliseconds: int) -> str:
-    from datetime import datetime
-
-    return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="milliseconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import rich_click as click
@@ -61,10 +62,14 @@ def query(
             return await client.admin.find_by_id(topic, message_id)
         return await _at(client, topic, queue or 0, broker, offset or 0)
 
-    found = with_client(nameserver, work)
-    for message in found:
+    print_found(with_client(nameserver, work), topic, as_json)
+
+
+def print_found(messages: Sequence[DeliveredRecord], topic: str, as_json: bool) -> None:
+    """Print the messages, one per line; CommandFailed if there is none."""
+    for message in messages:
         sys.stdout.buffer.write(render(message, as_json) + b"\n")
-    if not found:
+    if not messages:
         raise CommandFailed(f"no such message in topic {topic}")
 
 

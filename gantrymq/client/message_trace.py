@@ -37,9 +37,9 @@ TRACE_KEYS_MAX_BYTES: Final = 24_000
 TRACES_WAITING_MAX: Final = 8192
 """Traces that wait to be sent; more are dropped."""
 
-_FIELD: Final = "\x01"
-_END: Final = "\x02"
-_NOTHING: Final = "null"
+FIELD_SEPARATOR: Final = "\x01"
+TRACE_SEPARATOR: Final = "\x02"
+NO_VALUE: Final = "null"
 """What Java writes where a message has no tag or key; its reader takes no empty field."""
 _REGION: Final = "DefaultRegion"
 _NORMAL, _HALF, _DELAYED = 0, 1, 3
@@ -88,14 +88,14 @@ class MessageTrace(Interceptor):
             host, _ = parse_offset_message_id(result.offset_message_id)
             store_host = format_address(*decode_host(host))
         except ValueError:
-            store_host = _NOTHING
+            store_host = NO_VALUE
         delayed = message.delay_level or message.delay is not None or message.deliver_at is not None
         kind = _HALF if context.kind == "half" else _DELAYED if delayed else _NORMAL
         self._add(
             message.keys, result.message_id,
             "Pub", context.started, _REGION, self._plain(context.group), self._plain(message.topic), result.message_id,
-            message.tags or _NOTHING, _text(message.keys), store_host, len(message.body),
-            _now() - context.started, kind, result.offset_message_id or _NOTHING, _bool(result.status is SendStatus.OK),
+            message.tags or NO_VALUE, _text(message.keys), store_host, len(message.body),
+            _now() - context.started, kind, result.offset_message_id or NO_VALUE, _bool(result.status is SendStatus.OK),
         )  # fmt: skip
 
     def before_consume(self, context: ConsumeContext) -> None:
@@ -130,7 +130,7 @@ class MessageTrace(Interceptor):
         if len(self._waiting) >= TRACES_WAITING_MAX:
             self._dropped += 1
             return
-        self._waiting.append(Trace(_FIELD.join(map(str, fields)) + _END, (message_id, *keys)))
+        self._waiting.append(Trace(FIELD_SEPARATOR.join(map(str, fields)) + TRACE_SEPARATOR, (message_id, *keys)))
         self._arrived.set()
 
     async def _keep_sending(self) -> None:
@@ -185,7 +185,7 @@ def _now() -> int:
 
 
 def _text(keys: tuple[str, ...]) -> str:
-    return " ".join(keys) or _NOTHING
+    return " ".join(keys) or NO_VALUE
 
 
 def _bool(value: bool) -> str:

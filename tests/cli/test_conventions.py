@@ -92,7 +92,8 @@ def test_wrong_usage_is_one_line_with_the_prefix_and_code_2(cli: Callable[..., A
         ("topic", "list"), ("topic", "describe", "T"), ("topic", "create", "T"), ("topic", "delete", "T", "--yes"),
         ("topic", "peek", "--topic", "T"), ("group", "list"), ("group", "describe", "g"), ("dlq", "list"),
         ("query", "T", "--key", "k"), ("delayed", "list"), ("cluster", "status"), ("consume", "T", "--group", "g"),
-        ("message", "why", "ID", "T", "--group", "g"), ("definitions", "export"),
+        ("message", "why", "ID", "T", "--group", "g"), ("message", "get", "ID", "T"), ("message", "trace", "ID"),
+        ("definitions", "export"),
     ],
 )  # fmt: skip
 def test_a_cluster_that_cannot_be_reached_is_one_line_with_the_prefix_and_code_1(

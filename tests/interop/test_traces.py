@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import gantrymq.sync
+from gantrymq.operations.traces import MessageTraces, message_traces
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRACE_TOPIC
@@ -42,6 +44,19 @@ def traces_of(tool: MqAdmin, nameserver: str, message_id: str) -> list[list[str]
     printed = tool.run(["queryMsgTraceById", "-n", nameserver, "-i", message_id])
     rows = [line.split() for line in printed.splitlines()]
     return sorted(row for row in rows if row and row[0] in ("Pub", "Sub"))
+
+
+def our_traces_of(nameserver: str, message_id: str) -> list[tuple[str, str | None, str, int | None]]:
+    """What ``gantrymq message trace`` shows: event, group, result and retries."""
+
+    async def ask() -> MessageTraces:
+        async with gantrymq.connect(nameserver) as client:
+            return await message_traces(client, message_id)
+
+    found = trio.run(ask)
+    assert (found.unreadable, found.complete) == (0, True)
+    assert all(each.client == "127.0.0.1" and each.time_ms and each.duration_ms is not None for each in found.events)
+    return sorted((each.event, each.group, each.result, each.retries) for each in found.events)
 
 
 def make_topic(system: Any, topic: str) -> None:
@@ -103,6 +118,11 @@ def test_message_traces_show_producer_and_consumers(
                 found = wait_traces(mqadmin, gantry.nameserver, message_id, len(kinds))
                 assert [(row[0], row[1]) for row in found] == [(kind, by[kind]) for kind in kinds]
                 assert {row[-1] for row in found} == {"success"}
+                assert our_traces_of(gantry.nameserver, message_id) == sorted(
+                    (event, by[kind], "success", 0 if kind == "Sub" else None)
+                    for kind, event in (("Pub", "sent"), ("Sub", "consumed"))
+                    if kind in kinds
+                )
             producer.say("stop")
             producer.wait_event("done")
         consumer.close()
@@ -133,6 +153,9 @@ def test_message_traces_of_the_python_client_are_shown(
             found = wait_traces(mqadmin, system.nameserver, message_id, 2)
             assert [(row[0], row[1], row[-1]) for row in found] == [
                 ("Pub", producers, "success"), ("Sub", group, "success"),
+            ]  # fmt: skip
+            assert our_traces_of(system.nameserver, message_id) == [
+                ("consumed", group, "success", 0), ("sent", producers, "success", None),
             ]  # fmt: skip
 
 
