@@ -100,7 +100,8 @@ class Wire:
         for queue in known:
             self._known.setdefault(queue.topic, []).append(queue)
         self._timeout = timeout
-        self._group = group
+        self._security = security
+        self._group = security.group(group)
         self._tls = security.context()
         self._outgoing = security.outgoing() or _unchanged
         self._prefix = f"{security.namespace}{SEPARATOR}" if security.namespace else ""
@@ -188,7 +189,7 @@ class Wire:
     def commit(self, queue: Queue, group: str, offset: int) -> None:
         """Commit ``offset`` for ``group``. Raises :class:`Refused`, :class:`Unreachable`."""
         header = UpdateConsumerOffsetHeader(
-            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+            consumer_group=self._security.group(group), topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
         )
         answer = self._call_broker(queue, Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext()))
         if answer.code != ResponseCode.SUCCESS:

@@ -73,6 +73,11 @@ def test_columns_that_make_no_message_are_named(types: dict[str, str], options: 
         ({"accessKey": "a"}, "secret_key is missing"),
         ({"tls": "yes"}, "tls is true or false"),
         ({"tlsCaFile": "/x"}, "tlsCaFile is for tls=true only"),
+        ({"tlsCertFile": "/x"}, "tlsCertFile is for tls=true only"),
+        ({"tls": "true", "tlsCaFile": "/x"}, "tlsCaFile '/x' cannot be read: No such file"),
+        ({"tls": "true", "tlsCertFile": "/x", "tlsKeyFile": "/y"}, "read from '/x' and '/y': No such file"),
+        ({"tls": "true", "tlsKeyFile": "/y"}, "tlsKeyFile needs tlsCertFile"),
+        ({"namespace": "a b"}, "namespace 'a b' has characters"),
     ],
 )
 def test_a_wrong_option_of_a_write_is_named(given: dict[str, str], says: str) -> None:
@@ -84,10 +89,11 @@ def test_every_option_of_a_write_is_read() -> None:
     options = read_sink_options(
         NEEDED
         | {"DEDUPKEYS": "true", "lingerMillis": "20", "producerGroup": "etl", "accessKey": "a", "secretKey": "s",
-           "namespace": "n", "tls": "true", "checkpointLocation": "/c", "path": "p"}
+           "namespace": "n", "namespaceV2": "m", "tls": "true", "checkpointLocation": "/c", "path": "p"}
     )  # fmt: skip
     assert (options.derive_dedup_keys, options.linger_seconds, options.group) == (True, 0.02, "etl")
-    assert (options.security.access_key, options.security.namespace, options.security.tls) == ("a", "n", True)
+    security = options.security
+    assert (security.access_key, security.namespace, security.namespace_v2, security.tls) == ("a", "n", "m", True)
     assert "secret" not in repr(options).replace("secret_key", ""), "secrets are not shown"
 
 
