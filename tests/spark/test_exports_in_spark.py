@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gantrymq.cli.__main__ import run
+from gantrymq.exporter import worker
+from gantrymq.exporter.job import Job, Report
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark import FolderInUse, SparkError, UnknownTopic, WrongOption, export, export_files, read_export
@@ -151,6 +153,29 @@ def test_a_folder_that_cannot_be_created_is_reported(orders: FakeCluster, tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(SparkError, match=r"cannot (read|write to) .*file/out"):
         export("orders", tmp_path / "file" / "out", orders.address)
+
+
+def test_a_run_of_the_exporter_writes_with_spark(spark: SparkSession, orders: FakeCluster, tmp_path: Path) -> None:
+    """The program of the plugin; tests/crash/test_exporter_kill.py runs it as a process with a JVM of its own."""
+    orders.add_topic("refunds")
+    orders.put("refunds", 0, b"x")
+    job = Job(
+        "broker-a", orders.address, {"orders": 2, "refunds": 1}, str(tmp_path / "out"), "spark", 5, 1 << 20, True,
+        {}, 0, 1, "1g",
+    )  # fmt: skip
+    reports: list[Report] = []
+    worker.run(job, reports.append)
+    ended = {report.topic: report for report in reports if report.ended}
+    assert {topic: (report.rows, report.files, report.error) for topic, report in ended.items()} == {
+        "orders": (20, 4, ""),
+        "refunds": (1, 1, ""),
+    }
+    assert ended["orders"].ends == {0: 10, 1: 10}
+    assert read_export(tmp_path / "out", spark).count() == 21
+    reports.clear()
+    orders.put("orders", 0, b"one more")
+    worker.run(job, reports.append)
+    assert [report.rows for report in reports if report.ended] == [1, 0]
 
 
 def test_progress_counts_tasks(spark: SparkSession, orders: FakeCluster, tmp_path: Path) -> None:

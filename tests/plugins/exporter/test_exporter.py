@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.message import Message
 from gantrymq.plugins.exporter.positions import find_topics, floor_of
+from gantrymq.plugins.exporter.runs import CHECK_S
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.spark import export_files, export_status
 from gantrymq.testing.plugin_broker import PluginBroker
@@ -171,6 +173,17 @@ def test_a_failed_run_is_reported_and_tried_again(place: Exporting) -> None:
     status = place.run_now()
     assert (status["failures"], status["lag"]["orders-failing"]) == (0, 0)
     assert exported(place.to, "orders-failing") == place.stored("orders-failing")
+
+
+def test_a_run_starts_when_the_log_has_grown_by_at_bytes(place: Exporting) -> None:
+    place.running.restart(settings={"plugin.exporter.at_bytes": "20 KiB"})
+    assert place.exporter.next_start() > place.exporter.state.last.started + 3000, "none is due by time"
+    place.send("orders-size", 10)
+    time.sleep(2.5 * CHECK_S)
+    assert sum(place.exporter.totals.runs.values()) == 0, "fewer bytes than that"
+    place.send("orders-size", 200)
+    wait_for(lambda: sum(place.exporter.totals.runs.values()) == 1, PATIENCE_S)
+    assert exported(place.to, "orders-size") == place.stored("orders-size")
 
 
 def test_a_start_without_topics_or_folder_is_refused(tmp_path: Path) -> None:
