@@ -22,7 +22,9 @@ import gantrymq.sync
 from gantrymq import Message
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import Credentials
+from gantrymq.spark.errors import Refused, SendFailed
 from support.foreign import Java, JavaServer, ask, start_broker, start_nameserver
+from support.spark_streams import check_security
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.anyio, pytest.mark.slow]
 
@@ -227,3 +229,13 @@ def test_the_command_line_signs_with_credentials_from_the_environment(
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
+
+
+def test_spark_reads_and_writes_with_keys(guarded: str) -> None:
+    pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gantrymq[spark]'")
+    signed = {"nameserver": guarded, "accessKey": WORKER.access_key, "secretKey": WORKER.secret_key}
+    check_security({**signed, "groupId": "billing"}, "orders")
+    with pytest.raises(Refused):
+        check_security({**signed, "groupId": "others"}, "orders")
+    with pytest.raises(SendFailed):
+        check_security({**signed, "secretKey": "guessed", "groupId": "billing"}, "orders")

@@ -1,4 +1,4 @@
-"""``group``, ``dlq`` and ``topic`` of our command line against RocketMQ's brokers and nameservers."""
+"""``group``, ``dlq`` and ``topic`` of our command line, and Spark's source and sink, against RocketMQ's servers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import gantrymq.sync
 from gantrymq import Message
 from support.processes import wait_for
+from support.spark_streams import check_options, check_sink_and_stream
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
@@ -104,3 +105,13 @@ def test_definitions_of_rocketmq_are_exported_and_imported(
     after = exported()
     assert after[f"{topic}-2"] == settings | {"perm": 6}
     assert after[group]["retryMaxTimes"] == 3
+
+
+@pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
+def test_spark_reads_and_writes_topics_of_rocketmq(
+    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str]
+) -> None:
+    pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gantrymq[spark]'")
+    nameserver = request.getfixturevalue(fixture).nameserver
+    check_sink_and_stream(nameserver, names("spark"), names("streams"))
+    check_options(nameserver, names("options"))

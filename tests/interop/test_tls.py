@@ -13,9 +13,11 @@ import pytest
 
 import gantrymq
 import gantrymq.sync
+from gantrymq.spark.errors import SendFailed
 from support.certificates import CA, FOLDER, OTHER_CA, client_context
 from support.foreign import SMALL_BROKER, SMALL_NAMESERVER, Java, JavaServer, start_broker, start_nameserver
 from support.processes import gantrymq_child
+from support.spark_streams import check_security
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.anyio, pytest.mark.slow]
 
@@ -99,6 +101,16 @@ def test_the_blocking_client_behaves_like_the_async_client(secured: Secured, bac
     with gantrymq.sync.connect(secured.nameserver, tls=secured.trust(), backend=backend) as client:  # type: ignore[arg-type]
         with client.producer() as producer:
             producer.send("T", b"x")
+
+
+def test_spark_reads_and_writes_over_tls(secured: Secured) -> None:
+    pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gantrymq[spark]'")
+    given = {"nameserver": secured.nameserver, "tls": "true", "tlsCaFile": str(CA)}
+    if secured.self_signed:
+        with pytest.raises(SendFailed, match="certificate"):
+            check_security(given, "T")
+        return
+    check_security(given, "spark")
 
 
 async def test_a_certificate_of_another_authority_is_refused(secured: Secured) -> None:
