@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckedBatch, AckGate, FlushStrategy
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch, PullBatch
-    from gantrymq.kernel.changes import GroupsBatch, TopicsBatch
+    from gantrymq.kernel.changes import DeadLettersBatch, GroupsBatch, OffsetsBatch, TopicsBatch
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.delivery import DeliverBatch
     from gantrymq.kernel.filters import FilterCompiler
@@ -326,6 +326,30 @@ def groups_changed(batch: GroupsBatch) -> None:
     be reported.
     May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
     First user: filter.
+    """
+
+
+@hookspec
+def offsets_committed(batch: OffsetsBatch) -> None:
+    """Consumer groups have committed offsets, or an administrator or the master of a slave has set them.
+
+    When: sweep, after the requests, in a task of the plugin ``offsets``. Batch: the newest offset of each queue of a
+    group whose offset has changed since the last call. The offsets may not be on the disk yet. Those of the file are
+    not reported at the start, and neither are offsets of deleted groups and topics.
+    May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
+    First user: group_health.
+    """
+
+
+@hookspec
+def dead_lettered(batch: DeadLettersBatch) -> None:
+    """Messages have become dead letters: groups failed too often to consume them.
+
+    When: sweep, on the master, when the dead letters have their final status. Batch: group, first topic and place of
+    each. A broker that is killed at that moment does not report them again: a plugin that must see each dead letter
+    finds them in ``dispatch``, by their topics ``%DLQ%group``.
+    May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
+    First user: group_health.
     """
 
 

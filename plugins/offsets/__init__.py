@@ -1,11 +1,11 @@
 """Offsets of consumer groups, and the lowest and highest offset of queues.
 
 Slot: none; essential.
-Hooks: config_section, configure, recovered, register_processors, collect_metrics, persist.
+Hooks: config_section, configure, recovered, register_processors, register_tasks, collect_metrics, persist.
 Config ``[plugin.offsets]``: max_entries, from_start_within.
 Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the previous one, ``.bad``: a
 damaged one).
-Provides: ConsumerOffsets.
+Provides: ConsumerOffsets. Calls the hook ``offsets_committed``.
 Replaces RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of AdminBrokerProcessor: codes
 14, 15, 29 to 32, 43, 308, 314, 343.
 """
@@ -16,9 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.observers import observe
 from gantrymq.kernel.processors import Processor
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.plugins.offsets.admin import OffsetAdmin
+from gantrymq.plugins.offsets.changes import OffsetChanges
 from gantrymq.plugins.offsets.config import OffsetsConfig
 from gantrymq.plugins.offsets.lag import report_lag
 from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
@@ -67,6 +70,15 @@ class OffsetsPlugin:
         assert self._offsets is not None  # configure has run
         requests = OffsetRequests(broker, self._offsets, self._config)
         return dict(requests.processors() | OffsetAdmin(broker, self._offsets).processors())
+
+    @hookimpl
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        """Return what calls the hook ``offsets_committed``, if a plugin has it."""
+        assert self._offsets is not None  # configure has run
+        observers = observe(broker.manager, "offsets_committed")
+        if observers is None:
+            return []
+        return [BackgroundTask("offsets.changes", OffsetChanges(self._offsets, observers).run)]
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:

@@ -41,6 +41,10 @@ class Offsets:
         self._texts: dict[Key, bytes] = {}
         self._stale: dict[Key, None] = {}
         self._changed = False
+        self.committed: dict[tuple[str, str, int], int] | None = None
+        """Changed offsets by group, topic and queue, for the hook ``offsets_committed``; None if no plugin has it."""
+        self.wake: Callable[[], None] = _ignore_wake
+        """Called for each change that :attr:`committed` gets."""
         stored = load_state(env, path, ConsumerOffsetSerializeWrapper.from_bytes)
         if stored is not None:
             self._take(stored)
@@ -66,6 +70,9 @@ class Offsets:
         queues[queue_id] = offset
         self._stale[key] = None
         self._changed = True
+        if self.committed is not None:
+            self.committed[group, topic, queue_id] = offset
+            self.wake()
 
     def clamp(self) -> None:
         """Set every offset beyond its queue's end back to the end, with one warning for each group and topic.
@@ -154,3 +161,7 @@ class Offsets:
             self._texts.pop(key, None)
             self._stale.pop(key, None)
             self._changed = True
+
+
+def _ignore_wake() -> None:
+    pass

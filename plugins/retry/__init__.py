@@ -4,6 +4,7 @@ Slot: none.
 Hooks: before_append, register_processors.
 Config: none; the group's ``retryQueueNums`` and ``retryMaxTimes`` apply.
 Files: none.
+Calls the hook ``dead_lettered``.
 Replaces RocketMQ's ``SendMessageProcessor.consumerSendMsgBack`` (code 36) and ``handleRetryAndDLQ``.
 
 A message is delivered again through the topic ``%RETRY%group``, to which consumers subscribe automatically. It waits
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Source, Trait
+from gantrymq.kernel.observers import observe
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.retry.deadletter import DeadLetters
 from gantrymq.plugins.retry.sendback import SendBackProcessor
@@ -38,7 +40,7 @@ class RetryPlugin:
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """Return the handlers of 36, in batches."""
         topics, groups = broker.registry.get(TopicTable), broker.registry.get(GroupTable)
-        self._dead_letters = DeadLetters(topics, groups)
+        self._dead_letters = DeadLetters(topics, groups, observe(broker.manager, "dead_lettered"))
         return {RequestCode.CONSUMER_SEND_MSG_BACK: SendBackProcessor(broker, topics, groups, self._dead_letters)}
 
     @hookimpl

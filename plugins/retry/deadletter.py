@@ -5,14 +5,17 @@ Source: RocketMQ 4.9.7 ``SendMessageProcessor.handleRetryAndDLQ``, ``DLQ_NUMS_PE
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.changes import DeadLettersBatch
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.names import RETRY_PREFIX, dlq_topic
+from gantrymq.remoting.names import DLQ_PREFIX, RETRY_PREFIX, dlq_topic, is_dlq_topic
 from gantrymq.remoting.properties import replace_properties
-from gantrymq.remoting.property_bytes import DELAY
+from gantrymq.remoting.property_bytes import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC
 
 QUEUES = 1
 
@@ -20,9 +23,13 @@ QUEUES = 1
 class DeadLetters:
     """The dead-letter topics of the groups."""
 
-    def __init__(self, topics: TopicTable, groups: GroupTable) -> None:
+    def __init__(
+        self, topics: TopicTable, groups: GroupTable, observers: Callable[[DeadLettersBatch], object] | None
+    ) -> None:
+        """``observers``: the plugins with the hook ``dead_lettered``, if there are any."""
         self._topics = topics
         self._groups = groups
+        self._observers = observers
 
     def topic(self, group: str) -> TopicConfig:
         """Return the group's topic, created on first use with one readable queue.
@@ -37,6 +44,7 @@ class DeadLetters:
         The limit is the sender's, or else the group's. Unlike this, RocketMQ keeps the client's delay level on such a
         message, so it becomes a dead letter hours later.
         """
+        redirected = False
         for row in batch.live:
             topic = batch.topics[row]
             if not topic.startswith(RETRY_PREFIX):
@@ -55,3 +63,32 @@ class DeadLetters:
                 continue
             batch.topics[row], batch.queue_ids[row] = target.topic_name, 0
             batch.properties[row] = replace_properties(batch.properties[row], {DELAY: b"0"})
+            redirected = True
+        if redirected and self._observers is not None:
+            batch.done = self._reporting(batch.done)
+
+    def report(self, batch: AppendBatch) -> None:
+        """Call the hook ``dead_lettered`` for the dead letters of ``batch``, whose rows have their final status."""
+        if self._observers is None:
+            return
+        found = DeadLettersBatch()
+        for row, topic in enumerate(batch.topics):
+            offset, queue_offset = batch.place_of(row)
+            if offset < 0 or not is_dlq_topic(topic):
+                continue
+            found.groups.append(topic.removeprefix(DLQ_PREFIX))
+            found.topics.append((batch.property_of(row, RETRY_TOPIC) or b"").decode("utf-8", "replace"))
+            found.message_ids.append((batch.property_of(row, ORIGIN_MESSAGE_ID) or b"").decode("utf-8", "replace"))
+            found.reconsume_times.append(batch.reconsume_times[row])
+            found.offsets.append(offset)
+            found.queue_offsets.append(queue_offset)
+        if len(found):
+            self._observers(found)
+
+    def _reporting(self, done: Callable[[AppendBatch], None] | None) -> Callable[[AppendBatch], None]:
+        def finish(batch: AppendBatch) -> None:
+            if done is not None:
+                done(batch)
+            self.report(batch)
+
+        return finish

@@ -141,6 +141,7 @@ class SendBackProcessor:
                 # After this code, the only failure that clients expect here, the client sends the message itself.
                 remark = batch.remarks.get(row) or f"not stored, code {status}"
                 request.answer(ResponseCode.SYSTEM_ERROR, remark)
+        self._dead_letters.report(batch)
 
     def _count(self, request: Request, properties: bytes) -> None:
         if self._statistics is not None:

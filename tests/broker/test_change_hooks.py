@@ -1,4 +1,4 @@
-"""The hooks ``topics_changed`` and ``groups_changed``: who gets which names, in how many calls."""
+"""Hooks that report changes of topics, groups and offsets, and dead letters: what plugins get, in how many calls."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.api import Broker
-from gantrymq.kernel.changes import GroupsBatch, TopicsBatch
-from gantrymq.plugins.interfaces import ConsumerGroups, TopicTable
+from gantrymq.kernel.batch import AppendBatch, Source
+from gantrymq.kernel.changes import DeadLettersBatch, GroupsBatch, OffsetsBatch, TopicsBatch
+from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, GroupTable, TopicTable
 from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import make_broker, run_broker
-from gantrymq.testing.requests import send
+from gantrymq.testing.requests import pull, send
 
 pytestmark = pytest.mark.trio
 
@@ -156,8 +157,105 @@ async def test_without_a_plugin_that_has_the_hooks_nothing_is_collected(tmp_path
     async with run_broker(broker):
         groups: Any = broker.registry.get(ConsumerGroups)
         table: Any = broker.registry.get(TopicTable)
+        offsets: Any = broker.registry.get(ConsumerOffsets)
         assert groups.updated is None
+        assert offsets.committed is None
         assert table.changed.__name__ == "_ignore_change"
         await until(lambda: "clients.expire" in broker.manager.activity.tasks.get("clients", {}))  # tasks have begun
         assert "topics.changes" not in broker.manager.activity.tasks["clients"]
         assert "topics" not in broker.manager.activity.tasks
+        assert "offsets" not in broker.manager.activity.tasks
+
+
+class Follower:
+    """Keeps the batches of ``offsets_committed`` and ``dead_lettered``; refuses what ``refused`` says."""
+
+    name = "follower"
+    sources = (Source.RESEND, Source.RETRY)
+
+    def __init__(self) -> None:
+        self.offsets: list[OffsetsBatch] = []
+        self.letters: list[DeadLettersBatch] = []
+        self.refused = b""
+
+    @hookimpl(trylast=True)
+    def before_append(self, batch: AppendBatch) -> None:
+        for row in batch.live:
+            if batch.bodies[row] == self.refused:
+                batch.refuse(row, ResponseCode.NO_PERMISSION, "no")
+
+    @hookimpl
+    def offsets_committed(self, batch: OffsetsBatch) -> None:
+        self.offsets.append(batch)
+
+    @hookimpl
+    def dead_lettered(self, batch: DeadLettersBatch) -> None:
+        self.letters.append(batch)
+
+    def rows(self) -> list[tuple[str, str, int, int]]:
+        columns = [(each.groups, each.topics, each.queue_ids, each.offsets) for each in self.offsets]
+        return [row for batch in columns for row in zip(*batch, strict=True)]
+
+
+def commit(group: str, offset: int, queue_id: int = 0) -> Command:
+    ext = {"consumerGroup": group, "topic": "T", "queueId": str(queue_id), "commitOffset": str(offset)}
+    return Command(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+
+
+async def test_a_plugin_gets_committed_offsets_of_requests_pulls_and_plugins(tmp_path: Path) -> None:
+    follower = Follower()
+    async with run_broker(make_broker(tmp_path, enable=[follower])) as broker, open_channel(broker.address) as channel:
+        for _ in range(3):
+            assert (await channel.call(send("T", b"x", queues=2))).code == 0
+        assert (await channel.call(commit("billing", 1))).code == 0
+        await until(lambda: len(follower.rows()) == 1)
+        assert (await channel.call(commit("billing", 1))).code == 0  # changes nothing
+        committing = pull("T", offset=2, group="billing")
+        assert committing.ext is not None
+        committing.ext |= {"sysFlag": str(int(committing.ext["sysFlag"]) | 1), "commitOffset": "2"}
+        assert (await channel.call(committing)).code == 0
+        await until(lambda: len(follower.rows()) == 2)
+        # several changes of one turn: the newest offset of each queue, in one call
+        offsets = broker.registry.get(ConsumerOffsets)
+        offsets.commit("billing", "T", 0, 3)
+        offsets.commit("billing", "T", 0, 1)
+        offsets.commit("shipping", "T", 0, 900)
+        await until(lambda: len(follower.rows()) == 4)
+        assert len(follower.offsets) == 3
+        assert offsets.query("shipping", "T", 0) == 3
+    assert follower.rows() == [("billing", "T", 0, 1), ("billing", "T", 0, 2), ("billing", "T", 0, 1),
+                               ("shipping", "T", 0, 3)]  # fmt: skip
+
+
+async def test_a_plugin_gets_dead_letters_of_consumers_and_of_resending_clients(tmp_path: Path) -> None:
+    follower = Follower()
+
+    def back(offset: int, level: int) -> Command:
+        ext = {"offset": str(offset), "group": "billing", "delayLevel": str(level), "unitMode": "false"}
+        return Command(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+
+    async with run_broker(make_broker(tmp_path, enable=[follower])) as broker, open_channel(broker.address) as channel:
+        sent = await channel.call(send("T", b"poison"))
+        assert sent.ext is not None
+        offset = int(sent.ext["msgId"][16:], 16)
+        assert (await channel.call(back(offset, 1))).code == 0  # a retry, no dead letter
+        end = broker.log.end
+        assert (await channel.call(back(offset, -1))).code == 0
+        [letters] = follower.letters
+        assert letters == DeadLettersBatch(["billing"], ["T"], [sent.ext["msgId"]], [1], [end], [0])
+
+        resent = send("%RETRY%billing", b"poison", properties="RETRY_TOPIC\x01T\x02ORIGIN_MESSAGE_ID\x01id")
+        assert resent.ext is not None
+        again = Command(RequestCode.SEND_MESSAGE_V2, resent.ext | {"j": "2", "l": "9"}, b"the second attempt")
+        letter = Command(RequestCode.SEND_MESSAGE_V2, resent.ext | {"j": "16", "l": "16"}, b"poison")
+        groups = broker.registry.get(GroupTable)
+        assert groups.find("billing") is not None
+        assert (await channel.call(again)).code == 0
+        end = broker.log.end
+        assert (await channel.call(letter)).code == 0
+        assert follower.letters[1:] == [DeadLettersBatch(["billing"], ["T"], ["id"], [16], [end], [1])]
+
+        follower.refused = b"poison"
+        assert (await channel.call(back(offset, -1))).code == ResponseCode.SYSTEM_ERROR
+        assert (await channel.call(letter)).code == ResponseCode.NO_PERMISSION
+        assert len(follower.letters) == 2

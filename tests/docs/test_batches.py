@@ -14,7 +14,7 @@ import pytest
 from gantrymq.kernel import hookspecs
 from gantrymq.kernel.acks import AckedBatch
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Pull, PullBatch
-from gantrymq.kernel.changes import GroupsBatch, TopicsBatch
+from gantrymq.kernel.changes import DeadLettersBatch, GroupsBatch, OffsetsBatch, TopicsBatch
 from gantrymq.kernel.delivery import DeliverBatch
 from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.kernel.plugin_state import SavedState
@@ -31,6 +31,8 @@ CLASSES = (
     ConnectionsBatch,
     TopicsBatch,
     GroupsBatch,
+    OffsetsBatch,
+    DeadLettersBatch,
     PullBatch,
     Request,
     Pull,

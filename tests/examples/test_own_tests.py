@@ -61,7 +61,8 @@ def python(gantrymq_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_the_examples_all_have_tests() -> None:
-    assert {"dedup", "encrypt", "route", "schema", "signed", "stamp", "webhook"} <= {path.name for path in PACKAGES}
+    wanted = {"dedup", "encrypt", "group_health", "route", "schema", "signed", "stamp", "webhook"}
+    assert wanted <= {path.name for path in PACKAGES}
     assert [package.name for package in PACKAGES if not list((package / "tests").glob("test_*.py"))] == []
 
 
