@@ -14,10 +14,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import anyio
+import attrs
 from anyio.from_thread import start_blocking_portal
 
 from gantrymq.client import accumulator, admin, client, consumer, producer, reader, transactions
@@ -32,14 +32,15 @@ from gantrymq.client.lookup import FOREVER
 from gantrymq.client.loop import Loop
 from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
-    AllocationChoice,
-    BadBodies,
+    ConsumeOptions,
     ConsumerSettings,
-    Ordered,
     QueuesChanged,
     Sql,
     Start,
     Topics,
+    WorkerSettings,
+    WorkOptions,
+    lists_options,
 )
 from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
 from gantrymq.client.reader import POLL_MESSAGES
@@ -48,7 +49,7 @@ from gantrymq.client.serializers import DeserializerChoice, SerializerChoice
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.client.termination import run_in_portal
 from gantrymq.client.transactions import CHECKS_AT_ONCE
-from gantrymq.client.worker import CONCURRENCY, DRAIN_SECONDS, DeliveryToThread, is_async
+from gantrymq.client.worker import DeliveryToThread, is_async
 from gantrymq.message import (
     DeliveredRecord,
     Delivery,
@@ -759,25 +760,14 @@ class Client(BlockingLifetime):
         )  # fmt: skip
         return TransactionalProducer(loop, opened, local, self._ends_first)
 
+    @lists_options
     def consumer(
         self,
         topics: Topics,
         group: str,
         *,
-        tags: str | Sql = "*",
-        start: Start = "last",
-        ordered: Ordered = False,
-        broadcast: bool = False,
-        max_retries: int | None = None,
-        pull_batch: int = PULL_BATCH_MESSAGES,
-        prefetch: int | None = None,
-        consume_timeout: float | timedelta | None = None,
-        allocation: AllocationChoice = "average",
-        on_assigned: QueuesChanged | None = None,
-        on_revoked: QueuesChanged | None = None,
-        offsets_file: str | PathLike[str] | None = None,
         deserializer: DeserializerChoice | None = None,
-        bad_bodies: BadBodies = "dead_letter",
+        **options: Unpack[ConsumeOptions],
     ) -> Consumer:
         """As :meth:`gantrymq.Client.consumer`; ``on_assigned`` and ``on_revoked`` are called in threads of their own.
 
@@ -785,38 +775,20 @@ class Client(BlockingLifetime):
         the one before was acknowledged and the next messages are asked for.
         """
         loop = self._loop
-        settings = ConsumerSettings.checked(
-            ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
-            consume_timeout=consume_timeout, allocation=allocation, on_assigned=_in_thread(on_assigned),
-            on_revoked=_in_thread(on_revoked), offsets_file=offsets_file, deserializer=deserializer,
-            bad_bodies=bad_bodies,
-        )  # fmt: skip
-        opened = self._inner.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
+        settings = _in_threads(ConsumerSettings.checked(options, deserializer))
+        opened = self._inner.consumer_of(ReceivedMessage, topics, group, settings)
         return Consumer(loop, opened, group, self._ends_first)
 
+    @lists_options
     def run(
         self,
         handler: Handler,
         topics: Topics,
         group: str,
         *,
-        concurrency: int = CONCURRENCY,
-        tags: str | Sql = "*",
-        start: Start = "last",
-        ordered: Ordered = False,
-        broadcast: bool = False,
-        max_retries: int | None = None,
-        pull_batch: int = PULL_BATCH_MESSAGES,
-        prefetch: int | None = None,
-        consume_timeout: float | timedelta | None = None,
-        allocation: AllocationChoice = "average",
-        on_assigned: QueuesChanged | None = None,
-        on_revoked: QueuesChanged | None = None,
-        offsets_file: str | PathLike[str] | None = None,
         deserializer: DeserializerChoice | None = None,
-        bad_bodies: BadBodies = "dead_letter",
-        drain_timeout: float = DRAIN_SECONDS,
         signals: bool = True,
+        **options: Unpack[WorkOptions],
     ) -> None:
         """As :meth:`gantrymq.Client.run`; ``handler`` runs in ``concurrency`` threads.
 
@@ -826,18 +798,11 @@ class Client(BlockingLifetime):
         if is_async(handler):
             raise TypeError("the handler is a coroutine function: give a plain one, or use gantrymq.connect")
         loop = self._loop
-        settings = ConsumerSettings.checked(
-            ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
-            consume_timeout=consume_timeout, allocation=allocation, on_assigned=_in_thread(on_assigned),
-            on_revoked=_in_thread(on_revoked), offsets_file=offsets_file, deserializer=deserializer,
-            bad_bodies=bad_bodies,
-        )  # fmt: skip
+        settings = WorkerSettings.checked(options, deserializer)
+        settings = attrs.evolve(settings, consumer=_in_threads(settings.consumer))
         if not callable(handler):
             raise TypeError(f"the handler is a function that takes a message, not {handler!r}"[:200])
-        worker = self._inner._worker_of(
-            ReceivedMessage, _for_worker(handler, loop), topics, group, tags=tags, start=start, settings=settings,
-            concurrency=concurrency, drain_timeout=drain_timeout,
-        )  # fmt: skip
+        worker = self._inner._worker_of(ReceivedMessage, _for_worker(handler, loop), topics, group, settings)
         loop.ensure_open()
         run_in_portal(loop.portal, partial(self._inner._run_worker, worker), worker.stop_at_signal, signals=signals)
 
@@ -858,6 +823,12 @@ class Client(BlockingLifetime):
             topics, group=group, tags=tags, start=start, until=until, pull_batch=pull_batch, deserializer=deserializer
         )
         return Reader(loop, opened, self._ends_first)
+
+
+def _in_threads(settings: ConsumerSettings) -> ConsumerSettings:
+    """The same, with the functions of users in threads."""
+    on_assigned, on_revoked = _in_thread(settings.on_assigned), _in_thread(settings.on_revoked)
+    return attrs.evolve(settings, on_assigned=on_assigned, on_revoked=on_revoked)
 
 
 def _in_thread(changed: QueuesChanged | None) -> QueuesChanged | None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
-from os import PathLike
-from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack, get_type_hints
+from typing import Any, Literal, TypeVar, Unpack, get_type_hints
 
 import anyio
 import attrs
@@ -17,22 +15,10 @@ from gantrymq.client.checks import check_group
 from gantrymq.client.client import Client, connect
 from gantrymq.client.errors import ClientClosed, GantryError
 from gantrymq.client.interceptors import Interceptor
-from gantrymq.client.options import (
-    AllocationChoice,
-    BadBodies,
-    ConsumerSettings,
-    Ordered,
-    QueuesChanged,
-    Sql,
-    Start,
-    Topics,
-    check_number,
-    check_start,
-    subscriptions,
-)
+from gantrymq.client.options import Topics, WorkerSettings, WorkOptions, lists_options, subscriptions
 from gantrymq.client.serializers import DeserializerChoice
 from gantrymq.client.termination import gets_signals, watch_signals
-from gantrymq.client.worker import CONCURRENCY, CONCURRENCY_MAX, DRAIN_SECONDS, Handler, Worker, is_async
+from gantrymq.client.worker import Handler, Worker, is_async
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
 
@@ -42,41 +28,13 @@ Hook = Callable[[], Awaitable[Any] | Any]
 log: LibraryLog = LibraryLog()
 
 
-class WorkerOptions(TypedDict, total=False):
-    """The options of :meth:`App.on`: those of :meth:`gantrymq.Client.run`."""
-
-    concurrency: int
-    tags: str | Sql
-    start: Start
-    ordered: Ordered
-    broadcast: bool
-    max_retries: int | None
-    pull_batch: int
-    prefetch: int | None
-    consume_timeout: float | timedelta | None
-    allocation: AllocationChoice
-    on_assigned: QueuesChanged | None
-    on_revoked: QueuesChanged | None
-    offsets_file: str | PathLike[str] | None
-    deserializer: DeserializerChoice | None
-    bad_bodies: BadBodies
-    drain_timeout: float
-
-
-_OPTIONS: Final = frozenset(WorkerOptions.__annotations__)
-
-
 @attrs.frozen(kw_only=True)
 class _Registered:
     handler: Handler
     name: str
     topics: Topics
     group: str
-    tags: str | Sql
-    start: Start
-    settings: ConsumerSettings
-    concurrency: int
-    drain_timeout: float
+    settings: WorkerSettings
 
 
 class App:
@@ -118,12 +76,14 @@ class App:
             raise ClientClosed("the app does not run: use app.client in handlers and in hooks of start and end")
         return self._client
 
+    @lists_options
     def on(
         self,
         topics: Topics,
         *,
         group: str,
-        **options: Unpack[WorkerOptions],
+        deserializer: DeserializerChoice | None = None,
+        **options: Unpack[WorkOptions],
     ) -> Callable[[F], F]:
         """A decorator: call the function with each message of ``topics``, as the consumer ``group``.
 
@@ -134,18 +94,10 @@ class App:
 
         Raises TypeError and ValueError for what cannot be, also for a second function of the same group.
         """
-        if unknown := options.keys() - _OPTIONS:
-            raise TypeError(f"there is no option {sorted(unknown)[0]!r}: {', '.join(sorted(_OPTIONS))}")
-        given: dict[str, Any] = dict(options)
-        concurrency = given.pop("concurrency", CONCURRENCY)
-        drain_timeout = given.pop("drain_timeout", DRAIN_SECONDS)
-        tags, start = given.pop("tags", "*"), given.pop("start", "last")
-        check_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
         check_group(group)
-        check_start(start)
         topics = topics if isinstance(topics, str | Mapping) else tuple(topics)  # a generator can be read once
-        subscriptions(topics, tags, 0)
-        ConsumerSettings.checked(**given)
+        settings = WorkerSettings.checked(options, deserializer)
+        subscriptions(topics, settings.consumer.tags, 0)
         if group in self._registered:
             raise ValueError(
                 f"group {group} has the handler {self._registered[group].name}: give one function all topics of the"
@@ -154,15 +106,14 @@ class App:
 
         def register(function: F) -> F:
             name = getattr(function, "__name__", repr(function))
-            handler, choice = _as_handler(function, name, given.get("deserializer"))
+            handler, choice = _as_handler(function, name, deserializer)
             try:
-                reading = ConsumerSettings.checked(**{**given, "deserializer": choice})
+                reading = WorkerSettings.checked(options, choice)
             except ValueError as error:
                 raise TypeError(f"{name}: {error}") from None
             self._registered[group] = _Registered(
-                handler=handler, name=name, topics=topics, group=group, tags=tags, start=start, settings=reading,
-                concurrency=concurrency, drain_timeout=drain_timeout,
-            )  # fmt: skip
+                handler=handler, name=name, topics=topics, group=group, settings=reading
+            )
             return function
 
         return register
@@ -264,10 +215,7 @@ class App:
 
     @staticmethod
     def _worker(client: Client, each: _Registered) -> Worker[ReceivedMessage]:
-        return client._worker_of(
-            ReceivedMessage, each.handler, each.topics, each.group, tags=each.tags, start=each.start,
-            settings=each.settings, concurrency=each.concurrency, drain_timeout=each.drain_timeout,
-        )  # fmt: skip
+        return client._worker_of(ReceivedMessage, each.handler, each.topics, each.group, each.settings)
 
 
 async def _call(hook: Hook) -> None:

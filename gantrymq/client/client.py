@@ -6,10 +6,8 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from functools import cached_property
-from os import PathLike
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Unpack
 
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES, Accumulator
 from gantrymq.client.admin import Admin
@@ -28,16 +26,16 @@ from gantrymq.client.message_trace import MessageTrace, trace_of
 from gantrymq.client.namespace import plain_topics
 from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
-    AllocationChoice,
-    BadBodies,
+    ConsumeOptions,
     ConsumerOptions,
     ConsumerSettings,
-    Ordered,
-    QueuesChanged,
     R,
     Sql,
     Start,
     Topics,
+    WorkerSettings,
+    WorkOptions,
+    lists_options,
 )
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer
 from gantrymq.client.reader import Reader, make_reader
@@ -49,7 +47,7 @@ from gantrymq.client.transactions import (
     Local,
     TransactionalProducer,
 )
-from gantrymq.client.worker import CONCURRENCY, DRAIN_SECONDS, Handler, Worker
+from gantrymq.client.worker import Handler, Worker
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.tasks import hosted_tasks
 
@@ -151,25 +149,14 @@ class Client(Lifetime):
             opened.outbound = outbound
         return opened.ends_with(self._ends_first)
 
+    @lists_options
     def consumer(
         self,
         topics: Topics,
         group: str,
         *,
-        tags: str | Sql = "*",
-        start: Start = "last",
-        ordered: Ordered = False,
-        broadcast: bool = False,
-        max_retries: int | None = None,
-        pull_batch: int = PULL_BATCH_MESSAGES,
-        prefetch: int | None = None,
-        consume_timeout: float | timedelta | None = None,
-        allocation: AllocationChoice = "average",
-        on_assigned: QueuesChanged | None = None,
-        on_revoked: QueuesChanged | None = None,
-        offsets_file: str | PathLike[str] | None = None,
         deserializer: DeserializerChoice | None = None,
-        bad_bodies: BadBodies = "dead_letter",
+        **options: Unpack[ConsumeOptions],
     ) -> Consumer[ReceivedMessage]:
         """A member of the consumer ``group`` for the length of the block.
 
@@ -197,77 +184,37 @@ class Client(Lifetime):
         Raises :class:`InvalidName`, ValueError, and :class:`GantryError` when this client already has a consumer of
         that group.
         """
-        settings = ConsumerSettings.checked(
-            ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
-            consume_timeout=consume_timeout, allocation=allocation, on_assigned=on_assigned,
-            on_revoked=on_revoked, offsets_file=offsets_file, deserializer=deserializer, bad_bodies=bad_bodies,
-        )  # fmt: skip
-        return self.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
+        settings = ConsumerSettings.checked(options, deserializer)
+        return self.consumer_of(ReceivedMessage, topics, group, settings)
 
-    def consumer_of(
-        self,
-        make: type[R],
-        topics: Topics,
-        group: str,
-        *,
-        tags: str | Sql = "*",
-        start: Start = "last",
-        settings: ConsumerSettings | None = None,
-    ) -> Consumer[R]:
+    def consumer_of(self, make: type[R], topics: Topics, group: str, settings: ConsumerSettings) -> Consumer[R]:
         """As :meth:`consumer`, with messages of the class ``make``."""
-        opened = self._new_consumer(make, topics, group, tags, start, settings or ConsumerSettings())
-        return opened.ends_with(self._ends_first)
+        return self._new_consumer(make, topics, group, settings).ends_with(self._ends_first)
 
     def _worker_of(
-        self,
-        make: type[R],
-        handler: Callable[[R], Any],
-        topics: Topics,
-        group: str,
-        *,
-        tags: str | Sql,
-        start: Start,
-        settings: ConsumerSettings,
-        concurrency: int,
-        drain_timeout: float,
+        self, make: type[R], handler: Callable[[R], Any], topics: Topics, group: str, settings: WorkerSettings
     ) -> Worker[R]:
         """A worker for :meth:`_run_worker`, whose handler takes messages of the class ``make``."""
-        opened = self._new_consumer(make, topics, group, tags, start, settings)
-        return Worker(opened, handler, concurrency, drain_timeout)
+        return Worker(self._new_consumer(make, topics, group, settings.consumer), handler, settings)
 
-    def _new_consumer(
-        self, make: type[R], topics: Topics, group: str, tags: str | Sql, start: Start, settings: ConsumerSettings
-    ) -> Consumer[R]:
+    def _new_consumer(self, make: type[R], topics: Topics, group: str, settings: ConsumerSettings) -> Consumer[R]:
         now = int(time.time() * 1000)
         topics, group = plain_topics(self._cluster.namespace, topics), self._real_group(group)
-        options = ConsumerOptions.checked(topics, group, tags, start, make, now, settings)
+        options = ConsumerOptions.checked(topics, group, make, now, settings)
         if settings.deserialize is None and self._interceptors is None:
             return Consumer(self._cluster, options)
         return InterceptedConsumer(self._cluster, options, self._interceptors)
 
+    @lists_options
     async def run(
         self,
         handler: Handler,
         topics: Topics,
         group: str,
         *,
-        concurrency: int = CONCURRENCY,
-        tags: str | Sql = "*",
-        start: Start = "last",
-        ordered: Ordered = False,
-        broadcast: bool = False,
-        max_retries: int | None = None,
-        pull_batch: int = PULL_BATCH_MESSAGES,
-        prefetch: int | None = None,
-        consume_timeout: float | timedelta | None = None,
-        allocation: AllocationChoice = "average",
-        on_assigned: QueuesChanged | None = None,
-        on_revoked: QueuesChanged | None = None,
-        offsets_file: str | PathLike[str] | None = None,
         deserializer: DeserializerChoice | None = None,
-        bad_bodies: BadBodies = "dead_letter",
-        drain_timeout: float = DRAIN_SECONDS,
         signals: bool = True,
+        **options: Unpack[WorkOptions],
     ) -> None:
         """Call ``handler`` with each message of ``group``, ``concurrency`` at once, until SIGTERM or SIGINT.
 
@@ -283,15 +230,8 @@ class Client(Lifetime):
         the worker ends when the client is closed, or, without waiting for handlers, when it is cancelled. Raises as
         :meth:`consumer`, and :class:`AccessDenied` when a broker refuses the client's credentials.
         """
-        settings = ConsumerSettings.checked(
-            ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
-            consume_timeout=consume_timeout, allocation=allocation, on_assigned=on_assigned,
-            on_revoked=on_revoked, offsets_file=offsets_file, deserializer=deserializer, bad_bodies=bad_bodies,
-        )  # fmt: skip
-        worker = self._worker_of(
-            ReceivedMessage, handler, topics, group, tags=tags, start=start, settings=settings,
-            concurrency=concurrency, drain_timeout=drain_timeout,
-        )  # fmt: skip
+        settings = WorkerSettings.checked(options, deserializer)
+        worker = self._worker_of(ReceivedMessage, handler, topics, group, settings)
         await self._run_worker(worker, signals=signals)
 
     async def _run_worker(self, worker: Worker[R], *, signals: bool = False) -> None:

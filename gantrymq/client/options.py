@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, cast
 
 import attrs
 
-from gantrymq.client.allocation import NAMED, Allocation, average
+from gantrymq.client.allocation import NAMED, Allocation
 from gantrymq.client.checks import check_group, check_topic
 from gantrymq.client.errors import InvalidName
 from gantrymq.client.serializers import Deserializer, DeserializerChoice, deserializer_of
@@ -24,6 +25,9 @@ PULL_BATCH_MESSAGES: Final = 256
 its answer cost as much as some dozens of small messages."""
 PULL_BATCH_MAX: Final = 1024
 PREFETCH_MAX: Final = 65_535
+CONCURRENCY: Final = 16
+CONCURRENCY_MAX: Final = 1000
+DRAIN_SECONDS: Final = 30.0
 
 
 @attrs.frozen
@@ -39,6 +43,7 @@ class Sql:
 Topics = str | Iterable[str] | Mapping[str, str | Sql]
 """A topic, several, or a mapping of topics to what is wanted of each: tags, or :class:`Sql`."""
 
+F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=DeliveredRecord)
 
 Start = Literal["first", "last"] | int | datetime
@@ -57,65 +62,132 @@ BadBodies = Literal["dead_letter", "retry"]
 AllocationChoice = Allocation | Literal["average", "circle", "consistent_hash"]
 
 
+class ConsumeOptions(TypedDict, total=False):
+    """The options of :meth:`gantrymq.Client.consumer`, which describes them."""
+
+    tags: str | Sql
+    start: Start
+    ordered: Ordered
+    broadcast: bool
+    max_retries: int | None
+    pull_batch: int
+    prefetch: int | None
+    consume_timeout: float | timedelta | None
+    allocation: AllocationChoice
+    on_assigned: QueuesChanged | None
+    on_revoked: QueuesChanged | None
+    offsets_file: str | PathLike[str] | None
+    bad_bodies: BadBodies
+
+
+class WorkOptions(ConsumeOptions, total=False):
+    """The options of :meth:`gantrymq.Client.run`, which describes them, and of :meth:`gantrymq.App.on`."""
+
+    concurrency: int
+    drain_timeout: float
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "tags": "*", "start": "last", "ordered": False, "broadcast": False, "max_retries": None,
+    "pull_batch": PULL_BATCH_MESSAGES, "prefetch": None, "consume_timeout": None, "allocation": "average",
+    "on_assigned": None, "on_revoked": None, "offsets_file": None, "bad_bodies": "dead_letter",
+    "concurrency": CONCURRENCY, "drain_timeout": DRAIN_SECONDS,
+}  # fmt: skip
+_OF_WORKERS: Final = ("concurrency", "drain_timeout")
+
+
+def lists_options(function: F) -> F:
+    """A decorator: the signature that ``help`` shows has each of a function's ``**options``, with its default."""
+    signature = inspect.signature(function)
+    *named, options = signature.parameters.values()
+    kind: Any = WorkOptions if "WorkOptions" in str(options.annotation) else ConsumeOptions
+    listed = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind.__annotations__[name])
+        for name, default in _DEFAULTS.items()
+        if name in kind.__optional_keys__
+    ]
+    function.__signature__ = signature.replace(parameters=[*named, *listed])  # type: ignore[attr-defined]
+    return function
+
+
 @attrs.frozen(kw_only=True)
 class ConsumerSettings:
-    """How a consumer works, whatever its topics are; see :meth:`gantrymq.Client.consumer`. Raises ValueError."""
+    """How a consumer works, whatever its topics are; see :meth:`gantrymq.Client.consumer`."""
 
-    max_retries: int | None = None
-    pull_batch: int = PULL_BATCH_MESSAGES
-    prefetch: int | None = None
-    consume_timeout: float | None = None
-    on_assigned: QueuesChanged | None = None
-    on_revoked: QueuesChanged | None = None
-    allocation: Allocation = average
-    ordered: Ordered = False
-    broadcast: bool = False
-    offsets_file: Path | None = None
-    deserialize: Deserializer | None = None
-    bad_bodies: BadBodies = "dead_letter"
+    tags: str | Sql
+    start: Start
+    max_retries: int | None
+    pull_batch: int
+    prefetch: int | None
+    consume_timeout: float | None
+    on_assigned: QueuesChanged | None
+    on_revoked: QueuesChanged | None
+    allocation: Allocation
+    ordered: Ordered
+    broadcast: bool
+    offsets_file: Path | None
+    deserialize: Deserializer | None
+    bad_bodies: BadBodies
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        max_retries: int | None = None,
-        pull_batch: int = PULL_BATCH_MESSAGES,
-        prefetch: int | None = None,
-        consume_timeout: float | timedelta | None = None,
-        on_assigned: QueuesChanged | None = None,
-        on_revoked: QueuesChanged | None = None,
-        allocation: AllocationChoice = "average",
-        ordered: Ordered = False,
-        broadcast: bool = False,
-        offsets_file: str | PathLike[str] | None = None,
-        deserializer: DeserializerChoice | None = None,
-        bad_bodies: BadBodies = "dead_letter",
-    ) -> ConsumerSettings:
-        """The settings from what a user gave; ValueError names the one that cannot be."""
-        check_number("max_retries", max_retries, 0, 2**31 - 1, optional=True)
-        check_number("pull_batch", pull_batch, 1, PULL_BATCH_MAX)
-        check_number("prefetch", prefetch, 1, PREFETCH_MAX, optional=True)
+    def checked(cls, options: ConsumeOptions, deserializer: DeserializerChoice | None = None) -> ConsumerSettings:
+        """The settings from what a user gave; ValueError names one that cannot be, TypeError one that is unknown."""
+        given: dict[str, Any] = {**_DEFAULTS, **options}
+        for name in _OF_WORKERS:
+            del given[name]
+        _check_names(options.keys(), given)
+        timeout, offsets_file, allocation = given["consume_timeout"], given["offsets_file"], given["allocation"]
+        ordered, broadcast = given["ordered"], given["broadcast"]
+        check_start(given["start"])
+        check_number("max_retries", given["max_retries"], 0, 2**31 - 1, optional=True)
+        check_number("pull_batch", given["pull_batch"], 1, PULL_BATCH_MAX)
+        check_number("prefetch", given["prefetch"], 1, PREFETCH_MAX, optional=True)
         if not (isinstance(ordered, bool) or ordered == "key"):
             raise ValueError(f"ordered {ordered!r} is none of False, True (by queue) and 'key'")
-        if bad_bodies not in ("dead_letter", "retry"):
-            raise ValueError(f"bad_bodies {bad_bodies!r} is neither 'dead_letter' nor 'retry'")
-        if isinstance(consume_timeout, timedelta):
-            consume_timeout = consume_timeout.total_seconds()
-        if consume_timeout is not None and not consume_timeout > 0:
-            raise ValueError(f"consume_timeout {consume_timeout} is no time: give seconds above 0, or a timedelta")
-        if consume_timeout is not None and (ordered or broadcast):
+        if given["bad_bodies"] not in ("dead_letter", "retry"):
+            raise ValueError(f"bad_bodies {given['bad_bodies']!r} is neither 'dead_letter' nor 'retry'")
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"consume_timeout {timeout} is no time: give seconds above 0, or a timedelta")
+        if timeout is not None and (ordered or broadcast):
             raise ValueError("consume_timeout gives messages back to the broker: not with ordered or broadcast")
         if offsets_file is not None and not broadcast:
             raise ValueError("offsets_file is for broadcast=True; other groups have their offsets in the brokers")
         strategy = NAMED.get(allocation) if isinstance(allocation, str) else allocation
         if not callable(strategy):
             raise ValueError(f"allocation {allocation!r} is none of {', '.join(NAMED)}, and no function")
-        return cls(
-            max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch, consume_timeout=consume_timeout,
-            on_assigned=on_assigned, on_revoked=on_revoked, allocation=strategy, ordered=ordered,
-            broadcast=broadcast, offsets_file=None if offsets_file is None else Path(offsets_file),
-            deserialize=None if deserializer is None else deserializer_of(deserializer), bad_bodies=bad_bodies,
+        given.update(
+            consume_timeout=timeout, allocation=strategy,
+            offsets_file=None if offsets_file is None else Path(offsets_file),
         )  # fmt: skip
+        return cls(deserialize=None if deserializer is None else deserializer_of(deserializer), **given)
+
+
+@attrs.frozen(kw_only=True)
+class WorkerSettings:
+    """How a worker handles the messages of its consumer; see :meth:`gantrymq.Client.run`."""
+
+    concurrency: int
+    drain_timeout: float
+    consumer: ConsumerSettings
+
+    @classmethod
+    def checked(cls, options: WorkOptions, deserializer: DeserializerChoice | None = None) -> WorkerSettings:
+        """As :meth:`ConsumerSettings.checked`."""
+        _check_names(options.keys(), _DEFAULTS)
+        given: dict[str, Any] = {**_DEFAULTS, **options}
+        concurrency, drain_timeout = (given.pop(name) for name in _OF_WORKERS)
+        check_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        if not drain_timeout >= 0:
+            raise ValueError(f"drain_timeout {drain_timeout} is no time: give seconds, 0 or more")
+        consumer = ConsumerSettings.checked(cast(ConsumeOptions, given), deserializer)
+        return cls(concurrency=concurrency, drain_timeout=drain_timeout, consumer=consumer)
+
+
+def _check_names(given: Iterable[str], known: Collection[str]) -> None:
+    if unknown := sorted(set(given).difference(known)):
+        raise TypeError(f"there is no option {unknown[0]!r}: {', '.join(sorted(known))}")
 
 
 def check_number(name: str, value: int | None, least: int, most: int, *, optional: bool = False) -> None:
@@ -135,27 +207,19 @@ class ConsumerOptions(Generic[R]):
     subscription: SubscriptionData
     start: Start
     make: type[R]
-    settings: ConsumerSettings = ConsumerSettings()
+    settings: ConsumerSettings
 
     @classmethod
     def checked(
-        cls,
-        topics: Topics,
-        group: str,
-        tags: str | Sql,
-        start: Start,
-        make: type[R],
-        version: int,
-        settings: ConsumerSettings = ConsumerSettings(),
+        cls, topics: Topics, group: str, make: type[R], version: int, settings: ConsumerSettings
     ) -> list[ConsumerOptions[R]]:
         """Options of each topic from what a user gave; :class:`InvalidName` for what a broker would refuse.
 
         ``version`` (ms): brokers keep the subscription with the higher one.
         """
         check_group(group)
-        check_start(start)
-        wanted = subscriptions(topics, tags, version)
-        return [cls(topic, group, wanted[topic], start, make, settings) for topic in wanted]
+        wanted = subscriptions(topics, settings.tags, version)
+        return [cls(topic, group, wanted[topic], settings.start, make, settings) for topic in wanted]
 
     def of_retries(self) -> ConsumerOptions[R] | None:
         """The same membership in the retry topic; None if this is it already."""

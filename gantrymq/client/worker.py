@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.errors import ClientClosed, DeadLetter, GantryError, RetryLater
-from gantrymq.client.options import check_number
+from gantrymq.client.options import WorkerSettings
 from gantrymq.client.termination import gets_signals, watch_signals
 from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
@@ -19,9 +19,6 @@ from gantrymq.remoting.logs import LibraryLog
 Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 """What is done with a message: a coroutine function, or a plain function, which runs in a thread."""
 
-CONCURRENCY: Final = 16
-CONCURRENCY_MAX: Final = 1000
-DRAIN_SECONDS: Final = 30.0
 SEND_BACK_PAUSE_SECONDS: Final = 1.0
 """The wait before the next attempt to return a message to the broker; it doubles each time."""
 LONGEST_SEND_BACK_PAUSE_SECONDS: Final = 30.0
@@ -52,21 +49,16 @@ class DeliveryToThread:
 class Worker(Generic[R]):
     """Gives the messages of ``consumer`` to ``handler`` while :meth:`run` runs."""
 
-    def __init__(
-        self, consumer: Consumer[R], handler: Callable[[R], Any], concurrency: int, drain_timeout: float
-    ) -> None:
-        """``consumer`` is not started yet. Raises TypeError and ValueError for what cannot be."""
+    def __init__(self, consumer: Consumer[R], handler: Callable[[R], Any], settings: WorkerSettings) -> None:
+        """``consumer`` is not started yet. TypeError for a handler that is no function."""
         if not callable(handler):
             raise TypeError(f"the handler is a function that takes a message, not {handler!r}"[:200])
-        check_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        if not drain_timeout >= 0:
-            raise ValueError(f"drain_timeout {drain_timeout} is no time: give seconds, 0 or more")
         self._consumer = consumer
         self._handler = handler
         self._is_async = is_async(handler)
-        self._concurrency = concurrency
-        self._drain_timeout = drain_timeout
-        self._threads = anyio.CapacityLimiter(concurrency)
+        self._concurrency = settings.concurrency
+        self._drain_timeout = settings.drain_timeout
+        self._threads = anyio.CapacityLimiter(settings.concurrency)
         self._waits: set[anyio.CancelScope] = set()
         self._in_work = 0
         self._stopped = anyio.Event()

@@ -18,7 +18,6 @@ import msgspec
 import pytest
 
 import gantrymq
-from gantrymq.client.app import WorkerOptions
 from gantrymq.client.app_loading import load_app
 
 Cluster = Callable[..., Any]
@@ -326,7 +325,12 @@ def test_an_app_has_the_arguments_of_connect_and_the_options_of_run() -> None:
 
     assert of(gantrymq.App) == of(gantrymq.connect)
     own = {"handler", "topics", "group", "signals"}
-    assert set(WorkerOptions.__annotations__) == of(gantrymq.Client.run).keys() - own
+    options = {key: default for key, default in of(gantrymq.Client.run).items() if key not in own}
+    assert options == {key: default for key, default in of(gantrymq.App.on).items() if key not in own}
+    of_worker = {"concurrency": 16, "drain_timeout": 30.0}
+    consumer = {key: default for key, default in of(gantrymq.Client.consumer).items() if key not in own}
+    assert options == {**consumer, **of_worker}
+    assert {"ordered": False, "pull_batch": 256, "start": "last", "deserializer": None}.items() <= consumer.items()
 
 
 @pytest.mark.parametrize(

@@ -309,10 +309,11 @@ def test_an_unknown_error_code_is_reported_by_its_number() -> None:
 
 
 def test_a_start_that_is_a_time_has_a_timestamp() -> None:
-    from gantrymq.client.options import ConsumerOptions
+    from gantrymq.client.options import ConsumerOptions, ConsumerSettings
 
     def timestamp(start: object) -> int:
-        return ConsumerOptions.checked("T", "g", "*", start, gantrymq.ReceivedMessage, 1)[0].start_timestamp()  # type: ignore[arg-type]
+        settings = ConsumerSettings.checked({"start": start})  # type: ignore[typeddict-item]
+        return ConsumerOptions.checked("T", "g", gantrymq.ReceivedMessage, 1, settings)[0].start_timestamp()
 
     assert timestamp(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == timestamp(1000) == 1000
     with pytest.raises(ValueError, match="no time"):

@@ -390,6 +390,7 @@ async def test_a_handler_that_retries_an_ordered_message_itself_does_not_acknowl
         (print, {"drain_timeout": -1}, ValueError),
         (print, {"ordered": "topic"}, ValueError),
         (print, {"prefetch": 0}, ValueError),
+        (print, {"pre_fetch": 10}, TypeError),
     ],
 )
 async def test_invalid_worker_options_are_rejected(
