@@ -22,6 +22,7 @@ COMMANDS = {
     "worker": "gantrymq.cli.worker:worker",
     "query": "gantrymq.cli.query:query",
     "group": "gantrymq.cli.consumer_groups:group_commands",
+    "client": "gantrymq.cli.clients:client_commands",
     "dlq": "gantrymq.cli.dead_letters:dlq",
     "message": "gantrymq.cli.message:message",
     "delayed": "gantrymq.cli.delayed:delayed",

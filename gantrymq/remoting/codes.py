@@ -125,6 +125,8 @@ class RequestCode(IntEnum):
     """An extension of GantryMQ."""
     GET_SLAVE_TICKET = 47004
     """An extension of GantryMQ."""
+    CLOSE_CLIENT_CONNECTIONS = 47005
+    """An extension of GantryMQ."""
 
 
 class ResponseCode(IntEnum):

@@ -121,6 +121,7 @@ BROKER_RIGHTS: Final[Mapping[int, Right]] = MappingProxyType({
             _C.AUTH_LIST_ACL,
             _C.DESCRIBE_PLUGINS,
             _C.CONTROL_EXPORTER,
+            _C.CLOSE_CLIENT_CONNECTIONS,
         ),
         _R.ADMIN,
     ),

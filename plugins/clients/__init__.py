@@ -8,7 +8,7 @@ Files: none.
 Provides: ConsumerGroups, ProducerGroups.
 Replaces RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager, DefaultConsumerIdsChangeListener, code
 38 of ConsumerManageProcessor and the connections of AdminBrokerProcessor: codes 34, 35, 38, 203, 204, 328, 345, and 40
-towards clients. Calls the hook ``groups_changed``.
+towards clients; 47005 is GantryMQ's own. Calls the hook ``groups_changed``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ClientsPlugin:
             self._clients.updated = {}
         locks = broker.registry.find(QueueLocks)
         handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake, broker.env.monotonic, locks)
-        return dict(handlers.processors() | Connections(self._clients).processors())
+        return dict(handlers.processors() | Connections(self._clients, self._wake).processors())
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:

@@ -6,7 +6,7 @@ Source: RocketMQ 4.9.7 ``ClientManageProcessor``, ``ConsumerManager``, ``Default
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -149,6 +149,26 @@ class Clients:
             for name in self.consumers.leave_all(connection.id):
                 self._forget(connection.id, name)
                 self._left(name)
+
+    def disconnect(self, client_id: str) -> list[Connection]:
+        """Close all connections of the client, and remove them from their groups; returns them.
+
+        The client may connect again.
+        """
+        rosters: tuple[Roster[Any], ...] = (self.consumers, self.producers)
+        found: dict[int, Connection] = {
+            member.connection.id: member.connection
+            for roster in rosters
+            for group in roster.groups.values()
+            for member in group.members.values()
+            if member.client_id == client_id
+        }
+        for connection in found.values():
+            log.info("client_disconnected", client_id=client_id, peer=connection.peer)
+            if not connection.closed:
+                connection.close("an administrator disconnected the client")
+        self.drop(found.values())
+        return list(found.values())
 
     def expire(self) -> None:
         """Drop clients that have been silent for too long, and close their connections."""

@@ -1,11 +1,11 @@
 """Administrators' requests about connected clients: consumers (203), producers (204, 328), subscriptions (345).
 
-Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, 5.3.3 for 345.
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, 5.3.3 for 345. Only GantryMQ has 47005, which disconnects a client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.plugins.clients.clients import Clients
@@ -21,15 +21,22 @@ from gantrymq.remoting.bodies.clients import (
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers.groups import ConsumerGroupHeader, GroupSubscriptionHeader, ProducerGroupHeader
+from gantrymq.remoting.headers.groups import (
+    CloseConnectionsHeader,
+    CloseConnectionsResponse,
+    ConsumerGroupHeader,
+    GroupSubscriptionHeader,
+    ProducerGroupHeader,
+)
 from gantrymq.remoting.headers.header import read_header
 
 
 class Connections:
-    """Handlers of the four codes."""
+    """Handlers of the five codes. ``wake``: called after members have left."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, wake: Callable[[], None]) -> None:
         self._clients = clients
+        self._wake = wake
 
     def processors(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -38,6 +45,7 @@ class Connections:
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
             RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
             RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
+            RequestCode.CLOSE_CLIENT_CONNECTIONS: self.close,
         }
 
     def consumers(self, request: Request) -> Command:
@@ -88,6 +96,17 @@ class Connections:
         wanted = self._clients.subscription(header.group, header.topic)
         body = GroupSubscription(header.group, header.topic, wanted)
         return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())
+
+    def close(self, request: Request) -> Command:
+        """Answer 47005: close the client's connections, after which its queues go to other members.
+
+        The response has their number, 0 for an unknown client.
+        """
+        client_id = read_header(CloseConnectionsHeader, request.command.ext).client_id
+        closed = self._clients.disconnect(client_id)
+        self._wake()
+        answer = CloseConnectionsResponse(closed=len(closed))
+        return request.command.answer(ResponseCode.SUCCESS, ext=answer.to_ext())
 
 
 def _connections(members: Iterable[Member]) -> list[ClientConnection]:

@@ -93,6 +93,7 @@ def test_wrong_usage_is_one_line_with_the_prefix_and_code_2(cli: Callable[..., A
         ("topic", "peek", "--topic", "T"), ("group", "list"), ("group", "describe", "g"), ("dlq", "list"),
         ("query", "T", "--key", "k"), ("delayed", "list"), ("cluster", "status"), ("consume", "T", "--group", "g"),
         ("message", "why", "ID", "T", "--group", "g"), ("message", "get", "ID", "T"), ("message", "trace", "ID"),
+        ("client", "list"), ("client", "kick", "ID"),
         ("definitions", "export"),
     ],
 )  # fmt: skip
@@ -137,7 +138,8 @@ def test_json_is_one_document_with_snake_case_keys(
             producer.send(topic, body)
     for arguments in (
         ("topic", "list"), ("topic", "describe", topic), ("group", "list"), ("cluster", "status"),
-        ("dlq", "list"), ("delayed", "list"), ("topic", "create", topic, "--update", "--queues", "8"),
+        ("client", "list"), ("dlq", "list"), ("delayed", "list"),
+        ("topic", "create", topic, "--update", "--queues", "8"),
         ("message", "why", "0" * 32, topic, "--group", "nobody"),
     ):  # fmt: skip
         done = cli(*arguments, *at)

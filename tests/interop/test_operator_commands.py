@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,46 +11,62 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message
+from gantrymq.cli.__main__ import run as run_command
 from support.processes import wait_for
 from support.spark_streams import check_options, check_sink_and_stream
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 
+@pytest.fixture
+def command_output(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run ``gantrymq`` in this process and return what it prints."""
+
+    def call(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()
+        done = run_command(list(arguments))
+        out, err = capsys.readouterr()
+        assert done == code, err
+        return out
+
+    return call
+
+
 @pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
 def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
-    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str]
+    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str], command_output: Callable[..., str]
 ) -> None:
     nameserver = request.getfixturevalue(fixture).nameserver
     topic, group = names("operated"), names("operators")
 
     def run(*arguments: str, code: int = 0) -> str:
-        command = [sys.executable, "-m", "gantrymq.cli", *arguments, "--nameserver", nameserver]
-        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert outcome.returncode == code, outcome.stderr
-        return outcome.stdout
+        return command_output(*arguments, "--nameserver", nameserver, code=code)
 
-    def told(*arguments: str) -> Any:
+    def read(*arguments: str) -> Any:
         return json.loads(run(*arguments, "--json"))
 
     run("topic", "create", topic, "--queues", "2")
     with gantrymq.sync.connect(nameserver) as client:
-        with client.producer() as producer:
+        with client.producer(f"{group}-p") as producer:
             for number in range(4):
                 producer.send(Message(topic, b"%d" % number))
+            wait_for(lambda: [row["kind"] for row in read("client", "list", "--group", f"{group}-p")] == ["producer"])
         with client.consumer(topic, group, start="first", max_retries=0) as consumer:
             for _, message in zip(range(4), consumer, strict=False):
                 message.retry()  # for the last time: a dead letter
-            described = told("group", "describe", group)
+            described = read("group", "describe", group)
             assert [member["subscriptions"] for member in described["members"]] == [{topic: "*"}]
-            wait_for(lambda: told("dlq", "list", group)[0]["messages"] == 4, 60.0)
-        listed = {row["group"]: row["topics"] for row in told("group", "list")}
+            (member,) = read("client", "list", "--group", group)
+            assert (member["client_id"], member["kind"]) == (described["members"][0]["client_id"], "consumer")
+            run("client", "kick", member["client_id"], code=1)  # RocketMQ's brokers cannot
+            wait_for(lambda: read("dlq", "list", group)[0]["messages"] == 4, 60.0)
+        listed = {row["group"]: row["topics"] for row in read("group", "list")}
         assert listed[group] == 1
         assert sorted(run("dlq", "peek", group).splitlines()) == ["0", "1", "2", "3"]
 
         run("group", "reset-offsets", group, "--to", "first", "--topic", topic)
-        wait_for(lambda: sum(row["lag"] for row in told("group", "describe", group)["queues"]) == 4, 30.0)
-        rows = told("group", "reset-offsets", group, "--to", "last", "--topic", topic)
+        wait_for(lambda: sum(row["lag"] for row in read("group", "describe", group)["queues"]) == 4, 30.0)
+        rows = read("group", "reset-offsets", group, "--to", "last", "--topic", topic)
         assert sum(row["after"] for row in rows) == 4
 
         assert run("dlq", "replay", group) == "replayed 4 messages\n"
@@ -65,7 +79,7 @@ def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
         assert sorted(got) == [(topic, b"%d" % number) for number in range(4)]
         assert sorted(run("topic", "peek", topic).splitlines()) == ["0", "1", "2", "3"]
 
-    wait_for(lambda: not told("group", "describe", group)["members"], 60.0)
+    wait_for(lambda: not read("group", "describe", group)["members"], 60.0)
     # with timerWheelEnable=false, as on this broker, RocketMQ 5.3.3 deletes a topic and then fails (getTimerMetrics)
     deleted = 0 if fixture == "java_system" else 1
     run("group", "delete", group, "--yes", code=deleted)
@@ -77,16 +91,17 @@ def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
 
 @pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
 def test_definitions_of_rocketmq_are_exported_and_imported(
-    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str], tmp_path: Path
+    request: pytest.FixtureRequest,
+    fixture: str,
+    names: Callable[[str], str],
+    command_output: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
     nameserver = request.getfixturevalue(fixture).nameserver
     topic, group, file = names("defined"), names("definers"), tmp_path / "definitions.json"
 
     def run(*arguments: str) -> Any:
-        command = [sys.executable, "-m", "gantrymq.cli", "definitions", *arguments, "--nameserver", nameserver]
-        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert outcome.returncode == 0, outcome.stderr
-        return json.loads(outcome.stdout)
+        return json.loads(command_output("definitions", *arguments, "--nameserver", nameserver))
 
     def exported() -> dict[str, Any]:
         document = run("export")

@@ -5,7 +5,7 @@ Source: RocketMQ 4.9.7 ``common/protocol/header``; 343 to 352 from 5.3.3.
 
 from __future__ import annotations
 
-from gantrymq.remoting.headers.header import Header
+from gantrymq.remoting.headers.header import Header, Int32
 
 
 class UnregisterClientHeader(
@@ -90,3 +90,15 @@ class ConsumeDirectlyHeader(Header, kw_only=True):
     client_id: str | None = None
     msg_id: str | None = None
     broker_name: str | None = None
+
+
+class CloseConnectionsHeader(Header, kw_only=True, rename={"client_id": "clientID"}):
+    """CLOSE_CLIENT_CONNECTIONS (47005): the connections on which this client sends its heartbeats."""
+
+    client_id: str
+
+
+class CloseConnectionsResponse(Header, kw_only=True):
+    """Response to 47005: how many connections the broker has closed."""
+
+    closed: Int32

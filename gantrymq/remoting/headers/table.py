@@ -27,6 +27,8 @@ from gantrymq.remoting.headers.brokers import (
     StatsHeader,
 )
 from gantrymq.remoting.headers.groups import (
+    CloseConnectionsHeader,
+    CloseConnectionsResponse,
     ConsumeDirectlyHeader,
     ConsumerGroupHeader,
     ConsumerStatusHeader,
@@ -204,4 +206,5 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.DESCRIBE_PLUGINS: RequestSpec("broker", DescribePluginsHeader),
     _C.CONTROL_EXPORTER: RequestSpec("broker", ControlExporterHeader),
     _C.GET_SLAVE_TICKET: RequestSpec("broker", None, SlaveTicketResponse),
+    _C.CLOSE_CLIENT_CONNECTIONS: RequestSpec("broker", CloseConnectionsHeader, CloseConnectionsResponse),
 }

@@ -52,6 +52,19 @@ def test_a_group_without_members_is_an_error(broker: Any) -> None:
     assert (unknown.code, unknown.remark) == (1, "the producer group[senders] not exist")
 
 
+def test_an_administrator_disconnects_a_client(broker: Any, peer: Any, connect: Any) -> None:
+    other = connect()
+    data = HeartbeatData("c2", [ProducerData("senders")], [ConsumerData("readers")])
+    assert broker.ask(34, body=data.to_bytes(), connection=other).code == 0
+    for client_id, closed in (("c3", "0"), ("c1", "1"), ("c1", "0")):
+        answer = broker.ask(47005, {"clientID": client_id})
+        assert (answer.code, answer.ext) == (0, {"closed": closed}), client_id
+    assert (peer.closed, other.closed) == (True, False)
+    (client,) = ConsumerConnections.from_bytes(broker.ask(203, {"consumerGroup": "readers"}).body).connection_set
+    assert client.client_id == "c2"
+    assert [info.client_id for info in ProducerTable.from_bytes(broker.ask(328).body).data["senders"]] == ["c2"]
+
+
 def test_producers_by_group_and_all(broker: Any, peer: Any) -> None:
     (client,) = ProducerConnections.from_bytes(broker.ask(204, {"producerGroup": "senders"}).body).connection_set
     assert (client.client_id, client.client_addr) == ("c1", peer.address)
