@@ -1,6 +1,6 @@
 """Kafka's Python clients beside ours, in the group ``client``: each with a broker of its own kind on this machine.
 
-They are no dependency of anything here: pip installs them into an environment in the folder where built software lies.
+They are no dependency of anything here: pip installs them into an environment in the folder ``build``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import kafka
 from client import PROCESSOR, SEND_AND_WAIT, STORED_MESSAGES
 from figures import Figures
-from systems import INTEROP
+from page import ROOT
 
-from support.foreign import ToolMissing, cache_folder
+from support.foreign import ToolMissing
 
 Tell = Callable[[str], None]
 PACKAGES = ("confluent-kafka==2.16.1", "aiokafka==0.14.0")
@@ -54,7 +54,7 @@ def add(client: str, found: dict[str, list[float]], figures: Figures, tell: Tell
 
 def find_python() -> Path:
     """Return the interpreter of an environment with Kafka's clients, which is made unless it is there."""
-    folder = cache_folder(INTEROP / ".cache") / "kafka-clients"
+    folder = ROOT / "build" / "kafka-clients"
     python = folder / "bin" / "python"
     done = folder / "complete"
     if not done.exists() or done.read_text() != _kind():

@@ -102,12 +102,17 @@ def lists_options(function: F) -> F:
     *named, options = signature.parameters.values()
     kind: Any = WorkOptions if "WorkOptions" in str(options.annotation) else ConsumeOptions
     listed = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind.__annotations__[name])
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_shown(kind, name))
         for name, default in _DEFAULTS.items()
         if name in kind.__optional_keys__
     ]
     function.__signature__ = signature.replace(parameters=[*named, *listed])  # type: ignore[attr-defined]
     return function
+
+
+def _shown(kind: Any, name: str) -> str:
+    annotation = kind.__annotations__[name]
+    return str(getattr(annotation, "__forward_arg__", annotation))
 
 
 @attrs.frozen(kw_only=True)

@@ -107,7 +107,7 @@ def test_kafkas_clients_that_cannot_be_installed_are_a_missing_tool(
     load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clients = load("kafka_clients")
-    monkeypatch.setenv("GANTRYMQ_INTEROP_CACHE", str(tmp_path))
+    monkeypatch.setattr(clients, "ROOT", tmp_path)
     monkeypatch.setattr(clients.sys, "executable", shutil.which("false"))
     with pytest.raises(clients.ToolMissing, match="pip could not install confluent-kafka"):
         clients.find_python()
