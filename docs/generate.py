@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import rich_click as click
@@ -199,10 +199,9 @@ def testing_page() -> str:
 PLUGIN_API = """\
 # The broker in the plugin API
 
-Hooks with the argument `broker` get the broker. This page lists all names of it that a plugin may use. Annotate it as
-`gantrymq.kernel.api.Broker`; mypy then reports other names. [Hooks](hooks.md) describes the batches.
-`gantrymq.plugins.interfaces` has the protocols of the objects that the shipped plugins offer with `broker.registry`:
-topics, groups, offsets, statistics and others.
+Hooks with the argument `broker` get the broker. This page lists all names of it that a plugin may use, how a plugin
+reads messages, and the objects for topics, groups and offsets. Annotate the argument as `gantrymq.kernel.api.Broker`;
+mypy then reports other names. [Hooks](hooks.md) describes the hooks, [batches](batches.md) their arguments.
 
 ## Versions
 
@@ -218,19 +217,114 @@ this version.
 - Modules of `gantrymq.kernel` and `gantrymq.remoting` that no page names, names with a leading underscore, and C
   declarations (`.pxd`) are not part of the plugin API.
 """
+READING = """\
+## Reading messages
+
+A plugin reads the log in `dispatch` as it grows, and later, in a task of its own, with the following names. Reading a
+message that is not in memory blocks the broker for the time of the disk; a task that reads many calls
+`await pace.rest()` between its steps.
+
+<!-- plugin -->
+```python
+import trio
+
+from gantrymq.kernel.store.reading import read_messages
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import ConsumerOffsets, TopicTable
+
+
+class Mirror:
+    name = "mirror"
+    group = "mirror"
+
+    def __init__(self):
+        self.bodies = []
+
+    @hookimpl
+    def register_tasks(self, broker):
+        self._topics = broker.registry.get(TopicTable)
+        self._offsets = broker.registry.get(ConsumerOffsets)
+        return [BackgroundTask("mirror", lambda: self._run(broker))]
+
+    async def _run(self, broker):
+        pace = broker.pace()
+        while True:
+            for topic in self._topics.names():
+                config = self._topics.get(topic)
+                for queue_id in range(0 if config is None else config.read_queue_nums):
+                    offset = self._offsets.query(self.group, topic, queue_id) or 0
+                    messages = read_messages(broker.store, topic, queue_id, offset)
+                    self.bodies += [record.body for record in messages.records]
+                    self._offsets.commit(self.group, topic, queue_id, messages.next_offset)
+                    await pace.rest()
+            await trio.sleep(0.1)
+```
+"""
+OBJECTS = """\
+## Topics, groups, offsets and other objects
+
+`broker.registry.get(TopicTable)` returns the object that a shipped plugin offers for that protocol of
+`gantrymq.plugins.interfaces`, from `register_processors` on; `find` returns None if no enabled plugin offers one.
+`Registry.provide(MyProtocol, object)` in `configure` offers an object of your plugin to others.
+"""
+READERS = {"Broker": "broker", "LogReader": "broker.log", "QueuesReader": "broker.queues", "QueueReader": "queue"}
+"""The classes of ``kernel/api.py``, and what the page calls their objects."""
+KERNEL = Path(__file__).parents[1] / "kernel"
+
+
+def table_of(node: ast.ClassDef, owner: str) -> Iterator[str]:
+    """A table of the names of a protocol; ``owner``: what the page calls an object of it."""
+    yield from ("| name | meaning |", "|---|---|")
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign):
+            yield f"| `{owner}.{ast.unparse(each.target)}` | `{cell(ast.unparse(each.annotation))}` |"
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            call = f"for each in {owner}" if each.name == "__iter__" else call_of(each, owner)
+            call = f"await {call}" if isinstance(each, ast.AsyncFunctionDef) else call
+            text = marked_up(paragraphs(ast.get_docstring(each) or "")).replace("\n\n", " ")
+            yield f"| `{cell(call)}` | {cell(text)} |"
+
+
+def functions_of(path: Path, names: Iterable[str], module: str) -> Iterator[str]:
+    """A table of functions and classes of a module, by their calls."""
+    yield from ("| name | meaning |", "|---|---|")
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
+            call = call_of(node) if isinstance(node, ast.FunctionDef) else node.name
+            text = marked_up(paragraphs(ast.get_docstring(node) or "")).replace("\n\n", " ")
+            yield f"| `{module}.{cell(call)}` | {cell(text)} |"
 
 
 def plugin_api_page() -> str:
-    """``plugin-api.md``: every name of the broker that plugins may use."""
-    tree = ast.parse((Path(__file__).parents[1] / "kernel" / "api.py").read_text())
-    out = [NOTE, PLUGIN_API, "## Names\n", "| name | meaning |", "|---|---|"]
-    for node in ast.walk(tree):
+    """``plugin-api.md``: every name of the broker that plugins may use, and the protocols of the shipped plugins."""
+    out = [NOTE, PLUGIN_API]
+    for node in ast.parse((KERNEL / "api.py").read_text()).body:
         if isinstance(node, ast.ClassDef):
-            for each in node.body:
-                if isinstance(each, ast.FunctionDef):
-                    text = marked_up(paragraphs(ast.get_docstring(each) or "")).replace("\n\n", " ")
-                    out.append(f"| `{cell(call_of(each, 'broker'))}` | {cell(text)} |")
-    return "\n".join(out) + "\n"
+            owner = READERS[node.name]
+            if node.name == "LogReader":
+                out.append(READING)
+            out += (
+                ["## Names\n"]
+                if owner == "broker"
+                else [f"### `{owner}` (`{node.name}`)\n", f"{description_of(node)}\n"]
+            )
+            out += [*table_of(node, owner), ""]
+    wanted = ("read_messages", "QueueMessages", "message_stored_at")
+    out += ["### Functions\n", *functions_of(KERNEL / "store" / "reading.py", wanted, "gantrymq.kernel.store.reading")]
+    for node in ast.parse((KERNEL / "store" / "log" / "record.py").read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Record":
+            out += ["", "### `Record`\n", f"{description_of(node)}\n", *table_of(node, "record")]
+    out += ["", OBJECTS]
+    for node in ast.parse((KERNEL.parent / "plugins" / "interfaces.py").read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            owner = re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower()
+            out += [f"### `{node.name}`\n", f"{description_of(node)}\n", *table_of(node, owner), ""]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def description_of(node: ast.ClassDef) -> str:
+    """The docstring of a class as Markdown."""
+    return marked_up(paragraphs(ast.get_docstring(node) or ""))
 
 
 PAGES = {

@@ -1,4 +1,4 @@
-"""The protocol of the broker that hooks get: all names of it that a plugin may use.
+"""The protocols of the broker that hooks get, and of its log and queues: all names that a plugin may use.
 
 ``docs/reference/plugin-api.md`` is generated from this module, and mypy checks that the shipped plugins use no other
 names. The broker itself has more names, which may change at any time.
@@ -6,13 +6,13 @@ names. The broker itself has more names, which may change at any time.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import socket
 
-    from gantrymq.kernel.batch import AppendBatch
+    from gantrymq.kernel.batch import AppendBatch, DispatchBatch
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.env import Env, Waker
     from gantrymq.kernel.filters import FilterCompiler
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.network.time_slices import Pace
     from gantrymq.kernel.registry import Registry
     from gantrymq.kernel.store.log.commitlog import CommitLog
+    from gantrymq.kernel.store.log.record import Record
     from gantrymq.kernel.store.queues.table import ConsumeQueues
     from gantrymq.kernel.store.store import Store
 
@@ -86,11 +87,11 @@ class Broker(Protocol):
 
     @property
     def log(self) -> CommitLog:
-        """The commit log, from ``configure`` on: ``end``, ``min_offset``, ``read_record(offset)``."""
+        """The commit log, from ``configure`` on: see :class:`LogReader`."""
 
     @property
     def queues(self) -> ConsumeQueues:
-        """The consume queues, from ``recovered`` on: ``get(topic, queue_id)``."""
+        """The consume queues, from ``recovered`` on: see :class:`QueuesReader`."""
 
     def append(self, batch: AppendBatch) -> None:
         """Take messages through the write path; the broker calls ``batch.done`` when every row has its final status.
@@ -165,3 +166,63 @@ class Broker(Protocol):
 
     def stop(self) -> None:
         """Drain and end."""
+
+
+class LogReader(Protocol):
+    """The messages of all topics in the order in which the broker stored them.
+
+    Offsets are bytes. Messages below ``broker.store.dispatched`` are committed: consumers can read them.
+    """
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the first message that is not deleted."""
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last message, which may not be committed yet."""
+
+    def read_record(self, offset: int) -> Record:
+        """Return the message at ``offset``, checked. ``OutOfLog`` if it is deleted or not stored yet, ``CorruptRange``
+        if it is damaged, ``BadRecord`` if no message begins there."""
+
+    def scan(self, start: int, stop: int, *, rows: int = ...) -> Iterator[DispatchBatch]:
+        """Yield the messages from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``.
+
+        A batch begins where the previous one ended, unless messages were deleted meanwhile; damaged ranges that are
+        known are skipped. ``CorruptRange`` for other damage. ``batch.end`` is where to continue later.
+        """
+
+
+class QueuesReader(Protocol):
+    """The queues that have or had a message."""
+
+    def __iter__(self) -> Iterator[QueueReader]:
+        """Iterate over the queues."""
+
+    def get(self, topic: str, queue_id: int) -> QueueReader | None:
+        """Return a queue; None if it never had a message."""
+
+
+class QueueReader(Protocol):
+    """A queue of :class:`QueuesReader`. :func:`gantrymq.kernel.store.reading.read_messages` reads its messages."""
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+
+    @property
+    def queue_id(self) -> int:
+        """The number of the queue."""
+
+    @property
+    def min_offset(self) -> int:
+        """The queue offset of the first message that is not deleted."""
+
+    @property
+    def max_offset(self) -> int:
+        """The queue offset behind the last committed message."""
+
+    def entries(self, offset: int, count: int) -> bytes:
+        """Return up to ``count`` entries of 20 bytes from the queue offset on: log offset, size, tag code
+        ([format](../format/consume-queue.md))."""

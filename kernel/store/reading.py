@@ -13,13 +13,15 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.layouts import ENTRY, PLACES
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
 from gantrymq.kernel.store.log.record import HOST_V6_BITS, BadRecord, Record
-from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
 from gantrymq.kernel.store.queues.repair import is_right
 from gantrymq.remoting.records import HEADS, MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
 
+READ_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes of messages that :func:`read_messages` returns, if it returns more than one."""
 NEAR_BYTES: Final = 64 * 1024
 """Records at most this far apart are read together, as one piece of the log."""
 
@@ -84,6 +86,45 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
             with suppress(OutOfLog, CorruptRange, BadRecord):
                 records[row] = log.read_record(offsets[row])
     return records
+
+
+@attrs.frozen
+class QueueMessages:
+    """Messages of a queue in their order, and the queue offset at which the next read continues."""
+
+    records: list[Record]
+    next_offset: int
+
+
+def read_messages(store: Store, topic: str, queue_id: int, offset: int, count: int = 32) -> QueueMessages:
+    """Return up to ``count`` messages of a queue, from the queue offset ``offset`` on.
+
+    A missing queue, and an offset at or behind the queue's end, have no messages. Deleted messages and those on a
+    damaged part of the disk are skipped. At most :data:`READ_BYTES` are returned, but at least one message, so a
+    result with fewer than ``count`` is not necessarily the end of the queue: that is ``queue.max_offset``.
+    """
+    queue = store.queues.get(topic, queue_id)
+    if queue is None:
+        return QueueMessages([], offset)
+    start = max(offset, queue.min_offset)
+    rows: list[tuple[int, int, int]] = []
+    total, next_offset = 0, start
+    for at, size, _code in ENTRY.iter_unpack(queue.entries(start, count)):
+        if size != FILLER_SIZE:
+            total += size
+            if rows and total > READ_BYTES:
+                break
+            rows.append((next_offset, at, size))
+        next_offset += 1
+    if not rows:
+        return QueueMessages([], next_offset)
+    found: list[Record] = []
+    for row, record in zip(rows, read_many(store.log, [at for _, at, _ in rows]), strict=True):
+        if record is not None and belongs_to_entry(record, queue, row[0]):
+            found.append(record)
+        elif is_wrong_entry(store.log, queue, *row):
+            return QueueMessages(found, row[0])  # the entry will be repaired
+    return QueueMessages(found, next_offset)
 
 
 def is_wrong_entry(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: int) -> bool:

@@ -14,6 +14,7 @@ alerts. A slave sees the offsets of its master, and no members and dead letters:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,6 +23,7 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import duration
+from gantrymq.kernel.store.reading import read_messages
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, TopicTable
 from gantrymq.remoting.names import is_system_group
@@ -141,11 +143,19 @@ class GroupHealthPlugin:
             elif (group, topic) not in self.stalled:
                 self.stalled[group, topic] = since
                 members = self._consumers.client_ids(group)
-                log.warning("group_stalled", group=group, topic=topic, waiting=waiting, members=members)
+                first = self._first_waiting(topic, offsets)
+                log.warning("group_stalled", group=group, topic=topic, waiting=waiting, members=members, first=first)
 
     def _end_of(self, topic: str, queue_id: int) -> int:
         queue = self._broker.queues.get(topic, queue_id)
         return 0 if queue is None else queue.max_offset
+
+    def _first_waiting(self, topic: str, offsets: Mapping[int, int]) -> str | None:
+        """Return the id of a message at which the group stands."""
+        for queue_id, offset in offsets.items():
+            for record in read_messages(self._broker.store, topic, queue_id, offset, 1).records:
+                return record.message_id
+        return None
 
     def _is_watched(self, group: str) -> bool:
         if not self._config.groups:

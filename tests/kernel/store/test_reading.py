@@ -8,9 +8,10 @@ import attrs
 import pytest
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
 from gantrymq.kernel.store.log.record import Record, encode
-from gantrymq.kernel.store.reading import NEAR_BYTES, NamedRecord, find_named, read_many
+from gantrymq.kernel.store.reading import NEAR_BYTES, NamedRecord, QueueMessages, find_named, read_many, read_messages
 from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.memory_env import MemoryEnv
@@ -93,3 +94,53 @@ def test_a_record_at_a_queue_entry_is_found_and_a_forged_one_is_not(host: bytes)
 def store_offsets(store: Store) -> list[int]:
     """Where the records of the log begin."""
     return [offset for batch in store.log.scan(0, store.log.end) for offset in batch.offsets]
+
+
+def test_messages_of_a_queue_are_read_in_order_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(MemoryEnv(), "store", attrs.evolve(TINY, max_message_bytes=1 << 16))
+    store.open()
+    store.recover(lambda batch: None)
+    batch = AppendBatch()
+    for number in range(7):
+        batch.add("T", 3, b"%d" % number, b"")
+        batch.add("T", 2, b"other", b"")
+    store.append(batch)
+    assert read_messages(store, "T", 3, 0) == QueueMessages([], 0), "nothing is committed"
+    assert [*store.dispatch(store.flush())]
+
+    def bodies(offset: int, count: int = 32) -> tuple[list[bytes], int]:
+        found = read_messages(store, "T", 3, offset, count)
+        return [record.body for record in found.records], found.next_offset
+
+    assert bodies(0, 3) == ([b"0", b"1", b"2"], 3)
+    assert bodies(3) == ([b"3", b"4", b"5", b"6"], 7)
+    assert (bodies(7), bodies(99), bodies(-5, 1)) == (([], 7), ([], 99), ([b"0"], 1))
+    assert read_messages(store, "missing", 0, 5) == QueueMessages([], 5)
+    assert read_messages(store, "T", 3, 1, 1).records[0].queue_offset == 1
+
+    monkeypatch.setattr("gantrymq.kernel.store.reading.READ_BYTES", batch.sizes[0] * 2)
+    assert bodies(0) == ([b"0", b"1"], 2)
+    monkeypatch.setattr("gantrymq.kernel.store.reading.READ_BYTES", 1)
+    assert bodies(0) == ([b"0"], 1)
+
+
+def test_reading_a_queue_skips_damaged_messages_and_stops_at_entries_that_will_be_repaired() -> None:
+    store = Store(MemoryEnv(), "store", TINY)
+    store.open()
+    store.recover(lambda batch: None)
+    batch = AppendBatch()
+    for number in range(4):
+        batch.add("T", 3, b"%d" % number, b"")
+    store.append(batch)
+    assert [*store.dispatch(store.flush())]
+    store.log.quarantine_range(batch.offsets[1], batch.offsets[2])
+    found = read_messages(store, "T", 3, 0)
+    assert [record.body for record in found.records] == [b"0", b"2", b"3"]
+    assert found.next_offset == 4
+
+    queue = store.queues.get("T", 3)
+    assert queue is not None
+    queue.flush()
+    queue.correct({2: ENTRY.pack(batch.offsets[0], batch.sizes[0], 0)})
+    found = read_messages(store, "T", 3, 0)
+    assert ([record.body for record in found.records], found.next_offset) == ([b"0"], 2)
