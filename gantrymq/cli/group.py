@@ -29,6 +29,7 @@ COMMANDS = {
     "definitions": "gantrymq.cli.definitions:definitions",
     "store": "gantrymq.cli.store:store",
     "cluster": "gantrymq.cli.cluster:cluster",
+    "config": "gantrymq.cli.settings:config",
     "dashboard": "gantrymq.cli.dashboard:dashboard",
     "dev": "gantrymq.cli.dev.commands:dev",
     "plugins": "gantrymq.cli.plugins:plugins",

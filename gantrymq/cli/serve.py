@@ -11,7 +11,7 @@ import rich_click as click
 
 from gantrymq.cli.end_deadline import ending_in_time
 from gantrymq.cli.loading import ConfigFlags, Loaded, config_options, load
-from gantrymq.cli.logs import configure_logs, log_level_option
+from gantrymq.cli.logs import configure_logs, log_options
 from gantrymq.cli.own_nameserver import OwnNameserver
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
@@ -58,7 +58,7 @@ def processes_options(function: F) -> F:
 )
 @click.option("--nameserver-audit", metavar="FILE", help="Append changes and refusals of the nameserver to this file.")
 @processes_options
-@log_level_option()
+@log_options
 def serve(
     nameserver_listen: str,
     nameserver_peers: str | None,
@@ -67,6 +67,7 @@ def serve(
     processes: int | None,
     pin: bool,
     log_level: str,
+    log_file: str | None,
     **flags: Any,
 ) -> None:
     """Run nameserver and broker in one process, or several brokers with `--processes`.
@@ -74,11 +75,11 @@ def serve(
     Clients can connect when a line that begins with `ready` appears. SIGTERM or Ctrl-C stops cleanly; a second one ends
     the process at once.
     """
-    configure_logs(log_level)
+    logs = _start_logs(log_level, log_file)
     access = None if nameserver_access is None else Path(nameserver_access)
     audit = None if nameserver_audit is None else Path(nameserver_audit)
     own = OwnNameserver(nameserver_listen, _listed(nameserver_peers), access, audit)
-    _run(ConfigFlags(**flags), [], processes, pin, log_level, own)
+    _run(ConfigFlags(**flags), [], processes, pin, logs, own)
 
 
 @click.command()
@@ -87,12 +88,14 @@ def serve(
     "--nameserver", metavar="HOST:PORT[;HOST:PORT]", help="Nameservers to register with (broker.nameservers)."
 )
 @processes_options
-@log_level_option()
-def broker(nameserver: str | None, processes: int | None, pin: bool, log_level: str, **flags: Any) -> None:
+@log_options
+def broker(
+    nameserver: str | None, processes: int | None, pin: bool, log_level: str, log_file: str | None, **flags: Any
+) -> None:
     """Run only a broker, which registers with one or more nameservers, GantryMQ's or RocketMQ's."""
-    configure_logs(log_level)
+    logs = _start_logs(log_level, log_file)
     sets = [f"broker.nameservers={nameserver}"] if nameserver is not None else []
-    _run(ConfigFlags(**flags), sets, processes, pin, log_level)
+    _run(ConfigFlags(**flags), sets, processes, pin, logs)
 
 
 @click.command()
@@ -125,7 +128,7 @@ def broker(nameserver: str | None, processes: int | None, pin: bool, log_level: 
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key, if it is in another file.")
 @click.option("--tls-ca", metavar="FILE", help="Clients must show a certificate of these authorities.")
 @click.option("--tls-permissive", is_flag=True, help="With TLS: serve plain connections at the same port, too.")
-@log_level_option()
+@log_options
 def nameserver(
     listen: str,
     data: str | None,
@@ -139,13 +142,15 @@ def nameserver(
     tls_ca: str | None,
     tls_permissive: bool,
     log_level: str,
+    log_file: str | None,
 ) -> None:
     """Run only a nameserver."""
-    configure_logs(log_level)
+    _start_logs(log_level, log_file)
 
     import trio
 
     from gantrymq.cli.servers import NameserverTls, run_nameserver
+    from gantrymq.cli.signals import reopening_by_signal
     from gantrymq.remoting.tls import ServerTls
 
     tls = None
@@ -158,7 +163,7 @@ def nameserver(
     kv_path = Path(data) / "kvConfig.json" if data is not None else None
     access_path = None if access is None else Path(access)
     audit_path = None if audit is None else Path(audit)
-    with ending_in_time() as deadline:
+    with reopening_by_signal(), ending_in_time() as deadline:
         trio.run(
             run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path, audit_path
         )
@@ -169,7 +174,7 @@ def _run(
     sets: Sequence[str],
     processes: int | None,
     pin: bool,
-    log_level: str,
+    logs: Sequence[str],
     nameserver: OwnNameserver | None = None,
 ) -> None:
     """Run one broker in this process, or several ones as its children."""
@@ -183,12 +188,13 @@ def _run(
     if processes is None:
         from gantrymq.cli.processes.layout import refuse_unit
         from gantrymq.cli.servers import run_broker
+        from gantrymq.cli.signals import reopening_by_signal
 
         refuse_unit(Path(loaded.config.broker.data))
-        with ending_in_time() as deadline:
+        with reopening_by_signal(), ending_in_time() as deadline:
             trio.run(run_broker, loaded, again, deadline, nameserver)
     else:
-        _run_unit(loaded, flags, sets, processes, pin, log_level, nameserver)
+        _run_unit(loaded, flags, sets, processes, pin, logs, nameserver)
 
 
 def _run_unit(
@@ -197,7 +203,7 @@ def _run_unit(
     sets: Sequence[str],
     processes: int,
     pin: bool,
-    log_level: str,
+    logs: Sequence[str],
     nameserver: OwnNameserver | None,
 ) -> None:
     import attrs
@@ -208,9 +214,18 @@ def _run_unit(
 
     plugins = [info.name for info in loaded.manager.plugins]
     flags = attrs.evolve(flags, sets=[*flags.sets, *sets])
-    layout = make_layout(loaded.config, plugins, flags, processes, pin=pin, log_level=log_level)
+    layout = make_layout(loaded.config, plugins, flags, processes, pin=pin, logs=logs)
     with ending_in_time() as deadline:
         trio.run(run_unit, loaded, layout, deadline, nameserver)
+
+
+def _start_logs(level: str, file: str | None) -> list[str]:
+    """Set the log up; returns the options with which a child process logs in the same way."""
+    try:
+        configure_logs(level, file)
+    except OSError as error:
+        raise click.BadParameter(f"{file}: {error.strerror}", param_hint="--log-file") from None
+    return ["--log-level", level, *(["--log-file", file] if file is not None else [])]
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""The signals that end a process, the first one cleanly and the second one at once, and the one that reloads."""
+"""The signals that end a process, the first one cleanly and the second one at once, and those that reload the
+configuration and open the log file again."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 import trio
+
+from gantrymq.cli.logs import reopen_log_file
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -22,6 +25,21 @@ def reloading_by_signal(reload: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@contextmanager
+def reopening_by_signal(also: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Each SIGUSR1 opens the log file again and calls ``also``."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        reopen_log_file()
+        also()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @contextmanager

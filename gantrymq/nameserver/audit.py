@@ -28,7 +28,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import ACCESS_KEY
 
-log = structlog.get_logger()
+log = structlog.get_logger("gantrymq.nameserver")
 
 MERGE_SECONDS: Final = 10.0
 """Equal refusals within this time are two events: the first one, and one with the number of the others."""

@@ -15,7 +15,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.nameserver import KVConfigHeader, KVConfigResponse, NamespaceHeader, PutKVConfigHeader
 
-log = structlog.get_logger()
+log = structlog.get_logger("gantrymq.nameserver")
 
 
 class KVRequests:

@@ -24,7 +24,7 @@ NOTIFY_SECONDS: Final = 1.0
 """The time for connection and notice, in seconds. RocketMQ allows 300 ms for the notice alone."""
 WAITING_MAX: Final = 1000
 
-log = structlog.get_logger()
+log = structlog.get_logger("gantrymq.nameserver")
 
 
 class Notices:

@@ -47,6 +47,7 @@ from gantrymq.remoting.headers.nameserver import (
 )
 from gantrymq.remoting.headers.topics import DeleteTopicInNameserverHeader, TopicHeader
 from gantrymq.remoting.javaproperties import read_properties, write_properties
+from gantrymq.remoting.log_levels import LogLevels, change_to, current
 from gantrymq.remoting.rights import NAMESERVER_RIGHTS, Right
 
 T = TypeVar("T")
@@ -69,7 +70,10 @@ CHANGES: Final = frozenset(code for code, right in NAMESERVER_RIGHTS.items() if 
 """The requests that change the tables or the expiry of a broker; only configured peers may send them."""
 NOT_A_PEER: Final = "this address may not change routes or settings here; name it with the nameserver's --peers"
 
-log = structlog.get_logger()
+log = structlog.get_logger("gantrymq.nameserver")
+
+LOG_LEVELS: Final = "logLevels"
+"""A setting of ours; RocketMQ's nameserver ignores it."""
 
 
 class Requests:
@@ -352,17 +356,25 @@ class Requests:
 
     async def _get_config(self, request: Command, connection: object) -> Command:
         return request.answer(
-            ResponseCode.SUCCESS, body=write_properties({**self._settings, **self.switches.runtime_info()})
+            ResponseCode.SUCCESS,
+            body=write_properties({**self._settings, **self.switches.runtime_info(), LOG_LEVELS: str(current())}),
         )
 
     async def _update_config(self, request: Command, connection: object) -> Command:
-        """Change switches until the process ends; other settings are refused. A request changes all of its values or
-        none."""
+        """Change switches and log levels until the process ends; other settings are refused. A request changes all of
+        its values or none."""
         try:
             given = read_properties(request.body)
         except ValueError as error:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
+        levels = given.pop(LOG_LEVELS, None)
+        try:
+            LogLevels.parse(levels or "")
+        except ValueError as error:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{LOG_LEVELS}: {error}") from None
         self.switches = self.switches.changed(given)
+        if levels is not None:
+            given[LOG_LEVELS] = str(change_to(levels))
         self._cache.clear()
         log.info("config_changed", **{name: value.strip() for name, value in given.items()})
         return success(request)

@@ -46,7 +46,7 @@ WATCH_SECONDS = 10.0
 DESCRIPTOR_SHARE = 4
 """Connections use at most a quarter of the process's descriptors, because a broker may run in the same process."""
 
-log = structlog.get_logger()
+log = structlog.get_logger("gantrymq.nameserver")
 
 
 class NotProtected(GantryError):

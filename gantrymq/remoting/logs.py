@@ -26,4 +26,4 @@ class LibraryLog:
     """A logger that chooses its destination for every line."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(structlog.get_logger() if structlog.is_configured() else _FALLBACK, name)
+        return getattr(structlog.get_logger("gantrymq.client") if structlog.is_configured() else _FALLBACK, name)

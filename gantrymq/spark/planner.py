@@ -27,7 +27,7 @@ from gantrymq.spark.ranges import (
 from gantrymq.spark.sharing import share
 from gantrymq.spark.wire import Queue, Wire
 
-log = structlog.get_logger()
+log = structlog.get_logger("gantrymq.spark")
 
 T = TypeVar("T")
 QueueKey = tuple[str, str, int]

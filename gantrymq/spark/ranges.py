@@ -16,7 +16,7 @@ from gantrymq.spark.options import EARLIEST, LATEST, Assignment, Offsets, Source
 from gantrymq.spark.times import find_first_since
 from gantrymq.spark.wire import Queue, Wire
 
-log = structlog.get_logger()
+log = structlog.get_logger("gantrymq.spark")
 
 SAMPLE_ROWS = 32
 """The messages whose stored size stands for that of others, where something is bounded by bytes."""

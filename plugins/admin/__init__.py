@@ -2,7 +2,7 @@
 
 Slot: none.
 Hooks: collect_metrics, config_section, configure, register_processors.
-Config ``[plugin.admin]``: client_timeout, status_timeout, max_clients, max_entries.
+Config ``[plugin.admin]``: client_timeout, status_timeout, max_clients, max_entries, log_levels.
 Files: ``config/overrides.toml``.
 Provides: LiveSettings.
 Replaces RocketMQ's AdminBrokerProcessor and Broker2Client where no other plugin owns the table: codes 25, 26, 28,
@@ -26,6 +26,7 @@ from gantrymq.plugins.admin.plugins import PluginAdmin
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.admin.topics import TopicAdmin
 from gantrymq.plugins.interfaces import LiveSettings
+from gantrymq.remoting.log_levels import change_to
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -53,6 +54,9 @@ class AdminPlugin:
         self._config = config.section(AdminConfig)
         self._settings = ChangeableSettings(broker)
         broker.registry.provide(LiveSettings, self._settings)
+        self._settings.allow("plugin.admin", self._config, ("log_levels",), _change_levels)
+        if self._config.log_levels:
+            change_to(self._config.log_levels)
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
@@ -69,3 +73,7 @@ class AdminPlugin:
             **BrokerAdmin(broker, self._settings).processors(),
             **PluginAdmin(broker).processors(),
         }
+
+
+def _change_levels(config: AdminConfig) -> None:
+    change_to(config.log_levels)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import attrs
 
-from gantrymq.kernel.config.fields import duration, number
+from gantrymq.kernel.config.fields import duration, number, plain
+from gantrymq.remoting.log_levels import LogLevels
+
+
+def _check_levels(_instance: object, _attribute: object, value: str) -> None:
+    LogLevels.parse(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -19,3 +24,6 @@ class AdminConfig:
     """The most clients of a group that are asked for their offsets."""
     max_entries: int = number(1024, 1, 65_536)
     """The most consume queue entries in one response."""
+    log_levels: str = plain("", validator=_check_levels)
+    """Log levels of the process and of components (``info,ha=debug``), which can change while the broker runs; empty:
+    those of the command line. They are the process's, so brokers in one process share them."""

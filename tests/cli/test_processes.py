@@ -46,7 +46,7 @@ def layout_of(tmp_path: Path, count: int = 2, *sets: str, pin: bool = False, **m
     flags = ConfigFlags(**{"data": str(tmp_path / "data"), "sets": list(sets), **more})
     loaded = load(flags)
     plugins = [info.name for info in loaded.manager.plugins]
-    return make_layout(loaded.config, plugins, flags, count, pin=pin, log_level="error")
+    return make_layout(loaded.config, plugins, flags, count, pin=pin, logs=["--log-level", "error"])
 
 
 def decoded(member: Member) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def test_the_pages_of_a_unit_speak_tls_as_its_brokers_are_configured(tmp_path: P
               f"plugin.tls.pages={pages}"],
     )  # fmt: skip
     loaded = load(flags)
-    layout = make_layout(loaded.config, ["tls"], flags, 1, pin=False, log_level="error")
+    layout = make_layout(loaded.config, ["tls"], flags, 1, pin=False, logs=["--log-level", "error"])
     assert decoded(layout.members[0])["plugin.tls.pages"] == "plain", "the parent reads it on the loopback address"
 
     async def fetch(address: str, context: ssl.SSLContext | None) -> bytes:
@@ -240,7 +240,7 @@ class Running(NamedTuple):
         return rows
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = [line for line in self.child.log.read_text().splitlines() if line.startswith("{")]
+        lines = [line for path in self.data.parent.glob("unit.log*") for line in path.read_text().splitlines()]
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
@@ -250,6 +250,7 @@ def start(folder: Path, base: int) -> Running:
     arguments = [
         "serve", "--processes", "2", "--config", str(config), "--data", str(folder / "data"), *SMALL,
         "--listen", f"127.0.0.1:{base}", "--nameserver-listen", f"127.0.0.1:{base + 4}", "--enable", "metrics",
+        "--log-file", str(folder / "unit.log"),
         "--set", f"plugin.http.listen=127.0.0.1:{base + 3}", "--set", "plugin.metrics.listen=127.0.0.1:0",
     ]  # fmt: skip
     child = gantrymq_child(arguments, folder / "log")
@@ -329,6 +330,16 @@ def test_sighup_reaches_all_brokers_and_log_lines_name_the_process(running: Runn
     events = running.events("settings_reloaded")
     assert {event["process"] for event in events} == {"broker-a-0", "broker-a-1"}
     assert [event["changed"] for event in events] == [["plugin.topics.default_queues"]] * 2
+
+
+@pytest.mark.timeout(300)
+def test_sigusr1_lets_all_processes_open_the_log_file_again(running: Running) -> None:
+    path = running.data.parent / "unit.log"
+    path.rename(path.with_suffix(".log.1"))
+    running.child.process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: path.exists() and path.read_text().count("log_file_reopened") == 3, 60)
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {event.get("process") for event in events} == {None, "broker-a-0", "broker-a-1"}
 
 
 @pytest.mark.timeout(300)

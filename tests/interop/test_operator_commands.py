@@ -45,6 +45,10 @@ def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
     def read(*arguments: str) -> Any:
         return json.loads(run(*arguments, "--json"))
 
+    run("config", "set", "deleteWhen=05")
+    assert {row["settings"]["deleteWhen"] for row in read("config", "show", "deleteWhen")} == {"05"}
+    assert all(row["settings"]["kvConfigPath"] for row in read("config", "show", "--nameservers"))
+
     run("topic", "create", topic, "--queues", "2")
     with gantrymq.sync.connect(nameserver) as client:
         with client.producer(f"{group}-p") as producer:

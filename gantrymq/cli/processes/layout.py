@@ -57,9 +57,11 @@ class _Marker(msgspec.Struct):
 
 
 def make_layout(
-    config: Config, plugins: Sequence[str], flags: ConfigFlags, count: int, *, pin: bool, log_level: str
+    config: Config, plugins: Sequence[str], flags: ConfigFlags, count: int, *, pin: bool, logs: Sequence[str]
 ) -> Layout:
-    """Derive the brokers; ``plugins`` are the names of the loaded ones. Writes the marker into ``broker.data``.
+    """Derive the brokers and write the marker into ``broker.data``.
+
+    ``plugins`` are the names of the loaded ones, ``logs`` the options for the log of each broker.
 
     :class:`CommandFailed` if the folder has the store of a single broker, or a port would be too large.
     """
@@ -77,7 +79,7 @@ def make_layout(
     members = []
     for number in range(count):
         name = f"{config.broker.name}-{number}"
-        arguments = ["broker", *_common(flags), "--log-level", log_level]
+        arguments = ["broker", *_common(flags), *logs]
         settings = {"broker.name": name, **_addresses(values, number)}
         if pages:  # for this machine only: the unit's pages show them to others
             settings["plugin.http.listen"] = _shifted(f"127.0.0.1:{parse_address(pages, any_port=True)[1]}", number + 1)

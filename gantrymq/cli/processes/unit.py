@@ -22,7 +22,7 @@ from gantrymq.cli.processes.layout import Layout, Member
 from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.server_process import ServerProcess
 from gantrymq.cli.servers import nameservers_of, say, start_nameserver_of, tls_of
-from gantrymq.cli.signals import ending_by_signal, reloading_by_signal
+from gantrymq.cli.signals import ending_by_signal, reloading_by_signal, reopening_by_signal
 from gantrymq.cli.systemd import Notifier
 
 RESTART_SECONDS: Final = 1.0
@@ -158,6 +158,12 @@ class Unit:
             if broker.state == "ready":
                 broker.send_signal(signal.SIGHUP)
 
+    def reopen_logs(self) -> None:
+        """Send SIGUSR1 to all brokers that are ready; others open the log file at their start."""
+        for broker in self.brokers:
+            if broker.state == "ready":
+                broker.send_signal(signal.SIGUSR1)
+
     async def stop(self) -> None:
         """Stop all at the same time; returns when they have ended."""
         async with trio.open_nursery() as nursery:
@@ -201,7 +207,8 @@ async def run_unit(
 ) -> None:
     """Run all brokers, and ``nameserver`` if it is given, until a signal.
 
-    SIGHUP reaches all brokers. ``deadline`` is armed at the end. :class:`CommandFailed` if a broker does not start.
+    SIGHUP and SIGUSR1 reach all brokers. ``deadline`` is armed at the end. :class:`CommandFailed` if a broker does not
+    start.
     """
     stop = trio.Event()
     with ExitStack() as stack:
@@ -217,6 +224,7 @@ async def run_unit(
             unit = Unit(layout, nameservers)
             encryption = encryption_of(loaded, tls_of(loaded))
             stack.enter_context(reloading_by_signal(unit.reload))
+            stack.enter_context(reopening_by_signal(unit.reopen_logs))
             try:
                 async with trio.open_nursery() as brokers:
 
