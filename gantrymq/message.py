@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import attrs
 import msgspec
@@ -13,6 +13,16 @@ import msgspec
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.errors import GantryError
 from gantrymq.remoting.records import BodyError, Record
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V_co = TypeVar("V_co", covariant=True, default=Any)
+    """What :attr:`DeliveredRecord.value` is."""
+else:
+    from typing import TypeVar
+
+    V_co = TypeVar("V_co", covariant=True)  # defaults are for type checkers, and of the standard library from 3.13 on
 
 __all__ = [
     "BodyError",
@@ -121,7 +131,7 @@ class Delivery(Protocol):
         """Send the reply to a request."""
 
 
-class DeliveredRecord(Record):
+class DeliveredRecord(Record, Generic[V_co]):
     """A stored message that a consumer was given. ``delivery`` is set by the consumer.
 
     ``topic`` is the one it was sent to, also when it comes again; ``reconsume_times`` counts how often it came before.
@@ -137,7 +147,7 @@ class DeliveredRecord(Record):
         """Behind :attr:`value`: what the deserializer made, or the error of it; None without one."""
 
     @property
-    def value(self) -> Any:
+    def value(self) -> V_co:
         """What the ``deserializer`` of the consumer or reader made of the body.
 
         Raises :class:`BodyError` where it could not, which only readers give out, and :class:`GantryError` without one.
@@ -147,7 +157,8 @@ class DeliveredRecord(Record):
             raise GantryError("there is no value without a deserializer: read the body, or give deserializer=")
         if isinstance(decoded, BodyError):
             raise decoded
-        return decoded[0]
+        value: V_co = decoded[0]
+        return value
 
     @property
     def queue(self) -> MessageQueue:
@@ -163,8 +174,11 @@ class DeliveredRecord(Record):
         return self.delivery
 
 
-class ReceivedMessage(DeliveredRecord):
-    """A message from a consumer: everything that is stored of it, and :meth:`ack`."""
+class ReceivedMessage(DeliveredRecord[V_co]):
+    """A message from a consumer: everything that is stored of it, and :meth:`ack`.
+
+    In annotations ``ReceivedMessage[Order]`` is one whose :attr:`value` is an ``Order``.
+    """
 
     __slots__ = ()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, Literal, Unpack
+from typing import Any, Generic, Literal, Unpack, overload
 
 import anyio
 import attrs
@@ -31,11 +31,10 @@ from gantrymq.client.interceptors import Interceptor
 from gantrymq.client.lookup import FOREVER
 from gantrymq.client.loop import Loop
 from gantrymq.client.options import (
-    PULL_BATCH_MESSAGES,
     ConsumeOptions,
     ConsumerSettings,
     QueuesChanged,
-    Sql,
+    ReadOptions,
     Start,
     Topics,
     WorkerSettings,
@@ -45,7 +44,7 @@ from gantrymq.client.options import (
 from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
 from gantrymq.client.reader import POLL_MESSAGES
 from gantrymq.client.sender import QueueChoice
-from gantrymq.client.serializers import DeserializerChoice, SerializerChoice
+from gantrymq.client.serializers import DeserializerChoice, SerializerChoice, TypedDeserializer, V
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.client.termination import run_in_portal
 from gantrymq.client.transactions import CHECKS_AT_ONCE
@@ -59,6 +58,7 @@ from gantrymq.message import (
     SendResult,
     SendStatus,
     TransactionResult,
+    V_co,
 )
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
@@ -90,7 +90,7 @@ Check = Callable[[DeliveredRecord], Outcome]
 """Tells what became of a transaction whose outcome a broker has not heard; ``message_id`` is the transaction's id."""
 
 
-class ReceivedMessage(DeliveredRecord):
+class ReceivedMessage(DeliveredRecord[V_co]):
     """A message from a blocking consumer: everything that is stored of it, and :meth:`ack`."""
 
     __slots__ = ()
@@ -169,10 +169,10 @@ def _for_worker(handler: Handler, loop: Loop) -> Handler:
     return call
 
 
-class MessageBatch(list[ReceivedMessage]):
+class MessageBatch(list[ReceivedMessage[V_co]], Generic[V_co]):
     """A list of messages, each of which can be acknowledged and given back on its own, and :meth:`ack` for all."""
 
-    def __init__(self, inner: _AsyncBatch[ReceivedMessage], done: deque[Callable[[], None]], loop: Loop) -> None:
+    def __init__(self, inner: _AsyncBatch[ReceivedMessage[V_co]], done: deque[Callable[[], None]], loop: Loop) -> None:
         super().__init__(inner)
         self._inner = inner
         self._done = done
@@ -393,28 +393,28 @@ class TransactionalProducer(BlockingMember):
         return TransactionResult(half, outcome, error)
 
 
-class Consumer(BlockingMember):
+class Consumer(BlockingMember, Generic[V_co]):
     """:class:`gantrymq.Consumer` as a plain iterator.
 
     Acknowledgments take effect when the next messages are fetched, at :meth:`commit`, and when the block ends.
     """
 
     def __init__(
-        self, loop: Loop, inner: consumer.Consumer[ReceivedMessage], group: str, owner: set[BlockingLifetime]
+        self, loop: Loop, inner: consumer.Consumer[ReceivedMessage[V_co]], group: str, owner: set[BlockingLifetime]
     ) -> None:
         super().__init__(f"consumer of group {group}", loop, inner, owner)
         self._inner = inner
         self._at_once = 1 if inner.ordered else BATCH_MESSAGES  # what follows depends on what becomes of the first
-        self._current: deque[ReceivedMessage] = deque()
+        self._current: deque[ReceivedMessage[V_co]] = deque()
         self._done: deque[Callable[[], None]] = deque()
 
     def _before_end(self) -> None:
         self._loop.call(self._settle)
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
+    def __iter__(self) -> Iterator[ReceivedMessage[V_co]]:
         return self
 
-    def __next__(self) -> ReceivedMessage:
+    def __next__(self) -> ReceivedMessage[V_co]:
         """The next message, whenever it comes."""
         while True:
             while self._current:
@@ -423,12 +423,12 @@ class Consumer(BlockingMember):
                     return message
             self._current.extend(self.next_batch(self._at_once))
 
-    def batches(self, max: int = BATCH_MESSAGES) -> Iterator[MessageBatch]:
+    def batches(self, max: int = BATCH_MESSAGES) -> Iterator[MessageBatch[V_co]]:
         """As :meth:`gantrymq.Consumer.batches`."""
         while True:
             yield self.next_batch(max)
 
-    def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch:
+    def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch[V_co]:
         """1 to ``max`` messages; waits while there is none, ``timeout`` seconds at most, then the list is empty."""
         batch = self._loop.call(self._fetch, max, timeout)
         delivery: Delivery | None = None
@@ -475,7 +475,7 @@ class Consumer(BlockingMember):
         self._hand_over()
         return self._inner.statistics()
 
-    async def _fetch(self, max: int, timeout: float | None) -> _AsyncBatch[ReceivedMessage]:
+    async def _fetch(self, max: int, timeout: float | None) -> _AsyncBatch[ReceivedMessage[V_co]]:
         self._hand_over()
         with anyio.move_on_after(timeout):
             return await self._inner.next_batch(max)
@@ -490,13 +490,13 @@ class Consumer(BlockingMember):
             self._done.popleft()()
 
 
-class Reader(BlockingMember):
+class Reader(BlockingMember, Generic[V_co]):
     """:class:`gantrymq.client.reader.Reader` with blocking calls."""
 
-    def __init__(self, loop: Loop, inner: reader.Reader[DeliveredRecord], owner: set[BlockingLifetime]) -> None:
+    def __init__(self, loop: Loop, inner: reader.Reader[DeliveredRecord[V_co]], owner: set[BlockingLifetime]) -> None:
         super().__init__("reader", loop, inner, owner)
         self._inner = inner
-        self._current: deque[DeliveredRecord] = deque()
+        self._current: deque[DeliveredRecord[V_co]] = deque()
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -540,14 +540,14 @@ class Reader(BlockingMember):
         """Go on with these queues, or with all."""
         self._loop.call(_as_coroutine(self._inner.resume), *queues)
 
-    def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[DeliveredRecord]:
+    def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[DeliveredRecord[V_co]]:
         """As :meth:`gantrymq.client.reader.Reader.poll`."""
         return self._loop.call(self._inner.poll, timeout, max)
 
-    def __iter__(self) -> Iterator[DeliveredRecord]:
+    def __iter__(self) -> Iterator[DeliveredRecord[V_co]]:
         return self
 
-    def __next__(self) -> DeliveredRecord:
+    def __next__(self) -> DeliveredRecord[V_co]:
         """The next message, whenever it comes; with ``until="end"`` the iteration ends there."""
         if not self._current:
             self._current.extend(self.poll())
@@ -760,6 +760,23 @@ class Client(BlockingLifetime):
         )  # fmt: skip
         return TransactionalProducer(loop, opened, local, self._ends_first)
 
+    @overload
+    def consumer(
+        self, topics: Topics, group: str, *, deserializer: Literal["str"], **options: Unpack[ConsumeOptions]
+    ) -> Consumer[str]: ...
+    @overload
+    def consumer(
+        self, topics: Topics, group: str, *, deserializer: TypedDeserializer[V], **options: Unpack[ConsumeOptions]
+    ) -> Consumer[V]: ...
+    @overload
+    def consumer(
+        self,
+        topics: Topics,
+        group: str,
+        *,
+        deserializer: DeserializerChoice | None = None,
+        **options: Unpack[ConsumeOptions],
+    ) -> Consumer: ...
     @lists_options
     def consumer(
         self,
@@ -806,22 +823,25 @@ class Client(BlockingLifetime):
         loop.ensure_open()
         run_in_portal(loop.portal, partial(self._inner._run_worker, worker), worker.stop_at_signal, signals=signals)
 
+    @overload
     def reader(
-        self,
-        topics: Topics,
-        *,
-        group: str | None = None,
-        tags: str | Sql = "*",
-        start: Start = "first",
-        until: Literal["end"] | None = None,
-        pull_batch: int = PULL_BATCH_MESSAGES,
-        deserializer: DeserializerChoice | None = None,
+        self, topics: Topics, *, deserializer: Literal["str"], **options: Unpack[ReadOptions]
+    ) -> Reader[str]: ...
+    @overload
+    def reader(
+        self, topics: Topics, *, deserializer: TypedDeserializer[V], **options: Unpack[ReadOptions]
+    ) -> Reader[V]: ...
+    @overload
+    def reader(
+        self, topics: Topics, *, deserializer: DeserializerChoice | None = None, **options: Unpack[ReadOptions]
+    ) -> Reader: ...
+    @lists_options
+    def reader(
+        self, topics: Topics, *, deserializer: DeserializerChoice | None = None, **options: Unpack[ReadOptions]
     ) -> Reader:
         """As :meth:`gantrymq.Client.reader`."""
         loop = self._loop
-        opened = self._inner.reader(
-            topics, group=group, tags=tags, start=start, until=until, pull_batch=pull_batch, deserializer=deserializer
-        )
+        opened: reader.Reader[DeliveredRecord] = self._inner.reader(topics, deserializer=deserializer, **options)
         return Reader(loop, opened, self._ends_first)
 
 

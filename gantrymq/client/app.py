@@ -6,7 +6,7 @@ import inspect
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar, Unpack, get_type_hints
+from typing import Any, Literal, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import anyio
 import attrs
@@ -248,9 +248,15 @@ def _as_handler(
     if is_message == [True, True]:
         raise TypeError(f"{name} takes the message twice: annotate one parameter with the type of the body")
     choice = deserializer
-    if choice is None and False in is_message:
-        choice = kinds.get(wanted[is_message.index(False)].name, bytes)
-        if choice is bytes:
+    if choice is None:
+        known = [kinds.get(each.name) for each in wanted]
+        of_value = [_value_of(kind) for kind, each in zip(known, is_message, strict=True) if each]
+        of_body = [bytes if kind is None else kind for kind, each in zip(known, is_message, strict=True) if not each]
+        kinds_of_body = [kind for kind in (*of_body, *of_value) if kind is not None]
+        if len(kinds_of_body) == 2 and kinds_of_body[0] != kinds_of_body[1]:
+            raise TypeError(f"{name} has two types of the body, {kinds_of_body[0]!r} and {kinds_of_body[1]!r}")
+        choice = kinds_of_body[0] if kinds_of_body else None
+        if choice is bytes and not any(of_value):
             choice = None
     return _calling(function, is_message, has_value=choice is not None), choice
 
@@ -269,7 +275,14 @@ def _annotations(function: Callable[..., Any], name: str, *, needed: bool) -> di
 
 
 def _is_message(kind: Any) -> bool:
+    kind = get_origin(kind) or kind
     return isinstance(kind, type) and issubclass(kind, DeliveredRecord)
+
+
+def _value_of(kind: Any) -> Any:
+    """The type of the value of ``ReceivedMessage[Order]``; None without one."""
+    arguments = get_args(kind)
+    return None if not arguments or arguments[0] is Any else arguments[0]
 
 
 def _calling(function: Callable[..., Any], is_message: list[bool], *, has_value: bool) -> Handler:

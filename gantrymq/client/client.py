@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Final, Literal, Unpack, overload
+
+import attrs
 
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES, Accumulator
 from gantrymq.client.admin import Admin
@@ -25,13 +27,12 @@ from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.message_trace import MessageTrace, trace_of
 from gantrymq.client.namespace import plain_topics
 from gantrymq.client.options import (
-    PULL_BATCH_MESSAGES,
     ConsumeOptions,
     ConsumerOptions,
     ConsumerSettings,
     R,
-    Sql,
-    Start,
+    ReaderSettings,
+    ReadOptions,
     Topics,
     WorkerSettings,
     WorkOptions,
@@ -40,7 +41,7 @@ from gantrymq.client.options import (
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer
 from gantrymq.client.reader import Reader, make_reader
 from gantrymq.client.sender import Sender
-from gantrymq.client.serializers import DeserializerChoice, SerializerChoice, serializer_of
+from gantrymq.client.serializers import DeserializerChoice, SerializerChoice, TypedDeserializer, V, serializer_of
 from gantrymq.client.transactions import (
     CHECKS_AT_ONCE,
     Check,
@@ -149,6 +150,23 @@ class Client(Lifetime):
             opened.outbound = outbound
         return opened.ends_with(self._ends_first)
 
+    @overload
+    def consumer(
+        self, topics: Topics, group: str, *, deserializer: Literal["str"], **options: Unpack[ConsumeOptions]
+    ) -> Consumer[ReceivedMessage[str]]: ...
+    @overload
+    def consumer(
+        self, topics: Topics, group: str, *, deserializer: TypedDeserializer[V], **options: Unpack[ConsumeOptions]
+    ) -> Consumer[ReceivedMessage[V]]: ...
+    @overload
+    def consumer(
+        self,
+        topics: Topics,
+        group: str,
+        *,
+        deserializer: DeserializerChoice | None = None,
+        **options: Unpack[ConsumeOptions],
+    ) -> Consumer[ReceivedMessage]: ...
     @lists_options
     def consumer(
         self,
@@ -275,16 +293,21 @@ class Client(Lifetime):
             finally:
                 await cluster.aclose()
 
+    @overload
     def reader(
-        self,
-        topics: Topics,
-        *,
-        group: str | None = None,
-        tags: str | Sql = "*",
-        start: Start = "first",
-        until: Literal["end"] | None = None,
-        pull_batch: int = PULL_BATCH_MESSAGES,
-        deserializer: DeserializerChoice | None = None,
+        self, topics: Topics, *, deserializer: Literal["str"], **options: Unpack[ReadOptions]
+    ) -> Reader[DeliveredRecord[str]]: ...
+    @overload
+    def reader(
+        self, topics: Topics, *, deserializer: TypedDeserializer[V], **options: Unpack[ReadOptions]
+    ) -> Reader[DeliveredRecord[V]]: ...
+    @overload
+    def reader(
+        self, topics: Topics, *, deserializer: DeserializerChoice | None = None, **options: Unpack[ReadOptions]
+    ) -> Reader[DeliveredRecord]: ...
+    @lists_options
+    def reader(
+        self, topics: Topics, *, deserializer: DeserializerChoice | None = None, **options: Unpack[ReadOptions]
     ) -> Reader[DeliveredRecord]:
         """A reader of all queues of ``topics`` for the length of the block, from any position, independent of groups.
 
@@ -293,11 +316,10 @@ class Client(Lifetime):
         makes ``message.value`` raise :class:`BodyError`. Raises :class:`InvalidName`, ValueError.
         """
         topics = plain_topics(self._cluster.namespace, topics)
-        group = None if group is None else self._real_group(group)
-        return make_reader(
-            self._cluster, DeliveredRecord, topics, group=group, tags=tags, start=start, until=until,
-            pull_batch=pull_batch, deserializer=deserializer,
-        ).ends_with(self._ends_first)  # fmt: skip
+        settings = ReaderSettings.checked(options, deserializer)
+        if settings.group is not None:
+            settings = attrs.evolve(settings, group=self._real_group(settings.group))
+        return make_reader(self._cluster, DeliveredRecord, topics, settings).ends_with(self._ends_first)
 
 
 def connect(

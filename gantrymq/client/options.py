@@ -87,11 +87,24 @@ class WorkOptions(ConsumeOptions, total=False):
     drain_timeout: float
 
 
+class ReadOptions(TypedDict, total=False):
+    """The options of :meth:`gantrymq.Client.reader`, which describes them."""
+
+    group: str | None
+    tags: str | Sql
+    start: Start
+    until: Literal["end"] | None
+    pull_batch: int
+
+
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "tags": "*", "start": "last", "ordered": False, "broadcast": False, "max_retries": None,
     "pull_batch": PULL_BATCH_MESSAGES, "prefetch": None, "consume_timeout": None, "allocation": "average",
     "on_assigned": None, "on_revoked": None, "offsets_file": None, "bad_bodies": "dead_letter",
     "concurrency": CONCURRENCY, "drain_timeout": DRAIN_SECONDS,
+}  # fmt: skip
+_DEFAULTS_OF_READERS: Final[Mapping[str, Any]] = {
+    "group": None, "tags": "*", "start": "first", "until": None, "pull_batch": PULL_BATCH_MESSAGES,
 }  # fmt: skip
 _OF_WORKERS: Final = ("concurrency", "drain_timeout")
 
@@ -100,14 +113,21 @@ def lists_options(function: F) -> F:
     """A decorator: the signature that ``help`` shows has each of a function's ``**options``, with its default."""
     signature = inspect.signature(function)
     *named, options = signature.parameters.values()
-    kind: Any = WorkOptions if "WorkOptions" in str(options.annotation) else ConsumeOptions
+    kind, defaults = _LISTED[str(options.annotation)]
     listed = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_shown(kind, name))
-        for name, default in _DEFAULTS.items()
+        for name, default in defaults.items()
         if name in kind.__optional_keys__
     ]
     function.__signature__ = signature.replace(parameters=[*named, *listed])  # type: ignore[attr-defined]
     return function
+
+
+_LISTED: Final[Mapping[str, tuple[Any, Mapping[str, Any]]]] = {
+    "Unpack[ConsumeOptions]": (ConsumeOptions, _DEFAULTS),
+    "Unpack[WorkOptions]": (WorkOptions, _DEFAULTS),
+    "Unpack[ReadOptions]": (ReadOptions, _DEFAULTS_OF_READERS),
+}
 
 
 def _shown(kind: Any, name: str) -> str:
@@ -188,6 +208,31 @@ class WorkerSettings:
             raise ValueError(f"drain_timeout {drain_timeout} is no time: give seconds, 0 or more")
         consumer = ConsumerSettings.checked(cast(ConsumeOptions, given), deserializer)
         return cls(concurrency=concurrency, drain_timeout=drain_timeout, consumer=consumer)
+
+
+@attrs.frozen(kw_only=True)
+class ReaderSettings:
+    """How a reader works, whatever its topics are; see :meth:`gantrymq.Client.reader`."""
+
+    group: str | None
+    tags: str | Sql
+    start: Start
+    until: Literal["end"] | None
+    pull_batch: int
+    deserialize: Deserializer | None
+
+    @classmethod
+    def checked(cls, options: ReadOptions, deserializer: DeserializerChoice | None = None) -> ReaderSettings:
+        """As :meth:`ConsumerSettings.checked`; :class:`InvalidName` for the group."""
+        _check_names(options.keys(), _DEFAULTS_OF_READERS)
+        given: dict[str, Any] = {**_DEFAULTS_OF_READERS, **options}
+        if given["group"] is not None:
+            check_group(given["group"])
+        check_start(given["start"])
+        check_number("pull_batch", given["pull_batch"], 1, PULL_BATCH_MAX)
+        if given["until"] not in ("end", None):
+            raise ValueError(f"until {given['until']!r} is not 'end'")
+        return cls(deserialize=None if deserializer is None else deserializer_of(deserializer), **given)
 
 
 def _check_names(given: Iterable[str], known: Collection[str]) -> None:

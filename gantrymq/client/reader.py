@@ -9,13 +9,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final, Generic, Literal, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from gantrymq.client.admin import Admin
-from gantrymq.client.checks import check_group
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import reading
 from gantrymq.client.errors import (
@@ -28,16 +27,7 @@ from gantrymq.client.errors import (
 )
 from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.lookup import TOOLS_GROUP
-from gantrymq.client.options import (
-    PULL_BATCH_MAX,
-    Sql,
-    Start,
-    Topics,
-    as_timestamp,
-    check_number,
-    check_start,
-    subscriptions,
-)
+from gantrymq.client.options import ReaderSettings, Start, Topics, as_timestamp, subscriptions
 from gantrymq.client.puller import (
     IDLE_INTERVAL_SECONDS,
     PAUSE_AFTER_ERROR_SECONDS,
@@ -47,7 +37,7 @@ from gantrymq.client.puller import (
     SUSPEND_MILLISECONDS,
 )
 from gantrymq.client.routes import queues_to_subscribe
-from gantrymq.client.serializers import Deserializer, DeserializerChoice, deserializer_of
+from gantrymq.client.serializers import Deserializer
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
@@ -113,23 +103,18 @@ class Reader(Lifetime, Generic[R]):
         cluster: Cluster,
         wanted: Mapping[str, SubscriptionData],
         make: type[R],
-        *,
-        group: str | None,
-        start: Start,
-        until: Literal["end"] | None,
-        pull_batch: int,
-        deserialize: Deserializer | None,
+        settings: ReaderSettings,
     ) -> None:
         super().__init__("reader")
         self._cluster = cluster
         self._admin = Admin(cluster)
         self._wanted = wanted
         self._make = make
-        self._group = group
-        self._start = start
-        self._until = until
-        self._pull_batch = pull_batch
-        self._deserialize = deserialize
+        self._group = settings.group
+        self._start = settings.start
+        self._until = settings.until
+        self._pull_batch = settings.pull_batch
+        self._deserialize = settings.deserialize
         self._tasks: TaskGroup | None = None
         self._queues: dict[MessageQueue, _Queue[R]] = {}
         self._assigned = False
@@ -435,30 +420,10 @@ class Reader(Lifetime, Generic[R]):
             await anyio.sleep_until(asked_at + IDLE_INTERVAL_SECONDS)
 
 
-def make_reader(
-    cluster: Cluster,
-    make: type[R],
-    topics: Topics,
-    *,
-    group: str | None,
-    tags: str | Sql,
-    start: Start,
-    until: Literal["end"] | None,
-    pull_batch: int,
-    deserializer: DeserializerChoice | None,
-) -> Reader[R]:
-    """A :class:`Reader` of what a user gave; :class:`InvalidName` and ValueError for what is wrong."""
-    if group is not None:
-        check_group(group)
-    check_start(start)
-    check_number("pull_batch", pull_batch, 1, PULL_BATCH_MAX)
-    if until not in ("end", None):
-        raise ValueError(f"until {until!r} is not 'end'")
-    wanted = subscriptions(topics, tags, int(time.time() * 1000))
-    return Reader(
-        cluster, wanted, make, group=group, start=start, until=until, pull_batch=pull_batch,
-        deserialize=None if deserializer is None else deserializer_of(deserializer),
-    )  # fmt: skip
+def make_reader(cluster: Cluster, make: type[R], topics: Topics, settings: ReaderSettings) -> Reader[R]:
+    """A :class:`Reader` of what a user gave; :class:`InvalidName` for what a broker would refuse."""
+    wanted = subscriptions(topics, settings.tags, int(time.time() * 1000))
+    return Reader(cluster, wanted, make, settings)
 
 
 def _decode(record: DeliveredRecord, deserialize: Deserializer) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Literal, get_origin
+from typing import Any, Final, Literal, TypeVar, get_origin
 
 import msgspec
 
@@ -21,6 +21,9 @@ Deserializer = Callable[[bytes], Any]
 Format = Literal["str", "json", "msgpack"]
 SerializerChoice = Format | Serializer
 """``"str"`` (UTF-8), ``"json"``, ``"msgpack"``, or a function of your own."""
+V = TypeVar("V")
+TypedDeserializer = type[V] | Callable[[bytes], V]
+"""What makes values of a known type: the type, or your own function."""
 DeserializerChoice = Format | type | Deserializer
 """A format as above; a type, whose JSON the bodies are (``bytes`` and ``str`` are no JSON); or your own function."""
 

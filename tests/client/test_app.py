@@ -38,7 +38,7 @@ def end() -> None:
 
 @pytest.mark.anyio
 async def test_handlers_get_bodies_of_their_annotated_type(fake_cluster: Cluster) -> None:
-    names = ("orders", "refunds", "texts", "raw", "whole", "packed", "listed")
+    names = ("orders", "typed", "refunds", "texts", "raw", "whole", "packed", "listed")
     async with fake_cluster(**dict.fromkeys(names, 1)) as cluster:
         app = gantrymq.App(cluster.address)
         got: dict[str, Any] = {}
@@ -51,6 +51,10 @@ async def test_handlers_get_bodies_of_their_annotated_type(fake_cluster: Cluster
         @app.on("orders", group="g-orders", start="first")
         async def orders(order: Order, message: gantrymq.ReceivedMessage) -> None:
             note("orders", (order, message.body))
+
+        @app.on("typed", group="g-typed", start="first")
+        async def typed(message: gantrymq.ReceivedMessage[Order]) -> None:
+            note("typed", (message.value.number, message.topic))
 
         @app.on("refunds", group="g-refunds", start="first", concurrency=1)
         def refunds(message: gantrymq.ReceivedMessage, refund: Refund) -> None:
@@ -77,7 +81,7 @@ async def test_handlers_get_bodies_of_their_annotated_type(fake_cluster: Cluster
         async def listed(value: list[int], message) -> None:  # type: ignore[no-untyped-def]
             note("listed", (value, message.queue_offset))
 
-        for topic in ("orders", "refunds"):
+        for topic in ("orders", "typed", "refunds"):
             cluster.broker.store(topic, 0, b'{"number": 7}')
         for topic in ("texts", "raw", "whole"):
             cluster.broker.store(topic, 0, "größe".encode())
@@ -87,6 +91,7 @@ async def test_handlers_get_bodies_of_their_annotated_type(fake_cluster: Cluster
             await app.run()
         assert got == {
             "orders": (Order(7), b'{"number": 7}'),
+            "typed": (7, "typed"),
             "refunds": (Refund(7), "refunds"),
             "texts": "größe",
             "raw": "größe".encode(),
@@ -274,6 +279,7 @@ def no_parameter() -> None: ...
 def three(a: str, b: str, c: str) -> None: ...
 def message_alone(message: gantrymq.ReceivedMessage) -> None: ...
 def twice(one: gantrymq.ReceivedMessage, two: gantrymq.ReceivedMessage) -> None: ...
+def of_two_types(body: Refund, message: gantrymq.ReceivedMessage[Order]) -> None: ...
 def of_no_json(body: list[threading.Thread]) -> None: ...
 
 
@@ -283,6 +289,13 @@ def of_no_json(body: list[threading.Thread]) -> None: ...
         ("T", {"group": "g"}, no_parameter, TypeError, "no_parameter has 0 parameters"),
         ("T", {"group": "g"}, three, TypeError, "three has 3 parameters"),
         ("T", {"group": "g"}, twice, TypeError, "takes the message twice"),
+        (
+            "T",
+            {"group": "g"},
+            of_two_types,
+            TypeError,
+            "of_two_types has two types of the body, .*Refund.* and .*Order",
+        ),
         ("T", {"group": "g", "bad_bodies": "skip"}, print, ValueError, "bad_bodies 'skip'"),
         ("T", {"group": "g"}, of_no_json, TypeError, "of_no_json: .*Thread"),
         ("T", {"group": "g", "deserializer": "xml"}, print, ValueError, "'xml'"),
