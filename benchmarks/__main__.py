@@ -8,34 +8,34 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))  # support: RocketMQ's programs, real processes
 
 from arguments import WrongUsage, read
-from living import SPECIAL
+from bench_run import FAILURES, Run, print_progress
 from scenarios import chosen
-from whole import FAILURES, Run, say
+from special_groups import SPECIAL
 
 
 def main() -> int:
-    """Run everything that was asked for; what was measured is told and kept even if something fails."""
+    """Run the chosen scenarios and groups. Results measured before a failure are printed and written as well."""
     try:
         given = read(sys.argv[1:])
     except WrongUsage as wrong:
-        say(str(wrong))
+        print_progress(str(wrong))
         return 2
     scenarios = chosen(given.only, given.groups)
     special = [] if given.only else [group for group in given.groups if group in SPECIAL]
     if not scenarios and not special:
-        say(f"no scenario has {given.only!r} in its name")
+        print_progress(f"no scenario has {given.only!r} in its name")
         return 2
     run = Run(given, scenarios, special)
     code = 0
     try:
-        run.everything()
+        run.measure()
     except KeyboardInterrupt:
         run.failures.append("interrupted")
         code = 130
     except FAILURES as error:
         run.failures.append(str(error))
     code = code or (1 if run.failures else 0)
-    run.tell()
+    run.publish()
     return code
 
 

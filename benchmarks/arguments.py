@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from living import Sizes
 from measuring import Timing
 from scenarios import GROUPS, USUAL_GROUPS
+from special_groups import Sizes
 
 QUICK = {"seconds": 1.5, "settle": 0.5, "warm": 5.0, "growth": "0.5,1", "old": 0.5, "crash": 0.5, "keyed": 100_000}
 ALL = {"growth": "1,10,20", "keyed": 10_000_000}

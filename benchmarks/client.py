@@ -24,10 +24,10 @@ from gantrymq.client import Client, Consumer, Producer, connect
 from gantrymq.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from living import Sizes
     from measuring import Timing
+    from special_groups import Sizes
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 Way = Callable[[Consumer[ReceivedMessage], int], Awaitable[None]]
 """Consumes so many messages."""
 BODY = b"x" * 100
@@ -84,7 +84,7 @@ def clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def use_client(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def measure_client(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """Messages a second for each way to send and to consume, and how long one message takes."""
     del sizes
     with start(system, Setup(flush="async")) as running:
@@ -94,8 +94,8 @@ def use_client(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell
         raw = sorted(send_for(running.address, timing.seconds))
     times.sort()
     lone, raw_lone = times[len(times) // 2] * 1e6, raw[len(raw) // 2] * 1e6
-    told = ", ".join(f"{what} {pace.rate:,.0f}/s ({pace.processor_us:.1f} us)" for what, pace in paces.items())
-    tell(f"{system:9} Python client: {told}, {SEND_AND_WAIT} {lone:.0f} us (a plain socket {raw_lone:.0f} us)")
+    text = ", ".join(f"{what} {pace.rate:,.0f}/s ({pace.processor_us:.1f} us)" for what, pace in paces.items())
+    progress(f"{system:9} Python client: {text}, {SEND_AND_WAIT} {lone:.0f} us (a plain socket {raw_lone:.0f} us)")
     for what, pace in paces.items():
         figures.add("client", what, "/s", system, pace.rate, more_is_better=True, goal=GOALS[what])
         figures.add("client", PROCESSOR.format(what), "us", system, pace.processor_us)

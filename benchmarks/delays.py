@@ -4,7 +4,7 @@
 lets a million messages wait over an hour, sends 10,000 a second for a while, a tenth of them with times of a few
 seconds, then lets 100,000 be due at one moment. What was late is read from the store: the moment at which each message
 was stored for its own topic, less the one it named. What was due while the million came in, as fast as the broker
-takes them, is told apart: there the broker is overloaded.
+takes them, is reported separately: there the broker is overloaded.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ print(int(late[int(len(late) * 0.99)] * 1000), int(late[-1] * 1000))
 
     def stop(self) -> tuple[int, int]:
         """Return the 99th of 100 lags, and the longest, in ms."""
-        told, _ = self._process.communicate(timeout=60)
-        p99, longest = told.split()
+        text, _ = self._process.communicate(timeout=60)
+        p99, longest = text.split()
         return int(p99), int(longest)
 
 
@@ -267,7 +267,7 @@ def _delivered(folder: Path, topic: str) -> Iterator[tuple[int, int]]:
 
 
 def main() -> int:
-    """Measure and tell; the sizes as options, ``--json`` for programs."""
+    """Measure and report; the sizes as options, ``--json`` for programs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     for field in attrs.fields(Sizes):
         parser.add_argument(f"--{field.name}", type=int, default=field.default)

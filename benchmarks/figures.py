@@ -46,19 +46,19 @@ class Figure:
     def verdict(self) -> str:
         """How ours did, in a word; empty without two to compare, or where the figure is a circumstance and no merit."""
         ours, theirs = self.median("gantrymq"), self.median("java")
-        told = []
+        text = []
         if ours is not None and theirs is not None and self.unit not in NO_MERIT and not self.what.startswith("bare "):
             better = ours < theirs if self.less_is_better else ours > theirs
-            told.append("equal" if ours == theirs else "better" if better else "WORSE")
+            text.append("equal" if ours == theirs else "better" if better else "WORSE")
         if self.ratio is not None and self.ratio_goal:
             reached = self.ratio >= self.ratio_goal
-            told.append(
+            text.append(
                 f"{self.ratio:.2f} times, goal >= {self.ratio_goal:g} times: {'reached' if reached else 'MISSED'}"
             )
         if ours is not None and self.goal:
             sign, reached = ("<=", ours <= self.goal) if self.less_is_better else (">=", ours >= self.goal)
-            told.append(f"goal {sign} {self.goal:g} {self.unit}: {'reached' if reached else 'MISSED'}")
-        return "; ".join(told)
+            text.append(f"goal {sign} {self.goal:g} {self.unit}: {'reached' if reached else 'MISSED'}")
+        return "; ".join(text)
 
 
 @attrs.define

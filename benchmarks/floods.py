@@ -28,10 +28,10 @@ from gantrymq.remoting.command import Command, encode
 from gantrymq.testing.requests import pull, send
 
 if TYPE_CHECKING:
-    from living import Sizes
     from measuring import Timing
+    from special_groups import Sizes
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 CONNECTIONS = 4
 """Of the client that floods."""
 LOCKED_QUEUES = 10_000
@@ -40,7 +40,7 @@ EXPRESSION = " OR ".join(f"(a{number} BETWEEN {number} AND {number + 7})" for nu
 WAIT_S = 30.0
 
 
-def beside_floods(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def measure_floods(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """The sender's median and p99 alone and beside each flood."""
     del sizes
     with start(system, Setup(flush="async")) as running:
@@ -51,7 +51,7 @@ def beside_floods(system: str, timing: Timing, sizes: Sizes, figures: Figures, t
                 times = send_for(running.address, timing.seconds)
                 rate = (answered() - before) / (time.perf_counter() - began)
             median, late = (times[len(times) * share // 100] * 1e3 for share in (50, 99))
-            tell(f"{system:9} {name}: p50 {median:.2f} ms, p99 {late:.2f} ms, {rate:,.0f} answers/s to the others")
+            progress(f"{system:9} {name}: p50 {median:.2f} ms, p99 {late:.2f} ms, {rate:,.0f} answers/s to the others")
             figures.add("floods", f"p99 of a sender {'' if name == 'alone' else 'beside '}{name}", "ms", system, late)
 
 

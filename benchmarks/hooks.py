@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import trio
 from figures import Figures
-from looking_plugins import MOST
 from measuring import checked, load_of, warm_up
+from observing_plugins import MOST
 from scenarios import Scenario
 from systems import Setup, processor_seconds, start
 
@@ -28,21 +28,21 @@ from gantrymq.bench.running import run
 from gantrymq.cli.plugin_activity import ask_broker
 
 if TYPE_CHECKING:
-    from living import Sizes
     from measuring import Timing
+    from special_groups import Sizes
     from systems import Running
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 COUNTS = (0, 1, 5, MOST)
 BUSY = Scenario("send 8x16", "async", 8, 16)
 GOAL_PERCENT = 5.0
 """Ten plugins that look at the traits may take this share of the broker's processor time."""
 ANSWER_S = 10
 """The broker times hooks for so much longer than the load takes."""
-PLUGINS = Path(__file__).with_name("looking_plugins.py")
+PLUGINS = Path(__file__).with_name("observing_plugins.py")
 
 
-def look_on(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def measure_hooks(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """Rate, and processor time of the broker for a message, by the number of plugins. Of GantryMQ alone."""
     del sizes
     if system != "gantrymq":
@@ -62,7 +62,7 @@ def look_on(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: T
                 shares.append(_share(running, plan))
         rates[count].append(outcome.rate)
         times[count].append(used)
-        tell(f"{system:9} {count:2} plugins: {outcome.rate:,.0f}/s, {used:.2f} us of the processor for a message")
+        progress(f"{system:9} {count:2} plugins: {outcome.rate:,.0f}/s, {used:.2f} us of the processor for a message")
     for count in COUNTS:
         for rate, used in zip(rates[count], times[count], strict=True):
             figures.add("hooks", f"send 8x16 with {count} plugins", "/s", system, rate, more_is_better=True)
@@ -74,7 +74,7 @@ def look_on(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: T
     for share in shares:
         what = f"share of the processor time in the hooks of {MOST} plugins"
         figures.add("hooks", what, "%", system, share, goal=GOAL_PERCENT)
-    tell(f"{system:9} hooks of {MOST} plugins: {statistics.median(shares):.2f} % of the processor time")
+    progress(f"{system:9} hooks of {MOST} plugins: {statistics.median(shares):.2f} % of the processor time")
 
 
 def _share(running: Running, plan: Plan) -> float:

@@ -30,10 +30,10 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 
 if TYPE_CHECKING:
-    from living import Sizes
     from measuring import Timing
+    from special_groups import Sizes
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 TOPIC = "Indexing"
 QUEUES = 8
 BATCH = 1000
@@ -97,12 +97,12 @@ def build_alone(folder: Path) -> tuple[int, float, float]:
     return count, whole, within
 
 
-def index(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def index(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """Start ``system`` on a log alone, wait until it finds the last message, then query."""
     need = sizes.keyed * RECORD_BYTES * 2 + SPARE_BYTES
     free = free_bytes(tempfile.gettempdir())
     if free < need:
-        tell(f"left out: the log to index would need {need / GIB:.1f} GiB of disk, {free / GIB:.1f} are free")
+        progress(f"left out: the log to index would need {need / GIB:.1f} GiB of disk, {free / GIB:.1f} are free")
         return
     with home_of(f"indexing-{system}") as home:
         store = home / "store" if system == "gantrymq" else home / "broker" / "store"
@@ -122,7 +122,7 @@ def index(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tel
     built, *times = numbers
     times.sort()
     rate = len(times) / sum(times)
-    tell(f"{system:9} {sizes.keyed:,} messages indexed in {built:.1f} s, {rate:,.0f} queries/s")
+    progress(f"{system:9} {sizes.keyed:,} messages indexed in {built:.1f} s, {rate:,.0f} queries/s")
     add = figures.add
     of = f"of {sizes.keyed:,} messages with two keys"
     add("indexing", f"from nothing to the last key {of}", "s", system, built)

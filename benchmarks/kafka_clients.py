@@ -18,14 +18,14 @@ from page import ROOT
 
 from support.foreign import ToolMissing
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 PACKAGES = ("confluent-kafka==2.16.1", "aiokafka==0.14.0")
 CLIENTS = ("confluent", "aiokafka")
 RUN_SECONDS_MAX = 600.0
 _LOAD = Path(__file__).with_name("kafka_clients_load.py")
 
 
-def measure_kafka_clients(seconds: float, figures: Figures, tell: Tell) -> None:
+def measure_kafka_clients(seconds: float, figures: Figures, progress: Progress) -> None:
     """Add what each client reaches with a Kafka node. Raises ToolMissing, RuntimeError."""
     python = find_python()
     with kafka.kafka("async") as node:
@@ -34,22 +34,22 @@ def measure_kafka_clients(seconds: float, figures: Figures, tell: Tell) -> None:
     if done.returncode:
         raise RuntimeError(f"the load of Kafka's clients ended with {done.returncode}: {done.stderr[-1000:]}")
     for client, found in json.loads(done.stdout).items():
-        add(client, found, figures, tell)
+        add(client, found, figures, progress)
 
 
-def add(client: str, found: dict[str, list[float]], figures: Figures, tell: Tell) -> None:
+def add(client: str, found: dict[str, list[float]], figures: Figures, progress: Progress) -> None:
     """Add what one client did, as the load printed it."""
-    told = []
+    text = []
     for what, values in found.items():
         if what == SEND_AND_WAIT:
             figures.add("client", f"p50 of {what}", "us", client, values[0])
-            told.append(f"{what} {values[0]:.0f} us")
+            text.append(f"{what} {values[0]:.0f} us")
             continue
         rate, processor = values
         figures.add("client", what, "/s", client, rate, more_is_better=True)
         figures.add("client", PROCESSOR.format(what), "us", client, processor)
-        told.append(f"{what} {rate:,.0f}/s ({processor:.1f} us)")
-    tell(f"{client:9} Python client: {', '.join(told)}")
+        text.append(f"{what} {rate:,.0f}/s ({processor:.1f} us)")
+    progress(f"{client:9} Python client: {', '.join(text)}")
 
 
 def find_python() -> Path:

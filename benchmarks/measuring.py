@@ -64,7 +64,7 @@ def measure(
     timing: Timing,
     processes: dict[str, int],
     figures: Figures,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> None:
     """All ``scenarios`` on a running system, into ``result`` one after the other; :class:`Failed` when one of them
     fails, and then what was measured before it is there. ``processes`` of the generator by scenario."""
@@ -87,7 +87,7 @@ def measure(
             result.costs[scenario.name] = used / outcome.messages * 1e6
         result.outcomes[scenario.name] = outcome
         result.loaded = max(result.loaded, resident_bytes(running.pid))
-        tell(f"{system:9} {scenario.name:26} {outcome.rate:12,.0f}/s  generator {outcome.cpu:.2f} of a core")
+        progress(f"{system:9} {scenario.name:26} {outcome.rate:12,.0f}/s  generator {outcome.cpu:.2f} of a core")
         if scenario.topics:
             used = resident_bytes(running.pid)[1] / MIB
             figures.add("queues", f"memory that is no file, {scenario.queues:,} queues", "MiB", system, used)

@@ -1,7 +1,7 @@
 """The group ``nameserver``: routes out of a nameserver that knows many topics and brokers, ours beside the Java one.
 
 The brokers are connections that register as RocketMQ's do and then stay. Clients ask for topics by chance over many
-connections, and one of them alone; then once more while topics come and brokers say again what they have.
+connections, and one of them alone; then once more while topics come and brokers register again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from support.foreign import cache_folder, find_java, start_nameserver
 from support.processes import gantrymq_child
 
 if TYPE_CHECKING:
-    from living import Sizes
     from measuring import Timing
+    from special_groups import Sizes
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 BROKERS = 100
 SPREAD = 4
 """Brokers that have a topic."""
@@ -81,7 +81,7 @@ class Broker:
             raise RuntimeError(f"broker {self.number} was not registered: code {code}")
 
 
-def look_up(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def measure_lookups(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """Register all brokers, then ask."""
     add = figures.add
     with home_of(f"nameserver-{system}") as home, _nameserver(system, home) as (address, pid):
@@ -102,7 +102,7 @@ def look_up(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: T
                 changing = _while_it_changes(clients, batches, brokers, timing.seconds)
             known = resident_bytes(pid)[1]
     of = f"of {sizes.topics:,} topics on {SPREAD} of {BROKERS} brokers each"
-    tell(f"{system:9} {rate:,.0f} routes/s, {known / MIB:,.0f} MiB")
+    progress(f"{system:9} {rate:,.0f} routes/s, {known / MIB:,.0f} MiB")
     add("nameserver", f"routes {of}, {CONNECTIONS}x{IN_FLIGHT}", "/s", system, rate, more_is_better=True)
     add("nameserver", "processor time for a route", "us", system, each * 1e6)
     add("nameserver", "routes while topics come and brokers register", "/s", system, changing, more_is_better=True)

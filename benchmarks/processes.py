@@ -21,10 +21,10 @@ from gantrymq.bench.plan import Plan
 from gantrymq.bench.running import run
 
 if TYPE_CHECKING:
-    from living import Sizes
     from measuring import Timing
+    from special_groups import Sizes
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 COUNTS = (1, 2)
 LOADS = (Scenario("send 8x16", "async", 8, 16), Scenario("batch 32, 4x4", "async", 4, 4, batch=32))
 """For one broker; two get twice as many connections, as with a machine of clients for each."""
@@ -32,7 +32,7 @@ GOAL = 1.8
 """How many times the rate of one process two must reach."""
 
 
-def scale(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def scale(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """Rates and processor time for a message with one and two processes, twice, the second time the other way round.
     Of GantryMQ alone."""
     del sizes
@@ -54,7 +54,7 @@ def scale(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tel
                             more_is_better=True)  # fmt: skip
                 figures.add("processes", f"{name}: processor time for a message", "us", system, cost)
                 freed.setdefault((load.name, count), []).append(count / cost * 1e6)
-                tell(f"{system:9} {name}: {outcome.rate:,.0f}/s, {cost:.2f} us of the processor for a message")
+                progress(f"{system:9} {name}: {outcome.rate:,.0f}/s, {cost:.2f} us of the processor for a message")
     for load in LOADS:
         one, two = (statistics.median(freed[load.name, count]) for count in COUNTS)
         figures.add("processes", f"{load.name} a broker: two to one, without the generator", "times", system,

@@ -45,10 +45,10 @@ from support.hapair import HaPair
 from support.processes import wait_for
 
 if TYPE_CHECKING:
-    from living import Sizes
     from measuring import Timing
+    from special_groups import Sizes
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 MIB = 2**20
 LOG_BYTES = 512 * MIB
 FILE_BYTES = 1024 * MIB
@@ -78,7 +78,7 @@ def make_store(folder: Path, size: int) -> None:
     store.close()
 
 
-def replicate(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def replicate(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """Let an empty slave of ``system`` follow a master with a full log."""
     with home_of(f"replication-{system}") as home:
         make_store(home / "made", LOG_BYTES)
@@ -89,7 +89,7 @@ def replicate(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell:
             slave, pid = start_slave()
             seconds, processor = _follow(master, slave, pid)
     rate = LOG_BYTES / MIB / seconds
-    tell(f"{system:9} a slave takes {rate:,.0f} MiB/s, a bare copy {copied:,.0f} MiB/s")
+    progress(f"{system:9} a slave takes {rate:,.0f} MiB/s, a bare copy {copied:,.0f} MiB/s")
     of = f"of {LOG_BYTES // MIB} MiB with messages of 1 KiB"
     figures.add("replication", f"a new slave's copy {of}", "MiB/s", system, rate, more_is_better=True)
     figures.add("replication", "bare copy over a socket at that time", "MiB/s", system, copied, more_is_better=True)
@@ -142,11 +142,11 @@ def _follow(master: str, slave: str, pid: int) -> tuple[float, float]:
 
 
 def _end(address: str) -> int:
-    # RocketMQ's broker cannot tell while it has no file.
+    # RocketMQ's broker does not know its offset while it has no file.
     return int(runtime_info(address).get("commitLogMaxOffset", 0))
 
 
-def answer(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def answer(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """One round of many senders at a synchronous master and its slave of ``system``, with either flush on both."""
     for scenario in SENDERS:
         with home_of(f"answer-{system}") as home, PAIRS[system](home, scenario.flush) as pair:
@@ -159,8 +159,8 @@ def answer(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
             used = [processor_seconds(pid) - then for pid, then in zip(pair.pids, before, strict=True)]
         rate, p99 = found.rate, found.latencies["p99"]
         each = [1e6 * seconds / found.messages for seconds in used]
-        told = f"{rate:,.0f}/s, p99 {p99} us, processor {each[0]:.1f} + {each[1]:.1f} us"
-        tell(f"{system:9} {scenario.name}: {told}, generator {found.cpu:.2f} of a core")
+        text = f"{rate:,.0f}/s, p99 {p99} us, processor {each[0]:.1f} + {each[1]:.1f} us"
+        progress(f"{system:9} {scenario.name}: {text}, generator {found.cpu:.2f} of a core")
         add = partial(figures.add, "replication")
         add(scenario.name, "/s", system, rate, more_is_better=True, ratio_goal=scenario.goal or 0.0)
         add(f"{scenario.name}, p99", "us", system, p99)

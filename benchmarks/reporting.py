@@ -136,15 +136,15 @@ class Report:
             if ratio is None:
                 continue
             goal = _goal(scenario)
-            told = f"{scenario.name}: {'faster' if ratio >= 1 else 'SLOWER'} than the Java broker, {ratio:.2f} times"
+            text = f"{scenario.name}: {'faster' if ratio >= 1 else 'SLOWER'} than the Java broker, {ratio:.2f} times"
             if goal is not None:
-                told += f"; the goal is {goal:g}: {'reached' if ratio >= goal else 'MISSED'}"
+                text += f"; the goal is {goal:g}: {'reached' if ratio >= goal else 'MISSED'}"
             if scenario.is_alone:
                 pair = [self.times(system, scenario.name, "p99") for system in SYSTEMS]
                 if all(pair):
                     lower = statistics.median(pair[0]) < statistics.median(pair[1])
-                    told += f"; its p99 is {'lower' if lower else 'HIGHER'} than Java's"
-            found.append(told)
+                    text += f"; its p99 is {'lower' if lower else 'HIGHER'} than Java's"
+            found.append(text)
         return found
 
     def limited(self, scenarios: Sequence[Scenario]) -> list[str]:
@@ -231,7 +231,7 @@ class Report:
         return " / ".join(shares) + (f", {processes} processes" if processes > 1 else "")
 
 
-def figures_told(groups: Iterable[str], figures: Figures) -> list[str]:
+def figure_lines(groups: Iterable[str], figures: Figures) -> list[str]:
     """Return a sentence for each figure that has a verdict."""
     return [
         f"{GROUPS[group]}: {each.what}: {each.text('gantrymq')}, Java {each.text('java')}: {each.verdict}"

@@ -26,7 +26,7 @@ GROUPS = {
 """By name, with the title of its section. The budget is run in several rounds, the others in one."""
 RARE_GROUPS = ("indexing", "nameserver", "replication", "floods", "client", "hooks", "processes")
 USUAL_GROUPS = tuple(name for name in GROUPS if name not in RARE_GROUPS)
-"""What is run unless told otherwise; the rest takes minutes more."""
+"""The groups that run by default; the others take minutes more."""
 QUEUES = 8
 QUEUES_OF_A_TOPIC_MAX = 1000
 """More queues than so are several topics: a topic of ours has at most 1,024."""
@@ -34,9 +34,9 @@ QUEUES_OF_A_TOPIC_MAX = 1000
 
 @attrs.frozen
 class Scenario:
-    """One load. ``goal`` is the ratio to the Java broker that the compiled build must reach, None where it is told
-    only; ``plain_goal`` the plain one's. ``kind`` as in :class:`gantrymq.bench.plan.Load`. ``groups``: the sections
-    that show it, the first is the one that runs it. ``followed``: consumers read what is sent, at the same time."""
+    """One load. ``goal`` is the ratio to the Java broker that the compiled build must reach; None: it is only
+    reported. ``plain_goal``: the same of the plain build. ``kind`` as in :class:`gantrymq.bench.plan.Load`. ``groups``:
+    the sections that show it; the first one runs it. ``followed``: consumers read at the same time what is sent."""
 
     name: str
     flush: str

@@ -87,19 +87,21 @@ def run(source: Path, root: Path) -> int:
     log = root / "broker.log"
     sent, consumed = Tally(), Tally()
     rows: list[Row] = []
-    say(f"GantryMQ demo: the lines of {source} through a broker in {root}")
+    print_line(f"GantryMQ demo: the lines of {source} through a broker in {root}")
     with ServerChild(arguments, log) as server:
         rows.append(Row("start the broker", None, server.seconds, server.broker))
-        say(f"broker {server.broker} and nameserver {server.nameserver} run")
+        print_line(f"broker {server.broker} and nameserver {server.nameserver} run")
         sending = produce(server.nameserver, source, sent)
         rows.append(Row("produce", sending.sent, sending.seconds, f"topic {TOPIC}"))
-        say(describe("produced", rows[-1]) + (f", {sending.skipped} empty lines skipped" if sending.skipped else ""))
+        print_line(
+            describe("produced", rows[-1]) + (f", {sending.skipped} empty lines skipped" if sending.skipped else "")
+        )
         rows.append(Row("consume", *consume(server.nameserver, sent, consumed), f"group {GROUP}"))
-        say(describe("consumed", rows[-1]))
-    say("broker stopped")
+        print_line(describe("consumed", rows[-1]))
+    print_line("broker stopped")
     with ServerChild(arguments, log) as server:
         rows.append(Row("start again", stored(server.nameserver), server.seconds, f"store {root / 'store'}"))
-        say(describe("broker runs again on the same store, it has", rows[-1]))
+        print_line(describe("broker runs again on the same store, it has", rows[-1]))
         exported = export(server.nameserver, root / "parquet", sent, rows)
     faults = [*consumed.differences(sent, "consumed"), *exported]
     if rows[3].count != sending.sent:
@@ -107,7 +109,7 @@ def run(source: Path, root: Path) -> int:
     report(rows, log)
     for fault in faults:
         click.echo(f"gantrymq: {fault}", err=True)
-    say("FAILED" if faults else "ok: every message came out as it went in")
+    print_line("FAILED" if faults else "ok: every message came out as it went in")
     return 1 if faults else 0
 
 
@@ -186,22 +188,22 @@ def export(nameserver: str, folder: Path, sent: Tally, rows: list[Row]) -> list[
 
     status = spark.spark_status()
     if not status:
-        say(f"no export to Parquet: {status.reason}")
+        print_line(f"no export to Parquet: {status.reason}")
         rows.append(Row("export to Parquet", None, 0.0, f"left out: {status.reason}"))
         return []
-    say("exporting with Spark, whose start takes some seconds")
+    print_line("exporting with Spark, whose start takes some seconds")
     with Meter("export, files") as meter:
         meter.show()
         result = spark.export(TOPIC, folder, nameserver, progress=partial(_files, meter))
     exported = tally_parquet(folder)
     rows.append(Row("export to Parquet", exported.count, result.seconds, f"{result.files} files in {folder}"))
-    say(describe("exported", rows[-1]))
+    print_line(describe("exported", rows[-1]))
     return exported.differences(sent, "exported")
 
 
 def report(rows: list[Row], log: Path) -> None:
     """The table."""
-    say("")
+    print_line("")
     cells = [
         (
             row.step,
@@ -213,7 +215,7 @@ def report(rows: list[Row], log: Path) -> None:
         for row in rows
     ]
     print_table(("step", "messages", "seconds", "messages/s", "where"), cells)
-    say(f"the broker's log: {log}")
+    print_line(f"the broker's log: {log}")
 
 
 def tag_of(line: bytes) -> str:
@@ -236,7 +238,7 @@ def describe(done: str, row: Row) -> str:
     return f"{done} {row.count:,} messages in {row.seconds:.2f} s"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """One line on stdout, at once."""
     click.echo(line)
     sys.stdout.flush()

@@ -76,8 +76,8 @@ async def run_nameserver(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
             server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls, access, audit)
-            say(f"GantryMQ {__version__} nameserver")
-            say(f"ready nameserver={server.address}")
+            print_line(f"GantryMQ {__version__} nameserver")
+            print_line(f"ready nameserver={server.address}")
             notifier = Notifier()
             notifier.send(READY="1")
             nursery.start_soon(notifier.report, dict, dict)
@@ -186,7 +186,7 @@ async def _live(
             link.send(Packet(ready=broker.address, pages=page_address(broker)))
         else:
             for line in banner(broker, server):
-                say(line)
+                print_line(line)
         notifier.send(READY="1")
     async with trio.open_nursery() as either:
 
@@ -263,7 +263,7 @@ def reachable(address: str) -> str:
     return format_address(WILDCARDS.get(host, host), port)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """One line on stdout, at once, also into a pipe."""
     click.echo(line)
     sys.stdout.flush()

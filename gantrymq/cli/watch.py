@@ -144,7 +144,7 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
             tried.set()
             await trio.sleep(rules.interval)
 
-    async def look(
+    async def ask_brokers(
         name: str, more: Mapping[str, int], without: Collection[str], timeout: float
     ) -> Sequence[dict[str, Any]]:
         await tried.wait()
@@ -159,7 +159,7 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
             for name, lock in locks.items():
                 keeper = LockKeeper(lock, _now, rules.interval)
                 nursery.start_soon(keeper.run)
-                nursery.start_soon(Watcher(name, partial(look, name), keeper, _now, rules).run)
+                nursery.start_soon(Watcher(name, partial(ask_brokers, name), keeper, _now, rules).run)
             click.echo(f"ready watching={','.join(locks)}")
             await trio.sleep_forever()
 

@@ -100,7 +100,7 @@ class Clients:
     def join_producers(self, member: Member, group: str) -> None:
         """Process a producer's heartbeat."""
         self.producers.join(member.connection.id, group).members[member.connection.id] = member
-        self._producer_ids.heard(member.client_id, member.connection)
+        self._producer_ids.record_heartbeat(member.client_id, member.connection)
 
     def join_consumers(
         self, member: Member, data: ConsumerData, size: int, *, notify: bool, keep_subscriptions: bool

@@ -23,7 +23,7 @@ class ProducerIds:
         """Return the connection of the client, None if it is not connected."""
         return self._connections.get(client_id)
 
-    def heard(self, client_id: str, connection: Connection) -> None:
+    def record_heartbeat(self, client_id: str, connection: Connection) -> None:
         """Record a heartbeat: the id belongs to this connection unless a newer one has it."""
         known = self._ids.get(connection.id)
         if known == client_id and client_id in self._connections:

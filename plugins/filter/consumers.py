@@ -132,15 +132,15 @@ class ConsumerFilters:
         """As :meth:`update`, in steps between which other work can run; only one at a time."""
         now = self._env.wall_ms()
         wanted: dict[tuple[str, str], SubscriptionData] = {}
-        for number, (group, wish) in enumerate(live):
-            if wish.expression_type not in ("", "TAG") and wish.sub_string:
-                wanted[wish.topic, group] = wish
+        for number, (group, subscription) in enumerate(live):
+            if subscription.expression_type not in ("", "TAG") and subscription.sub_string:
+                wanted[subscription.topic, group] = subscription
             if number % STEP_ENTRIES == 0:
                 yield
         refused, self._refused = self._refused, set()
         self._unchecked = CHECKED_AT_ONCE
-        for number, (key, wish) in enumerate(wanted.items()):
-            yield from self._register(key, wish, now, refused)
+        for number, (key, subscription) in enumerate(wanted.items()):
+            yield from self._register(key, subscription, now, refused)
             if number % STEP_ENTRIES == 0:
                 yield
         for number, (key, entry) in enumerate(list(self._entries.items())):
@@ -185,30 +185,42 @@ class ConsumerFilters:
         return {self.path: text}
 
     def _register(
-        self, key: tuple[str, str], wish: SubscriptionData, now: int, refused: set[tuple[str, str, str, str]]
+        self, key: tuple[str, str], subscription: SubscriptionData, now: int, refused: set[tuple[str, str, str, str]]
     ) -> Generator[None, None, None]:
         entry = self._entries.get(key)
-        said = (wish.expression_type, wish.sub_string)
-        if entry is not None and (wish.sub_version <= entry.client_version or said == _said(entry)):
-            if wish.sub_version > entry.client_version or (wish.sub_version == entry.client_version and entry.dead):
-                entry.client_version, entry.dead, entry.dead_time = wish.sub_version, False, 0
+        expression = (subscription.expression_type, subscription.sub_string)
+        if entry is not None and (
+            subscription.sub_version <= entry.client_version or expression == _expression_of(entry)
+        ):
+            if subscription.sub_version > entry.client_version or (
+                subscription.sub_version == entry.client_version and entry.dead
+            ):
+                entry.client_version, entry.dead, entry.dead_time = subscription.sub_version, False, 0
                 self._changed = True
             return
-        if (*key, *said) not in refused:
+        if (*key, *expression) not in refused:
             if self._unchecked <= 0:
                 return  # the next update continues
-            self._unchecked -= len(wish.sub_string)
-        is_refused = (*key, *said) in refused
-        if is_refused or not (yield from self._is_readable(*said)):
+            self._unchecked -= len(subscription.sub_string)
+        is_refused = (*key, *expression) in refused
+        if is_refused or not (yield from self._is_readable(*expression)):
             # The client gets the error when it pulls. Its previous subscription no longer applies.
-            self._refused.add((*key, *said))
+            self._refused.add((*key, *expression))
             if entry is not None:
                 self._remove(key)
             return
         topic, group = key
         bloom = BloomFilterData(BLOOM_BITS, bloom_positions(f"{group}#{topic}"))
         self._entries[key] = ConsumerFilterData(
-            bloom, now, wish.sub_version, group, False, 0, wish.sub_string, wish.expression_type, topic
+            bloom,
+            now,
+            subscription.sub_version,
+            group,
+            False,
+            0,
+            subscription.sub_string,
+            subscription.expression_type,
+            topic,
         )
         self._changed = True
 
@@ -243,5 +255,5 @@ class ConsumerFilters:
         log.info("consumer_filters_loaded", entries=len(self._entries))
 
 
-def _said(entry: ConsumerFilterData) -> tuple[str, str]:
+def _expression_of(entry: ConsumerFilterData) -> tuple[str, str]:
     return entry.expression_type, entry.expression

@@ -36,7 +36,7 @@ class Copy:
     _mark: tuple[int, float] = (0, 0.0)
     """A log end and the time at which it was taken."""
 
-    def look(self, end: int, now: float) -> None:
+    def update_level(self, end: int, now: float) -> None:
         """Update :attr:`level_at` for a log that ends at ``end``. Call it after each message of the slave."""
         if self.acknowledged >= self._mark[0]:
             self.level_at = max(self.level_at, self._mark[1])

@@ -36,9 +36,9 @@ class LagWatch:
         """Check until cancelled."""
         while True:
             await trio.sleep(CHECK_S)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Log slaves that have fallen behind or caught up since the last check."""
         now, end = self._broker.env.monotonic(), self._broker.log.end
         self._behind.intersection_update(self._copies)

@@ -203,7 +203,7 @@ class Master:
                     elif offset > copy.sent:
                         raise BadFrame(f"it reports {offset}, but was sent the log only up to {copy.sent}")
                     self._copies.acknowledge(copy, offset, self._broker.env.monotonic())
-                    copy.look(self._broker.log.end, self._broker.env.monotonic())
+                    copy.update_level(self._broker.log.end, self._broker.env.monotonic())
             nursery.cancel_scope.cancel()
 
     def _start_for(self, offset: int) -> int:
@@ -242,7 +242,7 @@ class Master:
             elif commit_log.written < commit_log.end:
                 await trio.sleep(UNWRITTEN_S)
             else:
-                copy.look(commit_log.end, self._broker.env.monotonic())
+                copy.update_level(commit_log.end, self._broker.env.monotonic())
                 with trio.move_on_after(self._config.heartbeat) as silence:
                     await self._grown.park()
                 if silence.cancelled_caught:

@@ -41,7 +41,7 @@ class KeySearch:
         return properties.get(UNIQ_KEY) == self.key or self.key in properties.get(KEYS, "").split(" ")
 
 
-def look_for(broker: Broker, index: MessageIndex, search: KeySearch) -> list[bytes]:
+def find_messages(broker: Broker, index: MessageIndex, search: KeySearch) -> list[bytes]:
     """Return the newest records that match ``search``, oldest first; fewer if they would exceed one response."""
     found: list[bytes] = []
     total = 0

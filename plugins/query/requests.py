@@ -12,7 +12,7 @@ import trio
 from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.processors import Request
 from gantrymq.plugins.interfaces import MessageIndex
-from gantrymq.plugins.query.lookup import KeySearch, look_for, read_by_offset
+from gantrymq.plugins.query.lookup import KeySearch, find_messages, read_by_offset
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -61,7 +61,7 @@ class QueryRequests:
         )
         with trio.move_on_after(LEVEL_WAIT_S):
             await self._index.wait_level()
-        records = await trio.to_thread.run_sync(look_for, self._broker, self._index, search, limiter=self._threads)
+        records = await trio.to_thread.run_sync(find_messages, self._broker, self._index, search, limiter=self._threads)
         timestamp, offset = self._index.last()
         ext = QueryMessageResponse(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset).to_ext()
         body = self._delivered(records, request)

@@ -55,13 +55,13 @@ class Cleaner:
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
-            await self.look(asked=self._asked.is_set())
+            await self.clean(asked=self._asked.is_set())
             if self._asked.is_set():
                 self._asked = trio.Event()
             with trio.move_on_after(self._interval_s):
                 await self._asked.wait()
 
-    async def look(self, *, asked: bool = False) -> int:
+    async def clean(self, *, asked: bool = False) -> int:
         """Check the disk and delete files once. Returns the number of deleted log files."""
         broker, rules = self._broker, self._rules
         try:

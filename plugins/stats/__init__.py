@@ -99,7 +99,7 @@ class StatsPlugin:
 
     def _view(self, request: Request) -> Command:
         header = read_header(StatsHeader, request.command.ext)
-        for _ in self._table.look():
+        for _ in self._table.update():
             pass  # count up to now
         item = self._table.find(header.stats_name, header.stats_key)
         if item is None:
@@ -113,7 +113,7 @@ class StatsPlugin:
         while True:
             await trio.sleep(SECONDS)
             ticks += 1
-            for _ in self._table.look():
+            for _ in self._table.update():
                 await trio.lowlevel.checkpoint()
             self._measuring.take_second()
             if ticks % MINUTE_TICKS == 0:

@@ -44,7 +44,7 @@ class Measuring:
 
     def runtime_info(self) -> dict[str, str]:
         """Return all values under RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
-        for _ in self._table.look():
+        for _ in self._table.update():
             pass  # count up to now
         table, rates, latency = self._table, self._rates, self.latency
         return {

@@ -33,7 +33,7 @@ LATENCY_BOUNDS: Final = tuple((high + 1) / 1000 for high, _ in CLASSES)
 
 def report(metrics: Metrics, table: Table, measuring: Measuring) -> None:
     """Report all values up to now. From the first call on, sizes are counted too."""
-    for _ in table.look():
+    for _ in table.update():
         pass  # count up to now
     if table.sizes is None:
         table.sizes = Sizes()

@@ -135,7 +135,7 @@ class Table:
         self._units = self._broker.queues.units
         self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in self._broker.queues}
 
-    def look(self) -> Iterator[None]:
+    def update(self) -> Iterator[None]:
         """Count messages since the last check; yields periodically, so that others are served."""
         for key, pulled in self._take_pulled().items():
             self._count_pulled(key, pulled)

@@ -59,6 +59,6 @@ def make_bench(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(BENCHMARKS), "--results", str(tmp_path / "RESULTS.md"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
     return call

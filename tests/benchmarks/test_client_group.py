@@ -9,17 +9,17 @@ import pytest
 
 @pytest.mark.slow
 def test_the_group_measures_each_way_to_send_and_to_consume(load: Any) -> None:
-    client, living, measuring = load("client"), load("living"), load("measuring")
-    figures, told = load("figures").Figures(), []
-    client.use_client("gantrymq", measuring.Timing(0.5, 0.2, 2.0), living.Sizes(), figures, told.append)
+    client, groups, measuring = load("client"), load("special_groups"), load("measuring")
+    figures, lines = load("figures").Figures(), []
+    client.measure_client("gantrymq", measuring.Timing(0.5, 0.2, 2.0), groups.Sizes(), figures, lines.append)
     found = {each.what: each.median("gantrymq") for each in figures.of("client")}
     assert len(found) == 10
     assert all(value is not None and value > 0 for value in found.values())
-    assert len(told) == 1
+    assert len(lines) == 1
 
 
 def test_the_group_runs_when_selected(load: Any) -> None:
     read = load("arguments").read
     assert "client" not in read([]).groups
     assert "client" in read(["--groups", "client"]).groups
-    assert load("living").SPECIAL["client"]
+    assert load("special_groups").SPECIAL["client"]

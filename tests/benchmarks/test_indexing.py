@@ -24,14 +24,14 @@ def test_the_indexing_benchmark_keeps_the_log_only(load: Any, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_indexing_group_measures_a_broker(load: Any) -> None:
-    living, measuring = load("living"), load("measuring")
-    figures, told = load("figures").Figures(), []
-    (measure,) = living.SPECIAL["indexing"]
-    measure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), living.Sizes(keyed=2000), figures, told.append)
+    groups, measuring = load("special_groups"), load("measuring")
+    figures, lines = load("figures").Figures(), []
+    (measure,) = groups.SPECIAL["indexing"]
+    measure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), groups.Sizes(keyed=2000), figures, lines.append)
     found = {each.what: each.median("gantrymq") for each in figures.of("indexing")}
     assert len(found) == 6
     assert all(value is not None and value >= 0 for value in found.values())
-    assert "2,000 messages indexed" in told[0]
+    assert "2,000 messages indexed" in lines[0]
 
 
 def test_the_group_runs_when_selected(load: Any) -> None:

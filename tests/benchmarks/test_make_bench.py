@@ -55,27 +55,27 @@ def test_quick_runs_are_shorter_and_all_includes_more_growth_steps(load: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--only", "nonsense"], "no scenario has 'nonsense' in its name"),
         (["--groups", "nonsense"], "no group is called nonsense"),
     ],
 )
-def test_wrong_usage_is_one_line(make_bench: MakeBench, arguments: list[str], told: str) -> None:
+def test_wrong_usage_is_one_line(make_bench: MakeBench, arguments: list[str], message: str) -> None:
     done = make_bench(*arguments)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_arguments_out_of_range_are_rejected(load: Any) -> None:
     module = load("arguments")
-    for arguments, told in [
+    for arguments, message in [
         (["--growth", "some"], "--growth is GiB"),
         (["--rounds", "0"], "more than nothing"),
         (["--seconds", "-1"], "more than nothing"),
     ]:
-        with pytest.raises(module.WrongUsage, match=told):
+        with pytest.raises(module.WrongUsage, match=message):
             module.read(arguments)
 
 
@@ -125,10 +125,10 @@ def test_a_benchmark_whose_broker_dies_reports_partial_results(tmp_path: Path) -
     with Child(["sh", "-c", 'exec "$@" 2>&1', "sh", *command], tmp_path / "log") as bench:
         bench.wait_line(lambda line: line.startswith("gantrymq  pull"), 60)
         os.kill(_broker_of(bench.pid), signal.SIGKILL)
-        said = list(bench.lines(60))
+        lines = list(bench.lines(60))
         assert bench.wait() == 1
-    (told,) = [line for line in said if line.startswith("ended early")]
-    assert "gantrymq" in told
+    (message,) = [line for line in lines if line.startswith("ended early")]
+    assert "gantrymq" in message
     page = (tmp_path / "RESULTS-partial.md").read_text()
     assert "This is a part: it ended early" in page
     assert "| pull 8 queues, 32 a pull |" in page

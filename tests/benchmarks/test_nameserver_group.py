@@ -16,14 +16,14 @@ def test_a_topic_is_on_the_given_number_of_brokers(load: Any) -> None:
 
 @pytest.mark.slow
 def test_the_group_measures_a_nameserver(load: Any) -> None:
-    living, measuring = load("living"), load("measuring")
-    figures, told = load("figures").Figures(), []
-    (measure,) = living.SPECIAL["nameserver"]
-    measure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), living.Sizes(topics=200), figures, told.append)
+    groups, measuring = load("special_groups"), load("measuring")
+    figures, lines = load("figures").Figures(), []
+    (measure,) = groups.SPECIAL["nameserver"]
+    measure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), groups.Sizes(topics=200), figures, lines.append)
     found = {each.what: each.median("gantrymq") for each in figures.of("nameserver")}
     assert len(found) == 8
     assert all(value is not None and value >= 0 for value in found.values())
-    assert "routes/s" in told[0]
+    assert "routes/s" in lines[0]
 
 
 def test_the_group_runs_when_selected(load: Any) -> None:

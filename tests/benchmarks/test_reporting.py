@@ -1,4 +1,4 @@
-"""Tables, verdicts and the page: a loss is told as plainly as a win."""
+"""Tables, verdicts and the page: a loss is reported as plainly as a win."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_single_figures_have_medians_goals_and_verdicts(load: Any, report: Any) 
     figures.add("growth", "send", "/s", "java", 10_000.0, more_is_better=True)
     assert report.figure_table("recovery")[1] == [("per GiB", "2 s", "1 s", "WORSE; goal <= 1.5 s: MISSED")]
     assert report.figure_table("growth")[1] == [("send", "30,000 /s", "10,000 /s", "better")]
-    told = load("reporting").figures_told(["recovery", "growth"], figures)
-    assert told[0] == "Recovery after kill -9: per GiB: 2 s, Java 1 s: WORSE; goal <= 1.5 s: MISSED"
+    lines = load("reporting").figure_lines(["recovery", "growth"], figures)
+    assert lines[0] == "Recovery after kill -9: per GiB: 2 s, Java 1 s: WORSE; goal <= 1.5 s: MISSED"
     assert "## Growth" in load("page").page(report, "how.md")
 
 

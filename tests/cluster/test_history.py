@@ -67,7 +67,7 @@ class Rounds:
         tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             *((host, partial(self.clients.send_forever, number)) for number, host in enumerate(SENDERS)),
             (READER, self.clients.consume_forever),
-            (LOOKER, self.clients.look_forever),
+            (LOOKER, self.clients.read_forever),
         ]
         async with trio.open_nursery() as nursery:
             for host, task in tasks:

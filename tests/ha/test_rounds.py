@@ -174,7 +174,7 @@ class Group:
             for sender in range(SENDERS):
                 nursery.start_soon(self.clients.send_forever, sender)
             nursery.start_soon(self.clients.consume_forever)
-            nursery.start_soon(self.clients.look_forever)
+            nursery.start_soon(self.clients.read_forever)
             for _ in range(rounds):
                 await self.settle()
                 await self.more(20)

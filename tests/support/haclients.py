@@ -137,7 +137,7 @@ class HaClients:
         await channel.call(commit, self._patience_s)
         return True
 
-    async def look_forever(self, number: int = 0) -> None:
+    async def read_forever(self, number: int = 0) -> None:
         """As a reader that is in no group: at any broker, what it has last; and what it says of the group."""
         chance = random.Random(f"{self._seed} looker {number}")
         while True:

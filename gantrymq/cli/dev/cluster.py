@@ -39,7 +39,7 @@ async def run_cluster(plan: Plan, view: View) -> None:
                 nursery.start_soon(end)
                 await _start(servers)
                 view.ready(plan, _rows(servers, []))
-                await _look_after(plan, servers, view)
+                await _supervise(plan, servers, view)
         finally:
             with trio.CancelScope(shield=True):
                 await _stop(servers)
@@ -65,7 +65,7 @@ async def _each(works: Sequence[Callable[[], Awaitable[None]]]) -> None:
             nursery.start_soon(work)
 
 
-async def _look_after(plan: Plan, servers: Sequence[MemberProcess], view: View) -> None:
+async def _supervise(plan: Plan, servers: Sequence[MemberProcess], view: View) -> None:
     async with connect(plan.nameservers) as client:
         while any(server.code is None for server in servers):
             view.show(_rows(servers, await _ask(client)))

@@ -30,13 +30,13 @@ class MemberProcess(ServerProcess):
         with self.log.open("ab") as errors:
             self.spawn(self.member.arguments, stdout=subprocess.PIPE, stderr=errors)
         with trio.move_on_after(READY_SECONDS):
-            if await self._says_ready():
+            if await self._is_ready():
                 self.state = "ready"
                 return
         await self.stop()
         raise CommandFailed(f"{self.label} did not start; its log: {self.log}\n{self._last_lines()}")
 
-    async def _says_ready(self) -> bool:
+    async def _is_ready(self) -> bool:
         if self.stdout is None:
             return False
         said = b""

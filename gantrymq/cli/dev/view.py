@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gantrymq.cli.servers import say
+from gantrymq.cli.servers import print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,9 +48,9 @@ class Lines:
         """Print the members, then ``ready`` with the addresses for clients."""
         self.show(rows)
         if self._as_json:
-            say(json.dumps({"event": "ready", "nameserver": plan.nameservers, "data": str(plan.folder)}))
+            print_line(json.dumps({"event": "ready", "nameserver": plan.nameservers, "data": str(plan.folder)}))
         else:
-            say(f"ready nameserver={plan.nameservers} data={plan.folder}")
+            print_line(f"ready nameserver={plan.nameservers} data={plan.folder}")
 
     def show(self, rows: Sequence[Row]) -> None:
         """Print the members that have changed."""
@@ -59,13 +59,13 @@ class Lines:
             if self._printed.get(row["address"]) != lasting:
                 self._printed[row["address"]] = lasting
                 if self._as_json:
-                    say(json.dumps({"event": "server", **row}))
+                    print_line(json.dumps({"event": "server", **row}))
                 else:
-                    say(" ".join(f"{name}={row[name]}" for name in LASTING if row[name] is not None))
+                    print_line(" ".join(f"{name}={row[name]}" for name in LASTING if row[name] is not None))
 
     def close(self) -> None:
         """Print that all members have ended."""
-        say(json.dumps({"event": "stopped"}) if self._as_json else "stopped")
+        print_line(json.dumps({"event": "stopped"}) if self._as_json else "stopped")
 
 
 class LiveTable:
@@ -90,7 +90,7 @@ class LiveTable:
     def close(self) -> None:
         """Leave the last table on the screen."""
         self._live.stop()
-        say("stopped")
+        print_line("stopped")
 
 
 def table_of(rows: Sequence[Row], caption: str) -> Table:

@@ -21,7 +21,7 @@ from gantrymq.cli.processes.encryption import encryption_of
 from gantrymq.cli.processes.layout import Layout, Member
 from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.server_process import ServerProcess
-from gantrymq.cli.servers import nameservers_of, say, start_nameserver_of, tls_of
+from gantrymq.cli.servers import nameservers_of, print_line, start_nameserver_of, tls_of
 from gantrymq.cli.signals import ending_by_signal, reloading_by_signal, reopening_by_signal
 from gantrymq.cli.systemd import Notifier
 
@@ -240,7 +240,7 @@ async def run_unit(
                         await broker.ready.wait()
                     shown = nameservers or loaded.config.broker.nameservers
                     for line in _banner(unit, layout, shown, pages, own=server is not None):
-                        say(line)
+                        print_line(line)
                     notifier = Notifier()
                     notifier.send(READY="1")
                     brokers.start_soon(notifier.report, unit.not_alive, unit.not_ready)

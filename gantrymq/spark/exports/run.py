@@ -108,7 +108,7 @@ def export_with(
     folder = ExportFolder(local_folder(to))
     folder.check()
     run = _Run(folder, options, engine, sizes, progress)
-    with _told(folder), Wire(security=options.security, known=known) as wire:
+    with _clear_errors(folder), Wire(security=options.security, known=known) as wire:
         if not folder.records.exists():
             make_plan(run.options, folder.read_state(), wire, run.sizes, overwrite)  # what is wrong makes no folder
         with folder.lock():
@@ -212,7 +212,7 @@ class _Run:
 
 
 @contextmanager
-def _told(folder: ExportFolder) -> Iterator[None]:
+def _clear_errors(folder: ExportFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -54,8 +54,8 @@ class StateFiles:
         self._open_from = 0
         self._expired = 0
         self._vouched = self._progress = StateMarks(0, 0, 0, 0)
-        self._noted: StateMarks | None = None
-        self._told: StateMarks | None = None
+        self._flushed: StateMarks | None = None
+        self._written: StateMarks | None = None
         self._detached: deque[Segment] = deque()
         self.position = 0
         """The log offset up to which the files are complete."""
@@ -205,7 +205,7 @@ class StateFiles:
 
     # ---------------------------------------------------------------------------------------------------- keep house
 
-    def look_after(self) -> None:
+    def retire(self) -> None:
         """Determine what can be deleted: entries without records, files whose rows have all ended."""
         found = self.table.first_open()
         self._open_from = self.position if found is None else found[1].log_offset
@@ -240,15 +240,15 @@ class StateFiles:
                 self._failed = isinstance(error, OSError) and error.errno not in NO_ROOM
                 log.error("state_files_not_flushed", path=self.folder, error=str(error))
                 return
-            self._noted = attrs.evolve(progress, clean=clean and not self.table.unwritten)
+            self._flushed = attrs.evolve(progress, clean=clean and not self.table.unwritten)
 
     def changed_marks(self) -> dict[str, bytes] | None:
         """Return the file of marks, if they changed since the last call."""
-        noted = self._noted
-        if noted is None or noted == self._told:
+        flushed = self._flushed
+        if flushed is None or flushed == self._written:
             return None
-        self._told = noted
-        return {marks_path(self._store.root): noted.encode()}
+        self._written = flushed
+        return {marks_path(self._store.root): flushed.encode()}
 
     def close(self) -> None:
         """Close the files."""

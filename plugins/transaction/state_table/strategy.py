@@ -249,7 +249,7 @@ class StateTableStrategy:
 
     def persist(self) -> dict[str, bytes] | None:
         """See :class:`Strategy`."""
-        self._files.look_after()
+        self._files.retire()
         return self._files.changed_marks()
 
     def floor(self) -> int:
@@ -275,7 +275,7 @@ class StateTableStrategy:
 
     def settle(self) -> None:
         """Flush all files, so that the next start can use them unchanged if nothing more is dispatched."""
-        self._files.look_after()
+        self._files.retire()
         self._files.flush(clean=True)
 
 

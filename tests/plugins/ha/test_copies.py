@@ -33,10 +33,10 @@ def test_the_lag_in_time_is_that_of_the_confirmed_offset_under_load() -> None:
     copy = Copy("slave:1", "slave", 0.0, start=0)
     for second in range(100):  # 100 bytes a second, and what is confirmed is three seconds old
         copy.acknowledged = max(100 * (second - 3), 0)
-        copy.look(100 * second, float(second))
+        copy.update_level(100 * second, float(second))
     assert 3 <= 99 - copy.level_at <= 7
     copy.acknowledged = 9900
-    copy.look(9900, 120.0)
+    copy.update_level(9900, 120.0)
     assert copy.level_at == 120.0
 
 

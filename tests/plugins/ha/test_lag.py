@@ -25,7 +25,7 @@ def test_lagging_and_recovery_of_a_slave_are_each_reported_once() -> None:
 
     def looked() -> list[tuple[Any, ...]]:
         with structlog.testing.capture_logs() as told:
-            watch.look()
+            watch.check()
         return [(entry["event"], entry["peer"], entry.get("lag_bytes"), entry.get("lag_seconds")) for entry in told]
 
     assert looked() == []

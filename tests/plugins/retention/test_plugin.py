@@ -74,10 +74,10 @@ async def filled(data: Path, env: DiskEnv, **settings: str) -> AsyncIterator[tup
 async def test_old_files_go_when_asked_and_queues_begin_with_what_is_left(tmp_path: Path) -> None:
     env = DiskEnv()
     async with filled(tmp_path, env) as (broker, channel, cleaner):
-        assert await cleaner.look(asked=True) == 0, "nothing is old"
+        assert await cleaner.clean(asked=True) == 0, "nothing is old"
         env.ahead_ms = 73 * 3_600_000
-        assert await cleaner.look() == 0, "nobody asked"
-        gone = await cleaner.look(asked=True)
+        assert await cleaner.clean() == 0, "nobody asked"
+        gone = await cleaner.clean(asked=True)
         assert gone >= 4
         assert broker.log.min_offset == gone * FILE
         assert broker.log.segments.at(broker.log.end - 1) is not None, "the file in use stays"
@@ -113,7 +113,7 @@ async def test_no_queue_begins_with_a_deleted_message_while_files_are_still_bein
         monkeypatch.setattr(broker.log, "discard", slowly)
         env.ahead_ms = 73 * 3_600_000
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(cleaner.look, asked=True))
+            nursery.start_soon(partial(cleaner.clean, asked=True))
             await begun.wait()
             queue = broker.queues.get("T", 0)
             assert queue is not None
@@ -127,16 +127,16 @@ async def test_a_nearly_full_disk_refuses_messages_and_the_oldest_files_make_roo
     env = DiskEnv()
     async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "2"}) as (_, channel, cleaner):
         env.usage = DiskUsage(100 * GIB, 9 * GIB)
-        assert await cleaner.look() == 2, "however young they are"
+        assert await cleaner.clean() == 2, "however young they are"
         answer = await channel.call(send("T", b"x"))
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert answer.remark is not None
         assert "91% of the broker's disk is used" in answer.remark
         env.usage = DiskUsage(100 * GIB, 12 * GIB)
-        await cleaner.look()
+        await cleaner.clean()
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SERVICE_NOT_AVAILABLE, "not yet"
         env.usage = ROOMY
-        await cleaner.look()
+        await cleaner.clean()
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
         assert (await channel.call(pull("T", 0, 39))).code == ResponseCode.SUCCESS
 
@@ -150,7 +150,7 @@ async def test_a_forced_deletion_logs_the_number_of_messages_and_the_groups_that
             broker.registry.get(ConsumerOffsets).commit(group, "T", 0, offset)
         env.usage = DiskUsage(100 * GIB, 9 * GIB)
         with structlog.testing.capture_logs() as logs:
-            assert await cleaner.look() == 2
+            assert await cleaner.clean() == 2
         (event,) = [each for each in logs if each["event"] == "messages_deleted_for_space"]
         queue = broker.queues.get("T", 0)
         assert queue is not None
@@ -158,7 +158,7 @@ async def test_a_forced_deletion_logs_the_number_of_messages_and_the_groups_that
         assert (event["files"], event["groups_behind"], event["used_percent"]) == (2, ["behind"], 91)
         env.usage, env.ahead_ms = ROOMY, 73 * 3_600_000
         with structlog.testing.capture_logs() as logs:
-            assert await cleaner.look(asked=True) > 0
+            assert await cleaner.clean(asked=True) > 0
         assert "messages_deleted_for_space" not in [each["event"] for each in logs], "they were old"
 
 
@@ -172,7 +172,7 @@ async def test_a_message_that_waits_for_its_time_is_not_deleted(tmp_path: Path) 
             await channel.call(send("T", b"x" * 1000))
         env.usage = DiskUsage(100 * GIB, 1 * GIB)
         for _ in range(5):
-            await cleaner.look()
+            await cleaner.clean()
         assert FILE < broker.log.min_offset <= offset - offset % FILE
 
 
@@ -180,7 +180,7 @@ async def test_a_disk_that_cannot_be_measured_deletes_nothing(tmp_path: Path) ->
     env = DiskEnv()
     async with filled(tmp_path, env) as (_, channel, cleaner):
         env.error = OSError(5, "Input/output error")
-        assert await cleaner.look(asked=True) == 0
+        assert await cleaner.clean(asked=True) == 0
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
 
 
@@ -206,14 +206,14 @@ async def test_the_reserve_file_is_released_while_messages_are_refused_and_alloc
         size = broker.log.segments.file_bytes // 16
         assert reserve.stat().st_size == size
         env.usage = DiskUsage(100 * GIB, 0)
-        await cleaner.look()
+        await cleaner.clean()
         assert cleaner.refusal()
         assert not reserve.exists()
         env.usage = DiskUsage(100 * GIB, 2 * size)
-        await cleaner.look()
+        await cleaner.clean()
         assert not reserve.exists()
         env.usage = ROOMY
-        await cleaner.look()
+        await cleaner.clean()
         assert reserve.stat().st_size == size
 
 
@@ -232,14 +232,14 @@ async def test_a_plugin_that_holds_expired_files_is_named_once_and_measured(
             transaction = next(info.plugin for info in broker.manager.plugins if info.name == "transaction")
             monkeypatch.setattr(transaction.strategy, "floor", lambda: floor)
             env.usage = DiskUsage(100 * GIB, 9 * GIB)
-            assert await cleaner.look() == 1
-            assert await cleaner.look() == 0
+            assert await cleaner.clean() == 1
+            assert await cleaner.clean() == 0
             metrics = Metrics(10_000)
             broker.manager.hook.collect_metrics(broker=broker, metrics=metrics)
             family = metrics.families["gantrymq_log_held_bytes"]
             assert family.series == {("transaction",): cleaner.held.held_bytes}
             assert cleaner.held.held_bytes > 0
             monkeypatch.undo()
-            assert await cleaner.look() >= 1
+            assert await cleaner.clean() >= 1
     events = [line["event"] for line in logs if line["event"] in ("log_files_held", "log_files_released")]
     assert events == ["log_files_held", "log_files_released"]

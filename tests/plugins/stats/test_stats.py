@@ -34,7 +34,7 @@ class Bench:
         self.plugin = next(info.plugin for info in broker.manager.plugins if info.name == "stats")
 
     def sample(self) -> None:
-        for _ in self.plugin._table.look():
+        for _ in self.plugin._table.update():
             pass
         for number in range(3):
             self.plugin._table.sample(self.broker.env.wall_ms(), number, due=True)

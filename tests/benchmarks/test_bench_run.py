@@ -1,4 +1,4 @@
-"""One run, with systems that fail: what was measured stays, and the failure is told."""
+"""One run, with systems that fail: what was measured stays, and the failure is reported."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from gantrymq.remoting.errors import GantryError
 @pytest.fixture
 def run(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run of two scenarios, whose systems start without any process."""
-    whole, scenarios = load("whole"), load("scenarios")
+    bench_run, scenarios = load("bench_run"), load("scenarios")
 
     @contextmanager
     def start(system: str, setup: object) -> Iterator[Any]:
         yield SimpleNamespace(first_message=0.3, pid=1)
 
-    monkeypatch.setattr(whole, "start", start)
-    monkeypatch.setattr(whole, "ceiling", lambda *given: 100.0 * given[2])
-    monkeypatch.setattr(whole, "start_seconds", lambda system: 1.5)
+    monkeypatch.setattr(bench_run, "start", start)
+    monkeypatch.setattr(bench_run, "ceiling", lambda *given: 100.0 * given[2])
+    monkeypatch.setattr(bench_run, "start_seconds", lambda system: 1.5)
     arguments = ["--groups", "budget", "--no-redis", "--rounds", "2", "--results", str(tmp_path / "RESULTS.md")]
-    made = whole.Run(load("arguments").read(arguments), scenarios.chosen("send 8x16 async,send 64x16"), [])
+    made = bench_run.Run(load("arguments").read(arguments), scenarios.chosen("send 8x16 async,send 64x16"), [])
     made.systems = ["gantrymq", "java"]
     return made
 
 
-def measured(outcome: Callable[..., Any], fails: Callable[[str, str], bool], told: list[str]) -> Callable[..., None]:
+def measured(outcome: Callable[..., Any], fails: Callable[[str, str], bool], lines: list[str]) -> Callable[..., None]:
     def measure(result: Any, running: object, wanted: Any, *rest: object) -> None:
         for scenario in wanted:
             if fails(result.system, scenario.name):
                 raise GantryError("it died")
-            told.append(f"{result.system} {scenario.name}")
+            lines.append(f"{result.system} {scenario.name}")
             result.outcomes[scenario.name] = outcome(50.0)
 
     return measure
@@ -45,10 +45,10 @@ def measured(outcome: Callable[..., Any], fails: Callable[[str, str], bool], tol
 def test_systems_alternate_in_changing_order(
     load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(load("whole"), "measure", measured(outcome, lambda *_: False, told))
-    run.everything()
-    systems = [line.split()[0] for line in told if "8x16 async" in line]
+    lines: list[str] = []
+    monkeypatch.setattr(load("bench_run"), "measure", measured(outcome, lambda *_: False, lines))
+    run.measure()
+    systems = [line.split()[0] for line in lines if "8x16 async" in line]
     assert systems == ["gantrymq", "java", "java", "gantrymq"]
     assert run.report.rounds[1].first_message == 1.5
 
@@ -56,9 +56,9 @@ def test_systems_alternate_in_changing_order(
 def test_processes_are_added_while_they_increase_the_rate(
     load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load("whole"), "measure", measured(outcome, lambda *_: False, []))
-    monkeypatch.setattr(load("whole"), "default_processes", lambda: 1)
-    run.everything()
+    monkeypatch.setattr(load("bench_run"), "measure", measured(outcome, lambda *_: False, []))
+    monkeypatch.setattr(load("bench_run"), "default_processes", lambda: 1)
+    run.measure()
     assert set(run.processes.values()) == {2}
     assert set(run.report.ceilings.values()) == {200.0}
 
@@ -69,11 +69,11 @@ def test_results_from_before_a_failure_are_kept(
     def fails(system: str, name: str) -> bool:
         return (system, name) == ("java", "send 64x16 async")
 
-    monkeypatch.setattr(load("whole"), "measure", measured(outcome, fails, []))
+    monkeypatch.setattr(load("bench_run"), "measure", measured(outcome, fails, []))
     with pytest.raises(load("measuring").Failed, match="round 1, async flush, java: it died") as caught:
-        run.everything()
+        run.measure()
     run.failures.append(str(caught.value))
-    run.tell()
+    run.publish()
     page = (tmp_path / "RESULTS-partial.md").read_text()
     assert "round 1, async flush, java: it died" in page
     assert "| send 8x16 async | 50 | 50 |" in page
@@ -83,15 +83,15 @@ def test_results_from_before_a_failure_are_kept(
 def test_a_group_that_fails_for_one_system_runs_for_the_next(
     load: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def growth(system: str, timing: object, sizes: object, figures: Any, tell: Callable[[str], None]) -> None:
+    def growth(system: str, timing: object, sizes: object, figures: Any, progress: Callable[[str], None]) -> None:
         if system == "gantrymq":
             raise RuntimeError("no disk")
         figures.add("growth", "send", "/s", system, 4.0)
-        tell("left out: 20 GiB would need more disk")
+        progress("left out: 20 GiB would need more disk")
 
-    monkeypatch.setitem(load("whole").SPECIAL, "growth", (growth,))
+    monkeypatch.setitem(load("bench_run").SPECIAL, "growth", (growth,))
     run.report.scenarios, run.special = [], ["growth"]
-    run.everything()
+    run.measure()
     assert run.failures == ["growth, gantrymq: no disk"]
     assert run.report.figures.of("growth")[0].values == {"java": [4.0]}
     assert run.report.notes == ["left out: 20 GiB would need more disk"]
@@ -99,6 +99,6 @@ def test_a_group_that_fails_for_one_system_runs_for_the_next(
 
 def test_no_results_write_no_page(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run.failures.append("the broker is not there")
-    run.tell()
+    run.publish()
     assert list(tmp_path.iterdir()) == []
     assert "ended early, this is what was measured so far: the broker is not there" in capsys.readouterr().err

@@ -25,8 +25,8 @@ def cluster(tmp_path: Path) -> Any:
 @pytest.fixture
 def tiny(load: Any) -> tuple[Any, Any]:
     """Times and sizes of a test."""
-    living, measuring = load("living"), load("measuring")
-    return measuring.Timing(0.2, 0.1, 0.4), living.Sizes(idle=40, old=0.01, crash=0.01, growth=(0.01, 0.02))
+    groups, measuring = load("special_groups"), load("measuring")
+    return measuring.Timing(0.2, 0.1, 0.4), groups.Sizes(idle=40, old=0.01, crash=0.01, growth=(0.01, 0.02))
 
 
 @pytest.mark.soak(2)
@@ -43,38 +43,38 @@ def tiny(load: Any) -> tuple[Any, Any]:
 def test_each_group_measures_our_broker(
     load: Any, tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, group: str, expected: set[str]
 ) -> None:
-    living = load("living")
-    monkeypatch.setattr(living, "SMALL_LOG_FILE", 4 * 2**20)
+    groups = load("special_groups")
+    monkeypatch.setattr(groups, "SMALL_LOG_FILE", 4 * 2**20)
     figures = load("figures").Figures()
-    told: list[str] = []
-    for measure in living.SPECIAL[group]:
-        measure("gantrymq", *tiny, figures, told.append)
+    lines: list[str] = []
+    for measure in groups.SPECIAL[group]:
+        measure("gantrymq", *tiny, figures, lines.append)
     found = {each.what: each.median("gantrymq") for each in figures.of(group)}
     assert expected <= set(found)
     assert all(value is not None and value >= 0 for value in found.values())
-    assert told
+    assert lines
 
 
 def test_a_full_disk_skips_scenarios_that_do_not_fit(
     load: Any, tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    living = load("living")
-    monkeypatch.setattr(living, "free_bytes", lambda folder: 2**20)
+    groups = load("special_groups")
+    monkeypatch.setattr(groups, "free_bytes", lambda folder: 2**20)
     figures = load("figures").Figures()
-    told: list[str] = []
-    living.recovery("gantrymq", *tiny, figures, told.append)
-    living.catch_up("gantrymq", *tiny, figures, told.append)
+    lines: list[str] = []
+    groups.recovery("gantrymq", *tiny, figures, lines.append)
+    groups.measure_catch_up("gantrymq", *tiny, figures, lines.append)
     assert figures.found == []
-    assert [line.partition(" would")[0] for line in told] == ["left out: the crash", "left out: the old messages"]
+    assert [line.partition(" would")[0] for line in lines] == ["left out: the crash", "left out: the old messages"]
 
 
 def test_idle_connections_are_counted_while_they_are_open(load: Any, tmp_path: Path) -> None:
     settings = {"plugin.flush.mode": "async", "limits.connections": 8}
     with cluster_in_thread(tmp_path / "store", settings=settings) as cluster:
         broker = cluster.address
-        with load("holding").held(broker, 5) as count:
+        with load("idle_connections").held(broker, 5) as count:
             assert count() == 5
-        with load("holding").held(broker, 30) as count:
+        with load("idle_connections").held(broker, 30) as count:
             assert 0 < count() <= 8
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import trio
-from client import use_client
+from client import measure_client
 from figures import Figures
-from floods import beside_floods
-from holding import held
-from hooks import look_on
+from floods import measure_floods
+from hooks import measure_hooks
+from idle_connections import held
 from indexing import index
 from measuring import MIB, Timing, checked, load_of, warm_up
 from msgspec.structs import replace
-from nameserver import look_up
+from nameserver import measure_lookups
 from processes import scale
 from replication import ROUNDS, answer, replicate
 from scenarios import Scenario
@@ -42,7 +42,7 @@ OTHERS = 84
 SPARE_BYTES = 4 * GIB
 _scanned = re.compile(r"scanned_bytes\W+(\d+)").findall
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @attrs.frozen
@@ -58,12 +58,12 @@ class Sizes:
     topics: int = 10_000
 
 
-def idle(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def idle(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """One busy connection without and with thousands of idle ones, and the memory that those take."""
     raise_descriptor_limit()
     wanted = min(sizes.idle, descriptors_allowed(FILES_SHARE) - OTHERS)
     if wanted < sizes.idle:
-        tell(f"fewer idle connections, {wanted:,} instead of {sizes.idle:,}: ulimit -n allows no more open files")
+        progress(f"fewer idle connections, {wanted:,} instead of {sizes.idle:,}: ulimit -n allows no more open files")
     with start(system) as running:
         warm_up(running, timing.warm)
         alone = _send(system, running, LONE, timing)
@@ -72,7 +72,7 @@ def idle(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell
             used = resident_bytes(running.pid)[1] - before
             together = _send(system, running, LONE, timing)
             left = count()
-    tell(f"{system:9} {left:,} idle connections, p99 of the busy one {together.latencies['p99']} us")
+    progress(f"{system:9} {left:,} idle connections, p99 of the busy one {together.latencies['p99']} us")
     figures.add("idle", "idle connections held", "", system, left, more_is_better=True)
     figures.add("idle", "memory of an idle connection", "KiB", system, used / max(1, left) / 1024)
     for which in ("p50", "p99"):
@@ -80,7 +80,7 @@ def idle(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell
         figures.add("idle", f"{which} of a lone sender beside them", "us", system, together.latencies[which])
 
 
-def through(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def through(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """One message at a time from the producer to a consumer that waits for it."""
 
     async def ends(running: Running, topic: str) -> list[Target]:
@@ -95,15 +95,15 @@ def through(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: T
         follow = replace(send, kind="follow", targets=targets, in_flight=len(targets[0].queues), batch=32)
         loads = [replace(load, run=mark) for load in (follow, send)]
         found = checked(system, "end to end", run(Plan(loads=loads, warm_up=timing.settle, seconds=timing.seconds)))
-    tell(f"{system:9} end to end p50 {found.latencies['p50']} us, p99 {found.latencies['p99']} us")
+    progress(f"{system:9} end to end p50 {found.latencies['p50']} us, p99 {found.latencies['p99']} us")
     for which in ("p50", "p99"):
         figures.add("mixed", f"{which} from a lone producer to the consumer", "us", system, found.latencies[which])
 
 
-def catch_up(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def measure_catch_up(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """Producers without and with a consumer that reads old messages from the disk."""
     need = sizes.old * 1.5 * GIB + RECENT_FILES * SMALL_LOG_FILE + SPARE_BYTES
-    if not _has_room(need, "the old messages", tell):
+    if not _has_room(need, "the old messages", progress):
         return
     setup = Setup(log_file_bytes=SMALL_LOG_FILE, pre_touch=False)
     with home_of(system) as home:
@@ -125,7 +125,7 @@ def catch_up(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: 
             ]
             sent, reading = run_together(plans)
             together, found = checked(system, BUSY.name, sent), checked(system, "catching up", reading)
-    tell(f"{system:9} catching up: producers {alone.rate:,.0f}/s without, {together.rate:,.0f}/s with")
+    progress(f"{system:9} catching up: producers {alone.rate:,.0f}/s without, {together.rate:,.0f}/s with")
     add = figures.add
     add("mixed", "old messages in memory before they are read", "%", system, 100 * cached)
     add("mixed", "producers 8x16, nobody reads", "/s", system, alone.rate, more_is_better=True)
@@ -135,9 +135,9 @@ def catch_up(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: 
     add("mixed", "old messages of 1 KiB read", "/s", system, found.rate, more_is_better=True)
 
 
-def recovery(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def recovery(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """The start after a ``kill -9`` under load, and when everything has to be read again."""
-    if not _has_room(sizes.crash * 1.5 * GIB + SPARE_BYTES, "the crash", tell):
+    if not _has_room(sizes.crash * 1.5 * GIB + SPARE_BYTES, "the crash", progress):
         return
     setup = Setup(pre_touch=False, log_level="info")
     with home_of(system) as home:
@@ -155,7 +155,7 @@ def recovery(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: 
             scanned = [int(each) for each in _scanned(running.log.read_text(errors="replace"))]
     if scanned:
         gib = scanned[-1] / GIB
-    tell(f"{system:9} after kill -9 {after:.2f} s, everything read again {again:.2f} s, {gib:.2f} GiB")
+    progress(f"{system:9} after kill -9 {after:.2f} s, everything read again {again:.2f} s, {gib:.2f} GiB")
     add = figures.add
     stored = f"{sizes.crash:g} GiB of bodies of 1 KiB stored"
     add("recovery", "start to first acknowledged message, empty store", "s", system, empty)
@@ -165,19 +165,19 @@ def recovery(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: 
     add("recovery", "recovery for each GiB that is read", "s", system, per_gib, goal=10.0)
 
 
-def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
     """The ordinary send, and the memory, when so many GiB are stored."""
     with start(system) as running:
         warm_up(running, timing.warm)
         stored = 0.0
         for mark in sizes.growth:
-            if not _has_room((mark - stored) * 1.1 * GIB + SPARE_BYTES, f"{mark:g} GiB", tell):
+            if not _has_room((mark - stored) * 1.1 * GIB + SPARE_BYTES, f"{mark:g} GiB", progress):
                 return
             fill(running, "grow", (mark - stored) * GIB)
             stored = mark
             found = _send(system, running, BUSY, timing)
             used = resident_bytes(running.pid)[1] / MIB
-            tell(f"{system:9} {mark:g} GiB stored: {found.rate:,.0f}/s, {used:,.0f} MiB")
+            progress(f"{system:9} {mark:g} GiB stored: {found.rate:,.0f}/s, {used:,.0f} MiB")
             at = f"at {mark:g} GiB stored"
             figures.add("growth", f"send 8x16 {at}", "/s", system, found.rate, more_is_better=True)
             figures.add("growth", f"its p99 {at}", "us", system, found.latencies["p99"])
@@ -185,9 +185,10 @@ def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
 
 
 SPECIAL = {
-    "mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,), "indexing": (index,),
-    "nameserver": (look_up,), "replication": (replicate, *(answer,) * ROUNDS), "floods": (beside_floods,),
-    "client": (use_client,), "hooks": (look_on,), "processes": (scale,),
+    "mixed": (through, measure_catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,),
+    "indexing": (index,),
+    "nameserver": (measure_lookups,), "replication": (replicate, *(answer,) * ROUNDS), "floods": (measure_floods,),
+    "client": (measure_client,), "hooks": (measure_hooks,), "processes": (scale,),
 }  # fmt: skip
 """What each group measures besides its scenarios."""
 
@@ -209,8 +210,8 @@ def _forget_queues(running: Running) -> None:
     shutil.rmtree(running.store / "index", ignore_errors=True)
 
 
-def _has_room(need: float, what: str, tell: Tell) -> bool:
+def _has_room(need: float, what: str, progress: Progress) -> bool:
     free = free_bytes(tempfile.gettempdir())
     if free < need:
-        tell(f"left out: {what} would need {need / GIB:.1f} GiB of disk, {free / GIB:.1f} are free")
+        progress(f"left out: {what} would need {need / GIB:.1f} GiB of disk, {free / GIB:.1f} are free")
     return free >= need

@@ -1,4 +1,4 @@
-"""Connections that say once who they are, as clients do, and then nothing: held by processes of their own."""
+"""Idle connections: each sends one heartbeat, as a client does, and then nothing. Separate processes hold them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONCE = 500
 @contextmanager
 def held(address: str, wanted: int) -> Iterator[Callable[[], int]]:
     """Hold ``wanted`` connections, in as many processes as their descriptors need; a function tells how many are open
-    still. A broker that refuses some has fewer: that is told, not an error."""
+    still. Connections that the broker refuses are missing from that number; they are no error."""
     raise_descriptor_limit()
     each = max(1, min(wanted, descriptors_allowed(1)))
     counts = [min(each, wanted - start) for start in range(0, wanted, each)]
@@ -56,7 +56,7 @@ def _ask(holder: subprocess.Popen[str], word: str | None) -> int:
 
 
 def main() -> None:
-    """Open, say how many; say how many are left at each line of stdin; end with stdin."""
+    """Open the connections and print how many; print how many are left for each line of stdin; end with stdin."""
     raise_descriptor_limit()
     host, _, port = sys.argv[1].rpartition(":")
     connections: list[socket.socket] = []

@@ -1,4 +1,4 @@
-"""One whole run: every system in turn, every scenario and group that was asked for, and what is told of it."""
+"""One run of ``make bench``: measures the chosen scenarios and groups on every system, and reports them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import nats
 import streams
 from arguments import Arguments
 from kafka_clients import measure_kafka_clients
-from living import SPECIAL
 from measuring import CEILING_GOOD, Failed, Round, ceiling, measure
 from page import ROOT, write_page
-from reporting import Report, figures_told
+from reporting import Report, figure_lines
 from scenarios import Scenario, plain_sends
+from special_groups import SPECIAL
 from systems import INTEROP, JAVA_VERSION, Setup, start, start_seconds
 
 from gantrymq.bench.running import default_processes
@@ -33,7 +33,7 @@ GAIN = 1.15
 """More processes are used where they raise the ceiling by so much."""
 FLUSHES = ("async", "sync")
 FAILURES = (Failed, ChildFailed, GantryError, OSError, RuntimeError)
-"""What a system that is not there, refuses, or dies half-way does to us."""
+"""What a system raises here that is missing, refuses requests or ends during the run."""
 
 
 class Run:
@@ -49,9 +49,11 @@ class Run:
         self.report = Report(scenarios, given.timing, os.getloadavg()[0], tempfile.gettempdir())
         self.quiet = self.report.load_before < QUIET_LOAD
         if not self.quiet:
-            say(f"the machine is busy (load {self.report.load_before:.2f}): these numbers are not for keeping")
+            print_progress(
+                f"the machine is busy (load {self.report.load_before:.2f}): these numbers are not for keeping"
+            )
 
-    def everything(self) -> None:
+    def measure(self) -> None:
         """Ceilings, the rounds of the budget, one round of the wider scenarios, other systems, the special groups."""
         scenarios = self.report.scenarios
         in_rounds = [each for each in scenarios if each.groups[0] == "budget" and "budget" in self.given.groups]
@@ -69,12 +71,12 @@ class Run:
         if "client" in self.special and self.given.kafka:
             self._kafka_clients()
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Print the tables; write the page, the pictures and the JSON. Nothing measured, nothing written."""
         report = self.report
         report.took = time.monotonic() - self.began
         for failure in self.failures:
-            say(f"ended early, this is what was measured so far: {failure}")
+            print_progress(f"ended early, this is what was measured so far: {failure}")
         if not report.rounds and not report.figures.found:
             return
         self._print()
@@ -88,14 +90,14 @@ class Run:
 
             pictures = draw(report, path.parent / "plots")
         except ImportError:
-            say("without pictures: matplotlib is not installed (the extra [bench] has it)")
+            print_progress("without pictures: matplotlib is not installed (the extra [bench] has it)")
         write_page(report, path, pictures, "; ".join(self.failures))
-        say(f"written: {path}")
+        print_progress(f"written: {path}")
         if self.given.json is not None:
             self.given.json.parent.mkdir(parents=True, exist_ok=True)
-            told = {"ended_early": "; ".join(self.failures) or None, **report.as_json()}
-            self.given.json.write_text(json.dumps(told, indent=2) + "\n")
-            say(f"written: {self.given.json}")
+            text = {"ended_early": "; ".join(self.failures) or None, **report.as_json()}
+            self.given.json.write_text(json.dumps(text, indent=2) + "\n")
+            print_progress(f"written: {self.given.json}")
 
     def _ceiling(self, scenario: Scenario) -> None:
         """With more processes where those make the generator faster: then they drive the systems as well."""
@@ -114,14 +116,22 @@ class Run:
         for flush in FLUSHES:
             wanted = [each for each in scenarios if each.flush == flush]
             for system in (self.systems if number % 2 else reversed(self.systems)) if wanted else ():
-                say(f"round {number}, {flush} flush, {system}: starts and warms up")
+                print_progress(f"round {number}, {flush} flush, {system}: starts and warms up")
                 result = Round(system, flush, budget)
                 try:
                     with start(system, Setup(flush)) as running:
                         result.first_message = running.first_message if system == "gantrymq" else 0.0
                         # at once, so that what was measured stays if the next scenario fails
                         self.report.rounds.append(result)
-                        measure(result, running, wanted, self.given.timing, self.processes, self.report.figures, say)
+                        measure(
+                            result,
+                            running,
+                            wanted,
+                            self.given.timing,
+                            self.processes,
+                            self.report.figures,
+                            print_progress,
+                        )
                 except (ChildFailed, GantryError, OSError, RuntimeError) as error:
                     raise Failed(f"round {number}, {flush} flush, {system}: {error}") from error
                 if system == "java" and budget and flush == FLUSHES[0]:
@@ -131,7 +141,7 @@ class Run:
         """Redis, Kafka and NATS, once, where they are; a failure of theirs is a note and no end."""
         report, seconds = self.report, self.given.timing.seconds
         if not streams.is_installed():
-            say("without Redis: redis-server and redis-benchmark are not installed")
+            print_progress("without Redis: redis-server and redis-benchmark are not installed")
         for flush in FLUSHES:
             wanted = [each for each in plain_sends(report.scenarios) if each.flush == flush]
             if wanted and self.given.redis and streams.is_installed():
@@ -151,7 +161,7 @@ class Run:
                             self._add("kafka", scenario, *node.rate(scenario, seconds))
                 except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
                     report.notes.append(f"Kafka, {flush} flush, failed: {error}")
-                    say(report.notes[-1])
+                    print_progress(report.notes[-1])
 
             wanted = [each for each in plain_sends(report.scenarios) if each.flush == flush and nats.expresses(each)]
             if wanted and self.given.nats:
@@ -162,34 +172,34 @@ class Run:
                             self._add("nats", scenario, *server.rate(scenario, seconds))
                 except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
                     report.notes.append(f"NATS, {flush} flush, failed: {error}")
-                    say(report.notes[-1])
+                    print_progress(report.notes[-1])
 
     def _add(self, system: str, scenario: Scenario, rate: float, cost: float) -> None:
         """``cost``: microseconds of the server's processor time for each message."""
         self.report.others.setdefault(system, {}).setdefault(scenario.name, []).append(rate)
         self.report.costs_of_others.setdefault(system, {}).setdefault(scenario.name, []).append(cost)
-        say(f"{system:9} {scenario.name:26} {rate:12,.0f}/s  {cost:.2f} us of the processor for a message")
+        print_progress(f"{system:9} {scenario.name:26} {rate:12,.0f}/s  {cost:.2f} us of the processor for a message")
 
     def _special(self, group: str, system: str, measure_it: object) -> None:
         """One system's failure leaves the others their turn."""
-        say(f"{group}, {system}")
+        print_progress(f"{group}, {system}")
         try:
             measure_it(system, self.given.timing, self.given.sizes, self.report.figures, self._note)
         except FAILURES as error:
             self.failures.append(f"{group}, {system}: {error}")
-            say(self.failures[-1])
+            print_progress(self.failures[-1])
 
     def _kafka_clients(self) -> None:
         """A failure of theirs is a note and no end."""
-        say("client, Kafka's Python clients")
+        print_progress("client, Kafka's Python clients")
         try:
             measure_kafka_clients(self.given.timing.seconds, self.report.figures, self._note)
         except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
             self.report.notes.append(f"Kafka's Python clients failed: {error}")
-            say(self.report.notes[-1])
+            print_progress(self.report.notes[-1])
 
     def _note(self, line: str) -> None:
-        say(line)
+        print_progress(line)
         if line.startswith(("left out", "fewer")) and line not in self.report.notes:
             self.report.notes.append(line)
 
@@ -205,7 +215,7 @@ class Run:
                 print_table(columns, rows)
         if (goals := report.goal_table())[1]:
             print_table(*goals)
-        for line in [*report.verdicts(report.scenarios), *figures_told(self.given.groups, report.figures)]:
+        for line in [*report.verdicts(report.scenarios), *figure_lines(self.given.groups, report.figures)]:
             print(line)
         if limited := report.limited(report.scenarios):
             print(
@@ -220,11 +230,11 @@ def _systems(with_java: bool) -> list[str]:
     try:
         find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache"))
     except ToolMissing as missing:
-        say(f"without the Java broker: {missing}")
+        print_progress(f"without the Java broker: {missing}")
         return ["gantrymq"]
     return ["gantrymq", "java"]
 
 
-def say(line: str) -> None:
-    """One line for who watches."""
+def print_progress(line: str) -> None:
+    """Print one line to stderr at once."""
     print(line, file=sys.stderr, flush=True)
