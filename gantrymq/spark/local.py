@@ -88,11 +88,24 @@ def spark_status() -> SparkStatus:
         return SparkStatus(False, f"pyspark is not installed: {_ADVICE}")
     if not (arrow := arrow_status()):
         return arrow
-    version = metadata.version("pyspark")
+    if not (pyspark := _pyspark_status(metadata.version("pyspark"))):
+        return pyspark
+    java = java_available()
+    return SparkStatus(True, f"{pyspark.reason}, {java.reason}") if java else java
+
+
+def check_pyspark() -> None:
+    """Raise :class:`SparkMissing` if the pyspark that runs here lacks what the data source needs."""
+    import pyspark
+
+    if not (status := _pyspark_status(pyspark.__version__)):
+        raise SparkMissing(status.reason)
+
+
+def _pyspark_status(version: str) -> SparkStatus:
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < PYSPARK_MIN:
         return SparkStatus(False, f"pyspark {version} is too old: {_ADVICE}")
-    java = java_available()
-    return SparkStatus(True, f"pyspark {version}, {java.reason}") if java else java
+    return SparkStatus(True, f"pyspark {version}")
 
 
 def session(

@@ -221,6 +221,11 @@ def _read_topics(values: Mapping[str, str]) -> tuple[tuple[str, ...], str | None
     if len(given) > 1:
         raise WrongOption(f"{' and '.join(given)} both select topics: give one of them")
     topics = tuple(dict.fromkeys(name.strip() for name in values.get("topic", "").split(",") if name.strip()))
+    if not values:
+        raise WrongOption(
+            "there is no option at all. Spark gives a Python data source none of a table's options: instead of CREATE "
+            'TABLE use CREATE TEMPORARY VIEW, or spark.read.options(...).table("name")'
+        )
     if not topics and (not given or given == ["topic"]):
         raise WrongOption(
             'option topic is missing: .option("topic", "orders") or a comma list; or give topicPattern or assign'

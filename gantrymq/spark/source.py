@@ -122,12 +122,7 @@ class GantryReader(DataSourceReader):
         self._options = options
         self._names = tuple(names)
         self._selection = Selection()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  (Spark's name)
-        """Leave out queues and offsets that ``filters`` exclude. Spark applies all of them again to the rows."""
-        for item in filters:
-            _select(self._selection, item)
-        return filters
+        self.pushFilters = Pushdown(self._selection)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for each queue range, determined now: messages that arrive later are not read."""
@@ -140,6 +135,24 @@ class GantryReader(DataSourceReader):
             return
         with _connect(self._options) as wire:
             yield from read_range(wire, partition.value, self._options, self._names)
+
+
+@dataclass
+class Pushdown:
+    """``pushFilters`` of a reader: leave out what the filters exclude. Spark applies all of them again to the rows.
+
+    With ``spark.sql.python.filterPushdown.enabled`` unset, Spark refuses a reader whose ``pushFilters`` is not the
+    inherited function, although it only reads more then. ``__func__``, by which Spark recognizes it, is that function.
+    """
+
+    selection: Selection
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        """All ``filters``, because Spark has to apply them."""
+        for item in filters:
+            _select(self.selection, item)
+        return filters
 
 
 class GantryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -1,4 +1,4 @@
-"""The wheel owns one name in site-packages and holds real files where the source tree has links."""
+"""The wheel owns two names in site-packages and holds real files where the source tree has links."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def wheel(gantrymq_wheel: Path) -> list[str]:
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_the_wheel_installs_one_top_level_package(wheel: list[str]) -> None:
-    assert {name.partition("/")[0] for name in wheel if ".dist-info/" not in name} == {"gantrymq"}
+def test_the_wheel_installs_the_package_and_the_module_that_spark_discovers(wheel: list[str]) -> None:
+    assert {name.partition("/")[0] for name in wheel if ".dist-info/" not in name} == {"gantrymq", "pyspark_gantrymq"}
+    assert "pyspark_gantrymq/__init__.py" in wheel
 
 
 @pytest.mark.once

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -31,6 +32,7 @@ from gantrymq.remoting.properties import encode_properties
 from gantrymq.spark import session, spark_status
 from gantrymq.spark.wire import Wire
 
+ROOT = Path(__file__).parents[2]
 BORN_MILLIS = 1_700_000_000_123
 
 
@@ -200,10 +202,15 @@ def wire() -> Iterator[Wire]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The one Spark session of the test run; starting it takes about as long as all tests that use it."""
+    """The one Spark session of the test run; starting it takes about as long as all tests that use it.
+
+    Its Python workers find ``pyspark_gantrymq``, as they do where a wheel is installed.
+    """
     status = spark_status()
     if not status:
         pytest.skip(f"Spark cannot run here: {status.reason}")
-    running = session("gantrymq-tests", cores=2, memory="512m", config={"spark.sql.shuffle.partitions": "2"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        running = session("gantrymq-tests", cores=2, memory="512m", config={"spark.sql.shuffle.partitions": "2"})
     yield running
     running.stop()

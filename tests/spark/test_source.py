@@ -185,3 +185,25 @@ def test_a_failed_stream_has_the_raised_error_as_its_reason(spark: SparkSession,
     with pytest.raises(Exception, match="the batch is wrong") as caught:
         stream.foreachBatch(fail).start().awaitTermination()
     assert reason(caught.value) == "ValueError: the batch is wrong"
+
+
+def test_spark_finds_the_source_without_registration(spark: SparkSession, orders: FakeCluster) -> None:
+    fresh = spark.newSession()  # it knows nothing that was registered, and no setting of ours
+    frame = load(fresh, orders)
+    assert frame.where("queueId = 1 and queueOffset < 2").count() == 2
+    fresh.sql(
+        f"CREATE TEMPORARY VIEW orders_view USING gantrymq OPTIONS (nameserver '{orders.address}', topic 'orders')"
+    )
+    (row,) = fresh.sql("SELECT count(*) AS n FROM orders_view WHERE tags = 'odd'").collect()
+    assert row.n == 17
+    parsed = frame.selectExpr("from_json('{\"n\": ' || substring(cast(body AS string), 6) || '}', 'n INT').n AS n")
+    assert parsed.where("n > 32").count() == 2
+    fresh.sql(f"CREATE TABLE orders_table USING gantrymq OPTIONS (nameserver '{orders.address}', topic 'orders')")
+    try:
+        with pytest.raises(Exception, match="CREATE TEMPORARY VIEW") as caught:
+            fresh.table("orders_table").count()
+        assert "Spark gives a Python data source none of a table's options" in reason(caught.value)
+        options = {"nameserver": orders.address, "topic": "orders"}
+        assert fresh.read.options(**options).table("orders_table").count() == 35
+    finally:
+        fresh.sql("DROP TABLE orders_table")

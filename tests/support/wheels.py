@@ -21,7 +21,7 @@ done
 def build_wheel(work: Path) -> Path:
     """The wheel, in the empty folder ``work``. Its compiled modules are empty files, one for each source."""
     source = work / "source"
-    for name in ("kernel", "plugins", "gantrymq"):
+    for name in ("kernel", "plugins", "gantrymq", "pyspark_gantrymq"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
