@@ -16,6 +16,7 @@ MODULES = (
     "kernel/fast/_memory",
     "kernel/fast/_records",
     "kernel/fast/_requests",
+    "plugins/acl/_fast",
     "plugins/consume/_fast",
     "plugins/index/_build",
     "plugins/produce/_fast",

@@ -189,52 +189,23 @@ cdef object name_of(Text* text):
     return name
 
 
-cdef int hex_digit(uint8_t letter) noexcept nogil:
-    if c'0' <= letter <= c'9':
-        return letter - c'0'
-    letter |= 0x20
-    return letter - c'a' + 10 if c'a' <= letter <= c'f' else -1
-
-
 cdef Py_ssize_t unescape(Text* text, uint8_t* start) noexcept nogil:
     """Write ``text`` with its escapes resolved to ``start``. Returns the size, or -1 if an escape is not valid or not
     of an ASCII character."""
     cdef const uint8_t* at = text.at
     cdef const uint8_t* end = at + text.size
     cdef uint8_t* to = start
-    cdef uint8_t letter
-    cdef int high, low
+    cdef Py_ssize_t size
     while at < end:
-        letter = at[0]
-        at += 1
-        if letter != c'\\':
-            to[0] = letter
-            to += 1
-            continue
-        letter = at[0]
-        at += 1
-        if letter == c'u':
-            if end - at < 4 or at[0] != c'0' or at[1] != c'0':
+        if at[0] != c'\\':
+            to[0] = at[0]
+            size = 1
+        else:
+            size = read_escape(at, end, to)
+            if size == 0:
                 return -1
-            high, low = hex_digit(at[2]), hex_digit(at[3])
-            if high < 0 or high > 7 or low < 0:
-                return -1
-            letter = high << 4 | low
-            at += 4
-        elif letter == c'n':
-            letter = 10
-        elif letter == c't':
-            letter = 9
-        elif letter == c'r':
-            letter = 13
-        elif letter == c'b':
-            letter = 8
-        elif letter == c'f':
-            letter = 12
-        elif letter != c'"' and letter != c'\\' and letter != c'/':
-            return -1
-        to[0] = letter
         to += 1
+        at += size
     return to - start
 
 

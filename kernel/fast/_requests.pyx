@@ -71,6 +71,7 @@ cdef int as_int32(object number, int64_t* value) except -1:
 
 
 include "_texts.pxi"
+include "_escapes.pxi"
 include "_headers.pxi"
 
 

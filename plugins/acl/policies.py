@@ -60,6 +60,11 @@ class Policies:
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._file.user(name) is not None
 
+    @property
+    def document(self) -> object:
+        """What is in force: another object after each change."""
+        return self._file.document
+
     def user(self, name: str | None) -> UserInfo:
         """The enabled user of this name; :class:`Refused`."""
         if not name:

@@ -21,7 +21,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.query import ViewMessageHeader
 from gantrymq.remoting.headers.recall import RecallMessageHeader
-from gantrymq.remoting.headers.send import SendBackHeader
+from gantrymq.remoting.headers.send import SEND_LETTERS, SendBackHeader
 from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.remoting.headers.transactions import EndTransactionHeader
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, is_retry_topic, retry_topic
@@ -46,6 +46,17 @@ CLIENT_INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 _GROUP_FIELDS: Final = ("consumerGroup", "group")
 
 
+_TOPIC_NAMES: Final = (b"topic", SEND_LETTERS["topic"].encode())
+_GROUP_NAMES: Final = tuple(name.encode() for name in _GROUP_FIELDS)
+_DECIDING_FIELDS: Final[Mapping[Right, tuple[bytes, ...]]] = MappingProxyType({
+    Right.SEND: _TOPIC_NAMES,
+    Right.READ: _TOPIC_NAMES,
+    Right.TOPIC: _TOPIC_NAMES,
+    Right.CONSUME: _TOPIC_NAMES + _GROUP_NAMES,
+    Right.GROUP: _GROUP_NAMES,
+})  # fmt: skip
+
+
 class Unnamed(Exception):
     """The request does not name what it is about; the text says what is missing."""
 
@@ -53,6 +64,11 @@ class Unnamed(Exception):
 def needs_of(right: Right, request: Request, store: Store) -> Needs:
     """What ``request`` needs. :class:`Unnamed`, or ``RemoteFault`` for a header or body that cannot be read."""
     return _READERS[right](request, store)
+
+
+def topic_and_group_fields(rights: Mapping[int, Right]) -> dict[int, tuple[bytes, ...]]:
+    """By request code, the fields that decide which permissions a request needs, if nothing else does."""
+    return {code: _DECIDING_FIELDS[right] for code, right in rights.items() if right in _DECIDING_FIELDS}
 
 
 def record_topic(store: Store, offset: int) -> str | None:

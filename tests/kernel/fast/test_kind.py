@@ -73,7 +73,7 @@ def test_the_plain_twin_runs_if_compiled_code_cannot_be_loaded(name: str) -> Non
     assert (done.stdout.strip(), done.stderr) == ("plain", "")
 
 
-PLUGINS = pytest.mark.parametrize("plugin", ["consume", "produce", "transaction"])
+PLUGINS = pytest.mark.parametrize("plugin", ["acl", "consume", "produce", "transaction"])
 """Those whose compiled loops work on the kernel's requests and rows."""
 
 
@@ -100,7 +100,7 @@ def test_a_plugin_without_compiled_code_runs_its_plain_twin(plugin: str) -> None
 
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="elsewhere there may be no compiler")
 def test_ci_tests_both_twins() -> None:
-    plugins = ("consume._fast", "index._build", "produce._fast", "transaction._fast")
+    plugins = ("acl._fast", "consume._fast", "index._build", "produce._fast", "transaction._fast")
     for name in ("kernel.fast._requests", *(f"plugins.{module}" for module in plugins)):
         assert importlib.util.find_spec(f"gantrymq.{name}") is not None
 

@@ -1,0 +1,6 @@
+from typing import Final
+
+from gantrymq.plugins.acl.plain import SignedRequests as SignedRequests
+from gantrymq.plugins.acl.plain import SigningKey as SigningKey
+
+KIND: Final[str]

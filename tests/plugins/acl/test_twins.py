@@ -1,0 +1,172 @@
+"""Both twins of the loop of signatures decide as the check of a single request does, and sign as ``hashlib`` does."""
+
+from __future__ import annotations
+
+import hmac
+from base64 import b64encode
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given
+
+from gantrymq.kernel.fast import plain_requests
+from gantrymq.kernel.processors import RequestBatch
+from gantrymq.plugins.acl import checks, plain
+from gantrymq.plugins.acl.accounts import Accounts
+from gantrymq.plugins.acl.checks import Checks, Denied
+from gantrymq.plugins.produce import fast as produce
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.errors import FatalRemoteFault
+from gantrymq.remoting.rights import BROKER_RIGHTS
+from gantrymq.remoting.signing import Credentials
+from gantrymq.testing.requests import pull, send
+from support.accounts import ACCOUNTS, WORKER
+
+pytestmark = pytest.mark.once  # it runs both twins
+
+requests_twin = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
+compiled = pytest.importorskip("gantrymq.plugins.acl._fast", reason="the extension is not built")
+
+TWINS = {"compiled": compiled, "plain": plain}
+HOST_KEY = "key-at-its-host"
+FILE = (
+    ACCOUNTS
+    + """\
+- {accessKey: key-at-its-host, secretKey: whatever, whiteRemoteAddress: 10.0.0.9}
+globalWhiteRemoteAddresses: [10.0.0.8]
+"""
+)
+RETRY = "%RETRY%g"
+
+
+def long_named(topic: str, *, other: str | None = None, other_first: bool = False) -> Command:
+    """SEND_MESSAGE (10), whose topic may be named twice: the last one counts."""
+    names = [("topic", topic), *([("b", other)] if other is not None else [])]
+    return Command(RequestCode.SEND_MESSAGE, dict(reversed(names) if other_first else names), b"x")
+
+
+COMMANDS = [
+    send("T", b"body"),
+    send("T", b"", properties="KEYS\x01é"),
+    send("read", b"no right"),
+    send("RMQ_SYS_TRACE_TOPIC", b"x" * 3000),
+    send(RETRY, b"x"),
+    send("t" * 2000, b"long"),
+    pull("T", group="g"),
+    pull("T", group="other"),
+    long_named("T"),
+    long_named("T", other="read"),
+    long_named("T", other="read", other_first=True),
+    Command(RequestCode.QUERY_MESSAGE, {"topic": "read", "_UNIQUE_KEY_QUERY": "true", "key": "k"}),
+    Command(RequestCode.HEART_BEAT, None, b"{}"),
+    Command(RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": "T"}),
+    Command(RequestCode.GET_MAX_OFFSET, {}),
+    Command(12345),
+]
+SIGNERS = [
+    WORKER,
+    Credentials("the-worker", "guessed"),
+    Credentials(HOST_KEY, "guessed"),
+    Credentials("none-such", "k"),
+]
+
+
+def frames(commands: list[Command]) -> bytes:
+    data = b""
+    for command in commands:
+        frame = encode(command)
+        data += bytes(frame)
+    return data
+
+
+def decisions(twin: str, data: bytes, hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """For each host, by row: who the connection is then, or why the request is refused. Each row is a turn of its own,
+    then all are one turn."""
+    with monkeypatch.context() as patched:
+        patched.setattr(checks, "SignedRequests", TWINS[twin].SignedRequests)
+        patched.setattr(checks, "SigningKey", TWINS[twin].SigningKey)
+        accounts = Accounts.parse(FILE.encode())
+        judge = Checks(SimpleNamespace(), BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
+    found: list[Any] = []
+    for host in hosts:
+        connection = SimpleNamespace(peer=(host, 1), identity=None, sock=None)
+        reader = requests_twin if twin == "compiled" else plain_requests
+        readers = requests_twin.Readers(produce.READERS) if twin == "compiled" else None
+        args = (connection, data, 1 << 20, readers) if readers is not None else (connection, data, 1 << 20)
+        requests, _ = reader.read_requests(*args)
+        for rows in [*([row] for row in range(len(requests))), list(range(len(requests)))]:
+            batch = RequestBatch([requests[row] for row in rows])
+            connection.identity = None
+            rest = judge.take_allowed(batch)
+            told: dict[int, str | None] = {}
+            for row in rest:
+                try:
+                    told[row] = judge.check(batch.requests[row]) or "trusted"
+                except Denied as denied:
+                    told[row] = f"{denied.reason} {denied}"
+            found.append([told.get(row, "signed") for row in range(len(rows))])
+            found.append(connection.identity)
+    return found
+
+
+def flat(rows: list[Any]) -> list[Any]:
+    """Without the difference between rows that the loop allowed and those that the check did."""
+    return [
+        ["the-worker" if one == "signed" else one for one in row] if isinstance(row, list) else None for row in rows
+    ]
+
+
+@pytest.mark.parametrize("signer", SIGNERS, ids=lambda signer: signer.access_key + signer.secret_key[:2])
+def test_both_twins_decide_as_the_check_of_one_request(signer: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = frames([signer.sign(command) for command in COMMANDS])
+    hosts = ("10.0.0.1", "10.0.0.9", "10.0.0.8")
+    by_twin = {twin: decisions(twin, data, hosts, monkeypatch) for twin in TWINS}
+    assert flat(by_twin["compiled"]) == flat(by_twin["plain"])
+    accounts = Accounts.parse(FILE.encode())
+    judge = Checks(SimpleNamespace(), BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
+    expected = []
+    for host in hosts:
+        requests, _ = plain_requests.read_requests(SimpleNamespace(peer=(host, 1), sock=None), data, 1 << 20)  # type: ignore[arg-type]
+        single = []
+        for request in requests:
+            try:
+                single.append(judge.check(request) or "trusted")
+            except Denied as denied:
+                single.append(f"{denied.reason} {denied}")
+        expected += [each for one in single for each in ([one], None)]
+        expected += [single, None]
+    assert flat(by_twin["compiled"]) == expected
+    if signer is WORKER:
+        # the loop decides, and does not leave it to the check
+        assert by_twin["compiled"][:2] == [["signed"], "the-worker"]
+
+
+@given(st.data())
+def test_both_twins_agree_about_frames_with_a_changed_byte(data: st.DataObject) -> None:
+    signed = bytearray(frames([WORKER.sign(send("T", b"some body", properties="KEYS\x01k"))]))
+    at = data.draw(st.integers(8, len(signed) - 1))
+    signed[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        try:
+            plain_decisions = decisions("plain", bytes(signed), ("10.0.0.1",), monkeypatch)
+        except FatalRemoteFault:
+            return  # it is no header any more
+        assert flat(decisions("compiled", bytes(signed), ("10.0.0.1",), monkeypatch)) == flat(plain_decisions)
+    if at >= len(signed) - len(b"some body"):
+        assert plain_decisions[0] != ["signed"]
+
+
+@given(st.binary(max_size=200), st.binary(max_size=300))
+@example(b"", b"")
+@example(b"k" * 64, b"d" * 55)
+@example(b"k" * 65, b"d" * 56)
+@example(b"k", b"d" * 64)
+@example(b"k", b"d" * 100_000)
+def test_keys_sign_as_hashlib_does(secret: bytes, data: bytes) -> None:
+    expected = b64encode(hmac.digest(secret, data, "sha1"))
+    assert plain.SigningKey(secret).sign(data) == expected
+    assert compiled.SigningKey(secret).sign(data) == expected
+    assert compiled.SigningKey(secret, portable=True).sign(data) == expected
