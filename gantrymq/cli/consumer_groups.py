@@ -105,9 +105,9 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
         resets = await groups.plan_reset(client, group, topics, target)
         return resets, not dry_run and await groups.reset_offsets(client, group, resets, target)
 
-    resets, told = with_client(nameserver, work)
+    resets, notified = with_client(nameserver, work)
     print_rows(("topic", "broker", "queue", "before", "after"), [attrs.asdict(each) for each in resets], as_json)
-    done = "would be set" if dry_run else "set, and running members were told" if told else "set"
+    done = "would be set" if dry_run else "set, and running members were notified" if notified else "set"
     click.echo(f"offsets of {len(resets)} queues {done}", err=True)
 
 

@@ -97,8 +97,9 @@ def trace_command(message_id: str, trace_topic: str, as_json: bool, nameserver: 
 def why_command(message_id: str, topic: str, group: str, as_json: bool, nameserver: str) -> None:
     """Say why a consumer group did not get the message with this ID, of the producer or of the broker.
 
-    It checks whether the message is stored, retried or a dead letter, whether the group has members, whether their
-    subscriptions exclude it, and how many messages are before it.
+    It checks whether the message is stored, expired, delayed, retried or a dead letter, whether the group may consume
+    and has members, whether their subscriptions exclude it, which member has its queue and the lock of the queue, and
+    how many messages are before it. docs/howto/operate.md lists the codes.
     """
     from gantrymq.operations.why import why
 

@@ -246,6 +246,7 @@ class Consumer(Lifetime, Generic[R]):
                     cached_msg_min_offset=each.committable if each.outstanding else 0,
                     cached_msg_max_offset=each.position - 1 if each.outstanding else 0,
                     cached_msg_count=each.outstanding,
+                    locked=self._locks is not None and self._locks.holds(queue),
                     last_pull_timestamp=each.last_pull,
                     last_consume_timestamp=each.last_acknowledged,
                 )

@@ -37,7 +37,7 @@ class UniqueKeys:
             self._enter_month(now)
         milliseconds = int((now - self._month_start) * 1000)
         self._begin, self._end = now, self._month_start + (milliseconds + 1) / 1000
-        self._prefix = f"{self._head}{milliseconds & 0x7FFFFFFF:08X}"
+        self._prefix = f"{self._head}{milliseconds:08X}"
 
     def _enter_month(self, now: float) -> None:
         today = time.localtime(now)

@@ -15,7 +15,7 @@ from gantrymq.failover.brokers import broker_rows
 from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.brokers import master_addresses
 from gantrymq.operations.topics import is_brokers_topic, named_after
-from gantrymq.remoting.bodies.queues import ToldTopicStats
+from gantrymq.remoting.bodies.queues import TopicStatsReply
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -164,10 +164,10 @@ async def topic_stats(client: Client, address: str, topic: str) -> list[dict[str
         return []
     return [
         {
-            "broker": queue.broker_name, "queue": queue.queue_id, "min": told.min_offset, "max": told.max_offset,
-            "messages": told.max_offset - told.min_offset, "last_stored": told.last_update_timestamp,
+            "broker": queue.broker_name, "queue": queue.queue_id, "min": offsets.min_offset, "max": offsets.max_offset,
+            "messages": offsets.max_offset - offsets.min_offset, "last_stored": offsets.last_update_timestamp,
         }
-        for queue, told in ToldTopicStats.from_bytes(answer.body).offsets
+        for queue, offsets in TopicStatsReply.from_bytes(answer.body).offsets
     ]  # fmt: skip
 
 

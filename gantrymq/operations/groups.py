@@ -5,7 +5,7 @@ Source: RocketMQ 4.9.7 ``DefaultMQAdminExtImpl``, ``Broker2Client.resetOffset``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -15,11 +15,11 @@ from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.operations.brokers import master_addresses
 from gantrymq.operations.dead_letters import POSITION_GROUP
 from gantrymq.operations.topics import delete_topic
-from gantrymq.remoting.bodies.clients import ConsumerConnections
+from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
-from gantrymq.remoting.bodies.offsets import ConsumeTimeSpans, ToldConsumeStats
+from gantrymq.remoting.bodies.offsets import ConsumeStatsReply, ConsumeTimeSpans
 from gantrymq.remoting.bodies.queues import MessageQueue
-from gantrymq.remoting.bodies.running import ToldSubscriptions
+from gantrymq.remoting.bodies.running import MemberReport
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.groups import (
@@ -105,13 +105,13 @@ async def group_lags(client: Client, group: str, *, times: bool = False) -> list
     for address in (await master_addresses(client)).values():
         header = ConsumeStatsHeader(consumer_group=group)
         answer = await _ask(client, address, RequestCode.GET_CONSUME_STATS, header.to_ext())
-        table = [] if answer is None else ToldConsumeStats.from_bytes(answer.body).offsets
+        table = [] if answer is None else ConsumeStatsReply.from_bytes(answer.body).offsets
         waits: dict[MessageQueue, int] = {}
         for topic in sorted({queue.topic for queue, _ in table}) if times else ():
             asked = TopicOfGroupHeader(topic=topic, group=group)
-            told = await _ask(client, address, RequestCode.QUERY_CONSUME_TIME_SPAN, asked.to_ext())
-            if told is not None:
-                spans = ConsumeTimeSpans.from_bytes(told.body).consume_time_span_set
+            reply = await _ask(client, address, RequestCode.QUERY_CONSUME_TIME_SPAN, asked.to_ext())
+            if reply is not None:
+                spans = ConsumeTimeSpans.from_bytes(reply.body).consume_time_span_set
                 waits |= {span.message_queue: span.delay_time for span in spans}
         for queue, offsets in table:
             waited = waits.get(queue) if offsets.broker_offset > offsets.consumer_offset else 0
@@ -131,14 +131,37 @@ async def group_lags(client: Client, group: str, *, times: bool = False) -> list
 async def group_members(client: Client, group: str, *, ask: bool = False) -> list[Member]:
     """Return the members that are connected, sorted by client id; with ``ask`` each is asked for its subscriptions."""
     found: dict[str, Member] = {}
+    async for address, each in _connections(client, group):
+        if each.client_id not in found:
+            report = await member_report(client, address, group, each.client_id) if ask else None
+            subscriptions = None if report is None else report.subscriptions
+            found[each.client_id] = Member(each.client_id, each.client_addr, each.language, each.version, subscriptions)
+    return [found[name] for name in sorted(found)]
+
+
+async def member_reports(client: Client, group: str) -> dict[str, MemberReport | None]:
+    """Return what each connected member reports of itself, by client id; None for a member that does not answer."""
+    found: dict[str, MemberReport | None] = {}
+    async for address, each in _connections(client, group):
+        if found.get(each.client_id) is None:
+            found[each.client_id] = await member_report(client, address, group, each.client_id)
+    return found
+
+
+async def member_report(client: Client, address: str, group: str, client_id: str) -> MemberReport | None:
+    """Return the report of a member that is connected to the broker at ``address``; None if it does not answer."""
+    header = RunningInfoHeader(consumer_group=group, client_id=client_id)
+    answer = await _ask(client, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header.to_ext())
+    return None if answer is None else MemberReport.from_bytes(answer.body)
+
+
+async def _connections(client: Client, group: str) -> AsyncIterator[tuple[str, ClientConnection]]:
+    """The connections of the group's members, each with the address of its broker."""
     for address in (await master_addresses(client)).values():
         header = ConsumerGroupHeader(consumer_group=group)
         answer = await _ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header.to_ext())
         for each in [] if answer is None else ConsumerConnections.from_bytes(answer.body).connection_set:
-            if each.client_id not in found:
-                told = await _subscriptions(client, address, group, each.client_id) if ask else None
-                found[each.client_id] = Member(each.client_id, each.client_addr, each.language, each.version, told)
-    return [found[name] for name in sorted(found)]
+            yield address, each
 
 
 def differing(members: Sequence[Member]) -> bool:
@@ -201,19 +224,19 @@ async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str 
 
 
 async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to: str | int) -> bool:
-    """Carry out what :func:`plan_reset` returned; returns whether running members were told.
+    """Carry out what :func:`plan_reset` returned; returns whether running members were notified.
 
     Running members take the offset from their broker; without members the offsets are stored as they are.
     """
     masters = await master_addresses(client)
     time_ms = {"first": 0, "last": FROM_END}.get(str(to), to)
-    told = False
+    notified = False
     for topic, broker in sorted({(reset.topic, reset.broker) for reset in resets}):
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=int(time_ms), is_force=True)
         command = Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header.to_ext())
         try:
             await client.admin.request(masters[broker], command)
-            told = True
+            notified = True
         except BrokerError as error:
             # not online; or, in 4.x, a queue of the topic without a committed offset
             if error.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
@@ -222,7 +245,7 @@ async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to:
                 if (reset.topic, reset.broker) == (topic, broker):
                     queue = MessageQueue(topic=topic, broker_name=broker, queue_id=reset.queue)
                     await client.admin.set_consumer_offset(group, queue, reset.after)
-    return told
+    return notified
 
 
 async def delete_group(client: Client, group: str) -> None:
@@ -233,15 +256,6 @@ async def delete_group(client: Client, group: str) -> None:
             await client.admin.request(address, Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, header.to_ext()))
     for topic in (retry_topic(group), dlq_topic(group)):
         await delete_topic(client, topic)
-
-
-async def _subscriptions(client: Client, address: str, group: str, client_id: str) -> dict[str, str] | None:
-    header = RunningInfoHeader(consumer_group=group, client_id=client_id)
-    answer = await _ask(client, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header.to_ext())
-    if answer is None:
-        return None
-    subscribed = ToldSubscriptions.from_bytes(answer.body).subscription_set
-    return {each.topic: each.sub_string for each in subscribed if not is_retry_topic(each.topic)}
 
 
 async def _ask(client: Client, address: str, code: RequestCode, ext: dict[str, str]) -> Command | None:

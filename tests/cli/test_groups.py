@@ -59,10 +59,10 @@ def test_a_group_is_listed_and_described_with_its_members_and_its_lag(shell: Cli
     assert len(read(nameserver, "described", "describer", 4)) == 4
     with gantrymq.sync.connect(nameserver) as client, client.consumer("described", "describer", tags="a || b"):
         wait_for(lambda: json.loads(shell("group", "describe", "describer", "--json").out)["members"])
-        told = json.loads(shell("group", "describe", "describer", "--json").out)
-        (member,) = told["members"]
+        described = json.loads(shell("group", "describe", "describer", "--json").out)
+        (member,) = described["members"]
         assert member["subscriptions"] == {"described": "a || b"}
-        rows = [row for row in told["queues"] if row["topic"] == "described"]
+        rows = [row for row in described["queues"] if row["topic"] == "described"]
         assert [(row["broker"], row["queue"], row["end"]) for row in rows] == [("broker-a", 0, 5), ("broker-a", 1, 5)]
         listed = {row["group"]: row for row in json.loads(shell("group", "list", "--json").out)}
         assert (listed["describer"]["members"], listed["describer"]["topics"]) == (1, 1)
@@ -118,7 +118,7 @@ def test_offsets_are_reset_with_and_without_members(shell: Cli, nameserver: str,
         return
     with gantrymq.sync.connect(nameserver) as client, client.consumer(topic, group) as consumer:
         outcome = shell("group", "reset-offsets", group, "--to", "first")
-        assert "running members were told" in outcome.err
+        assert "running members were notified" in outcome.err
         got = {bytes(message.body) for _, message in zip(range(6), consumer, strict=False)}
     assert got == {b"%d" % number for number in range(6)}
 

@@ -251,3 +251,11 @@ def test_events_have_names_in_snake_case() -> None:
         for name, _, path in logged(ALL_LEVELS)
         if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", name)
     ] == []
+
+
+def test_the_reasons_of_message_why_are_all_explained() -> None:
+    source = (ROOT / "gantrymq" / "operations" / "why.py").read_text()
+    page = (ROOT / "docs" / "howto" / "operate.md").read_text()
+    codes = set(re.findall(r'Reason\(\s*"([a-z_]+)"', source))
+    assert len(codes) > 15
+    assert codes == set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (`[a-z_`, ]+) \|", page, re.MULTILINE))))

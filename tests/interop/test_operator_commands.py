@@ -53,7 +53,7 @@ def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
     with gantrymq.sync.connect(nameserver) as client:
         with client.producer(f"{group}-p") as producer:
             for number in range(4):
-                producer.send(Message(topic, b"%d" % number))
+                sent = producer.send(Message(topic, b"%d" % number)).message_id
             wait_for(lambda: [row["kind"] for row in read("client", "list", "--group", f"{group}-p")] == ["producer"])
         with client.consumer(topic, group, start="first", max_retries=0) as consumer:
             for _, message in zip(range(4), consumer, strict=False):
@@ -64,6 +64,8 @@ def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
             assert (member["client_id"], member["kind"]) == (described["members"][0]["client_id"], "consumer")
             run("client", "kick", member["client_id"], code=1)  # RocketMQ's brokers cannot
             wait_for(lambda: read("dlq", "list", group)[0]["messages"] == 4, 60.0)
+            reasons = {row["code"] for row in read("message", "why", sent, topic, "--group", group)}
+            assert reasons == {"dead_letter"}
         listed = {row["group"]: row["topics"] for row in read("group", "list")}
         assert listed[group] == 1
         assert sorted(run("dlq", "peek", group).splitlines()) == ["0", "1", "2", "3"]

@@ -49,7 +49,7 @@ class ConsumeStats(Body):
         return sum(offset.broker_offset - offset.consumer_offset for offset in self.offset_table.values())
 
 
-class ToldConsumeStats(Body):
+class ConsumeStatsReply(Body):
     """The answer to 208 as a client reads it. An empty map comes as a dict."""
 
     offset_table: list[tuple[MessageQueue, OffsetWrapper]] | dict[str, Any] = []

@@ -36,7 +36,7 @@ class TopicStatsTable(Body):
     offset_table: dict[MessageQueue, TopicOffset] = {}
 
 
-class ToldTopicStats(Body):
+class TopicStatsReply(Body):
     """The answer to 202 as a client reads it. An empty map comes as a dict."""
 
     offset_table: list[tuple[MessageQueue, TopicOffset]] | dict[str, Any] = []

@@ -6,10 +6,13 @@ Source: RocketMQ 4.9.7 ``ConsumerRunningInfo`` and the classes of its fields, ``
 # ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
 from __future__ import annotations
 
+from typing import Any
+
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.headers.header import Int32, Int64
+from gantrymq.remoting.names import is_retry_topic
 
 
 class ProcessQueueInfo(Body):
@@ -51,10 +54,27 @@ class ConsumerRunningInfo(Body):
     jstack: str | None = None
 
 
-class ToldSubscriptions(Body):
-    """What an administrator reads of the answer to 307."""
+class MemberReport(Body):
+    """What an administrator reads of the answer to 307. An empty map comes as a dict."""
 
+    properties: dict[str, str] = {}
     subscription_set: list[SubscriptionData] = []
+    mq_table: list[tuple[MessageQueue, ProcessQueueInfo]] | dict[str, Any] = []
+
+    @property
+    def subscriptions(self) -> dict[str, str]:
+        """The expression by topic, without retry topics, to which every consumer subscribes."""
+        return {each.topic: each.sub_string for each in self.subscription_set if not is_retry_topic(each.topic)}
+
+    @property
+    def queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
+        """The queues that the member consumes."""
+        return dict(self.mq_table) if isinstance(self.mq_table, list) else {}
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the member consumes each queue in order, under the broker's lock."""
+        return self.properties.get("PROP_CONSUMEORDERLY", "").lower() == "true"
 
 
 class DirectlyConsumed(Body):
