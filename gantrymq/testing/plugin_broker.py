@@ -79,8 +79,16 @@ class PluginBroker:
         """``host:port`` of the nameserver."""
         return self.cluster.nameserver
 
-    def restart(self, *, killed: bool = False, settings: Mapping[str, str] | None = None) -> None:
+    def restart(
+        self,
+        *,
+        killed: bool = False,
+        settings: Mapping[str, str] | None = None,
+        plugins: Sequence[Any] | None = None,
+    ) -> None:
         """Stop the broker and start it again on the same store, with a new client; ``settings`` are added.
+
+        ``plugins`` replace those of the last start; an empty sequence starts the broker without a plugin under test.
 
         ``killed``: the new broker gets the files as they were before the old one stopped, as after ``kill -9``. No
         client may send meanwhile.
@@ -92,6 +100,8 @@ class PluginBroker:
         if not killed:
             old.rename(new)
         self._settings.update(settings or {})
+        if plugins is not None:
+            self._plugins = plugins
         self._start()
 
     def stop(self) -> None:

@@ -15,18 +15,28 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
+import trio
 
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.api import Broker
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.message import DeliveredRecord, Message, Outcome
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import dlq_topic, retry_topic
 from gantrymq.remoting.records import BodyError
 from gantrymq.sync import Consumer, ReceivedMessage
 from gantrymq.testing.fixtures import StartPluginBroker
 from gantrymq.testing.plugin_broker import PluginBroker
+from gantrymq.testing.requests import send
 
 BODIES: Final = (b"1", b"three apples", bytes(range(256)), b"long and easy to compress " * 400)
 """The bodies that the rules send: a short one, a binary one, and one that the client compresses."""
 WAIT_S: Final = 20.0
 """The longest wait for a message, in seconds."""
 _DELAYS: Final = {"plugin.delay.levels": "1s 1s 1s 1s"}
+_CHECKS: Final = {"plugin.transaction.check_interval": "100ms", "plugin.transaction.timeout": "10ms"}
+_APPEND_TO: Final = "transformkit-append-to-"
 
 
 def _unchanged(body: bytes) -> bytes:
@@ -47,9 +57,14 @@ class Transform:
     delivered: Callable[[bytes], bytes] = _unchanged
     topic: str = "orders"
 
-    def start(self, plugin_broker: StartPluginBroker) -> PluginBroker:
-        """Return a broker with the plugin and the topic. Its delay levels are one second each."""
-        running = plugin_broker(self.plugin, settings={**_DELAYS, **self.settings})
+    def start(
+        self, plugin_broker: StartPluginBroker, *others: Any, settings: Mapping[str, str] | None = None
+    ) -> PluginBroker:
+        """Return a broker with the plugin and the topic. Its delay levels are one second each.
+
+        ``others``: plugins that it has too. ``settings``: added to those of the case.
+        """
+        running = plugin_broker(self.plugin, *others, settings={**_DELAYS, **self.settings, **(settings or {})})
         running.client.admin.create_topic(self.topic)
         return running
 
@@ -107,6 +122,15 @@ def a_delayed_body_is_changed_once(plugin_broker: StartPluginBroker, case: Trans
     case.check(_receive(running, case.topic, len(BODIES)), BODIES, "after a delay")
 
 
+def a_timed_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """The broker appends a message with a time of its own twice too: when it arrives and when it is due."""
+    running = case.start(plugin_broker)
+    with running.client.producer() as producer:
+        for body in BODIES:
+            producer.send(Message(case.topic, body, delay=0.2))
+    case.check(_receive(running, case.topic, len(BODIES)), BODIES, "after a time")
+
+
 def a_committed_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
     """The broker appends a half message, and the message when it is committed."""
     running = case.start(plugin_broker)
@@ -117,6 +141,26 @@ def a_committed_body_is_changed_once(plugin_broker: StartPluginBroker, case: Tra
         for body in BODIES:
             producer.send(case.topic, body)
     case.check(_receive(running, case.topic, len(BODIES)), BODIES, "after a transaction")
+
+
+def a_producer_is_asked_with_the_body_that_consumers_get(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """The broker shows a half message to its producer in a check-back, and appends it when the producer commits."""
+    asked: dict[str, DeliveredRecord] = {}
+
+    def check(message: DeliveredRecord) -> Outcome:
+        asked.setdefault(message.message_id, message)
+        return Outcome.COMMIT
+
+    running = case.start(plugin_broker, settings=_CHECKS)
+    opened = running.client.transactional_producer(
+        "transactions", check=check, local=lambda _message, _id: Outcome.UNKNOWN
+    )
+    with opened as producer:
+        for body in BODIES:
+            producer.send(case.topic, body)
+        found = _receive(running, case.topic, len(BODIES))
+    case.check([_body(message) for message in asked.values()], BODIES, "in check-backs")
+    case.check(found, BODIES, "after the check-back")
 
 
 def a_retried_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
@@ -138,6 +182,84 @@ def a_retried_body_is_changed_once(plugin_broker: StartPluginBroker, case: Trans
                 message.retry(1)
     case.check(first, BODIES, "before the retry")
     case.check(again, BODIES, "after the retry")
+
+
+def a_resent_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """A client that cannot send a message back sends what it got to the group's retry topic.
+
+    So the broker gets the body that it delivered, and delivers it unchanged.
+    """
+    running = case.start(plugin_broker)
+    delivered = tuple(case.delivered(body) for body in BODIES)
+    with running.client.producer() as producer:
+        producer.send(case.topic, BODIES[0])
+    _receive(running, case.topic, 1)
+
+    async def resend() -> None:
+        async with open_channel(running.address) as channel:
+            for body in delivered:
+                command = send(retry_topic("readers"), body, properties=f"RETRY_TOPIC\x01{case.topic}")
+                answer = await channel.call(command)
+                if answer.code != ResponseCode.SUCCESS:
+                    raise AssertionError(f"sent to the retry topic: {answer.code} {answer.remark}")
+
+    trio.run(resend)
+    found = _receive(running, case.topic, len(BODIES))
+    attrs.evolve(case, delivered=_unchanged).check(found, delivered, "sent to the retry topic by its consumer")
+
+
+def a_dead_letter_has_the_body_that_consumers_got(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """A consumer gives up each message: the broker appends it to the group's dead-letter topic."""
+    running = case.start(plugin_broker)
+    with running.client.producer() as producer:
+        for body in BODIES:
+            producer.send(case.topic, body)
+    with running.client.consumer(case.topic, "readers", start="first") as consumer:
+        for _ in BODIES:
+            _next(consumer).retry(-1)
+    case.check(_receive(running, dlq_topic("readers"), len(BODIES), "inspectors"), BODIES, "as a dead letter")
+
+
+class _Appender:
+    """Appends the bodies to a topic when a message tells it to."""
+
+    name = "transformkit-appender"
+
+    @hookimpl
+    def configure(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @hookimpl
+    def dispatch(self, batch: DispatchBatch) -> None:
+        for topic in batch.topics:
+            if topic.startswith(_APPEND_TO):
+                own = AppendBatch()
+                for body in BODIES:
+                    own.add(topic.removeprefix(_APPEND_TO), 0, body, b"")
+                self._broker.append(own)
+
+
+def a_body_of_another_plugin_is_delivered(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """Another plugin appends messages. They are changed as those of clients, or not at all, but not damaged."""
+    running = case.start(plugin_broker, _Appender)
+    with running.client.producer() as producer:
+        producer.send(_APPEND_TO + case.topic, b"now")
+    found = _receive(running, case.topic, len(BODIES))
+    if sorted(found) != sorted(BODIES):
+        case.check(found, BODIES, "appended by a plugin")
+
+
+def bodies_from_before_the_plugin_are_delivered(plugin_broker: StartPluginBroker, case: Transform) -> None:
+    """The plugin is enabled on a store with messages. They are delivered as they were sent."""
+    running = plugin_broker(_Appender)
+    running.client.admin.create_topic(case.topic)
+    with running.client.producer() as producer:
+        for body in BODIES:
+            producer.send(case.topic, body)
+    running.restart(plugins=[case.plugin], settings={**_DELAYS, **case.settings})
+    found = _receive(running, case.topic, len(BODIES))
+    if sorted(found) != sorted(BODIES):
+        case.check(found, BODIES, "from before the plugin")
 
 
 def stored_bodies_are_read_after_a_kill(plugin_broker: StartPluginBroker, case: Transform) -> None:
@@ -175,8 +297,14 @@ Rule = Callable[[StartPluginBroker, Transform], None]
 RULES: Final[tuple[Rule, ...]] = (
     each_body_is_changed_once,
     a_delayed_body_is_changed_once,
+    a_timed_body_is_changed_once,
     a_committed_body_is_changed_once,
+    a_producer_is_asked_with_the_body_that_consumers_get,
     a_retried_body_is_changed_once,
+    a_resent_body_is_changed_once,
+    a_dead_letter_has_the_body_that_consumers_got,
+    a_body_of_another_plugin_is_delivered,
+    bodies_from_before_the_plugin_are_delivered,
     stored_bodies_are_read_after_a_kill,
     a_query_finds_what_consumers_get,
     other_topics_are_left_alone,

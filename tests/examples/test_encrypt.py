@@ -15,6 +15,7 @@ import trio
 import gantrymq
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.interfaces import GroupTable
 from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -217,6 +218,20 @@ async def test_only_configured_topics_are_encrypted_within_the_brokers_limits(tm
         assert await bodies(channel, "secrets") == [b"y" * 996]
     assert is_on_disk(tmp_path, b"x" * 1024)
     assert not is_on_disk(tmp_path, b"y" * 16)
+
+
+async def test_a_message_that_its_consumer_sends_to_the_retry_topic_is_encrypted_as_in_its_own_topic(
+    tmp_path: Path,
+) -> None:
+    more = {"plugin.encrypt.topics": "secrets"}
+    async with run_broker(broker(tmp_path, **more)) as running, open_channel(running.address) as channel:
+        running.registry.get(GroupTable).find("readers")
+        for topic, body in (("secrets", SECRET), ("plain", b"a-plain-body")):
+            resent = send("%RETRY%readers", body, properties=f"RETRY_TOPIC\x01{topic}")
+            assert (await channel.call(resent)).code == 0
+        assert await bodies(channel, "%RETRY%readers") == [SECRET, b"a-plain-body"]
+    assert not is_on_disk(tmp_path, SECRET)
+    assert is_on_disk(tmp_path, b"a-plain-body")
 
 
 @pytest.mark.parametrize(

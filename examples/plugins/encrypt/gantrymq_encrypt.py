@@ -30,7 +30,7 @@ from gantrymq.kernel.batch import Source
 from gantrymq.kernel.config.fields import filled
 from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.names import TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.names import TRANS_OP_HALF_TOPIC, is_retry_topic
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property, replace_properties
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MARK: Final = b"ENCRYPTED"
 """The property of an encrypted message, in the store only: the id of its key."""
+RETRIED_TOPIC: Final = b"RETRY_TOPIC"
+"""The property of a message in a retry topic: the topic to which it was sent at first."""
 BROKERS_OWN: Final = frozenset({TRANS_OP_HALF_TOPIC})
 """Topics of which the broker itself reads the bodies."""
 NONCE_BYTES: Final = 12
@@ -98,6 +100,8 @@ class EncryptPlugin:
                     batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, f"property {MARK.decode()}: {error}")
                 continue
             topic = batch.topics[row]
+            if is_retry_topic(topic):  # a consumer sends back what it has decrypted
+                topic = (find_property(properties, RETRIED_TOPIC) or b"").decode("utf-8", "replace")
             if topic in BROKERS_OWN or (self._topics and topic not in self._topics):
                 continue
             marked = replace_properties(properties, {MARK: self._current})
