@@ -61,6 +61,10 @@ class SparkMissing(SparkError):
 
 _OWN = re.compile(r"gantrymq\.spark\.errors\.\w+: (.+)")
 _TRACEBACK = "Traceback (most recent call last):"
+_INTERPRETER_ADVICE = (
+    " in a Python worker of Spark: install gantrymq[spark] for the interpreter that the machine's workers run, or set "
+    "PYSPARK_PYTHON (with spark-submit: spark.pyspark.python) to one that has it"
+)
 _WHILE_HANDLING = "During handling of the above exception, another exception occurred:"
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.+))?$", re.MULTILINE)
 
@@ -76,5 +80,6 @@ def reason(error: BaseException) -> str:
     # What failed while an exception was handled came of it: Spark's own workers do that.
     before, found, traceback = text.partition(_WHILE_HANDLING)[0].rpartition(_TRACEBACK)
     if found and (raised := _RAISED.search(traceback)):
-        return f"{raised[1]}: {raised[2]}" if raised[2] else raised[1]
+        line = f"{raised[1]}: {raised[2]}" if raised[2] else raised[1]
+        return f"{line}{_INTERPRETER_ADVICE}" if raised[1] == "ModuleNotFoundError" else line
     return next(iter((before if found else text).strip().splitlines()), type(error).__name__)

@@ -27,6 +27,11 @@ JAVA_MIN = 17
 PYSPARK_MIN = (4, 2)
 _ADVICE = "pip install 'gantrymq[spark]'"
 
+_FIND_MODULES = """
+from importlib.util import find_spec
+print(next((name for name in ("gantrymq", "trio", "pyarrow") if find_spec(name) is None), ""))
+"""
+
 _LOG4J = """\
 rootLogger.level = {level}
 # Spark sets the root's level to this logger's, and says so, where the two differ.
@@ -149,11 +154,33 @@ def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("gantrymq")`` known in ``spark``.
 
     Sets ``spark.sql.python.filterPushdown.enabled`` in it, so that a ``where()`` on queues and offsets reads less.
+    Raises :class:`SparkMissing` if the session's Python workers run an interpreter that lacks GantryMQ.
     """
     from gantrymq.spark.source import GantryDataSource
 
+    check_interpreter(spark.sparkContext.pythonExec)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(GantryDataSource)
+
+
+def check_interpreter(python: str) -> None:
+    """Raise :class:`SparkMissing` unless ``python``, which runs Spark's Python workers, can import the data source.
+
+    It starts ``python`` unless that is this interpreter. Spark runs it on the driver as well, to plan reads.
+    """
+    if shutil.which(python) == sys.executable:
+        return
+    command = [python, "-c", _FIND_MODULES]
+    advice = f"start the session with PYSPARK_PYTHON set to an interpreter that has it, such as {sys.executable}"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SparkMissing(
+            f"Spark's Python workers run {python!r}, which does not start on this machine ({error}): {advice}"
+        ) from None
+    if done.returncode or done.stdout.strip():
+        missing = done.stdout.strip() or "gantrymq"
+        raise SparkMissing(f"Spark's Python workers run {python!r}, which has no module {missing}: {advice}")
 
 
 def _start(app_name: str, cores: int | None, memory: str, log_level: str, config: Mapping[str, str]) -> SparkSession:

@@ -14,6 +14,13 @@ TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f(
         (f"[A] in Python: {TRACE}gantrymq.spark.errors.DataLoss: gone\n SQLSTATE: 1\n\tat x", "gone"),
         (f"[STREAM_FAILED] because: {TRACE}ValueError: wrong\nsecond line\n SQLSTATE: 1", "ValueError: wrong"),
         (f"{TRACE}my.package.Wrong: why\n", "Wrong: why"),
+        (
+            f"[A] Job aborted: {TRACE}ModuleNotFoundError: No module named 'gantrymq'\n\tat x",
+            "ModuleNotFoundError: No module named 'gantrymq' in a Python worker of Spark: install gantrymq[spark] for "
+            "the interpreter that the machine's workers run, or set PYSPARK_PYTHON (with spark-submit: "
+            "spark.pyspark.python) to one that "
+            "has it",
+        ),
         (f"{TRACE}KeyboardInterrupt\n", "KeyboardInterrupt"),
         (f"{TRACE}OSError: first\n\nThe above exception was the direct cause:\n\n{TRACE}Wrong: then", "Wrong: then"),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gantrymq.spark import SparkMissing, local, session, spark_status
-from gantrymq.spark.local import java_available
+from gantrymq.spark.local import check_interpreter, java_available
 
 
 def fake_java(folder: Path, script: str) -> Path:
@@ -61,6 +61,19 @@ def test_an_old_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(local.metadata, "version", lambda name: "4.1.9")
     assert "pyspark 4.1.9 is too old" in spark_status().reason
+
+
+def test_an_interpreter_without_gantrymq_is_refused(tmp_path: Path) -> None:
+    check_interpreter(sys.executable)
+    link = tmp_path / "python"
+    link.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    link.chmod(0o755)
+    check_interpreter(str(link))
+    link.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    with pytest.raises(SparkMissing, match=rf"'{link}', which has no module gantrymq: .* PYSPARK_PYTHON set to"):
+        check_interpreter(str(link))
+    with pytest.raises(SparkMissing, match="does not start on this machine"):
+        check_interpreter(str(tmp_path / "nowhere"))
 
 
 def test_importing_package_and_plugin_imports_neither_pyspark_nor_pyarrow() -> None:
