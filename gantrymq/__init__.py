@@ -39,7 +39,13 @@ if TYPE_CHECKING:
         TlsFailed,
         UnsupportedByBroker,
     )
-    from gantrymq.client.interceptors import ConsumeContext, Interceptor, SendContext
+    from gantrymq.client.interceptors import (
+        ConsumeContext,
+        Interceptor,
+        RecallContext,
+        SendContext,
+        TransactionContext,
+    )
     from gantrymq.client.options import Sql
     from gantrymq.client.producer import Producer
     from gantrymq.client.reader import Reader
@@ -63,7 +69,9 @@ _HOMES = {
     "Consumer": "gantrymq.client.consumer",
     "ConsumeContext": "gantrymq.client.interceptors",
     "Interceptor": "gantrymq.client.interceptors",
+    "RecallContext": "gantrymq.client.interceptors",
     "SendContext": "gantrymq.client.interceptors",
+    "TransactionContext": "gantrymq.client.interceptors",
     "MessageBatch": "gantrymq.client.batches",
     "PendingSend": "gantrymq.client.accumulator",
     "Producer": "gantrymq.client.producer",
@@ -133,6 +141,7 @@ __all__ = [
     "Producer",
     "QueueStatistics",
     "Reader",
+    "RecallContext",
     "ReceivedMessage",
     "ReplyTimeout",
     "RetryLater",
@@ -142,6 +151,7 @@ __all__ = [
     "SendTimeout",
     "Sql",
     "TlsFailed",
+    "TransactionContext",
     "TransactionResult",
     "TransactionalProducer",
     "UnsupportedByBroker",

@@ -389,7 +389,7 @@ class TransactionalProducer(BlockingMember):
             except Exception as failure:
                 outcome, error = Outcome.UNKNOWN, failure
                 log.exception("transaction_branch_failed", group=self._inner.group, transaction=half.message_id)
-        self._loop.call(self._inner.end, half, outcome, error)
+        self._loop.call(self._inner.end, given, half, outcome, error)
         return TransactionResult(half, outcome, error)
 
 

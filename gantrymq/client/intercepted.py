@@ -16,13 +16,20 @@ from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import BATCH_MESSAGES, Consumer
 from gantrymq.client.errors import BodyError, ClientClosed, GantryError
-from gantrymq.client.interceptors import ConsumeContext, Interceptors, SendContext
+from gantrymq.client.interceptors import (
+    ConsumeContext,
+    Interceptors,
+    RecallContext,
+    SendContext,
+    TransactionContext,
+    now_ms,
+)
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, Producer, as_message
 from gantrymq.client.sender import QueueChoice, Sender
 from gantrymq.client.serializers import Serializer
 from gantrymq.client.transactions import TransactionalProducer
-from gantrymq.message import DeliveredRecord, Delivery, Message, SendResult
+from gantrymq.message import DeliveredRecord, Delivery, Message, Outcome, SendResult
 
 SEND_BACK_PAUSE_SECONDS: Final = 1.0
 SEND_BACK_LONGEST_PAUSE_SECONDS: Final = 30.0
@@ -54,9 +61,32 @@ class Outbound:
 
     def end(self, context: SendContext, result: SendResult | None = None, error: BaseException | None = None) -> None:
         """What became of it."""
+        if result is not None:
+            self.stored(context, result)
         if self._interceptors is not None:
-            context.result, context.error = result, error
+            context.error = error
             self._interceptors.after_send(context)
+
+    def stored(self, context: SendContext, result: SendResult) -> None:
+        """A broker has it, now unless that was said before."""
+        context.result = result
+        if context.stored is None:
+            context.stored = now_ms()
+
+    def transaction_ended(
+        self, message: Message | DeliveredRecord, transaction_id: str, outcome: Outcome, broker: str, *, checked: bool
+    ) -> None:
+        """The outcome of a transaction is about to be sent to ``broker``."""
+        if self._interceptors is not None:
+            client_id = self._cluster.client_id
+            context = TransactionContext(message, transaction_id, outcome, self._group, client_id, broker, checked)
+            self._interceptors.after_transaction(context)
+
+    def recalled(self, topic: str, message_id: str, region: str | None) -> None:
+        """A message was recalled."""
+        if self._interceptors is not None:
+            context = RecallContext(topic, message_id, self._group, self._cluster.client_id, region)
+            self._interceptors.after_recall(context)
 
     @contextmanager
     def sending(self, kind: Kind, message: Message) -> Iterator[SendContext]:
@@ -161,7 +191,10 @@ class InterceptedProducer(Producer):
         self._ensure_open()
         given = as_message(message, body, tags, keys, properties, order_key)
         with self._outbound.sending("request", given) as context:
-            return await super().request(context.message, queue=queue, timeout=timeout)
+            return await self._request(context.message, queue, timeout, partial(self._outbound.stored, context))
+
+    def _recalled(self, topic: str, message_id: str, region: str | None) -> None:
+        self._outbound.recalled(topic, message_id, region)
 
     async def send_oneway(
         self,
@@ -196,6 +229,11 @@ class InterceptedTransactionalProducer(TransactionalProducer):
         with self.outbound.sending("half", message) as context:
             result = context.result = await super().send_half(context.message, queue=queue, timeout=timeout)
         return result
+
+    def _ended(
+        self, message: Message | DeliveredRecord, transaction_id: str, outcome: Outcome, broker: str, *, checked: bool
+    ) -> None:
+        self.outbound.transaction_ended(message, transaction_id, outcome, broker, checked=checked)
 
 
 class WatchedDelivery:

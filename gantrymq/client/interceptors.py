@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import attrs
 
-from gantrymq.message import DeliveredRecord, Message, SendResult
+from gantrymq.message import DeliveredRecord, Message, Outcome, SendResult
 from gantrymq.remoting.logs import LibraryLog
 
 log: LibraryLog = LibraryLog()
 
 
-def _now() -> int:
+def now_ms() -> int:
+    """The time, in ms since 1970."""
     return int(time.time() * 1000)
 
 
@@ -29,12 +30,14 @@ class SendContext:
     """By which method; ``half``: in a transaction."""
     group: str
     client_id: str
-    started: int = attrs.field(factory=_now)
+    started: int = attrs.field(factory=now_ms)
     """When it began, in ms since 1970."""
     result: SendResult | None = None
-    """Where it is stored; None before, after a failure, and with ``oneway`` and ``request``."""
+    """Where it is stored; None before, after a failure, and with ``oneway``."""
+    stored: int | None = None
+    """When the broker had it, in ms since 1970; a ``request`` waits for its reply after that. None without a result."""
     error: BaseException | None = None
-    """What the sender gets in place of a result."""
+    """What the sender gets in place of a result; a ``request`` whose reply does not come has both."""
     data: dict[str, Any] = attrs.field(factory=dict)
     """For interceptors: what the one before has to tell the one after."""
 
@@ -48,12 +51,40 @@ class ConsumeContext:
     client_id: str
     alone: bool = True
     """Whether it is given out by itself, and not in a batch."""
-    started: int = attrs.field(factory=_now)
+    started: int = attrs.field(factory=now_ms)
     """When the application got it, in ms since 1970."""
     acknowledged: bool | None = None
     """The result: True if it was acknowledged, False if it was returned for redelivery, None before."""
     data: dict[str, Any] = attrs.field(factory=dict)
     """For interceptors: what the one before has to tell the one after."""
+
+
+@attrs.define
+class TransactionContext:
+    """The outcome of a transaction, which is about to be sent to the broker."""
+
+    message: Message | DeliveredRecord
+    """As it was given to the producer, or as the broker checked back with it (``checked``)."""
+    transaction_id: str
+    outcome: Outcome
+    group: str
+    client_id: str
+    broker: str
+    """The address of the broker."""
+    checked: bool
+    """Whether the broker asked, because it had no outcome yet."""
+
+
+@attrs.define
+class RecallContext:
+    """A message that a producer has taken back before its time."""
+
+    topic: str
+    message_id: str
+    group: str
+    client_id: str
+    region: str | None
+    """The region of the broker, if it names one: RocketMQ's from 5.3 on, and GantryMQ's."""
 
 
 class Interceptor:
@@ -69,6 +100,12 @@ class Interceptor:
 
     def after_send(self, context: SendContext) -> None:
         """It is stored (``context.result``), or has failed (``context.error``)."""
+
+    def after_transaction(self, context: TransactionContext) -> None:
+        """The local branch of a transaction, or the check of one, has ended with an outcome."""
+
+    def after_recall(self, context: RecallContext) -> None:
+        """A message was recalled."""
 
     def before_consume(self, context: ConsumeContext) -> None:
         """A consumer is about to give out a message. Its ``properties`` are a dict that may be changed."""
@@ -110,6 +147,22 @@ class Interceptors:
                 one.after_send(context)
             except Exception:
                 self._log(one, "after_send", context.message.topic)
+
+    def after_transaction(self, context: TransactionContext) -> None:
+        """Call all."""
+        for one in self._reversed:
+            try:
+                one.after_transaction(context)
+            except Exception:
+                self._log(one, "after_transaction", context.message.topic)
+
+    def after_recall(self, context: RecallContext) -> None:
+        """Call all."""
+        for one in self._reversed:
+            try:
+                one.after_recall(context)
+            except Exception:
+                self._log(one, "after_recall", context.topic)
 
     def before_consume(self, context: ConsumeContext) -> None:
         """Call all."""

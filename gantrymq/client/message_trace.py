@@ -1,12 +1,11 @@
 """RocketMQ's message traces: who sent and who consumed a message, for ``mqadmin queryMsgTraceById``.
 
 Source: RocketMQ 4.9.7 ``AsyncTraceDispatcher``, ``TraceDataEncoder``, ``SendMessageTraceHookImpl``,
-``ConsumeMessageTraceHookImpl``.
+``ConsumeMessageTraceHookImpl``, ``EndTransactionTraceHookImpl``; 5.3.3 ``DefaultRecallMessageTraceHook``.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Final
 
@@ -15,10 +14,17 @@ import attrs
 
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.errors import GantryError
-from gantrymq.client.interceptors import ConsumeContext, Interceptor, SendContext
+from gantrymq.client.interceptors import (
+    ConsumeContext,
+    Interceptor,
+    RecallContext,
+    SendContext,
+    TransactionContext,
+    now_ms,
+)
 from gantrymq.client.outgoing import prepare
 from gantrymq.client.sender import Sender
-from gantrymq.message import Message, SendStatus
+from gantrymq.message import Message, Outcome, SendStatus
 from gantrymq.remoting.address import decode_host, format_address
 from gantrymq.remoting.message_ids import parse_offset_message_id
 from gantrymq.remoting.names import TRACE_TOPIC
@@ -42,7 +48,12 @@ TRACE_SEPARATOR: Final = "\x02"
 NO_VALUE: Final = "null"
 """What Java writes where a message has no tag or key; its reader takes no empty field."""
 _REGION: Final = "DefaultRegion"
-_NORMAL, _HALF, _DELAYED = 0, 1, 3
+_NORMAL, _HALF, _COMMIT, _DELAYED = 0, 1, 2, 3
+"""``MessageType``; Java's clients write the third for each end of a transaction, a rollback as well."""
+_STATES: Final = {
+    Outcome.COMMIT: "COMMIT_MESSAGE", Outcome.ROLLBACK: "ROLLBACK_MESSAGE", Outcome.UNKNOWN: "UNKNOW",
+}  # fmt: skip
+"""``LocalTransactionState``."""
 _SUCCESS, _FAILED = 0, 4
 """``ConsumeReturnType``."""
 _DATA: Final = "gantrymq.message_trace"
@@ -95,7 +106,31 @@ class MessageTrace(Interceptor):
             message.keys, result.message_id,
             "Pub", context.started, _REGION, self._plain(context.group), self._plain(message.topic), result.message_id,
             message.tags or NO_VALUE, _text(message.keys), store_host, len(message.body),
-            _now() - context.started, kind, result.offset_message_id or NO_VALUE, _bool(result.status is SendStatus.OK),
+            (context.stored or now_ms()) - context.started, kind,
+            result.offset_message_id or NO_VALUE, _bool(result.status is SendStatus.OK),
+        )  # fmt: skip
+
+    def after_transaction(self, context: TransactionContext) -> None:
+        """Trace the outcome of a transaction, also one that a broker has checked back for."""
+        message = context.message
+        if message.topic == self.topic:
+            return
+        region = message.properties.get(MSG_REGION) or _REGION
+        self._add(
+            message.keys, context.transaction_id,
+            "EndTransaction", now_ms(), region, self._plain(context.group), self._plain(message.topic),
+            context.transaction_id, message.tags or NO_VALUE, _text(message.keys), context.broker, _COMMIT,
+            context.transaction_id, _STATES[context.outcome], _bool(context.checked),
+        )  # fmt: skip
+
+    def after_recall(self, context: RecallContext) -> None:
+        """Trace that a message was recalled, where the broker names its region: RocketMQ's do from 5.3 on."""
+        if context.region is None or context.topic == self.topic:
+            return
+        self._add(
+            (), context.message_id,
+            "Recall", now_ms(), context.region, self._plain(context.group), self._plain(context.topic),
+            context.message_id, _bool(True),
         )  # fmt: skip
 
     def before_consume(self, context: ConsumeContext) -> None:
@@ -118,8 +153,8 @@ class MessageTrace(Interceptor):
         done = bool(context.acknowledged)
         self._add(
             message.keys, message.message_id,
-            "SubAfter", request, message.message_id, _now() - context.started, _bool(done), _text(message.keys),
-            _SUCCESS if done else _FAILED, _now(), self._plain(context.group),
+            "SubAfter", request, message.message_id, now_ms() - context.started, _bool(done), _text(message.keys),
+            _SUCCESS if done else _FAILED, now_ms(), self._plain(context.group),
         )  # fmt: skip
 
     def _plain(self, name: str) -> str:
@@ -178,10 +213,6 @@ def trace_of(choice: bool | str) -> MessageTrace | None:
     if isinstance(choice, str) and choice:
         return MessageTrace(choice)
     raise ValueError(f"trace is True, False or a topic, not {choice!r}")
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
 
 
 def _text(keys: tuple[str, ...]) -> str:

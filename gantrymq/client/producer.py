@@ -5,7 +5,7 @@ Source of the defaults: RocketMQ 4.9.7 ``DefaultMQProducer``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -212,6 +212,12 @@ class Producer(Lifetime):
         """
         self._ensure_open()
         given = as_message(message, body, tags, keys, properties, order_key)
+        return await self._request(given, queue, timeout, lambda _: None)
+
+    async def _request(
+        self, given: Message, queue: QueueChoice | None, timeout: float, on_stored: Callable[[SendResult], None]
+    ) -> DeliveredRecord:
+        """:meth:`request`, which calls ``on_stored`` when a broker has the message."""
         correlation_id = str(uuid4())
         added = {
             CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: self._cluster.client_id,
@@ -228,7 +234,8 @@ class Producer(Lifetime):
         pending = self._cluster.replies.expect(correlation_id)
         try:
             choice = choose_queue(queue, given.order_key)
-            await self._sender.deliver(outgoing, choice, max(0.0, deadline - anyio.current_time()))
+            stored = await self._sender.deliver(outgoing, choice, max(0.0, deadline - anyio.current_time()))
+            on_stored(stored.result(0))
             what = f"the request to {given.topic} within {timeout:g} s"
             return await pending.wait(deadline - anyio.current_time(), what)
         finally:
@@ -252,7 +259,12 @@ class Producer(Lifetime):
         except ValueError as error:
             raise InvalidMessage(f"{handle[:80]!r} is no recall handle: {error}") from None
         await self._sender.queues_within(parts.topic, self._sender.timeout)
-        return await self._sender.recall(parts.topic, parts.broker, handle)
+        message_id, region = await self._sender.recall(parts.topic, parts.broker, handle)
+        self._recalled(parts.topic, parts.unique_key, region)
+        return message_id
+
+    def _recalled(self, topic: str, message_id: str, region: str | None) -> None:
+        """A message was recalled. Producers with interceptors have a use for that."""
 
     async def send_oneway(
         self,

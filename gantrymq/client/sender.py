@@ -38,7 +38,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.recall import RecallMessageHeader, RecallMessageResponse
-from gantrymq.remoting.properties import java_hash
+from gantrymq.remoting.properties import MSG_REGION, java_hash
 from gantrymq.remoting.tasks import within
 from gantrymq.remoting.versions import FIRST_WITH_TIMES, version_name
 from gantrymq.remoting.waiting import clock_of_loop
@@ -245,14 +245,15 @@ class Sender:
             await self._check_timed(channel)
         await channel.send_oneway(outgoing.command(self.group, target))
 
-    async def recall(self, topic: str, broker: str, handle: str) -> str:
-        """Take back the message of ``handle``, which waits at ``broker``; the message's id."""
+    async def recall(self, topic: str, broker: str, handle: str) -> tuple[str, str | None]:
+        """Take back the message of ``handle``, which waits at ``broker``: the message's id, and the broker's region."""
         address = self._cluster.routes.master(MessageQueue(topic=topic, broker_name=broker))
         header = RecallMessageHeader(producer_group=self.group, topic=topic, recall_handle=handle)
         channel = await self._cluster.broker(address)
         answer = await call(channel, Command(RequestCode.RECALL_MESSAGE, header.to_ext()), self.timeout)
         with reading(address):
-            return read_header(RecallMessageResponse, answer.ext).msg_id
+            message_id = read_header(RecallMessageResponse, answer.ext).msg_id
+        return message_id, (answer.ext or {}).get(MSG_REGION)
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
         """Run ``work`` in the background, until the client ends."""

@@ -111,7 +111,7 @@ class TransactionalProducer(Lifetime):
             outcome, error = await self._run(
                 "transaction_branch_failed", half.message_id, branch, given, half.message_id
             )
-        await self.end(half, outcome, error)
+        await self.end(given, half, outcome, error)
         return TransactionResult(half, outcome, error)
 
     async def send_half(
@@ -127,8 +127,8 @@ class TransactionalProducer(Lifetime):
         choice = choose_queue(queue, message.order_key)
         return (await self._sender.deliver(outgoing, choice, timeout)).result(0)
 
-    async def end(self, half: SendResult, outcome: Outcome, error: Exception | None = None) -> None:
-        """Tell the broker that stored ``half`` its ``outcome``; no answer is waited for.
+    async def end(self, message: Message, half: SendResult, outcome: Outcome, error: Exception | None = None) -> None:
+        """Send the ``outcome`` of ``message`` to the broker that stored it as ``half``; no answer is waited for.
 
         Raises nothing when the broker cannot be reached: it asks for the outcome when it has waited long enough.
         """
@@ -139,7 +139,9 @@ class TransactionalProducer(Lifetime):
                 commit_log_offset=_log_offset(half), commit_or_rollback=outcome.value, msg_id=half.message_id,
                 transaction_id=half.message_id, topic=half.queue.topic,
             )  # fmt: skip
-            await self._send_outcome(self._cluster.routes.master(half.queue), header, error)
+            address = self._cluster.routes.master(half.queue)
+            self._ended(message, half.message_id, outcome, address, checked=False)
+            await self._send_outcome(address, header, error)
         except GantryError as failure:
             log.warning("transaction_end_failed", group=self.group, transaction=half.message_id, reason=str(failure))
 
@@ -195,10 +197,16 @@ class TransactionalProducer(Lifetime):
             commit_log_offset=asked.commit_log_offset, commit_or_rollback=outcome.value, from_transaction_check=True,
             msg_id=record.message_id, transaction_id=asked.transaction_id, topic=record.topic,
         )  # fmt: skip
+        self._ended(record, record.message_id, outcome, question.address, checked=True)
         try:
             await self._send_outcome(question.address, header, error)
         except GantryError as failure:
             log.warning("transaction_end_failed", group=self.group, transaction=record.message_id, reason=str(failure))
+
+    def _ended(
+        self, message: Message | DeliveredRecord, transaction_id: str, outcome: Outcome, broker: str, *, checked: bool
+    ) -> None:
+        """A transaction has its outcome. Producers with interceptors have a use for that."""
 
     async def _run(
         self, failed: str, transaction: str, work: Callable[..., Outcome | Awaitable[Outcome]], *arguments: object

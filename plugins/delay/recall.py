@@ -15,7 +15,7 @@ import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.processors import Request, take_each
-from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.plugins.interfaces import SendRules, TopicTable
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.header import read_header
@@ -92,11 +92,13 @@ class Recalls:
             raise RemoteFault(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return handle
 
-    @staticmethod
-    def _answer(batch: AppendBatch) -> None:
+    def _answer(self, batch: AppendBatch) -> None:
+        rules = self.broker.registry.find(SendRules)
+        common = {} if rules is None else rules.answer_fields  # clients trace recalls of brokers that name their region
         for row, (request, handle) in enumerate(batch.origins):
             status = batch.statuses[row]
             if status == ResponseCode.SUCCESS or status in _LATE:
-                request.answer(ResponseCode.SUCCESS, None, RecallMessageResponse(msg_id=handle.unique_key).to_ext())
+                ext = {**RecallMessageResponse(msg_id=handle.unique_key).to_ext(), **common}
+                request.answer(ResponseCode.SUCCESS, None, ext)
             else:
                 request.answer(ResponseCode.SYSTEM_ERROR, f"recall failed, {batch.remarks.get(row, 'execute error')}")

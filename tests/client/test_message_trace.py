@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import gantrymq
 from gantrymq import Message, Outcome
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.properties import decode_properties
+from gantrymq.remoting.recall_handles import encode_handle
 from gantrymq.remoting.records import COMPRESSED
 
 pytestmark = pytest.mark.anyio
@@ -81,6 +83,85 @@ async def test_message_traces_equal_those_of_javas_clients(fake_cluster: Cluster
     assert [(line[2], line[4], line[5], line[6], line[8]) for line in after] == [
         (first.message_id, "true", "k1 k2", "0", "g"), (later.message_id, "false", "null", "4", "g"),
     ]  # fmt: skip
+
+
+def give_offset_ids(broker: Any) -> None:
+    """Let the broker answer sends with ids that are offsets in a log, as the outcome of a transaction needs."""
+
+    def answer(request: Any) -> Any:
+        stored = broker.on_send_message_v2(request)
+        stored.ext["msgId"] = f"7F00000100002A9F{7:016X}"
+        return stored
+
+    broker.answers[RequestCode.SEND_MESSAGE_V2] = answer
+
+
+async def test_outcomes_requests_and_recalls_are_traced_as_by_javas_clients(fake_cluster: Cluster) -> None:
+    async with fake_cluster(**{"T": 1, TRACES: 1}) as cluster:
+        regions = iter([{}, {"MSG_REGION": "eu"}])
+        give_offset_ids(cluster.broker)
+        cluster.broker.answers[RequestCode.RECALL_MESSAGE] = lambda request: request.answer(
+            0, ext={"msgId": "STORED", **next(regions)}
+        )
+        async with gantrymq.connect(cluster.address, trace=True) as client:
+            async with client.transactional_producer(
+                "tp", check=lambda _: Outcome.UNKNOWN, local=lambda *_: Outcome.ROLLBACK
+            ) as transactional:
+                half = (await transactional.send("T", b"half", tags="a", keys=["k1", "k2"])).sent
+                await cluster.broker.ask("tp", "KEY")
+                await cluster.broker.wait_for(RequestCode.END_TRANSACTION, 2)
+            async with client.producer("p") as producer:
+                for _ in range(2):  # a broker before 5.3 names no region: Java's client traces no recall there
+                    await producer.recall(encode_handle("T", "broker-a", 5, "LATER"))
+                with pytest.raises(gantrymq.ReplyTimeout):
+                    await producer.request("T", b"1", keys="asked", timeout=0.3)
+        lines, keys = stored_traces(cluster)
+    broker = cluster.broker.address
+    ended = [line for line in lines if line[0] == "EndTransaction"]
+    assert all(abs(int(line[1]) - time.time() * 1000) < 60_000 for line in ended)
+    assert [line[2:] for line in ended] == [
+        ["DefaultRegion", "tp", "T", half.message_id, "a", "k1 k2", broker, "2", half.message_id, "ROLLBACK_MESSAGE",
+         "false"],
+        ["DefaultRegion", "tp", "T", "KEY", "null", "null", broker, "2", "KEY", "UNKNOW", "true"],
+    ]  # fmt: skip
+    assert [line[2:] for line in lines if line[0] == "Recall"] == [["eu", "p", "T", "LATER", "true"]]
+    (request,) = [line for line in lines if line[0] == "Pub" and line[7] == "asked"]
+    assert (request[3:5], request[11], request[13]) == (["p", "T"], "0", "true")
+    assert int(request[10]) < 250  # ms until it was stored, not until the reply did not come
+    assert keys >= {half.message_id, "KEY", "LATER", "k1", "k2", "asked"}
+
+
+async def test_interceptors_get_outcomes_and_recalls(fake_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    got: list[Any] = []
+
+    class Watch(gantrymq.Interceptor):
+        def after_transaction(self, context: gantrymq.TransactionContext) -> None:
+            got.append((context.message.body, context.transaction_id, context.outcome, context.group, context.checked))
+            raise LookupError("broken")
+
+        def after_recall(self, context: gantrymq.RecallContext) -> None:
+            got.append((context.topic, context.message_id, context.region))
+            raise LookupError("broken")
+
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address, interceptors=[Watch()]) as client,
+        client.producer("p") as producer,
+        client.transactional_producer(
+            "tp", check=lambda _: Outcome.COMMIT, local=lambda *_: Outcome.UNKNOWN
+        ) as transactional,
+    ):
+        give_offset_ids(cluster.broker)
+        cluster.broker.answers[RequestCode.RECALL_MESSAGE] = lambda request: request.answer(0, ext={"msgId": "ID"})
+        half = (await transactional.send("T", b"own")).sent
+        await cluster.broker.ask("tp", half.message_id)
+        await cluster.broker.wait_for(RequestCode.END_TRANSACTION, 2)
+        await producer.recall(encode_handle("T", "broker-a", 5, "LATER"))
+    assert got == [
+        (b"own", half.message_id, Outcome.UNKNOWN, "tp", False), (b"half", half.message_id, Outcome.COMMIT, "tp", True),
+        ("T", "LATER", None),
+    ]  # fmt: skip
+    assert caplog.text.count("interceptor_failed") == 3
 
 
 async def test_traces_are_sent_in_the_background_to_the_configured_topic(fake_cluster: Cluster) -> None:

@@ -59,6 +59,17 @@ def our_traces_of(nameserver: str, message_id: str) -> list[tuple[str, str | Non
     return sorted((each.event, each.group, each.result, each.retries) for each in found.events)
 
 
+def ends_of(nameserver: str, message_id: str) -> list[tuple[str | None, ...]]:
+    """What ``gantrymq message trace`` shows of a transaction's outcome."""
+
+    async def ask() -> MessageTraces:
+        async with gantrymq.connect(nameserver) as client:
+            return await message_traces(client, message_id)
+
+    events = trio.run(ask).events
+    return [(each.event, each.group, each.result, each.topic, each.keys) for each in events if each.event != "sent"]
+
+
 def make_topic(system: Any, topic: str) -> None:
     """Create the topic, so that a consumer finds it at its start."""
     create_topic(system.broker, topic)
@@ -141,6 +152,10 @@ def test_message_traces_of_the_python_client_are_shown(
     topic, group, producers = names("t"), names("g"), names("p")
     make_topic(system, topic)
     with gantrymq.sync.connect(system.nameserver, trace=True) as client:
+        with client.transactional_producer(
+            f"{producers}-t", check=lambda _: gantrymq.Outcome.UNKNOWN, local=lambda *_: gantrymq.Outcome.ROLLBACK
+        ) as transactional:
+            half = transactional.send(topic, b"half", keys="k").transaction_id
         with client.producer(producers) as producer:
             batch = [gantrymq.Message(topic, b"1", keys="k"), gantrymq.Message(topic, b"2")]
             sent = {producer.send(topic, b"0", tags="a").message_id}
@@ -157,6 +172,9 @@ def test_message_traces_of_the_python_client_are_shown(
             assert our_traces_of(system.nameserver, message_id) == [
                 ("consumed", group, "success", 0), ("sent", producers, "success", None),
             ]  # fmt: skip
+        found = wait_traces(mqadmin, system.nameserver, half, 1)
+        assert [(row[0], row[1], row[-1]) for row in found] == [("Pub", f"{producers}-t", "success")]
+        assert ends_of(system.nameserver, half) == [("transaction_ended", f"{producers}-t", "rollback", topic, "k")]
 
 
 def test_the_trace_topic_has_a_route_before_the_first_trace(gantry: Any) -> None:

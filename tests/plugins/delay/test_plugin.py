@@ -87,7 +87,10 @@ async def test_a_message_with_a_time_arrives_at_it_and_one_that_is_recalled_does
             assert (handle.topic, handle.broker, handle.unique_key) == ("T", broker.name, body.decode().upper())
             if body == b"b":
                 recalled = await channel.call(recall("T", answer.ext["recallHandle"]))
-                assert (recalled.code, recalled.ext) == (ResponseCode.SUCCESS, {"msgId": "B"})
+                assert (recalled.code, recalled.ext) == (
+                    ResponseCode.SUCCESS,
+                    {"msgId": "B", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"},
+                )
         with trio.fail_after(10):
             found = await channel.call(pull("T", 1, suspend_ms=8000, expression="t"))
         (arrived,) = decode_records(found.body)
