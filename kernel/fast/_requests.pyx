@@ -99,7 +99,7 @@ cdef class HotRequest:
     cdef int read_fields(self, Field* fields) noexcept:
         """Read the header's fields, at most ``FIELDS_MAX``; returns how many, or -1 if the plain decoder has to."""
         cdef Head head
-        return head.count if read_head(self.kind, self.head, self.header_size, &head, fields) else -1
+        return head.count if read_head(self.kind, self.head, self.header_size, &head, fields, 0) else -1
 
     cdef int move_out(self) except -1:
         """Copy the request's frame, so that the request does not keep all received bytes alive."""
@@ -232,13 +232,17 @@ include "_replies.pxi"
 include "_stored.pxi"
 
 
-cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, int kind, Readers readers):
+cdef HotRequest read_hot(
+    Block block, const uint8_t* header, Py_ssize_t size, int kind, Readers readers, size_t sender
+):
     """The request with this header, or None if the plain decoder has to decode it."""
     cdef Field fields[FIELDS_MAX]
     cdef Head head
     cdef HotRequest request
     cdef RequestReader reader
-    if not read_head(kind, header, size, &head, fields) or head.flag & RESPONSE or not -0x80000000LL <= head.opaque <= 0x7FFFFFFFLL:
+    if not read_head(kind, header, size, &head, fields, sender) or head.flag & RESPONSE:
+        return None
+    if not -0x80000000LL <= head.opaque <= 0x7FFFFFFFLL:
         return None
     if not 0 <= head.flag <= 0x7FFFFFFF or not -0x80000000LL <= head.code <= 0x7FFFFFFFLL:
         return None
@@ -308,7 +312,9 @@ def read_requests(connection, buffer, limit, Readers readers=None):
         length = get32(data + position)
         mark = get32(data + position + 4)
         header_size = mark & 0xFFFFFF
-        request = read_hot(block, data + position + 8, header_size, mark >> 24, readers)
+        request = read_hot(
+            block, data + position + 8, header_size, mark >> 24, readers, <size_t><PyObject*>connection
+        )
         if request is not None:
             request.connection = connection
             request.block = block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 import sys
@@ -334,3 +335,44 @@ def test_a_usual_send_never_becomes_a_command(twin: Any, more: str, traits: int)
     twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
     stored = f"{send['i']}\x02C\x01c" if traits else "K\x01v\x02C\x01c"
     assert (batch.properties, batch.traits, others) == ([stored.encode()], traits, [])
+
+
+USUAL_HEADER = json.dumps(
+    {
+        "code": 310,
+        "extFields": {**SEND, "i": "K\x01é", "n": "b"},
+        "flag": 0,
+        "language": "JAVA",
+        "opaque": 9,
+        "version": 407,
+    },
+    separators=(",", ":"),
+    ensure_ascii=False,
+).encode()
+EDITS = [
+    b"", b"0", b"7", b"-", b"12345", b'"', b'""', b"\\", b'\\"', b"\\u0001", b"x", b"long text" * 3, "é€".encode(),
+    b"\xff", b"\x1f", b",", b":", b"{", b"}", b'"x":"y",', b'","x":"y', b'"a":"2",', b"true", b"null", b" ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("removed", [0, 1, 3])
+def test_a_header_with_any_change_to_the_previous_one_is_read_anew(removed: int) -> None:
+    for at in range(len(USUAL_HEADER)):
+        for added in EDITS[at % 3 :: 3]:  # all of them at each value, and each third at each place
+            changed = USUAL_HEADER[:at] + added + USUAL_HEADER[at + removed :]
+            data = frame(USUAL_HEADER) + frame(changed) + frame(USUAL_HEADER)
+            slow, fast = (
+                outcome(lambda twin=twin, data=data: Produce(twin).run(data)) for twin in (SlowPath, compiled)
+            )  # type: ignore[misc]
+            assert fast == slow, changed
+
+
+def test_values_of_a_header_may_be_longer_or_shorter_than_in_the_previous_one() -> None:
+    texts = ["", "1", "K\x0112345678", "K\x01" + "x" * 8 + '"', "K\x01" + "x" * 900, "\\n" * 5, "K\x01" + "é" * 9]
+    for one, other in itertools.product(texts, texts):
+        data = b"".join(
+            encode(Command(310, {**SEND, "i": text, "e": str(len(text) % 3)}, b"body", opaque=len(text)))
+            for text in (one, other, one)
+        )
+        slow, fast = (Produce(twin).run(data) for twin in (SlowPath, compiled))
+        assert fast == slow
