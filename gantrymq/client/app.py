@@ -152,10 +152,7 @@ class App:
                 self._workers = [self._worker(client, each) for each in self._registered.values()]
                 async with anyio.create_task_group() as watching:
                     if signals and gets_signals():
-                        try:
-                            await watching.start(watch_signals, self._stop_at_signal)
-                        except NotImplementedError:
-                            log.warning("signals_not_watched", group=", ".join(self._registered))
+                        await watching.start(watch_signals, self._stop_at_signal)
                     try:
                         failure = await self._run_all(client)
                     finally:

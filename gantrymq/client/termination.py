@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Final
@@ -15,9 +16,10 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
+"""SIGBREAK (Ctrl-Break) is what Windows has to end a process that is not in the foreground."""
 WAKE_SECONDS: Final = 1.0
-"""So often the main thread looks for a signal on systems where a wait keeps it from being handled (Windows)."""
+"""So often the main thread wakes up on systems where a wait keeps a signal from being handled (Windows)."""
 
 Stop = Callable[[str], None]
 """Called in the event loop with the name of the signal."""
@@ -68,7 +70,7 @@ async def watch_signals(stop: Stop, *, task_status: TaskStatus[None] = anyio.TAS
                     task_status.started()
                 await watch.freed.wait()
                 continue
-            with watch.receiving(), anyio.open_signal_receiver(*SIGNALS) as received:
+            with watch.receiving(), _signal_receiver() as received:
                 if not is_started:
                     is_started = True
                     task_status.started()
@@ -79,6 +81,43 @@ async def watch_signals(stop: Stop, *, task_status: TaskStatus[None] = anyio.TAS
     finally:
         if stop in watch.stops:
             watch.stops.remove(stop)
+
+
+@contextmanager
+def _signal_receiver() -> Iterator[AsyncIterator[signal.Signals]]:
+    with ExitStack() as stack:
+        try:
+            received = stack.enter_context(anyio.open_signal_receiver(*SIGNALS))
+        except NotImplementedError:  # of asyncio on Windows
+            received = stack.enter_context(_handlers_for_asyncio())
+        yield received
+
+
+@contextmanager
+def _handlers_for_asyncio() -> Iterator[AsyncIterator[signal.Signals]]:
+    loop = asyncio.get_running_loop()
+    send, receive = anyio.create_memory_object_stream[signal.Signals](len(SIGNALS))
+
+    def put(number: signal.Signals) -> None:
+        # one is enough, and after the end none is wanted
+        with suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            send.send_nowait(number)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(put, signal.Signals(number))  # this also wakes the loop
+
+    with send, receive, _handlers(handle):
+        yield receive
+
+
+@contextmanager
+def _handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_in_portal(portal: BlockingPortal, run: Callable[[], Awaitable[None]], stop: Stop, *, signals: bool) -> None:
@@ -106,12 +145,8 @@ def _signals_put_into(events: SimpleQueue[signal.Signals | None], wanted: bool) 
     def received(number: int, frame: FrameType | None) -> None:
         events.put(signal.Signals(number))
 
-    before = {number: signal.signal(number, received) for number in SIGNALS}
-    try:
+    with _handlers(received):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _next(events: SimpleQueue[signal.Signals | None]) -> signal.Signals | None:

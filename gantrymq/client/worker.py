@@ -76,10 +76,7 @@ class Worker(Generic[R]):
         try:
             async with self._consumer, anyio.create_task_group() as watching:
                 if signals and gets_signals():
-                    try:
-                        await watching.start(watch_signals, self.stop_at_signal)
-                    except NotImplementedError:
-                        log.warning("signals_not_watched", group=self._consumer.group)
+                    await watching.start(watch_signals, self.stop_at_signal)
                 async with anyio.create_task_group() as self._tasks:
                     if self._stopped.is_set():
                         self._limit_drain()

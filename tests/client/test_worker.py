@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
 import os
@@ -49,6 +50,31 @@ async def test_handlers_run_concurrently_and_finished_messages_are_committed_at_
         assert len(done) == 20
         assert 1 < most <= 4
         assert cluster.broker.offsets == {("g", "T", 0): 10, ("g", "T", 1): 10}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_signals_reach_workers_where_asyncio_has_no_signal_handlers(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_on_windows(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", as_on_windows)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        done: list[bytes] = []
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            await anyio.sleep(0.01)
+            done.append(message.body)
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", drain_timeout=10)
+        assert done == [b"x"]
+        assert cluster.broker.offsets == {("g", "T", 0): 1}
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 async def test_messages_of_a_batch_are_handled_concurrently(fake_cluster: Cluster) -> None:
