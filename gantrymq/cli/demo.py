@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gantrymq.cli.tally import Tally
     from gantrymq.client import Client
     from gantrymq.message import Message
+    from gantrymq.spark import ExportProgress
 
 TOPIC = "demo"
 GROUP = "demo-readers"
@@ -192,9 +193,9 @@ def export(nameserver: str, folder: Path, sent: Tally, rows: list[Row]) -> list[
         rows.append(Row("export to Parquet", None, 0.0, f"left out: {status.reason}"))
         return []
     print_line("exporting with Spark, whose start takes some seconds")
-    with Meter("export, files") as meter:
+    with Meter("export, messages") as meter:
         meter.show()
-        result = spark.export(TOPIC, folder, nameserver, progress=partial(_files, meter))
+        result = spark.export(TOPIC, folder, nameserver, progress=partial(_show, meter))
     exported = tally_parquet(folder)
     rows.append(Row("export to Parquet", exported.count, result.seconds, f"{result.files} files in {folder}"))
     print_line(describe("exported", rows[-1]))
@@ -244,8 +245,8 @@ def print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def _files(meter: Meter, done: int, total: int) -> None:
-    meter.set(done, total)
+def _show(meter: Meter, now: ExportProgress) -> None:
+    meter.set(now.rows, now.rows_total)
 
 
 if __name__ == "__main__":

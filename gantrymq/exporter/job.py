@@ -29,7 +29,8 @@ class Job:
 
 @attrs.frozen
 class Report:
-    """Of one topic: tasks that are done, and all of them; once it has ended (``ended``), what was exported of it.
+    """Of one topic: tasks that are done, and all of them, and ``rows`` of ``rows_total`` messages; once it has ended
+    (``ended``), what was exported of it.
 
     ``ends``: by queue, up to which offset the export has it. ``error`` is empty unless the topic failed.
     """
@@ -39,6 +40,7 @@ class Report:
     total: int = 0
     ended: bool = False
     rows: int = 0
+    rows_total: int = 0
     bytes: int = 0
     files: int = 0
     lost: int = 0

@@ -18,6 +18,7 @@ from gantrymq.exporter.job import Job, Report
 from gantrymq.spark.errors import SparkError
 from gantrymq.spark.exports.engines import Engine, find_engine
 from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.measuring import ExportProgress
 from gantrymq.spark.exports.planning import Sizes
 from gantrymq.spark.exports.run import export_with
 from gantrymq.spark.exports.target import local_folder
@@ -73,7 +74,7 @@ def _export(
             Sizes(job.file_rows, job.file_bytes),
             known=known,
             discard_plan=_is_obsolete(folder, known),
-            progress=lambda done, total: report(Report(topic, done, total)),
+            progress=lambda now: report(_as_report(topic, now)),
         )
         ended = attrs.evolve(
             ended, rows=result.rows, bytes=result.bytes, files=result.files, lost=result.lost, manifest=result.number
@@ -85,6 +86,10 @@ def _export(
     except SparkError as failure:
         return attrs.evolve(ended, error=ended.error or str(failure))
     return attrs.evolve(ended, ends={key[2]: end for key, end in ends.items() if key[:2] == (topic, job.broker)})
+
+
+def _as_report(topic: str, now: ExportProgress) -> Report:
+    return Report(topic, now.tasks, now.tasks_total, rows=now.rows, rows_total=now.rows_total, bytes=now.bytes)
 
 
 def _is_obsolete(folder: ExportFolder, known: list[Queue]) -> bool:

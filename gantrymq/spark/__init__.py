@@ -26,6 +26,7 @@ from gantrymq.spark.errors import (
     reason,
 )
 from gantrymq.spark.exports.compacting import CompactResult, compact_export
+from gantrymq.spark.exports.measuring import ExportProgress
 from gantrymq.spark.exports.reading import ExportStatus, QueueStatus, export_files, export_status, read_export
 from gantrymq.spark.exports.run import ExportResult, export
 from gantrymq.spark.local import SparkStatus, java_available, register, session, spark_status
@@ -37,6 +38,7 @@ __all__ = [
     "DataLoss",
     "ExportDamaged",
     "ExportFenced",
+    "ExportProgress",
     "ExportResult",
     "ExportStatus",
     "FolderInUse",

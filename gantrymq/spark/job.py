@@ -21,22 +21,20 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 """The interval of progress checks, in seconds."""
 
-Progress = Callable[[int, int], None]
-"""Called with the number of completed tasks and of all tasks."""
 
-
-def run_job(work: Callable[[SparkSession], None], spark: SparkSession | None, progress: Progress | None) -> None:
+def run_job(work: Callable[[SparkSession], None], spark: SparkSession | None, poll: Callable[[], None] | None) -> None:
     """Call ``work`` with ``spark``, or with a local session that is stopped afterwards.
 
-    Raises :class:`SparkError` with the relevant line if Spark fails. On KeyboardInterrupt, or an error of ``progress``,
-    it cancels the job first; if Spark is still starting, it waits for the start.
+    Raises :class:`SparkError` with the relevant line if Spark fails. Calls ``poll`` every :data:`POLL_SECONDS` while
+    the job runs. On KeyboardInterrupt, or an error of ``poll``, it cancels the job first; if Spark is still starting,
+    it waits for the start.
     """
     job = _Job(work, spark)
     job.thread.start()
     try:
         while not job.done.wait(POLL_SECONDS):
-            if progress is not None:
-                job.report(progress)
+            if poll is not None and job.is_running():
+                poll()
     except BaseException:
         job.cancel()
         raise
@@ -56,16 +54,9 @@ class _Job:
         self._spark: SparkSession | None = None
         self._cancelled = False
 
-    def report(self, progress: Progress) -> None:
-        """Report the progress of the job, once Spark has it."""
-        if self._spark is None:
-            return
-        tracker = self._spark.sparkContext.statusTracker()
-        jobs = [tracker.getJobInfo(job_id) for job_id in tracker.getJobIdsForGroup(self._group)]
-        stages = [tracker.getStageInfo(stage_id) for job in jobs if job is not None for stage_id in job.stageIds]
-        total = sum(stage.numTasks for stage in stages if stage is not None)
-        if total:
-            progress(sum(stage.numCompletedTasks for stage in stages if stage is not None), total)
+    def is_running(self) -> bool:
+        """Whether Spark has started."""
+        return self._spark is not None
 
     def cancel(self) -> None:
         """Cancel the job and wait until its thread has ended."""

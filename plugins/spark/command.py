@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -19,8 +19,8 @@ from gantrymq.kernel.env import environment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gantrymq.spark import ExportResult, ExportStatus
-    from gantrymq.spark.job import Progress
+    from gantrymq.spark import ExportProgress, ExportResult, ExportStatus
+    from gantrymq.spark.exports.measuring import Progress
 
 
 EVERY_LEAST_S: Final = 0.1
@@ -53,11 +53,21 @@ BROKER = click.option(
 )
 
 
+FORMAT = click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["parquet", "delta", "iceberg"]),
+    default="parquet",
+    show_default=True,
+    help="With delta, DIR may be a URL such as s3://bucket/table; with iceberg it is catalog.namespace.table.",
+)
+
+
 @click.group(invoke_without_command=True, subcommand_metavar="[status | compact | run-now | pause | resume]")
 @click.option("--topic", metavar="TOPIC", help="Required. The topic, or several with commas between.")
 @click.option("--to", "folder", metavar="DIR", help="Required. The folder of the export; the first run makes it.")
 @NAMESERVER
-@click.option("--format", "file_format", type=click.Choice(["parquet"]), default="parquet", show_default=True)
+@FORMAT
 @click.option(
     "--starting-offsets",
     default="earliest",
@@ -94,9 +104,7 @@ BROKER = click.option(
 @click.option(
     "--engine",
     type=click.Choice(["spark", "local"]),
-    default="spark",
-    show_default=True,
-    help="local runs in this process, without Spark and Java.",
+    help="local runs in this process, without Spark and Java: always so for delta and iceberg.  [default: spark]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def export(
@@ -117,18 +125,18 @@ def export(
         raise click.UsageError("--follow goes with neither --overwrite nor --until: these are for one run.")
     from gantrymq import spark
 
-    in_spark = given["engine"] == "spark"
+    in_spark = given["engine"] != "local" and given["file_format"] == "parquet"
     status = spark.spark_status()
     if in_spark and not status:
         raise SparkNotHere(f"the export runs in Spark, which cannot start here: {status.reason}")
     # Without --follow, export starts the session: it can be cancelled meanwhile.
     running = spark.session(log_level="off") if in_spark and follow else None
     while True:
-        with _progress("exporting", in_spark) as progress:
+        with _export_progress(in_spark) as progress:
             result = _export_once(topic, folder, running, progress, given)
         if not follow or result.rows or result.lost:
-            shown = _as_json(topic, given["file_format"], result) if as_json else _as_line(topic, result)
-            click.echo(shown)
+            show = _as_json if as_json else _as_line
+            click.echo(show(topic, given["file_format"], result))
         if not follow:
             return
         given["discard_plan"] = False
@@ -155,6 +163,7 @@ def _export_once(
         overwrite=given["overwrite"],
         discard_plan=given["discard_plan"],
         engine=given["engine"],
+        file_format=given["file_format"],
         options=options,
         spark=running,
         progress=progress,
@@ -189,8 +198,11 @@ def _read_time(name: str, text: str) -> str:
 @click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--nameserver", metavar="HOST:PORT", help="Ask the brokers for the lag, too.")
 @click.option("--broker", metavar="HOST:PORT", help="Instead of DIR: ask this broker's plugin `exporter`.")
+@FORMAT
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
-def show_status(folder: str | None, nameserver: str | None, broker: str | None, as_json: bool) -> None:
+def show_status(
+    folder: str | None, nameserver: str | None, broker: str | None, file_format: str, as_json: bool
+) -> None:
     """Show what an export has, queue by queue, and whether a run was stopped; or what a broker's exporter does."""
     from gantrymq import spark
 
@@ -200,11 +212,11 @@ def show_status(folder: str | None, nameserver: str | None, broker: str | None, 
         _show_exporter(broker, "status", as_json)
         return
     assert folder is not None
-    status = spark.export_status(folder, nameserver, security_options())
+    status = spark.export_status(folder, nameserver, security_options(), file_format)
     if as_json:
         click.echo(json.dumps(attrs.asdict(status) | {"folder": str(status.folder)}))
         return
-    for line in _status_lines(status):
+    for line in _status_lines(status, file_format):
         click.echo(line)
 
 
@@ -260,7 +272,7 @@ def compact(folder: str, as_json: bool) -> None:
     """Merge small files of an export; readers of manifests see the old or the new ones."""
     from gantrymq import spark
 
-    with _progress("compacting") as progress:
+    with _compact_progress() as progress:
         result = spark.compact_export(folder, progress=progress)
     if as_json:
         click.echo(json.dumps(attrs.asdict(result)))
@@ -268,25 +280,28 @@ def compact(folder: str, as_json: bool) -> None:
         click.echo(f"{result.before} files became {result.after}: {folder}, {result.seconds:.1f} s")
 
 
-def _status_lines(status: ExportStatus) -> Iterator[str]:
-    age = "no run has published" if status.age is None else f"manifest {status.number}, {status.age:,.0f} s old"
+def _status_lines(status: ExportStatus, file_format: str) -> Iterator[str]:
+    version = "manifest" if file_format == "parquet" else "version"
+    age = "no run has published" if status.age is None else f"{version} {status.number}, {status.age:,.0f} s old"
     yield f"{status.folder}: {age}"
     for queue in status.queues:
         lag = "" if queue.lag is None else f", lag {queue.lag:,}"
         lost = f", {queue.lost:,} lost" if queue.lost else ""
+        files = f" in {queue.files} files, {queue.bytes:,} bytes" if file_format == "parquet" else ""
         yield (
-            f"{queue.topic} {queue.broker} queue {queue.queue_id}: {queue.rows:,} messages in {queue.files} files, "
-            f"{queue.bytes:,} bytes, continues at {queue.next_offset}{lag}{lost}"
+            f"{queue.topic} {queue.broker} queue {queue.queue_id}: {queue.rows:,} messages{files}, "
+            f"continues at {queue.next_offset}{lag}{lost}"
         )
     if status.unfinished:
         yield "a run is going on or was stopped: the next run finishes it"
 
 
-def _as_line(topic: str, result: ExportResult) -> str:
+def _as_line(topic: str, file_format: str, result: ExportResult) -> str:
     rate = result.rows / max(result.seconds, 0.001)
     lost = f", {result.lost:,} messages were no longer there" if result.lost else ""
+    kind = {"parquet": "Parquet files", "delta": "files of a Delta table", "iceberg": "files of an Iceberg table"}
     return (
-        f"{result.rows:,} messages of {topic} in {result.files} Parquet files, {result.bytes:,} bytes, "
+        f"{result.rows:,} messages of {topic} in {result.files} {kind[file_format]}, {result.bytes:,} bytes, "
         f"{result.seconds:.1f} s ({rate:,.0f} a second): {result.folder}{lost}"
     )
 
@@ -309,21 +324,44 @@ def _as_json(topic: str, file_format: str, result: ExportResult) -> str:
 
 
 @contextmanager
-def _progress(work: str, in_spark: bool = False) -> Iterator[Progress | None]:
-    """A progress bar on stderr if that is a terminal, one line otherwise; stdout has only the result."""
+def _export_progress(in_spark: bool) -> Iterator[Progress | None]:
+    """A bar with messages, bytes, lag and remaining time on stderr if that is a terminal, one line otherwise."""
+    from rich.filesize import decimal
+
+    def show(now: ExportProgress) -> None:
+        figures = f"{now.rows:,}/{now.rows_total:,} messages, {decimal(now.bytes)}, lag {now.lag:,}"
+        update("exporting", now.rows, now.rows_total, figures)
+
+    with _bar("exporting with Spark" if in_spark else "exporting", in_spark) as update:
+        yield show if sys.stderr.isatty() else None
+
+
+@contextmanager
+def _compact_progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar with the merged files, as :func:`_export_progress`."""
+    with _bar("compacting") as update:
+        yield lambda done, total: update("compacting", done, total, f"{done}/{total} files")
+
+
+@contextmanager
+def _bar(work: str, in_spark: bool = False) -> Iterator[Callable[[str, int, int, str], None]]:
+    """A bar that is updated with its text, what is done, all of it, and figures."""
     if not sys.stderr.isatty():
-        click.echo(f"{work} with Spark" if in_spark else work, err=True)
-        yield None
+        click.echo(work, err=True)
+        yield lambda text, done, total, figures: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"))
-    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting Spark" if in_spark else work, total=None)
-
-        def show(done: int, total: int) -> None:
-            bar.update(task, description=work, completed=done, total=total)
-
-        yield show
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting Spark" if in_spark else work, total=None, figures="")
+        yield lambda text, done, total, figures: bar.update(
+            task, description=text, completed=done, total=total, figures=figures
+        )

@@ -42,7 +42,7 @@ def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"{status['broker']} exports to {status['to']} ({status['engine']}): {status['state']}{due}"
     progress = status["progress"]
     if progress is not None:
-        yield f"running: {progress['topic']}, {progress['done']} of {progress['total']} tasks"
+        yield f"running: {progress['topic']}, {progress['rows']:,} of {progress['rows_total']:,} messages"
     last = status["last_run"]
     if last is not None:
         took = last["ended"] - last["started"]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import random
+import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +29,7 @@ from gantrymq.spark import (
     DataLoss,
     ExportDamaged,
     ExportFenced,
+    ExportProgress,
     FolderInUse,
     SparkError,
     Unreachable,
@@ -625,10 +630,63 @@ def test_large_messages_make_more_tasks(cluster: FakeCluster, folder: Path) -> N
     cluster.add_topic("orders")
     for _ in range(100):
         cluster.put("orders", 0, bytes(1000))
-    tasks: list[int] = []
-    go(cluster, folder, file_bytes=20_000, progress=lambda done, total: tasks.append(total))
-    assert 5 <= max(tasks) <= 10  # of about 20 messages each
+    seen: list[ExportProgress] = []
+    go(cluster, folder, file_bytes=20_000, progress=seen.append)
+    assert 5 <= seen[-1].tasks_total <= 10  # of about 20 messages each
     assert rows(visible(folder)) == everything(cluster)
+
+
+def test_progress_tells_messages_bytes_and_lag_within_tasks_too(
+    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.spark.reader.BATCH_ROWS", 3)
+    monkeypatch.setattr("gantrymq.spark.exports.measuring.LAG_SECONDS", 0.0)
+    seen: list[ExportProgress] = []
+
+    def take(now: ExportProgress) -> None:
+        if not seen:
+            put(orders, 4)
+        seen.append(now)
+
+    result = go(orders, folder, progress=take)
+    assert [now.rows for now in seen] == [0, 3, 6, 9, 10, 13, 16, 19, 20, 20]
+    assert {(now.rows_total, now.tasks_total) for now in seen} == {(20, 2)}
+    assert [now.lag for now in seen] == [20, 21, 18, 15, 14, 11, 8, 5, 4, 4], "with the four that came"
+    assert (seen[0].bytes, seen[-1].bytes, seen[-1].tasks) == (0, result.bytes, 2)
+    assert [now.bytes for now in seen[4:6]] == [0, visible(folder)[0].stat().st_size], "of finished files"
+
+
+def test_progress_of_a_completed_plan_includes_what_was_written_before(orders: FakeCluster, folder: Path) -> None:
+    orders.script = lambda request: (
+        b"" if request.code == RequestCode.PULL_MESSAGE and (request.ext or {})["queueId"] == "1" else None
+    )
+    with pytest.raises(Unreachable):
+        go(orders, folder)
+    orders.script = lambda request: None
+    seen: list[ExportProgress] = []
+    go(orders, folder, progress=seen.append)
+    assert [(now.rows, now.rows_total, now.tasks) for now in (seen[0], seen[-1])] == [(10, 20, 1), (20, 20, 2)]
+
+
+def test_the_command_shows_messages_bytes_lag_and_remaining_time_in_a_terminal(
+    orders: FakeCluster, folder: Path
+) -> None:
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 160))
+    try:
+        command = [sys.executable, "-m", "gantrymq.cli", *_export_command(orders, folder)]
+        environ = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=follower, env=environ, check=True, timeout=120)
+    finally:
+        os.close(follower)
+    shown = b""
+    with suppress(OSError):  # EIO is a terminal's end
+        while piece := os.read(leader, 65536):
+            shown += piece
+    os.close(leader)
+    assert done.stdout.startswith(b"20 messages of orders in 2 Parquet files, ")
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"exporting .* 20/20 messages, [\d.]+ k?B(ytes)?, lag 0 +\d:\d\d:\d\d", text), text
 
 
 def test_following_exports_what_comes_until_it_is_stopped(

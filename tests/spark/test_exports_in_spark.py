@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 
 from gantrymq.cli.__main__ import run
@@ -14,7 +15,16 @@ from gantrymq.exporter import worker
 from gantrymq.exporter.job import Job, Report
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.spark import FolderInUse, SparkError, UnknownTopic, WrongOption, export, export_files, read_export
+from gantrymq.spark import (
+    ExportProgress,
+    FolderInUse,
+    SparkError,
+    UnknownTopic,
+    WrongOption,
+    export,
+    export_files,
+    read_export,
+)
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -178,10 +188,11 @@ def test_a_run_of_the_exporter_writes_with_spark(spark: SparkSession, orders: Fa
     assert [report.rows for report in reports if report.ended] == [1, 0]
 
 
-def test_progress_counts_tasks(spark: SparkSession, orders: FakeCluster, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    export("orders", tmp_path, orders.address, spark=spark, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (2, 2)
+def test_progress_counts_what_finished_tasks_wrote(spark: SparkSession, orders: FakeCluster, tmp_path: Path) -> None:
+    seen: list[ExportProgress] = []
+    result = export("orders", tmp_path, orders.address, spark=spark, progress=seen.append)
+    assert attrs.astuple(seen[0])[:5] == (0, 2, 0, 20, 0)
+    assert attrs.astuple(seen[-1]) == (2, 2, 20, 20, result.bytes, 0)
 
 
 def test_an_interrupted_export_is_cancelled_and_completed_by_the_next(
@@ -193,7 +204,7 @@ def test_an_interrupted_export_is_cancelled_and_completed_by_the_next(
         if request.code == RequestCode.PULL_MESSAGE:
             released.wait(60)
 
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(now: ExportProgress) -> None:
         raise KeyboardInterrupt
 
     orders.script = script

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from gantrymq.spark.errors import SparkMissing, WrongOption
 from gantrymq.spark.exports.writing import Task, run_task
-from gantrymq.spark.job import Progress, run_job
+from gantrymq.spark.job import run_job
 from gantrymq.spark.local import arrow_status, spark_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Engine = Callable[[Sequence[Task], Progress | None], None]
+Report = Callable[[int], None]
+"""Called now and then while tasks run, with the rows of those that have begun, if they are known."""
+Engine = Callable[[Sequence[Task], Report | None], None]
 """Runs every task to its end, or raises what the first failed one raised."""
 ENGINES = ("spark", "local")
 
@@ -31,21 +33,20 @@ def find_engine(name: str, spark: SparkSession | None) -> Engine:
     return _SparkEngine(spark) if name == "spark" else run_here
 
 
-def run_here(tasks: Sequence[Task], progress: Progress | None) -> None:
+def run_here(tasks: Sequence[Task], report: Report | None) -> None:
     """Run the tasks one after another."""
-    for done, task in enumerate(tasks):
-        if progress is not None:
-            progress(done, len(tasks))
-        run_task(task)
+    for task in tasks:
+        run_task(task, report)
 
 
 class _SparkEngine:
     def __init__(self, spark: SparkSession | None) -> None:
         self._spark = spark
 
-    def __call__(self, tasks: Sequence[Task], progress: Progress | None) -> None:
+    def __call__(self, tasks: Sequence[Task], report: Report | None) -> None:
         if tasks:
-            run_job(lambda running: _run_in_spark(running, tasks), self._spark, progress)
+            poll = None if report is None else lambda: report(0)
+            run_job(lambda running: _run_in_spark(running, tasks), self._spark, poll)
 
 
 def _run_in_spark(spark: SparkSession, tasks: Sequence[Task]) -> None:

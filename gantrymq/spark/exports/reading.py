@@ -14,6 +14,7 @@ from gantrymq.spark.columns import COLUMNS
 from gantrymq.spark.errors import ExportDamaged
 from gantrymq.spark.exports.folder import ExportFolder
 from gantrymq.spark.exports.manifest import QueueKey, State, count
+from gantrymq.spark.exports.table_formats import TABLE_FORMATS, find_table
 from gantrymq.spark.exports.target import local_folder
 from gantrymq.spark.exports.writing import FILE_COLUMNS
 from gantrymq.spark.local import session
@@ -51,7 +52,7 @@ class ExportStatus:
     ``unfinished`` is True if a run was stopped, or runs now, whose messages are not published yet.
     """
 
-    folder: Path
+    folder: Path | str
     number: int
     age: float | None
     unfinished: bool
@@ -59,17 +60,23 @@ class ExportStatus:
 
 
 def export_status(
-    to: str | Path, nameserver: str | None = None, options: Mapping[str, str] | None = None
+    to: str | Path,
+    nameserver: str | None = None,
+    options: Mapping[str, str] | None = None,
+    file_format: str = "parquet",
 ) -> ExportStatus:
     """What the export in ``to`` has; with ``nameserver`` also the lag of each queue.
 
-    ``options`` are those of the data source about security, such as ``accessKey`` and ``tls``.
+    Of a table (``file_format`` ``delta`` or ``iceberg``) the files and bytes are not counted. ``options`` are those of
+    the data source about security, such as ``accessKey`` and ``tls``.
 
     Raises :class:`ExportDamaged`, :class:`FolderInUse`, and what asking the brokers raises.
     """
+    security = read_security(options or {})
+    if file_format in TABLE_FORMATS:
+        return _table_status(file_format, to, nameserver, security)
     folder = existing_folder(to)
     state = folder.read_state()
-    security = read_security(options or {})
     highest = _find_ends(state, nameserver, security) if nameserver is not None else {}
     queues: list[QueueStatus] = []
     for key, end in sorted(state.ends.items()):
@@ -81,6 +88,22 @@ def export_status(
     age = time.time() - state.created if state.number else None
     unfinished = folder.plan_path(state.number + 1).exists()
     return ExportStatus(folder.path, state.number, age, unfinished, queues)
+
+
+def _table_status(file_format: str, to: str | Path, nameserver: str | None, security: Security) -> ExportStatus:
+    table = find_table(file_format, to)
+    state = table.read_state()
+    if not state.number:
+        raise ExportDamaged(f"{table.name} has no export")
+    highest = _find_ends(State(ends=state.ends), nameserver, security) if nameserver is not None else {}
+    queues = [
+        QueueStatus(
+            *key, queue.next_offset, queue.rows, 0, 0, queue.lost,
+            max(highest[key] - queue.next_offset, 0) if key in highest else None,
+        )
+        for key, queue in sorted(state.queues.items())
+    ]  # fmt: skip
+    return ExportStatus(table.name, state.number, time.time() - state.created, False, queues)
 
 
 def export_files(to: str | Path, topic: str | None = None) -> list[Path]:

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.spark.errors import ExportFenced, SparkError, Unreachable, WrongOption
+from gantrymq.spark.errors import ExportFenced, SparkError, SparkMissing, Unreachable, WrongOption
 from gantrymq.spark.exports import disk, placing
 from gantrymq.spark.exports.engines import Engine, find_engine
 from gantrymq.spark.exports.folder import ExportFolder
 from gantrymq.spark.exports.manifest import FORMAT, DataFile, Manifest, Plan, Span, count, encode, topic_folder
+from gantrymq.spark.exports.measuring import ExportProgress, Measure, Progress
 from gantrymq.spark.exports.planning import FILE_BYTES, FILE_ROWS, Sizes, make_plan
+from gantrymq.spark.exports.table_formats import TABLE_FORMATS, find_table
+from gantrymq.spark.exports.tables import write_table
 from gantrymq.spark.exports.target import local_folder
 from gantrymq.spark.exports.writing import Task, check_file, make_task
-from gantrymq.spark.job import Progress
+from gantrymq.spark.local import arrow_status
 from gantrymq.spark.options import SourceOptions, read_options
 from gantrymq.spark.ranges import find_queues
 from gantrymq.spark.wire import Queue, Wire
@@ -31,15 +34,16 @@ if TYPE_CHECKING:
 class ExportResult:
     """What a run wrote: messages, bytes and number of Parquet files, and how long it took.
 
-    ``number`` is the export's last manifest, ``lost`` counts messages that were gone before they could be exported,
-    ``resumed`` is whether the run finished the plan of an earlier one, which is counted here.
+    ``folder`` may be the URL or the name of a table. ``number`` is the export's last manifest, ``lost`` counts messages
+    that were gone before they could be exported, ``resumed`` is whether the run finished the plan of an earlier one,
+    which is counted here.
     """
 
     rows: int
     bytes: int
     files: int
     seconds: float
-    folder: Path
+    folder: Path | str
     number: int = 0
     lost: int = 0
     resumed: bool = False
@@ -55,7 +59,8 @@ def export(
     fail_on_data_loss: bool = True,
     overwrite: bool = False,
     discard_plan: bool = False,
-    engine: str = "spark",
+    engine: str | None = None,
+    file_format: str = "parquet",
     file_rows: int = FILE_ROWS,
     file_bytes: int = FILE_BYTES,
     options: Mapping[str, str] | None = None,
@@ -69,11 +74,13 @@ def export(
     then writes what is new; with ``discard_plan`` it starts anew instead. With ``overwrite``, what the export has of
     these topics is replaced, for readers of manifests in one step.
 
-    ``engine`` is ``spark`` (``spark`` is a session to use; without one a local one is started and stopped), or
-    ``local``: in this process, without Spark. A file has at most ``file_rows`` messages and about ``file_bytes`` of
+    ``engine`` is ``spark`` (the default; ``spark`` is a session to use, without one a local one is started and
+    stopped), or ``local``: in this process, without Spark. With ``file_format`` ``delta`` or ``iceberg``, ``to`` names
+    a table (a folder or URL; ``catalog.namespace.table``) that its own library writes, in this process; overwrite and
+    discard_plan are not for tables. A file has at most ``file_rows`` messages and about ``file_bytes`` of
     bodies. Offsets are those of the data source; they count for queues that the export does not have yet.
     ``options`` are further options of the data source, such as ``accessKey`` and ``tls``. ``progress`` is called with
-    the tasks that are done, and all of them.
+    an :class:`ExportProgress` now and then.
 
     Raises :class:`SparkMissing`, :class:`FolderInUse`, :class:`ExportDamaged`, :class:`ExportFenced` and what reading
     raises, all of them :class:`SparkError`; what can be checked is checked before the folder is made.
@@ -86,11 +93,39 @@ def export(
     settings = read_options(given | dict(options or {}))
     if settings.subscription is not None or not settings.include_properties:
         raise WrongOption("subExpression and includeProperties are not for exports, which have complete queues")
-    run_engine = find_engine(engine, spark)
     sizes = Sizes(file_rows, file_bytes)
+    if file_format in TABLE_FORMATS:
+        if engine not in (None, "local") or overwrite or discard_plan:
+            raise WrongOption(
+                f"{file_format} tables are written with the engine local, and neither overwrite nor discardPlan are "
+                "for them: delete the table, or name another one"
+            )
+        return export_table(settings, file_format, to, sizes, progress=progress)
+    if file_format != "parquet":
+        raise WrongOption(f"the format is parquet, {' or '.join(TABLE_FORMATS)}, not {file_format!r}")
+    run_engine = find_engine(engine or "spark", spark)
     return export_with(
         settings, to, run_engine, sizes, overwrite=overwrite, discard_plan=discard_plan, progress=progress
     )
+
+
+def export_table(
+    options: SourceOptions,
+    file_format: str,
+    to: str | Path,
+    sizes: Sizes,
+    *,
+    known: Sequence[Queue] = (),
+    progress: Progress | None = None,
+) -> ExportResult:
+    """As :func:`export`, into a table. ``known`` are all queues of some topics, for which no nameserver is asked."""
+    started = time.monotonic()
+    status = arrow_status()
+    if not status:
+        raise SparkMissing(status.reason)
+    table = find_table(file_format, to)
+    run = write_table(options, table, sizes, known, progress)
+    return ExportResult(run.rows, run.bytes, run.files, time.monotonic() - started, table.name, run.number, run.lost)
 
 
 def export_with(
@@ -165,17 +200,35 @@ class _Run:
     def _execute(self, plan: Plan, wire: Wire) -> None:
         manifest = self._folder.read_staged(plan.number)
         if manifest is None:
-            self._engine(self._tasks(plan, wire), self._progress)
+            self._write(plan, wire)
             manifest = self._stage(plan)
-        if self._progress is not None:
-            self._progress(len(plan.tasks), len(plan.tasks))
         placing.place(self._folder, manifest)
         self._written += manifest.added
         self._lost += manifest.lost
 
-    def _tasks(self, plan: Plan, wire: Wire) -> list[Task]:
-        options = SourceOptions(self.options.nameservers, tuple(plan.topics))
-        addresses = {(item.topic, item.broker, item.queue_id): item.address for item in find_queues(options, wire)}
+    def _write(self, plan: Plan, wire: Wire) -> None:
+        queues = find_queues(SourceOptions(self.options.nameservers, tuple(plan.topics)), wire)
+        tasks = self._tasks(plan, queues)
+        progress = self._progress
+        if progress is None:
+            self._engine(tasks, None)
+            return
+        measure = Measure(self._folder, plan, wire, queues)
+        last: ExportProgress | None = None
+
+        def report(rows_begun: int) -> None:
+            nonlocal last
+            now = measure.look(rows_begun)
+            if now != last:  # or a task that hangs would look like one that goes on
+                progress(now)
+            last = now
+
+        report(0)
+        self._engine(tasks, report)
+        report(0)
+
+    def _tasks(self, plan: Plan, queues: Sequence[Queue]) -> list[Task]:
+        addresses = {(item.topic, item.broker, item.queue_id): item.address for item in queues}
         tasks: list[Task] = []
         for index, span in enumerate(plan.tasks):
             if self._folder.read_result(plan.number, index) is not None:

@@ -22,7 +22,8 @@ def local_folder(to: str | Path) -> Path:
     if found[1].lower() != "file":
         raise WrongOption(
             f"cannot export to {text!r}: the folder must be on a file system that is mounted here, such as "
-            f"/data/export or file:///data/export; copy a finished export to {found[1]}:// with the tools of that store"
+            f"/data/export or file:///data/export; copy a finished export to {found[1]}:// with the tools of that "
+            "store, or write a Delta table there"
         )
     path = text[len("file:") :]
     if path.startswith("//"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -55,10 +55,11 @@ def make_task(
     return Task(folder, needed, index, plan.tasks[index], address, fail_on_data_loss, security)
 
 
-def run_task(task: Task) -> int:
+def run_task(task: Task, report: Callable[[int], None] | None = None) -> int:
     """Write the files of one task, then its result; the number of messages written.
 
-    A task that runs twice, also at the same time, writes the same. Raises what reading raises, and OSError.
+    A task that runs twice, also at the same time, writes the same. ``report`` is called with the number of offsets
+    that are done, after each batch. Raises what reading raises, and OSError.
     """
     folder = ExportFolder(task.folder)
     work = folder.work_path(task.plan.number)
@@ -76,6 +77,8 @@ def run_task(task: Task) -> int:
                 file = file or _File(work, task, piece)
                 file.add(piece)
                 next_offset = piece.end
+                if report is not None:
+                    report(next_offset - task.span.first)
             if file is not None:
                 written.files.append(file.close())
         except BaseException:

@@ -1,0 +1,84 @@
+"""How far a run is: what its finished tasks have written, and what is not exported yet."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from gantrymq.spark.errors import SparkError
+from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.manifest import Plan, count
+from gantrymq.spark.wire import Queue, Wire
+
+LAG_SECONDS = 5.0
+"""The interval at which the brokers are asked for new messages, in seconds."""
+_RESULT = re.compile(r"task-(\d{8,})\.json")
+
+
+@attrs.frozen
+class ExportProgress:
+    """How far a run is: tasks and messages that are done, and all that it will write; ``bytes`` of finished files.
+
+    ``lag`` counts the messages in the queues that are not exported yet: those of the run that are left, and those that
+    have come since it began.
+    """
+
+    tasks: int
+    tasks_total: int
+    rows: int
+    rows_total: int
+    bytes: int
+    lag: int
+
+
+Progress = Callable[[ExportProgress], None]
+"""Called now and then while a run writes, and at the end of its last task."""
+
+
+class Measure:
+    """Measures the run of ``plan`` while it writes. ``queues`` are those of the plan, with their present addresses."""
+
+    def __init__(self, folder: ExportFolder, plan: Plan, wire: Wire, queues: Sequence[Queue]) -> None:
+        self._folder, self._plan, self._wire, self._queues = folder, plan, wire, queues
+        self._seen: set[int] = set()
+        self._rows = self._bytes = 0
+        self._ends = {span.key: span.end for span in plan.ends}
+        self._newer = 0
+        self._asked = time.monotonic()
+
+    def look(self, rows_begun: int = 0) -> ExportProgress:
+        """How far it is now; ``rows_begun`` are rows of tasks that are not done."""
+        work = self._folder.work_path(self._plan.number)
+        for path in work.iterdir() if work.is_dir() else ():
+            found = _RESULT.fullmatch(path.name)
+            if found and int(found[1]) not in self._seen:
+                self._add(int(found[1]))
+        total = count(self._plan.tasks)
+        rows = min(self._rows + rows_begun, total)
+        return ExportProgress(
+            len(self._seen), len(self._plan.tasks), rows, total, self._bytes, total - rows + self._find_newer()
+        )
+
+    def _add(self, task: int) -> None:
+        result = self._folder.read_result(self._plan.number, task)
+        if result is not None:
+            self._seen.add(task)
+            self._rows += self._plan.tasks[task].rows
+            self._bytes += sum(file.bytes for file in result.files)
+
+    def _find_newer(self) -> int:
+        """The messages behind the end of the plan, as of at most some seconds ago."""
+        if time.monotonic() - self._asked >= LAG_SECONDS:
+            newer = 0
+            try:
+                for queue in self._queues:
+                    end = self._ends.get((queue.topic, queue.broker, queue.queue_id))
+                    newer += 0 if end is None else max(self._wire.find_bounds(queue)[1] - end, 0)
+                self._newer = newer
+            except SparkError:  # tasks wait for a broker that does not answer, or fail with the reason
+                pass
+            self._asked = time.monotonic()
+        return self._newer
