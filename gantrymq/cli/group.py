@@ -21,6 +21,7 @@ COMMANDS = {
     "consume": "gantrymq.cli.consume:consume",
     "worker": "gantrymq.cli.worker:worker",
     "query": "gantrymq.cli.query:query",
+    "top": "gantrymq.cli.top:top",
     "group": "gantrymq.cli.consumer_groups:group_commands",
     "client": "gantrymq.cli.clients:client_commands",
     "dlq": "gantrymq.cli.dead_letters:dlq",

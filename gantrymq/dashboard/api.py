@@ -29,6 +29,7 @@ from gantrymq.dashboard import views
 from gantrymq.dashboard.access import COOKIE, Access, Guard, refuse
 from gantrymq.message import Message
 from gantrymq.operations import dead_letters, groups
+from gantrymq.operations.brokers import runtime_info
 from gantrymq.operations.topics import delete_topic
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ async def _runtime(client: Client, request: Request, body: dict[str, Any]) -> An
     known = [row["address"] for row in await views.brokers(client)]
     if request.path_params["address"] not in known:
         raise NoRoute(f"no nameserver knows a broker at {request.path_params['address']}")
-    return {"runtime": await views.runtime(client, request.path_params["address"])}
+    return {"runtime": await runtime_info(client, request.path_params["address"])}
 
 
 async def _plugins(client: Client, request: Request, body: dict[str, Any]) -> Any:

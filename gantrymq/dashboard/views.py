@@ -13,10 +13,9 @@ import attrs
 from gantrymq.client.errors import BrokerError, GantryError
 from gantrymq.failover.brokers import broker_rows
 from gantrymq.operations import dead_letters, groups
-from gantrymq.operations.brokers import master_addresses
+from gantrymq.operations.brokers import master_addresses, runtime_info
 from gantrymq.operations.topics import is_brokers_topic, named_after
 from gantrymq.remoting.bodies.queues import TopicStatsReply
-from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import DLQ_PREFIX, dlq_topic
@@ -79,7 +78,7 @@ async def brokers(client: Client) -> list[dict[str, Any]]:
     rows = await broker_rows(client)
 
     async def fill(row: dict[str, Any]) -> dict[str, Any]:
-        table = {} if row["role"] == "unreachable" else await runtime(client, row["address"])
+        table = {} if row["role"] == "unreachable" else await runtime_info(client, row["address"])
         number = int(row["id"])
         return {
             **{name: row[name] for name in ("cluster", "broker", "role", "address", "offset", "lag_seconds")},
@@ -94,17 +93,6 @@ async def brokers(client: Client) -> list[dict[str, Any]]:
         }
 
     return await each(rows, fill)
-
-
-async def runtime(client: Client, address: str) -> dict[str, str]:
-    """The runtime information of the broker at ``address`` (GET_BROKER_RUNTIME_INFO); empty if it does not answer."""
-    with anyio.move_on_after(3):
-        try:
-            answer = await client.admin.request(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO))
-            return dict(KVTable.from_bytes(answer.body).table)
-        except GantryError:
-            pass
-    return {}
 
 
 async def plugins(client: Client) -> list[dict[str, Any]]:

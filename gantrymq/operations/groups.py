@@ -5,7 +5,7 @@ Source: RocketMQ 4.9.7 ``DefaultMQAdminExtImpl``, ``Broker2Client.resetOffset``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -85,24 +85,30 @@ def is_brokers_group(name: str) -> bool:
     return is_system_group(name) or name.startswith(POSITION_GROUP)
 
 
-async def group_names(client: Client, *, system: bool = False) -> list[str]:
+Masters = Mapping[str, str]
+"""Broker name to the address of its master, as :func:`master_addresses` returns; functions ask for it if it is None."""
+
+
+async def group_names(client: Client, *, system: bool = False, masters: Masters | None = None) -> list[str]:
     """Return the consumer groups that the masters know, sorted; RocketMQ's own and those that remember what was
     replayed only with ``system``."""
     names: set[str] = set()
-    for address in (await master_addresses(client)).values():
+    for address in (masters or await master_addresses(client)).values():
         answer = await client.admin.request(address, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         names |= SubscriptionGroupWrapper.from_bytes(answer.body).subscription_group_table.keys()
     return sorted(name for name in names if system or not is_brokers_group(name))
 
 
-async def group_lags(client: Client, group: str, *, times: bool = False) -> list[QueueLag]:
+async def group_lags(
+    client: Client, group: str, *, times: bool = False, masters: Masters | None = None
+) -> list[QueueLag]:
     """Return each queue in which the group has a committed offset, sorted; ``times`` also asks how long messages have
     waited.
 
     :class:`BrokerError` (code 1) from a broker that has no group of this name is ignored.
     """
     lags: list[QueueLag] = []
-    for address in (await master_addresses(client)).values():
+    for address in (masters or await master_addresses(client)).values():
         header = ConsumeStatsHeader(consumer_group=group)
         answer = await _ask(client, address, RequestCode.GET_CONSUME_STATS, header.to_ext())
         table = [] if answer is None else ConsumeStatsReply.from_bytes(answer.body).offsets
@@ -128,10 +134,12 @@ async def group_lags(client: Client, group: str, *, times: bool = False) -> list
     return sorted(lags, key=lambda lag: (lag.topic, lag.broker, lag.queue))
 
 
-async def group_members(client: Client, group: str, *, ask: bool = False) -> list[Member]:
+async def group_members(
+    client: Client, group: str, *, ask: bool = False, masters: Masters | None = None
+) -> list[Member]:
     """Return the members that are connected, sorted by client id; with ``ask`` each is asked for its subscriptions."""
     found: dict[str, Member] = {}
-    async for address, each in _connections(client, group):
+    async for address, each in _connections(client, group, masters):
         if each.client_id not in found:
             report = await member_report(client, address, group, each.client_id) if ask else None
             subscriptions = None if report is None else report.subscriptions
@@ -155,9 +163,11 @@ async def member_report(client: Client, address: str, group: str, client_id: str
     return None if answer is None else MemberReport.from_bytes(answer.body)
 
 
-async def _connections(client: Client, group: str) -> AsyncIterator[tuple[str, ClientConnection]]:
+async def _connections(
+    client: Client, group: str, masters: Masters | None = None
+) -> AsyncIterator[tuple[str, ClientConnection]]:
     """The connections of the group's members, each with the address of its broker."""
-    for address in (await master_addresses(client)).values():
+    for address in (masters or await master_addresses(client)).values():
         header = ConsumerGroupHeader(consumer_group=group)
         answer = await _ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header.to_ext())
         for each in [] if answer is None else ConsumerConnections.from_bytes(answer.body).connection_set:
@@ -185,11 +195,12 @@ async def overview(client: Client, names: Sequence[str]) -> list[Overview]:
     """Return the number of members and topics and the lag of each group."""
     rows = [Overview(name) for name in names]
     limit = anyio.CapacityLimiter(AT_ONCE)
+    masters = await master_addresses(client)
 
     async def fill(row: Overview) -> None:
         async with limit:
-            lags = await group_lags(client, row.group)
-            row.members = len(await group_members(client, row.group))
+            lags = await group_lags(client, row.group, masters=masters)
+            row.members = len(await group_members(client, row.group, masters=masters))
             row.topics = len({lag.topic for lag in lags if not is_retry_topic(lag.topic)})
             row.lag = sum(lag.lag for lag in lags)
 

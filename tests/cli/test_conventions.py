@@ -93,7 +93,7 @@ def test_wrong_usage_is_one_line_with_the_prefix_and_code_2(cli: Callable[..., A
         ("topic", "peek", "--topic", "T"), ("group", "list"), ("group", "describe", "g"), ("dlq", "list"),
         ("query", "T", "--key", "k"), ("delayed", "list"), ("cluster", "status"), ("consume", "T", "--group", "g"),
         ("message", "why", "ID", "T", "--group", "g"), ("message", "get", "ID", "T"), ("message", "trace", "ID"),
-        ("client", "list"), ("client", "kick", "ID"),
+        ("client", "list"), ("client", "kick", "ID"), ("top", "--once"),
         ("definitions", "export"),
     ],
 )  # fmt: skip

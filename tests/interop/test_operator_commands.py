@@ -67,6 +67,9 @@ def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
             reasons = {row["code"] for row in read("message", "why", sent, topic, "--group", group)}
             assert reasons == {"dead_letter"}
         listed = {row["group"]: row["topics"] for row in read("group", "list")}
+        load = read("top", "--once", "--interval", "300ms", "--max", "1000")
+        assert [(row["state"], row["stored_per_second"] >= 0) for row in load["brokers"]] == [("ok", True)]
+        assert next(row["lag"] for row in load["groups"] if row["group"] == group) == 0
         assert listed[group] == 1
         assert sorted(run("dlq", "peek", group).splitlines()) == ["0", "1", "2", "3"]
 

@@ -1,0 +1,119 @@
+"""``gantrymq top``: rates and lag, once, as JSON lines, and in a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gantrymq import Message
+from gantrymq.cli.top import LiveView
+from gantrymq.operations.load import BrokerSample, GroupSample, Sample, load_between
+from gantrymq.sync import Client
+from support.processes import gantrymq_child
+
+Cli = Callable[..., Any]
+
+
+def counters(stored: int, delivered: int) -> dict[str, str]:
+    return {"msgPutTotalTodayNow": str(stored), "msgGetTotalTodayNow": str(delivered), "commitLogDiskRatio": "0.25"}
+
+
+BEFORE = Sample(
+    100.0,
+    {
+        "a": BrokerSample("h:1", counters(100, 50)),
+        "b": BrokerSample("h:2", counters(7, 7)),
+        "c": BrokerSample("h:3", {}),
+    },
+    {
+        "fast": GroupSample(2, 100, 100, 0, 0),
+        "slow": GroupSample(1, 100, 90, 10, 500),
+        "hangs": GroupSample(1, 100, 40, 60, 900),
+        "left": GroupSample(1, 100, 99, 1, 5),
+    },
+)
+AFTER = Sample(
+    110.0,
+    {
+        "a": BrokerSample("h:1", counters(150, 80)),
+        "b": BrokerSample("h:2", counters(0, 3) | {"notReady": "disk full"}),  # restarted
+        "c": BrokerSample("h:3", {}),
+        "d": BrokerSample(None, {}),
+    },
+    {
+        "fast": GroupSample(2, 200, 190, 10, 20),
+        "slow": GroupSample(1, 200, 100, 100, 4000),
+        "hangs": GroupSample(1, 100, 40, 60, 10_900),
+        "left": GroupSample(0, 100, 99, 1, None),
+        "new": GroupSample(1, 5, 5, 0, 0),
+    },
+)
+
+
+def test_rates_and_states_follow_from_two_samples() -> None:
+    load = load_between(BEFORE, AFTER)
+    assert [(each.broker, each.stored_per_second, each.delivered_per_second, each.state) for each in load.brokers] == [
+        ("a", 5.0, 3.0, "ok"), ("b", 0.0, 0.0, "disk full"), ("c", None, None, "unreachable"),
+        ("d", None, None, "missing"),
+    ]  # fmt: skip
+    assert [
+        (each.group, each.stored_per_second, each.consumed_per_second, each.lag, each.state) for each in load.groups
+    ] == [
+        ("slow", 10.0, 1.0, 100, "slow"), ("hangs", 0.0, 0.0, 60, "stopped"), ("fast", 10.0, 9.0, 10, "slow"),
+        ("left", 0.0, 0.0, 1, "stopped"), ("new", 0.0, 0.0, 0, "ok"),
+    ]  # fmt: skip
+    assert load.brokers[0].disk_ratio == 0.25
+    halves = load_between(Sample(105.0, AFTER.brokers, AFTER.groups), AFTER, BEFORE)
+    assert (halves.seconds, halves.groups[0].stored_per_second) == (5.0, 10.0), "groups have a longer window"
+
+
+def test_the_terminal_is_redrawn_with_the_slowest_groups() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100, height=40)
+    with LiveView(2, console) as view:
+        view.show(load_between(BEFORE, AFTER))
+        view.show_error("127.0.0.1:9876: no nameserver can be reached")
+    shown = text.getvalue()
+    assert "5.0 stored/s, 3.0 delivered/s, 171 messages wait in 5 groups" in shown
+    assert "hangs" in shown
+    assert "left" not in shown
+    assert "no sample: 127.0.0.1:9876" in shown
+
+
+def test_one_interval_is_printed_as_a_table_and_as_json(
+    cli: Cli, gantry_broker: Any, gantry_client: Client, gantry_topic: str
+) -> None:
+    group = f"g-{gantry_topic[-8:]}"
+    with gantry_client.producer() as producer:
+        for number in range(3):
+            producer.send(Message(gantry_topic, b"%d" % number))
+    with gantry_client.consumer(gantry_topic, group, start="first") as consumer:
+        next(iter(consumer)).ack()
+    at = ("--once", "--interval", "200ms", "--max", "1000", "--nameserver", gantry_broker.nameserver)
+    load = json.loads(cli("top", "--json", *at).out)
+    (broker,) = load["brokers"]
+    assert (broker["broker"], broker["state"]) == ("broker-a", "ok")
+    assert broker["stored_per_second"] >= 0
+    row = next(each for each in load["groups"] if each["group"] == group)
+    assert (row["members"], row["lag"], row["state"], row["behind_ms"] > 0) == (0, 2, "stopped", True)
+    assert 0.2 <= load["seconds"] < 30
+    table = cli("top", *at).out
+    assert "messages wait in" in table.splitlines()[0]
+    (line,) = [line for line in table.splitlines() if line.startswith(group)]
+    assert line.split()[4:] == ["2", line.split()[5], "stopped"]
+
+
+@pytest.mark.timeout(60)
+def test_it_prints_until_it_is_ended(gantry_broker: Any, tmp_path: Path) -> None:
+    arguments = ["top", "--json", "--interval", "100ms", "--nameserver", gantry_broker.nameserver]
+    with gantrymq_child(arguments, tmp_path / "log") as child:
+        loads = [json.loads(child.wait_line(bool)) for _ in range(2)]
+        assert all(load["brokers"] for load in loads)
+        child.terminate()
+        assert child.wait() == 0
