@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.env import Env, Waker
+    from gantrymq.kernel.fast.durations import Durations
     from gantrymq.kernel.filters import FilterCompiler
     from gantrymq.kernel.kept_rows import KeptRows
     from gantrymq.kernel.manager import PluginManager
@@ -151,6 +152,9 @@ class Broker(Protocol):
 
         Then it costs others nothing if a hook of this turn blocks for a moment.
         """
+
+    def measure_turns(self) -> Durations:
+        """Measure each turn with requests from now on: from their receipt until the responses of the turn are sent."""
 
     def pace(self) -> Pace:
         """Return a pace for long work: ``await pace.rest()`` between its steps lets other tasks run."""

@@ -45,6 +45,7 @@ from gantrymq.remoting.peers import is_loopback
 
 if TYPE_CHECKING:
     from gantrymq.kernel import api
+    from gantrymq.kernel.fast.durations import Durations
 
     def _satisfies_plugin_api(broker: Broker) -> api.Broker:
         return broker
@@ -205,6 +206,10 @@ class Broker:
     def serves_one_client(self) -> bool:
         """Whether a request is handled now, and this and the last turns had one each, all of one connection."""
         return self.sweep.serves_one_client
+
+    def measure_turns(self) -> Durations:
+        """Measure each turn with requests from now on: from their receipt until the responses of the turn are sent."""
+        return self.sweep.measure_turns()
 
     def pace(self) -> Pace:
         """Return a pace for long work, which rests several times in each ``limits.turn_budget``."""

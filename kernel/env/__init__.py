@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -165,6 +166,11 @@ class Env(Protocol):
 
     def flusher(self) -> Flusher:
         """Return the flusher for files of this environment."""
+
+
+def machine_seconds() -> float:
+    """Seconds since an arbitrary moment by the machine's clock, also in a simulation: for statistics only."""
+    return time.perf_counter()
 
 
 def environment(name: str) -> str | None:

@@ -13,6 +13,8 @@ from libc.string cimport memcpy, memmove
 
 import os
 
+from gantrymq.kernel.fast.durations import BOUNDS_S
+
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
         pass
@@ -28,9 +30,30 @@ cdef extern from "pthread.h" nogil:
     int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
     int pthread_cond_signal(pthread_cond_t*)
 
+cdef extern from "time.h" nogil:
+    ctypedef long time_t
+    ctypedef int clockid_t
+    cdef struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    clockid_t CLOCK_MONOTONIC
+    int clock_gettime(clockid_t, timespec*)
+
 cdef extern from "unistd.h" nogil:
     int fdatasync(int)
     Py_ssize_t write(int, const void*, size_t)
+
+
+cdef enum:
+    BOUNDS = 16
+
+cdef double[BOUNDS] bounds = BOUNDS_S
+
+
+cdef double now_s() noexcept nogil:
+    cdef timespec found
+    clock_gettime(CLOCK_MONOTONIC, &found)
+    return <double>found.tv_sec + 1e-9 * <double>found.tv_nsec
 
 
 cdef int sync_descriptor(int descriptor) noexcept nogil:
@@ -60,6 +83,9 @@ cdef class Flusher:
     cdef bint idle
     cdef bint stopping
     cdef int failure
+    # Of syncs, under ``guard``.
+    cdef int64_t[BOUNDS + 1] counts
+    cdef double seconds
     # The flusher's own file objects, which own the descriptors: deleting a file closes another object.
     cdef list files
 
@@ -80,6 +106,17 @@ cdef class Flusher:
         pthread_mutex_destroy(&self.guard)
         PyMem_RawFree(self.descriptors)
         PyMem_RawFree(self.flushed)
+
+    @property
+    def sync_times(self):
+        cdef int64_t[BOUNDS + 1] counts
+        cdef double seconds
+        cdef int number
+        pthread_mutex_lock(&self.guard)
+        memcpy(counts, self.counts, sizeof(counts))
+        seconds = self.seconds
+        pthread_mutex_unlock(&self.guard)
+        return [counts[number] for number in range(BOUNDS + 1)], seconds
 
     @property
     def durable(self):
@@ -175,7 +212,7 @@ cdef class Flusher:
         cdef int descriptor = shared.fileno(), failed
         with nogil:
             pthread_mutex_lock(&self.syncing)
-            failed = self.failure or sync_descriptor(descriptor)
+            failed = self.failure or self.timed_sync(descriptor)
             if failed:
                 self.note(failed)
             pthread_mutex_unlock(&self.syncing)
@@ -218,6 +255,18 @@ cdef class Flusher:
             self.failure = failed
         pthread_mutex_unlock(&self.guard)
 
+    cdef int timed_sync(self, int descriptor) noexcept nogil:
+        cdef double began = now_s(), seconds
+        cdef int failed = sync_descriptor(descriptor), place = 0
+        seconds = now_s() - began
+        while place < BOUNDS and seconds > bounds[place]:
+            place += 1
+        pthread_mutex_lock(&self.guard)
+        self.counts[place] += 1
+        self.seconds += seconds
+        pthread_mutex_unlock(&self.guard)
+        return failed
+
     cdef int flush_all(self) noexcept nogil:
         cdef int failed
         pthread_mutex_lock(&self.syncing)
@@ -239,7 +288,7 @@ cdef class Flusher:
         pthread_mutex_unlock(&self.guard)
         for number in range(count):
             if not failed:
-                failed = sync_descriptor(self.flushed[number])
+                failed = self.timed_sync(self.flushed[number])
         if failed:
             self.note(failed)
         else:

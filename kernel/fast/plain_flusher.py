@@ -8,6 +8,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from gantrymq.kernel.env import machine_seconds
+from gantrymq.kernel.fast.durations import Durations
+
 if TYPE_CHECKING:
     from gantrymq.kernel.env import File, Waker
 
@@ -28,6 +31,14 @@ class Flusher:
         self._asked = threading.Event()
         self._stopping = False
         self._failure: OSError | None = None
+        self._sync_times = Durations()
+
+    @property
+    def sync_times(self) -> tuple[list[int], float]:
+        """The durations of syncs of a file: counts as in :class:`~gantrymq.kernel.fast.durations.Durations`, and the
+        sum in seconds."""
+        with self._guard:
+            return list(self._sync_times.counts), self._sync_times.seconds
 
     @property
     def durable(self) -> int:
@@ -125,11 +136,16 @@ class Flusher:
             self._durable = appended
 
     def _sync(self, file: File) -> None:
+        began = machine_seconds()
         try:
             file.datasync()
         except OSError as error:
             self._failure = error
             raise
+        finally:
+            seconds = machine_seconds() - began
+            with self._guard:
+                self._sync_times.add(seconds)
 
     def _check(self) -> None:
         if self._failure is not None:

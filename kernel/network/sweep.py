@@ -21,6 +21,7 @@ from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env import Env, Listener
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import Readers, read_requests
+from gantrymq.kernel.fast.durations import Durations
 from gantrymq.kernel.network.adaptive_wait import AdaptiveWait
 from gantrymq.kernel.network.admission import Admission
 from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
@@ -100,6 +101,7 @@ class Sweep:
         self._lone_turns = 0
         self.has_waiting: Callable[[], bool] = bool
         """Whether requests wait for a turn: ``handle`` is then also called without new requests."""
+        self._turn_times: Durations | None = None
         self.readers = Readers()
         """The readers that parse requests of some codes in place of the decoder."""
 
@@ -245,6 +247,8 @@ class Sweep:
         # Only the waker was ready and nothing was sent, so no client is about to send the next request.
         quiet = not self._dirty and len(events) == 1 and events[0][0] == waker
         self._flush_dirty()
+        if self._turn_times is not None and requests:
+            self._turn_times.add(self._env.monotonic() - now)
         return receive and not quiet
 
     def _events(self, linger: bool) -> list[tuple[int, int]]:
@@ -264,6 +268,11 @@ class Sweep:
         events = self._epoll.poll(LINGER_S, EVENTS_A_TURN)
         self._lingering.record(events)
         return events
+
+    def measure_turns(self) -> Durations:
+        """Measure turns with requests from now on, until their responses are sent; returns the growing counts."""
+        self._turn_times = self._turn_times or Durations()
+        return self._turn_times
 
     def touch(self, connection: Connection, size: int) -> None:
         """The connection has ``size`` more bytes to send. Within a turn they wait for its end, up to the limit."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from gantrymq.kernel.fast.durations import BOUNDS_S
 from gantrymq.kernel.store.reading import stored_at
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ def report(metrics: Metrics, broker: Broker) -> None:
     metrics.gauge(
         "gantrymq_log_damaged_bytes", "Bytes of the log that are damaged and cannot be read",
         sum(end - start for start, end in log.quarantine),
+    )  # fmt: skip
+    counts, seconds = log.sync_times
+    metrics.histogram(
+        "gantrymq_flush_latency_seconds", "How long flushes of log files to the disk (fdatasync) take, in seconds",
+        BOUNDS_S, counts, seconds,
     )  # fmt: skip
     for (plugin, source), count in broker.kept_rows.refused.items():
         metrics.counter(

@@ -21,6 +21,7 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.fast.durations import BOUNDS_S as TURN_BOUNDS_S
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.plugin_activity import BOUNDS_S
 from gantrymq.kernel.tasks import BackgroundTask
@@ -30,6 +31,7 @@ from gantrymq.plugins.metrics.config import MetricsConfig
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.fast.durations import Durations
     from gantrymq.plugins.metrics.exposition import Text
     from gantrymq.plugins.metrics.process import LoopLag
     from gantrymq.plugins.metrics.server import MetricsServer
@@ -46,6 +48,7 @@ class MetricsPlugin:
     _server: MetricsServer
 
     _loop_lag: LoopLag
+    _turns: Durations  # from register_tasks on
 
     def __init__(self) -> None:
         self._turn = trio.Lock()
@@ -82,6 +85,7 @@ class MetricsPlugin:
         if pages is not None:
             pages.add("/metrics", self._page)
         self._server.encryption = broker.registry.find(Encryption)
+        self._turns = broker.measure_turns()
         return [BackgroundTask("metrics", self._server.run), BackgroundTask("loop lag", self._loop_lag.measure)]
 
     @hookimpl
@@ -109,6 +113,10 @@ class MetricsPlugin:
                     log.exception("plugin_failed", plugin=info.name, hook="collect_metrics")
                 await trio.lowlevel.checkpoint()
             self._loop_lag.report(metrics)
+            metrics.histogram(
+                "gantrymq_turn_latency_seconds", "How long turns with requests take, until their responses are sent",
+                TURN_BOUNDS_S, list(self._turns.counts), self._turns.seconds,
+            )  # fmt: skip
             if self._config.hook_times:
                 for (plugin, hook), time in broker.manager.activity.times.totals.items():
                     metrics.histogram(

@@ -94,6 +94,12 @@ class CommitLog:
         return self._flusher.durable_mark
 
     @property
+    def sync_times(self) -> tuple[list[int], float]:
+        """The durations of flushes of a file: counts by the bounds of ``gantrymq.kernel.fast.durations``, and the
+        seconds of all."""
+        return self._flusher.sync_times
+
+    @property
     def last_timestamp(self) -> int:
         """Store timestamp of the last record; the next one is not lower."""
         return self._tail[1]

@@ -15,6 +15,7 @@ import pytest
 from gantrymq.kernel.env import File
 from gantrymq.kernel.env.system import SystemEnv, SystemFile
 from gantrymq.kernel.fast import plain_flusher
+from gantrymq.kernel.fast.durations import BOUNDS_S
 
 pytestmark = pytest.mark.once  # it runs both twins
 
@@ -267,3 +268,24 @@ def test_a_failed_flush_ends_the_thread(flusher: plain_flusher.Flusher, unsyncab
     life.joined()
     assert life.error is not None
     assert (life.error.errno, flusher.durable) == (errno.EINVAL, 0)
+
+
+def test_flushes_are_timed(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+    assert flusher.sync_times == ([0] * (len(BOUNDS_S) + 1), 0.0)
+    for number in range(1, 4):
+        flusher.follow(files[number])
+        flusher.appended(number, 0)
+        flusher.flush()
+    flusher.sync(files[0])
+    counts, seconds = flusher.sync_times
+    assert sum(counts) == 1 + 2 + 2 + 1, "a flush syncs the last file of the one before it again, and its own"
+    longest = max(place for place, count in enumerate(counts) if count)
+    assert ([0.0, *BOUNDS_S][longest]) <= seconds < 60.0
+
+
+def test_a_flush_that_fails_is_timed_too(flusher: plain_flusher.Flusher, unsyncable: File) -> None:
+    flusher.follow(unsyncable)
+    flusher.appended(1, 0)
+    with pytest.raises(OSError, match="Invalid argument"):
+        flusher.flush()
+    assert sum(flusher.sync_times[0]) == 1

@@ -101,6 +101,10 @@ async def test_sent_and_delivered_messages_are_counted(tmp_path: Path) -> None:
     assert value(families, "rocketmq_message_size_bucket", topic="T", le="+Inf") == 3
     assert value(families, "rocketmq_message_size_sum", topic="T") == stored
     assert value(families, "gantrymq_put_latency_seconds_count") == 4
+    assert value(families, "gantrymq_turn_latency_seconds_count") >= 4
+    assert 0 < value(families, "gantrymq_turn_latency_seconds_sum") < 60
+    assert value(families, "gantrymq_flush_latency_seconds_count") >= 4
+    assert value(families, "gantrymq_flush_latency_seconds_sum") > 0
     assert value(families, "rocketmq_consumer_lag_messages", topic="T", consumer_group="G", is_retry="false") == 3
     age = value(families, "rocketmq_consumer_lag_latency_milliseconds", topic="T", consumer_group="G")
     assert 0 <= age < 60_000
