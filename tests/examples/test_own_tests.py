@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "plugins"
 PACKAGES = sorted(path.parent for path in EXAMPLES.glob("*/pyproject.toml"))
-NEEDED = {"encrypt": "cryptography", "schema": "fastjsonschema"}
+NEEDED = {"encrypt": "cryptography", "oidc": "jwt", "schema": "fastjsonschema"}
 """What an example imports beyond GantryMQ's own dependencies."""
 
 pytestmark = [pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -61,7 +61,7 @@ def python(gantrymq_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_the_examples_all_have_tests() -> None:
-    wanted = {"dedup", "encrypt", "group_health", "route", "schema", "signed", "stamp", "webhook"}
+    wanted = {"dedup", "encrypt", "group_health", "oidc", "route", "schema", "signed", "stamp", "webhook"}
     assert wanted <= {path.name for path in PACKAGES}
     assert [package.name for package in PACKAGES if not list((package / "tests").glob("test_*.py"))] == []
 
