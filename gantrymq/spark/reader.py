@@ -120,7 +120,8 @@ class _PatientSource:
         raise Unreachable("; ".join(failures))
 
     def _pull(self, queue: Queue, offset: int) -> Pulled:
-        answer = self._wire.pull(queue, offset, subscription=self._options.subscription or ALL_MESSAGES)
+        subscription = self._options.subscription or ALL_MESSAGES
+        answer = self._wire.pull(queue, offset, subscription=subscription, until=self._wanted.end)
         if queue.is_slave and answer.max_offset <= offset:
             # Planned from the master's offsets: the slave has not copied these messages yet, so nothing is lost.
             raise Unreachable(f"{queue.address}, a slave, has {queue} up to offset {answer.max_offset} only")

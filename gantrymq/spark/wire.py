@@ -17,6 +17,7 @@ from types import TracebackType
 import attrs
 
 from gantrymq.client.namespace import SEPARATOR
+from gantrymq.client.puller import PULL_CODES
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.routes import TopicRouteData
@@ -106,6 +107,7 @@ class Wire:
         self._outgoing = security.outgoing() or _unchanged
         self._prefix = f"{security.namespace}{SEPARATOR}" if security.namespace else ""
         self._connections: dict[Address, _Connection] = {}
+        self._ahead: _Ahead | None = None
 
     def __enter__(self) -> Wire:
         return self
@@ -196,13 +198,36 @@ class Wire:
             raise Refused(queue.address, f"offset {offset} of {queue}", answer.code, answer.remark)
 
     def pull(
-        self, queue: Queue, offset: int, rows: int = PULL_ROWS, subscription: SubscriptionData = ALL_MESSAGES
+        self,
+        queue: Queue,
+        offset: int,
+        rows: int = PULL_ROWS,
+        subscription: SubscriptionData = ALL_MESSAGES,
+        *,
+        until: int = 0,
     ) -> Pulled:
         """Pull up to ``rows`` messages from ``offset`` on; the broker does not hold the pull.
 
         The broker leaves out messages that ``subscription`` excludes. It compares the hashes of tags, so other tags may
-        be among the messages.
+        be among the messages. If the next offset is below ``until``, the pull from there is sent at once, so that the
+        broker reads while the caller uses these messages; the caller's next pull takes its answer.
         """
+        answer = self._take_ahead(queue, offset, rows, subscription)
+        if answer is None or answer.code == ResponseCode.SYSTEM_BUSY:
+            answer = self._call_broker(queue, self._pull_request(queue, offset, rows, subscription))
+        if answer.code not in PULL_CODES:
+            raise Refused(queue.address, f"a pull of {queue} at {offset}", answer.code, answer.remark)
+        try:
+            bounds = read_header(PullMessageResponse, answer.ext)
+        except RemoteFault as error:
+            raise Unreachable(f"{queue.address} does not speak the protocol: {error.remark}") from None
+        if answer.code != ResponseCode.SUCCESS:
+            return Pulled(answer.code, bounds.next_begin_offset, bounds.min_offset, bounds.max_offset, b"")
+        if offset < bounds.next_begin_offset < until:
+            self._send_ahead(queue, bounds.next_begin_offset, rows, subscription)
+        return Pulled(answer.code, bounds.next_begin_offset, bounds.min_offset, bounds.max_offset, answer.body)
+
+    def _pull_request(self, queue: Queue, offset: int, rows: int, subscription: SubscriptionData) -> Command:
         header = PullMessageHeader(
             consumer_group=self._group,
             topic=queue.topic,
@@ -217,34 +242,43 @@ class Wire:
             expression_type=subscription.expression_type,
             gantrymq_max_bytes=PULL_BYTES,
         )
-        answer = self._call_broker(queue, Command(RequestCode.PULL_MESSAGE, header.to_ext()))
-        if answer.code not in (
-            ResponseCode.SUCCESS,
-            ResponseCode.PULL_NOT_FOUND,
-            ResponseCode.PULL_RETRY_IMMEDIATELY,
-            ResponseCode.PULL_OFFSET_MOVED,
-        ):
-            raise Refused(queue.address, f"a pull of {queue} at {offset}", answer.code, answer.remark)
+        return Command(RequestCode.PULL_MESSAGE, header.to_ext())
+
+    def _send_ahead(self, queue: Queue, offset: int, rows: int, subscription: SubscriptionData) -> None:
+        connection = self._connections.get(parse_address(queue.address))
+        if connection is None:
+            return
         try:
-            bounds = read_header(PullMessageResponse, answer.ext)
-        except RemoteFault as error:
-            raise Unreachable(f"{queue.address} does not speak the protocol: {error.remark}") from None
-        records = answer.body if answer.code == ResponseCode.SUCCESS else b""
-        return Pulled(answer.code, bounds.next_begin_offset, bounds.min_offset, bounds.max_offset, records)
+            opaque = connection.send(self._outgoing(self._pull_request(queue, offset, rows, subscription)))
+        except OSError:
+            return  # the next call notices it
+        self._ahead = _Ahead(queue, queue.address, offset, rows, subscription, connection, opaque)
+
+    def _take_ahead(self, queue: Queue, offset: int, rows: int, subscription: SubscriptionData) -> Command | None:
+        """The answer to the pull that was sent ahead, if it was this one and the connection still lives."""
+        ahead, self._ahead = self._ahead, None
+        wanted = (queue, queue.address, offset, rows, subscription)
+        if ahead is None or (ahead.queue, ahead.address, ahead.offset, ahead.rows, ahead.subscription) != wanted:
+            return None  # its answer is skipped, because nobody waits for its number
+        try:
+            return ahead.connection.receive(ahead.opaque)
+        except (OSError, FatalRemoteFault):
+            self._drop(parse_address(queue.address))
+            return None
 
     def call(self, address: Address, request: Command) -> Command:
         """The response to one request, whatever its code. Raises :class:`Unreachable`.
 
         If a socket broke since its last use, it reconnects once; that is safe, because all requests only read.
         """
+        self._ahead = None  # its answer would be skipped
         request = self._outgoing(request)
         known = self._connections.get(address)
         if known is not None:
             try:
                 return known.call(request)
             except (OSError, FatalRemoteFault):
-                known.close()
-                del self._connections[address]
+                self._drop(address)
         try:
             fresh = _Connection(address, self._timeout, self._tls)
         except OSError as error:
@@ -256,6 +290,11 @@ class Wire:
             raise Unreachable(f"no answer from {format_address(*address)}: {_reason(error)}") from None
         self._connections[address] = fresh
         return answer
+
+    def _drop(self, address: Address) -> None:
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
 
     def _ask_offset(self, queue: Queue, code: RequestCode, ext: dict[str, str]) -> int:
         answer = self._call_broker(queue, Command(code, ext))
@@ -299,20 +338,41 @@ class _Connection:
         self._socket.close()
 
     def call(self, request: Command) -> Command:
+        return self.receive(self.send(request))
+
+    def send(self, request: Command) -> int:
+        """Send a request; the number for :meth:`receive`."""
         request.opaque = next(self._opaque) & 0x7FFFFFFF
         self._socket.sendall(encode(request))
+        return request.opaque
+
+    def receive(self, opaque: int) -> Command:
+        """The answer to that request; answers to requests that were sent before it are skipped."""
         while True:
             frames, taken = cut_frames(self._buffer)
             del self._buffer[:taken]
             for frame in frames:
                 answer = decode(frame)
                 # A server may send requests (the members of a group have changed); none concerns a reader.
-                if answer.is_response and answer.opaque == request.opaque:
+                if answer.is_response and answer.opaque == opaque:
                     return answer
             piece = self._socket.recv(_RECEIVE_BYTES)
             if not piece:
                 raise ConnectionResetError("the server closed the connection")
             self._buffer += piece
+
+
+@attrs.frozen
+class _Ahead:
+    """A pull whose answer nobody has read yet."""
+
+    queue: Queue
+    address: str
+    offset: int
+    rows: int
+    subscription: SubscriptionData
+    connection: _Connection
+    opaque: int
 
 
 def _read_queues(topic: str, nameserver: str, body: bytes) -> list[Queue]:

@@ -9,9 +9,13 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.frame import FRAME_MAX_BYTES
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.records import decode_records
 from gantrymq.spark import wire as wire_module
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
-from gantrymq.spark.wire import Queue, Wire
+from gantrymq.spark.wire import Pulled, Queue, Wire
+from support.processes import wait_for
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -166,3 +170,62 @@ def test_a_pull_never_waits_and_commits_nothing(cluster: FakeCluster, wire: Wire
     assert fields is not None
     assert (fields["sysFlag"], fields["suspendTimeoutMillis"], fields["subscription"]) == ("4", "0", "*")
     assert fields["gantrymqMaxBytes"] == "1048576", "or a pull of a GantryMQ broker would get 32 messages"
+
+
+@pytest.fixture
+def pulled(cluster: FakeCluster) -> list[int]:
+    """The offsets of the pulls that the cluster got."""
+    cluster.add_topic("orders")
+    for number in range(8):
+        cluster.put("orders", 0, b"%d" % number)
+    offsets: list[int] = []
+
+    def note(request: Command) -> None:
+        if request.code == RequestCode.PULL_MESSAGE:
+            offsets.append(read_header(PullMessageHeader, request.ext).queue_offset)
+
+    cluster.script = note
+    return offsets
+
+
+def bodies(answer: Pulled) -> list[bytes]:
+    return [record.body for record in decode_records(answer.records)]
+
+
+def test_the_next_pull_is_sent_before_the_caller_asks_for_it(
+    cluster: FakeCluster, wire: Wire, pulled: list[int]
+) -> None:
+    queue = Queue("orders", "broker-a", 0, cluster.address)
+    assert bodies(wire.pull(queue, 0, until=8)) == [b"0", b"1", b"2"]
+    wait_for(lambda: pulled == [0, 3], 10.0)
+    assert bodies(wire.pull(queue, 3, until=8)) == [b"3", b"4", b"5"]
+    wait_for(lambda: pulled == [0, 3, 6], 10.0)
+    assert bodies(wire.pull(queue, 6, until=8)) == [b"6", b"7"]
+    assert wire.find_end(queue) == 8
+    assert pulled == [0, 3, 6], "nothing is pulled twice, and nothing behind the end"
+
+
+def test_a_pull_ahead_that_nobody_took_or_that_broke_is_pulled_again(
+    cluster: FakeCluster, wire: Wire, pulled: list[int]
+) -> None:
+    queue = Queue("orders", "broker-a", 0, cluster.address)
+    wire.pull(queue, 0, until=8)
+    assert wire.find_end(queue) == 8
+    assert bodies(wire.pull(queue, 3, until=8)) == [b"3", b"4", b"5"]
+    assert bodies(wire.pull(queue, 1, until=8)) == [b"1", b"2", b"3"]
+    hung_up = []
+
+    def hang_up_once(request: Command) -> bytes | None:
+        if hung_up:
+            return None
+        hung_up.append(request)
+        return b""
+
+    wait_for(lambda: pulled[-1] == 4, 10.0)
+    assert bodies(wire.pull(queue, 4, 2)) == [b"4", b"5"]
+    wire.pull(queue, 0, 2, until=8)
+    wait_for(lambda: pulled[-1] == 2, 10.0)
+    cluster.script = hang_up_once
+    assert bodies(wire.pull(queue, 2, 2, until=8)) == [b"2", b"3"]
+    wait_for(lambda: bool(hung_up), 10.0)
+    assert bodies(wire.pull(queue, 4, 2)) == [b"4", b"5"]
