@@ -57,6 +57,8 @@ from gantrymq.remoting.versions import version_name
 
 REBALANCE_INTERVAL_SECONDS: Final = 20.0
 REBALANCE_RETRY_SECONDS: Final = 1.0
+RETRY_TOPIC_CHECKS: Final = 30
+"""How often a rebalance looks again for the group's retry topic soon, after a message was given back."""
 COMMIT_INTERVAL_SECONDS: Final = 5.0
 BATCH_MESSAGES: Final = 32
 SUSPEND_SECONDS: Final = 1.0
@@ -103,6 +105,7 @@ class Consumer(Lifetime, Generic[R]):
         retries = options[0].of_retries()
         unwanted = settings.broadcast or retries is None or retries.topic in self._subscribed
         self._retries = None if unwanted else retries
+        self._retry_topic_checks = 0
         self._pulling: TaskGroup | None = None
         self._pullers: dict[MessageQueue, Puller[R]] = {}
         self._resets: dict[MessageQueue, int] = {}
@@ -411,6 +414,7 @@ class Consumer(Lifetime, Generic[R]):
     def returned(self) -> None:
         self._returned += 1
         if self._retries is not None and not any(queue.topic == self._retries.topic for queue in self._pullers):
+            self._retry_topic_checks = RETRY_TOPIC_CHECKS
             self.rebalance_soon()  # the member that has them now will get the message
 
     def failed(self, error: GantryError) -> None:
@@ -573,7 +577,7 @@ class Consumer(Lifetime, Generic[R]):
             return False
 
     async def _rebalance(self) -> bool:
-        """Whether it is settled: False where a queue is another member's still."""
+        """Whether it is settled: False where a queue is another member's still, or the retry topic is not known yet."""
         routes: dict[str, TopicRouteData] = {}
         missing: NoRoute | None = None
         for topic in self.topics:
@@ -600,7 +604,8 @@ class Consumer(Lifetime, Generic[R]):
         if not self._joined_at:
             self._joined_at = int(time.time() * 1000)
             self._old_queues = old
-        mine |= await self._retry_queues(members)
+        retries = await self._retry_queues(members)
+        mine |= retries or set()
         lost = [queue for queue in self._pullers if queue not in mine]
         await self._give_up(lost)
         gained = sorted(mine - self._pullers.keys() - self._releasing.keys())
@@ -626,6 +631,10 @@ class Consumer(Lifetime, Generic[R]):
             )
         if missing is not None:
             raise missing
+        if retries is None and self._retry_topic_checks:
+            # nameservers learn of it a moment after its first message: do not wait for the next interval
+            self._retry_topic_checks -= 1
+            return False
         return not refused
 
     async def _give_up(self, lost: list[MessageQueue]) -> None:
@@ -641,14 +650,15 @@ class Consumer(Lifetime, Generic[R]):
             puller.drop()
             await self._commit_quietly(puller, confirmed=True)
 
-    async def _retry_queues(self, members: list[str]) -> set[MessageQueue]:
-        """This member's share of the group's retry topic, which brokers make when they first hear of the group."""
+    async def _retry_queues(self, members: list[str]) -> set[MessageQueue] | None:
+        """This member's share of the group's retry topic, which brokers make when they first hear of the group; None if
+        the nameservers do not know the topic."""
         if self._retries is None:
             return set()
         try:
             route = await self._cluster.routes.get(self._retries.topic)
         except NoRoute:
-            return set()
+            return None
         queues = queues_to_subscribe(self._retries.topic, route)
         strategy = self._settings.allocation
         if isinstance(strategy, FixedQueues):

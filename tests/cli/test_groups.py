@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +169,42 @@ def test_dead_letters_are_counted_printed_and_replayed_once_to_their_group(shell
     with gantrymq.sync.connect(nameserver) as client, client.consumer("failing", "failer") as consumer:
         got = [(message.topic, bytes(message.body)) for _, message in zip(range(3), consumer, strict=False)]
     assert sorted(got) == [("failing", b"0"), ("failing", b"1"), ("failing", b"2")]
+
+
+KILLED_BEFORE_COMMIT = """
+import os, signal, sys
+from gantrymq.cli.__main__ import run
+from gantrymq.client.reader import Reader
+
+commit, calls = Reader.commit, 0
+
+async def counted(reader, *arguments, **named):
+    global calls
+    calls += 1
+    if calls == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await commit(reader, *arguments, **named)
+
+Reader.commit = counted
+run(sys.argv[1:])
+"""
+
+
+def test_a_replay_killed_between_send_and_commit_repeats_one_message_and_loses_none(
+    shell: Cli, nameserver: str
+) -> None:
+    make_dead_letters(nameserver, "killed", "killer", 4)
+    wait_for(lambda: json.loads(shell("dlq", "list", "killer", "--json").out)[0]["messages"] == 4)
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED_BEFORE_COMMIT, "dlq", "replay", "killer", "--nameserver", nameserver],
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert child.returncode == -signal.SIGKILL
+    assert json.loads(shell("dlq", "list", "killer", "--json").out)[0]["unreplayed"] == 3
+    assert shell("dlq", "replay", "killer").out == "replayed 3 messages\n"
+    with gantrymq.sync.connect(nameserver) as client, client.consumer("killed", "killer") as consumer:
+        got = [bytes(message.body) for _, message in zip(range(5), consumer, strict=False)]
+    assert (set(got), len(got)) == ({b"0", b"1", b"2", b"3"}, 5)
 
 
 def test_dead_letters_are_replayed_to_a_topic_with_their_tags_keys_and_properties(shell: Cli, nameserver: str) -> None:

@@ -204,6 +204,24 @@ async def test_a_retried_message_has_its_original_topic_and_id(fake_cluster: Clu
         assert cluster.broker.offsets["g", "%RETRY%g", 0] == 1
 
 
+async def test_a_retried_message_comes_soon_though_its_topic_is_registered_late(
+    fake_cluster: Cluster, no_pause: None
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        async with client.consumer("T", "g", start="first") as messages:
+            (message,) = await take(messages, 1)
+            await message.retry()
+            asked = len(cluster.nameserver.seen(105))
+            await cluster.nameserver.wait_for(105, asked + 3)  # the rebalance after the retry has found no topic
+            cluster.broker.store("%RETRY%g", 0, b"x", "RETRY_TOPIC\x01T")
+            cluster.nameserver.topics["%RETRY%g"] = 1
+            with anyio.fail_after(10):  # a rebalance is 20 s later
+                (again,) = await take(messages, 1)
+            assert again.queue.topic == "%RETRY%g"
+
+
 async def test_a_message_whose_send_back_fails_stays_unsettled(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
