@@ -6,7 +6,7 @@ import errno
 from collections import Counter
 from typing import Any
 
-from gantrymq.kernel.env import Env, File
+from gantrymq.kernel.env import Env, File, TreeFlusher
 from gantrymq.kernel.fast.plain_flusher import Flusher
 
 
@@ -22,7 +22,7 @@ class FaultEnv:
 
     KINDS = (
         "open", "pwrite", "datasync", "truncate", "preallocate", "mkdirs", "replace", "unlink", "rename", "rmtree",
-        "sync_dir",
+        "sync_dir", "sync_tree",
     )  # fmt: skip
 
     def __init__(
@@ -83,9 +83,9 @@ class FaultEnv:
         """Return a flusher that uses files of this environment."""
         return Flusher()
 
-    def mkdirs(self, path: str) -> None:
+    def mkdirs(self, path: str, *, durable: bool = True) -> None:
         self.enter("mkdirs")
-        self.env.mkdirs(path)
+        self.env.mkdirs(path, durable=durable)
 
     def replace(self, path: str, data: bytes) -> None:
         self.enter("replace")
@@ -106,6 +106,28 @@ class FaultEnv:
     def sync_dir(self, path: str) -> None:
         self.enter("sync_dir")
         self.env.sync_dir(path)
+
+    def tree_flusher(self, path: str) -> TreeFlusher | None:
+        flusher = self.env.tree_flusher(path)
+        return None if flusher is None else FaultTreeFlusher(self, flusher)
+
+
+class FaultTreeFlusher:
+    """A flusher of a folder of a :class:`FaultEnv`."""
+
+    def __init__(self, env: FaultEnv, flusher: TreeFlusher) -> None:
+        self._env = env
+        self._flusher = flusher
+
+    def flush(self) -> None:
+        if self._env.is_due("sync_tree"):
+            if self._env.lie:
+                return
+            raise self._env.error("sync_tree")
+        self._flusher.flush()
+
+    def close(self) -> None:
+        self._flusher.close()
 
 
 class FaultFile:

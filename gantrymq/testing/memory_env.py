@@ -10,7 +10,7 @@ import random
 import threading
 from typing import Any, Self
 
-from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, Waker
+from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, TreeFlusher, Waker
 from gantrymq.kernel.env.system import EventWaker, SystemListener
 from gantrymq.kernel.errors import StoreInUse
 from gantrymq.kernel.fast.plain_flusher import Flusher
@@ -259,7 +259,7 @@ class MemoryEnv:
             name.rpartition("/")[2] for name in {*self.files, *self.folders} if _parent(name) == path and name != path
         )
 
-    def mkdirs(self, path: str) -> None:
+    def mkdirs(self, path: str, *, durable: bool = True) -> None:
         self.check()
         while path not in self.folders:
             self.folders.add(path)
@@ -310,6 +310,23 @@ class MemoryEnv:
             self.unlink(name)
         self.folders -= {folder for folder in self.folders if folder == path or folder.startswith(f"{path}/")}
 
+    def tree_flusher(self, path: str) -> TreeFlusher | None:
+        return MemoryTreeFlusher(self, path)
+
+    def sync_tree(self, path: str) -> None:
+        """Flush data and names below ``path``."""
+        self.check()
+        waiting = []
+        for change in self._unsynced:
+            if any(name is not None and name.startswith(f"{path}/") for name in change[:2]):
+                _apply(self._synced_names, change)
+            else:
+                waiting.append(change)
+        self._unsynced = waiting
+        for name, inode in self.files.items():
+            if name.startswith(f"{path}/"):
+                inode.sync()
+
     def sync_dir(self, path: str) -> None:
         self.check()
         waiting = []
@@ -353,6 +370,20 @@ class MemoryEnv:
 
     def flusher(self) -> Flusher:
         return Flusher()
+
+
+class MemoryTreeFlusher:
+    """Flushes a folder of a :class:`MemoryEnv`."""
+
+    def __init__(self, env: MemoryEnv, path: str) -> None:
+        self._env = env
+        self._path = path
+
+    def flush(self) -> None:
+        self._env.sync_tree(self._path)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _apply(names: dict[str, _Inode], change: tuple[str | None, str | None, _Inode]) -> None:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import random
+import re
 import shutil
 import socket
 import struct
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, Waker
+from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, TreeFlusher, Waker
 from gantrymq.kernel.errors import StoreInUse, StoreNotWritable
 
 if TYPE_CHECKING:
@@ -211,6 +212,56 @@ class SystemLock:
             self._forget()
 
 
+REPORTING_FILE_SYSTEMS = ("ext4", "xfs")
+"""Their ``syncfs`` writes the data, commits the journal and flushes the disk's cache."""
+REPORTS_SINCE = (5, 8)
+"""The first version of Linux whose ``syncfs`` returns the errors of earlier writes."""
+
+
+def _file_system(path: str) -> str:
+    """Return the type of the file system of ``path``; empty if the system does not say."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo") as mounts:
+            for line in mounts:
+                mount, _, rest = line.partition(" - ")
+                if mount.split()[2] == number:
+                    return rest.split()[0]
+    except (OSError, IndexError):
+        pass
+    return ""
+
+
+def _linux_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+
+
+class SystemTreeFlusher:
+    """Flushes the file system of a folder with ``syncfs``, other programs' files included.
+
+    The system reports each failed write once to every descriptor that was open when it failed: so this one is opened
+    before the first write and stays open. A failed write of another program's file is reported too.
+    """
+
+    def __init__(self, path: str) -> None:
+        import ctypes  # loads slowly, and only here
+
+        self._syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+        self._errno = ctypes.get_errno
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def flush(self) -> None:
+        if self._syncfs(self._descriptor):
+            number = self._errno()
+            raise OSError(number, os.strerror(number))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 class SystemListener:
     """A :class:`Listener` for Linux. OSError or OverflowError if the address cannot be bound (port 0: any)."""
 
@@ -266,7 +317,7 @@ class SystemEnv:
         except FileNotFoundError:
             return []
 
-    def mkdirs(self, path: str) -> None:
+    def mkdirs(self, path: str, *, durable: bool = True) -> None:
         path = os.path.abspath(path)
         missing = []
         while not os.path.isdir(path):
@@ -274,7 +325,8 @@ class SystemEnv:
             path = os.path.dirname(path)
         for folder in reversed(missing):
             os.mkdir(folder, 0o700)
-            self.sync_dir(os.path.dirname(folder))
+            if durable:
+                self.sync_dir(os.path.dirname(folder))
 
     def replace(self, path: str, data: bytes) -> None:
         temporary = f"{path}.tmp"
@@ -314,6 +366,11 @@ class SystemEnv:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def tree_flusher(self, path: str) -> TreeFlusher | None:
+        if _linux_version() < REPORTS_SINCE or _file_system(path) not in REPORTING_FILE_SYSTEMS:
+            return None
+        return SystemTreeFlusher(path)
 
     def lock(self, path: str) -> Lock:
         return SystemLock(path)

@@ -270,6 +270,12 @@ class Segments:
                 self._names_unsynced = True
                 raise
 
+    def flushed_elsewhere(self) -> None:
+        """The caller flushes the folder as a whole: what was written before needs no :meth:`sync`."""
+        for segment in list(self._segments):
+            segment.unsynced = False
+        self._names_unsynced = False
+
     def _sync_names(self) -> None:
         try:
             self._env.sync_dir(self.folder)

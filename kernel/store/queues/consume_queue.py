@@ -252,8 +252,8 @@ class ConsumeQueue:
                 self._written = 0
             self.min_offset = self.max_offset = 0
 
-    def _write_tail(self) -> None:
-        """Write the entries in memory to the files; with ``_writing`` held."""
+    def _write_tail(self, *, durable: bool = True) -> None:
+        """Write the entries in memory to the files; with ``_writing`` held. ``durable``: flush names of new folders."""
         with self._guard:
             data = memoryview(bytes(self._tail))
             start = self._written
@@ -262,7 +262,7 @@ class ConsumeQueue:
             self._open_files.use(self)
         try:
             if data and not len(self._segments):
-                self._env.mkdirs(self.folder)
+                self._env.mkdirs(self.folder, durable=durable)
             while done < len(data):
                 segment = self._segments.ensure(start + done)
                 part = data[done : done + segment.end - start - done]
@@ -284,6 +284,19 @@ class ConsumeQueue:
                 self._extension.sync()
                 self._write_tail()
                 self._segments.sync()
+
+    @property
+    def has_files(self) -> bool:
+        """Whether entries were ever written to files."""
+        return len(self._segments) > 0
+
+    def write(self) -> None:
+        """Write all entries; the caller then flushes the folder of all queues. :class:`NoRoom`, :class:`OSError`."""
+        with self._writing:
+            if not self._gone:
+                self._extension.sync()
+                self._write_tail(durable=False)
+                self._segments.flushed_elsewhere()
 
     def suspect(self, offset: int) -> bool:
         """Report that the entry at a queue offset points to another record than its own, or to none.

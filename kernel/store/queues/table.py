@@ -15,7 +15,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
-from gantrymq.kernel.env import Env
+from gantrymq.kernel.env import Env, TreeFlusher
 from gantrymq.kernel.errors import LogPoisoned, NoRoom
 from gantrymq.kernel.fast import QueueEntries, queue_entries
 from gantrymq.kernel.layouts import ENTRY
@@ -30,6 +30,11 @@ log = structlog.get_logger("gantrymq.queues")
 
 DESCRIPTOR_SHARE = 4
 """Queues keep at most a quarter of the process's file descriptors open."""
+
+MANY_NEW = 64
+MANY = 256
+"""With so many new queues, or so many in all, one flush of the whole file system costs less than one of each queue: a
+new one takes four. With fewer it may cost more, because other programs' files are flushed with it."""
 
 SUSPECTS_MAX = 1024
 SETTLED_MAX = 65_536
@@ -89,6 +94,9 @@ class ConsumeQueues:
         self._unflushed: set[ConsumeQueue] = set()
         self._guard = Lock()
         self._flushing = Lock()
+        self._tree: TreeFlusher | None = None
+        self._owes_tree = False
+        """Whether queues were written that only :attr:`_tree` can flush."""
         self._poison: str | None = None
         self.open_files = OpenFiles(descriptors_allowed(DESCRIPTOR_SHARE))
         self.next_offsets: dict[tuple[str, int], int] = {}
@@ -109,6 +117,7 @@ class ConsumeQueues:
 
     def open(self) -> None:
         """Find the queues on the disk. Damaged ones are deleted and rebuilt from the log."""
+        self._tree = self._env.tree_flusher(self.folder)
         for topic in self._env.listdir(self.folder):
             if not TOPIC_PATTERN.fullmatch(topic) or not self._env.is_dir(f"{self.folder}/{topic}"):
                 log.warning("foreign_folder_ignored", path=f"{self.folder}/{topic}")
@@ -180,7 +189,7 @@ class ConsumeQueues:
             try:
                 queue.put(entries, stored)
             except OSError as error:
-                raise self._poisoned("writing", queue, error) from error
+                raise self._poisoned("writing", queue.folder, error) from error
             self.units += queue.max_offset - before
             touched.append(queue)
         with self._guard:
@@ -245,6 +254,9 @@ class ConsumeQueues:
             self._check()
             with self._guard:
                 unflushed, self._unflushed = self._unflushed, set()
+            if self._tree is not None and (self._owes_tree or self._are_many(unflushed)):
+                self._flush_tree(self._tree, unflushed)
+                return
             while unflushed:
                 queue = unflushed.pop()
                 try:
@@ -254,14 +266,37 @@ class ConsumeQueues:
                         self._unflushed |= {queue, *unflushed}
                     raise
                 except OSError as error:
-                    raise self._poisoned("flushing", queue, error) from error
+                    raise self._poisoned("flushing", queue.folder, error) from error
 
-    def _poisoned(self, doing: str, queue: ConsumeQueue, error: OSError) -> QueuesPoisoned:
+    def _are_many(self, unflushed: Collection[ConsumeQueue]) -> bool:
+        if len(unflushed) < MANY_NEW or self._extension.writes:
+            return False
+        return len(unflushed) >= MANY or sum(not queue.has_files for queue in unflushed) >= MANY_NEW
+
+    def _flush_tree(self, tree: TreeFlusher, unflushed: set[ConsumeQueue]) -> None:
+        """Write all these queues, then flush them together."""
+        self._owes_tree = True
+        for queue in unflushed:
+            try:
+                queue.write()
+            except NoRoom:
+                with self._guard:
+                    self._unflushed |= unflushed
+                raise
+            except OSError as error:
+                raise self._poisoned("writing", queue.folder, error) from error
+        try:
+            tree.flush()
+        except OSError as error:
+            raise self._poisoned("flushing", self.folder, error) from error
+        self._owes_tree = False
+
+    def _poisoned(self, doing: str, folder: str, error: OSError) -> QueuesPoisoned:
         self._poison = (
-            f"{doing} the consume queue {queue.folder} failed: {error}. Check the disk, then start the broker again: "
+            f"{doing} the consume queue {folder} failed: {error}. Check the disk, then start the broker again: "
             "it rebuilds the queue from the log"
         )
-        log.error("consume_queues_poisoned", doing=doing, path=queue.folder, error=str(error))
+        log.error("consume_queues_poisoned", doing=doing, path=folder, error=str(error))
         return QueuesPoisoned(self._poison)
 
     def _check(self) -> None:
@@ -322,5 +357,7 @@ class ConsumeQueues:
 
     def close(self) -> None:
         """Close all files; unflushed entries are lost."""
+        if self._tree is not None:
+            self._tree.close()
         for queue in self:
             queue.close()

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from select import select
+from types import SimpleNamespace
 
 import pytest
 
-from gantrymq.kernel.env import Env
+from gantrymq.kernel.env import Env, system
 from gantrymq.kernel.env.system import EventWaker, SystemEnv
 from gantrymq.kernel.errors import NoRoom, StartError, StoreInUse, StoreNotWritable, blame
 from gantrymq.testing.fault_env import FaultEnv
@@ -120,6 +121,45 @@ def test_files_are_renamed(env: Env, root: str) -> None:
     env.rmtree(f"{root}/deep")
     env.rmtree(f"{root}/deep")
     assert env.listdir(root) == []
+
+
+def test_a_folder_is_flushed_as_a_whole(env: Env, root: str) -> None:
+    flusher = env.tree_flusher(root)
+    if flusher is None:
+        pytest.skip("the file system of the tests has no such flush")
+    env.mkdirs(f"{root}/deep/er", durable=False)
+    env.open(f"{root}/deep/er/f", create=True).pwrite(b"data", 0)
+    flusher.flush()
+    if isinstance(env, MemoryEnv):
+        assert env.power_cut().read_bytes(f"{root}/deep/er/f") == b"data"
+    flusher.close()
+    flusher.close()
+
+
+@pytest.mark.parametrize(
+    ("release", "kind", "has_flush"),
+    [
+        ("6.1.0-18-amd64", "ext4", True), ("5.8.0", "xfs", True), ("5.7.19", "ext4", False),
+        ("4.18.0-513.el8", "xfs", False),
+        ("6.1.0", "overlay", False), ("6.1.0", "fuse.sshfs", False), ("6.1.0", "", False),
+    ],
+)  # fmt: skip
+def test_a_flush_of_the_file_system_is_used_only_where_it_reports_failures(
+    release: str, kind: str, has_flush: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system.os, "uname", lambda: SimpleNamespace(release=release))
+    monkeypatch.setattr(system, "_file_system", lambda path: kind)
+    flusher = SystemEnv().tree_flusher(str(tmp_path))
+    assert (flusher is not None) == has_flush
+    if flusher is not None:
+        flusher.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            flusher.flush()
+
+
+def test_the_type_of_a_file_system_is_found() -> None:
+    assert system._file_system("/proc") == "proc"
+    assert system._file_system("/dev/shm") in ("tmpfs", "")
 
 
 def test_a_second_store_in_this_process_is_refused(env: Env, root: str) -> None:

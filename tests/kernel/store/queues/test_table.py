@@ -14,7 +14,7 @@ from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER, ConsumeQueue
-from gantrymq.kernel.store.queues.table import ConsumeQueues, QueuesPoisoned, check_topic
+from gantrymq.kernel.store.queues.table import MANY, MANY_NEW, ConsumeQueues, QueuesPoisoned, check_topic
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
 
@@ -391,6 +391,78 @@ def test_a_failed_sync_poisons_the_queues(number: int) -> None:
     with pytest.raises(QueuesPoisoned):
         fill(queues, 1, 3)
     assert env.calls["datasync"] == 1
+
+
+def many(queues: ConsumeQueues, count: int, first: int = 0, offset: int = 0) -> None:
+    """Put one entry, of queue offset ``offset``, into each of ``count`` queues."""
+    start = first + offset * 1_000_000
+    queues.put(batch_of([("T", number, offset, (start + number) * SIZE) for number in range(count)]))
+
+
+def survivors(env: MemoryEnv) -> int:
+    queues = make(env.power_cut())
+    return sum(queue.max_offset for queue in queues)
+
+
+@pytest.mark.parametrize(("count", "flushes"), [(MANY_NEW - 1, 0), (MANY_NEW, 1)])
+def test_many_new_queues_are_flushed_together(count: int, flushes: int) -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk)
+    queues = make(env)
+    many(queues, count)
+    queues.flush()
+    assert (env.calls["sync_tree"], env.calls["datasync"]) == (flushes, 0 if flushes else count)
+    many(queues, count, offset=1)
+    queues.flush()
+    assert env.calls["sync_tree"] == flushes, "a few existing queues are flushed one by one"
+    assert survivors(disk) == 2 * count
+
+
+def test_very_many_existing_queues_are_flushed_together() -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk)
+    queues = make(env)
+    for offset in range(2):
+        many(queues, MANY, offset=offset)
+        queues.flush()
+    assert (env.calls["sync_tree"], env.calls["datasync"], env.calls["sync_dir"]) == (2, 0, 0)
+    assert survivors(disk) == 2 * MANY
+
+
+def test_a_failed_flush_of_all_queues_poisons_them() -> None:
+    env = FaultEnv(MemoryEnv(), kinds=("sync_tree",), fail_at=1)
+    queues = make(env)
+    many(queues, MANY_NEW)
+    with pytest.raises(QueuesPoisoned, match="flushing the consume queue consumequeue failed"):
+        queues.flush()
+    with pytest.raises(QueuesPoisoned):
+        queues.flush()
+    assert env.calls["sync_tree"] == 1
+
+
+def test_new_queues_that_a_full_disk_interrupted_are_flushed_together_later() -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk, number=errno.ENOSPC, kinds=("pwrite",), fail_at=MANY_NEW // 2)
+    queues = make(env)
+    many(queues, MANY_NEW)
+    with pytest.raises(NoRoom):
+        queues.flush()
+    assert env.calls["sync_tree"] == 0
+    many(queues, 1, offset=1)
+    queues.flush()
+    assert (env.calls["sync_tree"], env.calls["datasync"]) == (1, 0)
+    assert survivors(disk) == MANY_NEW + 1
+
+
+def test_without_a_flush_of_the_file_system_each_queue_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = MemoryEnv()
+    monkeypatch.setattr(disk, "tree_flusher", lambda path: None)
+    env = FaultEnv(disk)
+    queues = make(env)
+    many(queues, MANY_NEW)
+    queues.flush()
+    assert (env.calls["sync_tree"], env.calls["datasync"]) == (0, MANY_NEW)
+    assert survivors(disk) == MANY_NEW
 
 
 def test_tag_code_rules_apply_to_their_topic_only() -> None:
