@@ -6,6 +6,7 @@ plugin's error policy is.
 
 from __future__ import annotations
 
+import operator
 import struct
 import zlib
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, Final, Literal
 import attrs
 import structlog
 
+from gantrymq.kernel import fast
 from gantrymq.kernel.errors import LogPoisoned, PluginError
 from gantrymq.kernel.manager import PluginInfo, PluginManager
 from gantrymq.kernel.network.connection import Connection
@@ -23,9 +25,7 @@ from gantrymq.kernel.store.log.record import (
     HOST_V6_BITS,
     PROPERTIES_LIMIT,
     SYS_FLAG_AT,
-    Record,
     body_end_in,
-    decode,
 )
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -114,27 +114,29 @@ class Deliveries:
         self, records: bytes, purpose: Purpose, connection: Connection | None = None, group: str | None = None
     ) -> Delivered:
         """Let the plugins change or withhold whole, intact records, which ``records`` has one after the other."""
-        found: list[tuple[int, int, Record]] = []
-        end = 0
-        while end < len(records):
-            start = end
-            record, end = decode(records, start, check_body=False)
-            found.append((start, end, record))
-        batch = _batch_of([record for _, _, record in found], purpose, connection, group)
-        count, fault = len(found), None
+        columns = fast.delivery_columns(records)
+        starts = columns[0]
+        batch = DeliverBatch(connection, group, purpose, *columns[1:])
+        stored_bodies, stored_properties = batch.bodies[:], batch.properties[:]
+        count, fault = len(batch), None
         for info, function in self._plugins:
             failed, own_fault = self._ask(info, function, batch, count)
             if own_fault is not None:
                 count, fault = failed, own_fault
+        changed = {
+            *_changed_rows(stored_bodies, batch.bodies),
+            *_changed_rows(stored_properties, batch.properties),
+        }  # fmt: skip
+        if fault is None and not changed and not batch.withheld and len(records) <= ANSWER_MAX_BYTES:
+            return Delivered(records, count, count)
         parts: list[bytes] = []
         size = 0
-        for row, (start, end, record) in enumerate(found[:count]):
+        for row in range(count):
             if row in batch.withheld:
                 continue
-            part = records[start:end]
-            body, properties = batch.bodies[row], batch.properties[row]
-            if body is not record.body or properties is not record.properties:
-                part = _rewritten(part, body, properties)
+            part = records[starts[row] : starts[row + 1]]
+            if row in changed:
+                part = _rewritten(part, batch.bodies[row], batch.properties[row])
             if parts and size + len(part) > ANSWER_MAX_BYTES:
                 return Delivered(b"".join(parts), len(parts), row)
             parts.append(part)
@@ -156,7 +158,8 @@ class Deliveries:
         before = list(batch.bodies), list(batch.properties), set(batch.withheld)
         try:
             function(batch)
-            for row in batch.live:
+            rows = {*_changed_rows(before[0], batch.bodies), *_changed_rows(before[1], batch.properties)}
+            for row in rows - batch.withheld:
                 _check(batch.bodies[row], batch.properties[row])
             return count, None
         except (LogPoisoned, PluginError, MemoryError):
@@ -187,21 +190,13 @@ class Deliveries:
         return RemoteFault(ResponseCode.SYSTEM_ERROR, remark)
 
 
-def _batch_of(
-    records: list[Record], purpose: Purpose, connection: Connection | None, group: str | None
-) -> DeliverBatch:
-    return DeliverBatch(
-        connection,
-        group,
-        purpose,
-        topics=[record.topic for record in records],
-        queue_ids=[record.queue_id for record in records],
-        queue_offsets=[record.queue_offset for record in records],
-        offsets=[record.offset for record in records],
-        store_timestamps=[record.store_timestamp for record in records],
-        bodies=[record.body for record in records],
-        properties=[record.properties for record in records],
-    )
+def _changed_rows(before: list[bytes], now: list[bytes]) -> list[int]:
+    """Return the rows whose value is another object now. ``IndexError`` if there are more or fewer rows."""
+    if len(before) != len(now):
+        raise IndexError(f"the batch has {len(before)} rows, the plugin has left {len(now)} values in a column")
+    if all(map(operator.is_, before, now)):
+        return []
+    return [row for row, (old, new) in enumerate(zip(before, now, strict=True)) if old is not new]
 
 
 def _row_of(batch: DeliverBatch, row: int) -> DeliverBatch:

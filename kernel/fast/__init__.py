@@ -61,6 +61,7 @@ try:
     KIND = records.KIND
     Flusher = flusher.Flusher
     dispatch_batch = requests.dispatch_batch
+    delivery_columns = requests.delivery_columns
     encode_rows = requests.encode_rows
     end_where_memory_ends = memory.end_where_memory_ends
     new_batch = requests.new_batch
@@ -76,7 +77,7 @@ except AttributeError as error:
     raise ImportError(STALE.format(error)) from error
 
 __all__ = [
-    "KIND", "STALE", "Flusher", "Layout", "QueueEntries", "Readers", "Stop", "answer_rows", "dispatch_batch",
-    "encode_rows", "end_where_memory_ends", "new_batch", "queue_entries", "read_records", "read_requests",
-    "scan", "tag_code", "tag_codes", "twin_of",
+    "KIND", "STALE", "Flusher", "Layout", "QueueEntries", "Readers", "Stop", "answer_rows", "delivery_columns",
+    "dispatch_batch", "encode_rows", "end_where_memory_ends", "new_batch", "queue_entries", "read_records",
+    "read_requests", "scan", "tag_code", "tag_codes", "twin_of",
 ]  # fmt: skip

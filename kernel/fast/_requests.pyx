@@ -230,6 +230,7 @@ include "_encode.pxi"
 include "_dispatch.pxi"
 include "_replies.pxi"
 include "_stored.pxi"
+include "_delivered.pxi"
 
 
 cdef HotRequest read_hot(

@@ -14,6 +14,7 @@ from gantrymq.kernel.batch import STORED, AppendBatch
 from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entries, scan
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.record import BadRecord, Record, decode_at
+from gantrymq.kernel.store.log.record import decode as decode_record
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, PREFIX, Frame, cut_frames
@@ -27,9 +28,12 @@ UNUSUAL_VALUES: Final = 512
 takes milliseconds."""
 
 __all__ = [
-    "Readers", "Unusual", "answer_rows", "dispatch_batch", "encode_rows", "new_batch", "queue_entries", "read_records",
-    "read_requests", "scan",
+    "DeliveryColumns", "Readers", "Unusual", "answer_rows", "delivery_columns", "dispatch_batch", "encode_rows",
+    "new_batch", "queue_entries", "read_records", "read_requests", "scan",
 ]  # fmt: skip
+
+DeliveryColumns = tuple[list[int], list[str], list[int], list[int], list[int], list[int], list[bytes], list[bytes]]
+"""See :func:`delivery_columns`."""
 
 _LENGTH_MASK: Final = 0xFFFFFF
 _BEGIN_BYTES: Final = len('{"code":-2147483648,')
@@ -114,6 +118,32 @@ def answer_rows(batch: AppendBatch) -> None:
             request.answer(ResponseCode.SUCCESS)
         else:
             request.answer(status, batch.remarks.get(row))
+
+
+def delivery_columns(records: bytes) -> DeliveryColumns:
+    """Return the columns of whole records that ``records`` has one after the other; :class:`BadRecord` for other bytes.
+
+    Where each record starts, and where the last one ends; topics, queue ids, queue offsets, log offsets, store
+    timestamps, bodies and properties.
+    """
+    starts: list[int] = []
+    found: list[Record] = []
+    end = 0
+    while end < len(records):
+        starts.append(end)
+        record, end = decode_record(records, end, check_body=False)
+        found.append(record)
+    starts.append(end)
+    return (
+        starts,
+        [record.topic for record in found],
+        [record.queue_id for record in found],
+        [record.queue_offset for record in found],
+        [record.offset for record in found],
+        [record.store_timestamp for record in found],
+        [record.body for record in found],
+        [record.properties for record in found],
+    )
 
 
 def read_records(data: memoryview | bytes, start: int, offsets: Sequence[int]) -> list[Record | None]:

@@ -110,7 +110,7 @@ cdef class KeptEntries:
 cdef class PullAnswers:
     """See :class:`gantrymq.plugins.consume.plain.PullAnswers`."""
 
-    cdef object policy, find_queue, commit, pulled, reader
+    cdef object policy, find_queue, commit, pulled, deliver, reader
     cdef int64_t max_messages, max_bytes, scan_entries
     cdef object limits_now, log, transfer
     cdef Limits limits
@@ -139,7 +139,7 @@ cdef class PullAnswers:
 
     def __cinit__(self, context):
         self.policy, self.find_queue = context.policy, context.find_queue
-        self.commit, self.pulled = context.commit, context.pulled
+        self.commit, self.pulled, self.deliver = context.commit, context.pulled, context.deliver
         self.reader = context.windows
         self.max_messages, self.max_bytes, self.scan_entries = context.max_messages, context.max_bytes, context.scan_entries
         self.make_forms, self.other_forms = context.forms, {}
@@ -354,14 +354,24 @@ cdef class PullAnswers:
         self.send()
         return 0
 
-    cdef Form form_for(self, broker_id):
+    cdef bytes found_records(self, int64_t size):
+        """The found records, which have this size, one after the other."""
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
+        cdef char* at = PyBytes_AS_STRING(data)
+        cdef Py_ssize_t number
+        for number in range(self.run_count):
+            memcpy(at, self.runs[number].at, self.runs[number].size)
+            at += self.runs[number].size
+        return data
+
+    cdef Form form_for(self, broker_id, bint has_messages):
         """The form of the response that suggests this broker."""
         cdef tuple forms = self.other_forms.get(broker_id)
         if forms is None:
             if len(self.other_forms) >= KEPT_FORMS:
                 self.other_forms.clear()
             forms = self.other_forms[broker_id] = tuple(map(Form, self.make_forms(broker_id)))
-        return <Form>forms[0 if self.run_count else 1]
+        return <Form>forms[0 if has_messages else 1]
 
     cdef int64_t give(self, HotRequest request, object group, object topic, int64_t queue_id, int64_t offset,
                       const Limits* limits, object codes, object suggest, int64_t* commit_offset) except -2:
@@ -370,9 +380,10 @@ cdef class PullAnswers:
         cdef object queue = self.find_queue(topic, queue_id)
         cdef bytes entries
         cdef int64_t low, high, total, count = max(limits.messages, limits.disk_messages)
-        cdef Py_ssize_t scanned = 0, number
+        cdef Py_ssize_t scanned = 0, number, messages
         cdef const uint8_t* entry = NULL
         cdef uint8_t* at
+        cdef bytes data = None
         cdef Form form
         cdef Owner owner
         if queue is None:
@@ -401,18 +412,32 @@ cdef class PullAnswers:
         total = self.collect(entry, count, limits, &owner, &scanned)
         if total < 0:
             return -1
+        messages = self.found_count
+        if messages and self.deliver is not None:
+            given = self.deliver(self.found_records(total), messages, request.connection, group)
+            if given is None:
+                return -1
+            data, messages = given
+            total = PyBytes_GET_SIZE(data)
+            if request.connection is not self.connection:  # a plugin has resumed other pulls
+                self.send()
+                self.connection = request.connection
         if commit_offset != NULL:
             self.commit(group, topic, queue_id, commit_offset[0])
         if self.pulled is not None:
-            self.pulled(group, topic, queue_id, self.found_count, total)
+            self.pulled(group, topic, queue_id, messages, total)
         request.answered = True
-        form = self.found if self.run_count else self.unmatched
+        form = self.found if messages else self.unmatched
         if suggest is not None:
-            form = self.form_for(suggest(<int64_t>get64(entry + 20 * (scanned - 1))))
+            form = self.form_for(suggest(<int64_t>get64(entry + 20 * (scanned - 1))), messages)
         at = form.write(self.frames.reserve(form.most + total), request, offset + scanned, low, high, total)
-        for number in range(self.run_count):
-            memcpy(at, self.runs[number].at, self.runs[number].size)
-            at += self.runs[number].size
+        if data is None:
+            for number in range(self.run_count):
+                memcpy(at, self.runs[number].at, self.runs[number].size)
+                at += self.runs[number].size
+        else:
+            memcpy(at, PyBytes_AS_STRING(data), total)
+            at += total
         self.frames.size = at - <uint8_t*>PyBytes_AS_STRING(<object>self.frames.data)
         if self.frames.size >= SEND_BYTES:
             self.send()

@@ -26,6 +26,7 @@ from gantrymq.remoting.records import HEADS, MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
+    from gantrymq.kernel.network.connection import Connection
 
 KIND: Final = "plain"
 
@@ -138,6 +139,10 @@ class PullContext:
     """Group, topic, queue id, offset: commits the offset that a pull carries."""
     pulled: Callable[[str, str, int, int, int], None] | None
     """Group, topic, queue id, messages, bytes: called for each response, if statistics need it."""
+    deliver: Callable[[bytes, int, Connection, str], tuple[bytes, int] | None] | None
+    """Whole records, their number, the peer, its group: what plugins deliver of them, and how many records that is. It
+    returns None if they have not decided about all records; then the fallback answers the pull. None without plugins
+    that have the hook ``before_deliver``."""
     windows: PulledWindows
     limits: Transfer
     log: PulledLog

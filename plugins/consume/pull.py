@@ -19,7 +19,6 @@ from gantrymq.kernel.store.log.windows import LogWindows, NotCached
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.plugins.consume.fast import READERS, PullAnswers, read_pull_header
 from gantrymq.plugins.consume.limits import TransferLimits
-from gantrymq.plugins.consume.plain import PullAnswers as FallbackAnswers
 from gantrymq.plugins.consume.plain import PullContext, PullForm, PullLimits, PullPolicy, pull_form
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
@@ -32,6 +31,7 @@ from gantrymq.remoting.headers.pull import PullMessageHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.network.connection import Connection
     from gantrymq.plugins.consume.config import ConsumeConfig
 
 log = structlog.get_logger("gantrymq.consume")
@@ -70,14 +70,13 @@ class PullProcessor:
         )
         """The pulls that wait for their turn or for the disk. Run it as a task."""
         self._deliveries = broker.registry.find(Deliveries)
-        # If plugins examine delivered messages, all pulls use the fallback.
-        answers = PullAnswers if self._deliveries is None else FallbackAnswers
-        self._answers = answers(
+        self._answers = PullAnswers(
             PullContext(
                 policy=self._policy,
                 find_queue=broker.queues.get,
                 commit=_ignore_commit if self._is_slave else self._offsets.commit,
                 pulled=None if self._statistics is None else self._statistics.pulled,
+                deliver=None if self._deliveries is None else self._deliver,
                 windows=self._windows,
                 limits=limits,
                 log=broker.log,
@@ -303,6 +302,13 @@ class PullProcessor:
                 raise given.fault
             # Read again up to there, which also determines the offset of the next pull.
             limits = limits._replace(messages=given.decided, disk_messages=given.decided)
+
+    def _deliver(self, records: bytes, count: int, connection: Connection, group: str) -> tuple[bytes, int] | None:
+        """See :class:`PullContext`: what plugins deliver of ``count`` records, unless they fail at one or it does not
+        fit."""
+        assert self._deliveries is not None
+        given = self._deliveries.deliver(records, "pull", connection, group)
+        return (given.data, given.messages) if given.decided == count and given.fault is None else None
 
     def _answer(self, pull: Pull, code: int, result: PullResult) -> None:
         if self._statistics is not None:

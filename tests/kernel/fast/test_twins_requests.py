@@ -14,7 +14,7 @@ from hypothesis import example, given
 
 from gantrymq.kernel.batch import Source
 from gantrymq.kernel.fast import Layout, plain_requests
-from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.kernel.store.log.record import encode as encode_record
 from gantrymq.plugins.consume import plain as plain_pulls
 from gantrymq.plugins.produce import plain as plain_sends
@@ -292,6 +292,43 @@ def test_both_twins_decode_a_record_the_same(
     if not damage and cut >= 0 and not elsewhere:
         assert results[0][0][0][0] == topic
         assert results[0][1:] == [None, None, results[0][0], None]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["orders", "%RETRY%g", "x" * 127, "é"]), st.integers(-1, 5), st.binary(max_size=20),
+            st.sampled_from(PROPERTIES).map(str.encode), st.tuples(st.sampled_from(HOSTS), st.sampled_from(HOSTS)),
+        ),
+        max_size=4,
+    ),
+    st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), max_size=2),
+    st.integers(-3, 90),
+)  # fmt: skip
+def test_both_twins_read_the_same_columns_of_delivered_records(
+    rows: list[tuple[str, int, bytes, bytes, tuple[bytes, bytes]]], damage: list[tuple[int, int]], cut: int
+) -> None:
+    records = [
+        Record(topic, number, body, properties, 1, 0, 2**40 + number, 500 + at, 7, hosts[0], 9 + at, hosts[1])
+        for at, (topic, number, body, properties, hosts) in enumerate(rows)
+    ]
+    data = bytearray(b"".join(map(encode_record, records)))
+    for at, value in damage if data else []:
+        data[at % len(data)] = value
+    raw = bytes(data)[:cut] if cut < 0 else bytes(data) + bytes(cut)
+
+    def columns(twin: Any) -> Any:
+        try:
+            return twin.delivery_columns(raw)
+        except BadRecord as error:
+            return str(error)
+
+    expected = columns(plain)
+    assert columns(compiled) == expected
+    if not damage and not cut:
+        names = ("topic", "queue_id", "queue_offset", "offset", "store_timestamp", "body", "properties")
+        assert [*expected[1:]] == [[getattr(record, name) for record in records] for name in names]
+        assert expected[0][-1] == len(raw)
 
 
 @pytest.mark.parametrize("host", HOSTS)

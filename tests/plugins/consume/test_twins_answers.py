@@ -13,11 +13,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.batch import AppendBatch, PullBatch
 from gantrymq.kernel.config.declarations import LimitsSection
-from gantrymq.kernel.delivery import Deliveries
+from gantrymq.kernel.delivery import DeliverBatch, Deliveries
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast import plain_requests, tag_code
+from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.consume import plain as plain_pulls
@@ -110,11 +112,12 @@ class Run:
     """The real processor with either twin over a store."""
 
     def __init__(
-        self, store: Store, twin: Any, answers: Any, max_bytes: int, suggests: bool = False, broker_id: int = 0
-    ) -> None:
+        self, store: Store, twin: Any, answers: Any, max_bytes: int, suggests: bool = False, broker_id: int = 0,
+        deliveries: Deliveries | None = None,
+    ) -> None:  # fmt: skip
         self.twin, self.tables, self.held = twin, Tables(), []  # type: ignore[var-annotated]
         registry = SimpleNamespace(
-            get=lambda kind: self.tables, find=lambda kind: None if kind is Deliveries else self.tables
+            get=lambda kind: self.tables, find=lambda kind: deliveries if kind is Deliveries else self.tables
         )
         hook = SimpleNamespace(hold_pulls=self.hold)
         broker: Any = SimpleNamespace(
@@ -232,20 +235,69 @@ def pulls(draw: st.DrawFn) -> Command:
     )
 
 
+class Deliverer:
+    """A plugin that changes, withholds, or fails at some messages, by their queue offsets."""
+
+    name = "deliverer"
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    @hookimpl
+    def before_deliver(self, batch: DeliverBatch) -> None:
+        assert (batch.purpose, batch.group is None, batch.connection is None) == ("pull", False, False)
+        for row in batch.live:
+            number = batch.queue_offsets[row]
+            if self.what == "change" and number % 3 == 0:
+                batch.bodies[row] += b"more" * (number % 50)
+            elif self.what == "withhold" and number % 100 < 60:
+                batch.withhold(row)
+            elif self.what == "fail" and number % 7 == 3:
+                raise ValueError(number)
+
+
+def deliveries_of(what: str) -> Deliveries | None:
+    return Deliveries(PluginManager([("d", Deliverer(what))], hookspecs), lambda: 0.0) if what else None
+
+
 @given(
     some=st.lists(pulls(), max_size=6),
     max_bytes=st.sampled_from([1 << 20, 2000, 10]),
     suggests=st.booleans(),
     broker_id=st.sampled_from([0, 0, 1]),
+    what=st.sampled_from(["", "", "look", "change", "withhold", "fail"]),
 )
 def test_both_twins_answer_pulls_the_same(
-    store: Store, some: list[Command], max_bytes: int, suggests: bool, broker_id: int
+    store: Store, some: list[Command], max_bytes: int, suggests: bool, broker_id: int, what: str
 ) -> None:
     data = b"".join(map(encode, some))
     store.log.quarantine = []
-    expected = Run(store, plain, plain.PullAnswers, max_bytes, suggests, broker_id).outcome(data)
+    expected = Run(store, plain, plain.PullAnswers, max_bytes, suggests, broker_id, deliveries_of(what)).outcome(data)
     store.log.quarantine = []
-    assert Run(store, compiled, compiled.PullAnswers, max_bytes, suggests, broker_id).outcome(data) == expected
+    found = Run(store, compiled, compiled.PullAnswers, max_bytes, suggests, broker_id, deliveries_of(what))
+    assert found.outcome(data) == expected
+
+
+@pytest.mark.parametrize("what", ["look", "change", "withhold"])
+def test_the_compiled_path_calls_plugins_with_delivered_messages(store: Store, what: str) -> None:
+    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20, deliveries=deliveries_of(what)), Peer(False)
+    (request,), _ = compiled.read_requests(peer, encode(Command(11, {**PULL, "queueOffset": "55"})), 1 << 20)
+    assert run.processor._answers.answer([request], 0, 1 << 40, pytest.fail) == 1
+    (frame,) = cut_frames(b"".join(peer.frames))[0]
+    answer = decode(frame)
+    records = decode_records(answer.body)
+    assert answer.code == (20 if what == "withhold" else 0)
+    assert len(records) == (0 if what == "withhold" else 4)
+    assert any(record.body.endswith(b"moremore") for record in records) == (what == "change")
+
+
+def test_a_plugin_that_fails_at_a_message_sends_the_pull_to_the_fallback(store: Store) -> None:
+    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20, deliveries=deliveries_of("fail")), Peer(False)
+    (request,), _ = compiled.read_requests(peer, encode(Command(11, PULL)), 1 << 20)
+    passed_on: list[Any] = []
+    run.processor._answers.answer([request], 0, 1 << 40, lambda given: passed_on.append(given) or 0)
+    assert passed_on == [request]
+    assert peer.frames == []
 
 
 def test_the_compiled_path_redirects_lagging_consumers(store: Store) -> None:
