@@ -237,6 +237,8 @@ class Broker:
             self.store = Store(self.env, self.root, self._store_config())
             self.store.open()
             try:
+                if not self.broker_id:  # a slave's log begins where its master's does
+                    self.store.check_room()
                 self.manager.call_each("configure", broker=self, config=self.config)
                 self.store.recover(self._dispatch_again)
                 await self._states.load(self, self.store)

@@ -176,6 +176,15 @@ class Store:
         if ahead > 0:
             log.warning("store_clock_ahead", milliseconds=ahead)
 
+    def check_room(self) -> None:
+        """:class:`StartError` if the log has no file yet and the disk has no space for the first one."""
+        need, free = self.config.commit_log_file_bytes, self._env.disk_usage(self.root).free
+        if not len(self.log.segments) and free < need:
+            raise StartError(
+                f"the disk of {self.root} has {free >> 20} MiB free, and the first file of the log needs {need >> 20} "
+                "MiB: free some space, choose another data folder, or set store.commit_log_file_bytes to a lower value"
+            )
+
     def discard(self, detached: list[Segment]) -> None:
         """Delete files that :meth:`CommitLog.detach_before` took out of the log; for a worker thread.
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import os
+import shutil
 import signal
 import time
 import weakref
@@ -352,6 +353,17 @@ def test_a_full_disk_is_reported_at_the_start(cli: Cli, tmp_path: Path, monkeypa
     assert str(tmp_path / "store") in line
 
 
+def test_a_disk_without_room_for_the_first_log_file_is_reported_at_the_start(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("gantrymq.kernel.env.system.shutil.disk_usage", lambda _: usage._replace(free=8 << 20))
+    outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
+    (line,) = user_lines(outcome.err)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "has 8 MiB free, and the first file of the log needs 1024 MiB" in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -448,7 +460,7 @@ def test_the_garbage_collector_freezes_objects_of_the_start() -> None:
 def test_a_broker_freezes_the_garbage_collector_before_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(servers, "settle_collector", lambda: said.append("settled"))
-    monkeypatch.setattr(servers, "say", said.append)
+    monkeypatch.setattr(servers, "print_line", said.append)
 
     async def run() -> None:
         broker = make_broker(tmp_path)

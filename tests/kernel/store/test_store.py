@@ -118,6 +118,19 @@ def test_a_full_disk_is_reported_at_the_start() -> None:
     open_store(env)
 
 
+def test_an_empty_store_needs_room_for_the_first_file_of_the_log() -> None:
+    env = MemoryEnv()
+    store, _, _ = open_store(env)
+    env.free_bytes = 4095
+    with pytest.raises(StartError, match="has 0 MiB free, and the first file of the log needs"):
+        store.check_room()
+    env.free_bytes = 1 << 20
+    store.check_room()
+    store.append(batch_of(bodies(0, 1)))
+    env.free_bytes = 0
+    store.check_room()  # it has messages to serve
+
+
 def test_a_failed_start_releases_everything() -> None:
     env = MemoryEnv()
     store, _, _ = open_store(env)
