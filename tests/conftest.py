@@ -75,6 +75,10 @@ takes all tests of such a one."""
 TOGETHER = {"spark/": "spark"}
 """Files and folders by what they share, which takes longer to start than they take."""
 
+SPARK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of the JVMs that tests of Spark start: they end before the optimizing compiler has paid off, which would take
+half of their processor time."""
+
 DISK_GIB = 12
 """What the stores of all workers take at a time (a default one of ours takes a GiB), and some room."""
 
@@ -177,6 +181,15 @@ def scope_of(nodeid: str) -> str:
         systems = (system for system in BY_SYSTEM[file] if system in test.partition("[")[2])
         return f"{path}::{next(systems, test)}"
     return nodeid if file in ONE_BY_ONE else path
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Not a fixture: those of a session, which start Spark, come before those of a test."""
+    if item.get_closest_marker("spark"):
+        os.environ["JDK_JAVA_OPTIONS"] = SPARK_JAVA
+    elif os.environ.get("JDK_JAVA_OPTIONS") == SPARK_JAVA:
+        del os.environ["JDK_JAVA_OPTIONS"]
 
 
 @pytest.fixture(scope="session")

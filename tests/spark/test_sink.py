@@ -16,6 +16,7 @@ from gantrymq.spark.errors import SendFailed, WrongOption
 from gantrymq.spark.options import read_sink_options
 from gantrymq.spark.sink import DEDUP_PROPERTY, check_sink_columns, send_rows, to_messages
 from gantrymq.testing.harness import Cluster, cluster_in_thread
+from support.processes import wait_for
 
 pa = pytest.importorskip("pyarrow", reason="rows are Arrow's: pip install 'gantrymq[spark]'")
 
@@ -31,6 +32,7 @@ def running(tmp_path: Path) -> Iterator[Cluster]:
 
 def stored(nameserver: str, topic: str = "orders") -> list[DeliveredRecord]:
     with sync.connect(nameserver) as client:
+        wait_for(lambda: topic in client.admin.topics())  # a topic that a send has created is registered soon after it
         queues = client.admin.queues(topic)
         found = [
             client.admin.message_at(queue, offset)
