@@ -46,7 +46,7 @@ help:
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
 	@echo 'make bench             GantryMQ beside the Java broker, up to 20 minutes [SHORT=1 KAFKA=1 NATS=1 GROUP=budget,idle'
 	@echo '                       ONLY=text SECONDS=3 ROUNDS=3 WARM=10 GROWTH=1,10,20 JSON=file];'
-	@echo '                       GROUP=indexing KEYED=1000000 the index; GROUP=nameserver,replication,floods,client,hooks,processes;'
+	@echo '                       GROUP=indexing KEYED=1000000 the index; GROUP=nameserver,replication,floods,client,hooks,processes,security;'
 	@echo '                       bench-all: all of it, up to 20 GiB'
 	@echo 'make docs              the documentation as HTML in build/docs'
 	@echo 'make clean             remove what the targets above made'

@@ -21,6 +21,7 @@ from nameserver import measure_lookups
 from processes import scale
 from replication import ROUNDS, answer, replicate
 from scenarios import Scenario
+from security import secure
 from stores import GIB, cached_share, fill, free_bytes, leave_page_cache, log_files
 from systems import Running, Setup, home_of, resident_bytes, start
 
@@ -189,6 +190,7 @@ SPECIAL = {
     "indexing": (index,),
     "nameserver": (measure_lookups,), "replication": (replicate, *(answer,) * ROUNDS), "floods": (measure_floods,),
     "client": (measure_client,), "hooks": (measure_hooks,), "processes": (scale,),
+    "security": (secure,),
 }  # fmt: skip
 """What each group measures besides its scenarios."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 
 from gantrymq.bench.plan import BenchFailed
@@ -18,11 +19,13 @@ _LENGTH = struct.Struct(">i").unpack_from
 class Connection:
     """``number`` counts the connections of a run; ``outstanding`` its requests without an answer."""
 
-    def __init__(self, host: str, port: int, number: int) -> None:
+    def __init__(self, host: str, port: int, number: int, tls: ssl.SSLContext | None = None) -> None:
         self.number = number
         self.outstanding = 0
         try:
             self.socket = socket.create_connection((host, port), CONNECT_SECONDS)
+            if tls is not None:
+                self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             raise BenchFailed(f"cannot connect to the broker at {format_address(host, port)}: {reason}") from None
@@ -32,6 +35,7 @@ class Connection:
         self._rest = b""
         self._unsent = memoryview(b"")
         self._room = RECEIVE_BYTES_MIN
+        self._tls = tls is not None
 
     def send(self, data: bytes) -> bool:
         """Send; False when a part must wait until the socket takes it (:meth:`flush`). OSError: the other side left."""
@@ -40,7 +44,7 @@ class Connection:
             return False
         try:
             sent = self.socket.send(data)
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             sent = 0
         if sent == len(data):
             return True
@@ -51,15 +55,15 @@ class Connection:
         """Send more of what waits; True when nothing waits any more."""
         try:
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError):
             return False
         return not self._unsent
 
     def receive(self) -> bytes:
         """What came, behind what was kept; nothing when nothing came. ConnectionError: the other side has closed."""
         try:
-            data = self.socket.recv(self._room)
-        except BlockingIOError:
+            data = self._decrypt() if self._tls else self.socket.recv(self._room)
+        except (BlockingIOError, ssl.SSLWantReadError):
             return b""
         if len(data) == self._room:
             self._room = min(self._room * 4, RECEIVE_BYTES_MAX)
@@ -69,6 +73,16 @@ class Connection:
             data = self._rest + data
             self._rest = b""
         return data
+
+    def _decrypt(self) -> bytes:
+        """All that came: the socket is not readable again for what OpenSSL has already taken from it."""
+        parts = [self.socket.recv(self._room)]
+        while parts[-1]:
+            try:
+                parts.append(self.socket.recv(self._room))
+            except ssl.SSLWantReadError:
+                break
+        return b"".join(parts)
 
     def keep(self, data: bytes, start: int) -> None:
         """The unfinished frame at the end of ``data`` waits for the rest."""

@@ -16,6 +16,7 @@ from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
 from gantrymq.remoting.properties import PGROUP, TRAN_MSG, encode_properties
 from gantrymq.remoting.records import BATCH_ROW
+from gantrymq.remoting.signing import Credentials
 
 GROUP = "gantrymq-bench"
 _LENGTH = struct.Struct(">i")
@@ -43,6 +44,7 @@ def sends(load: Load, body: bytes, *, sys_flag: int = 0, properties: str = "") -
     code = RequestCode.SEND_BATCH_MESSAGE if load.batch > 1 else RequestCode.SEND_MESSAGE_V2
     born = str(int(time.time() * 1000))
     cut = len(body) if load.run else 0
+    credentials = Credentials(load.access_key, load.secret_key) if load.access_key else None
 
     @cache
     def frame(topic: str, queue: int, opaque: int) -> bytes:
@@ -50,7 +52,8 @@ def sends(load: Load, body: bytes, *, sys_flag: int = 0, properties: str = "") -
             "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue), "f": str(int(sys_flag)), "g": born,
             "h": "0", "i": properties, "j": "0", "k": "false", "m": "true" if load.batch > 1 else "false",
         }  # fmt: skip
-        whole = encode(Command(code, ext, body, opaque, language="JAVA"))
+        command = Command(code, ext, body, opaque, language="JAVA")
+        whole = encode(command if credentials is None else credentials.sign(command))
         return whole[: len(whole) - cut]
 
     return frame

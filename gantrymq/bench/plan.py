@@ -32,7 +32,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     (of a pull: messages); 0: until the time is over. ``run``: mark of stamped bodies, whose time from the send to here
     is measured; empty: bodies are constant, and the time is the request's. ``success``: the answer's code that counts
     as one. ``topics``: each request of a send goes to the next queue of all of these, which have the same queues;
-    empty: a request in flight keeps its queue of ``topic``.
+    empty: a request in flight keeps its queue of ``topic``. ``access_key``, ``secret_key``: sends are signed with them.
+    ``authority``: a file with the certificate of the authority whose servers are reached with TLS; empty: without TLS.
     """
 
     kind: str
@@ -47,6 +48,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     success: int = 0
     topics: list[str] = []
+    access_key: str = ""
+    secret_key: str = ""
+    authority: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

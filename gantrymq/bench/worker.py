@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import select
+import ssl
 import sys
 import time
 
@@ -55,9 +56,10 @@ class Worker:
             self._connect(load, load.load)
 
     def _connect(self, load: AnyLoad, plan: Load) -> None:
+        tls = ssl.create_default_context(cafile=plan.authority) if plan.authority else None
         for number in range(plan.first, plan.first + plan.connections):
             target = plan.targets[number % len(plan.targets)]
-            connection = Connection(target.host, target.port, number)
+            connection = Connection(target.host, target.port, number, tls)
             self._open[connection.fd] = _Open(connection, load)
             self._epoll.register(connection.fd, select.EPOLLIN)
 

@@ -246,7 +246,10 @@ cdef class SignedRequests:
     cdef object host
     cdef Sender sender
     cdef bytes access_key
+    cdef bint identified
     cdef int code
+    cdef int named_code
+    cdef object names
     cdef Py_ssize_t size
     cdef uint8_t last[NAMED_MAX]
 
@@ -259,6 +262,7 @@ cdef class SignedRequests:
         self.senders = {}
         self.known = 0
         self.connection = self.host = self.sender = self.access_key = None
+        self.names = None
         self.size = -1
 
     cdef int find_sender(self, HotRequest request, Text* access_key) except -1:
@@ -267,9 +271,11 @@ cdef class SignedRequests:
             self.host = request.connection.peer[0]
             self.connection = request.connection
             self.sender = None
+            self.identified = False
         if self.sender is not None and is_text(access_key, self.access_key):
             return 0
         self.size = -1
+        self.identified = False
         self.access_key = PyBytes_FromStringAndSize(<const char*>access_key.at, access_key.size)
         self.sender = self.senders.get((self.host, self.access_key))
         if self.sender is None:
@@ -323,8 +329,10 @@ cdef class SignedRequests:
         cdef Field* key_field
         cdef Field* signature
         cdef int count
-        cdef object names = self.named.get(request.code)
-        if names is None or request._command is not None or not request.header_size:
+        if self.names is None or request.code != self.named_code:
+            self.names = self.named.get(request.code)
+            self.named_code = request.code
+        if self.names is None or request._command is not None or not request.header_size:
             return False
         count = request.read_fields(fields)
         signature = find_signature(fields, count, &key_field)
@@ -333,20 +341,26 @@ cdef class SignedRequests:
         self.find_sender(request, &key_field.value)
         if self.sender is None or not self.is_signed(request, fields, count, signature):
             return False
-        if not self.is_allowed(request, fields, count, <tuple>names):
+        if not self.is_allowed(request, fields, count, <tuple>self.names):
             return False
-        if request.connection.identity is not self.sender.access_key:
+        if not self.identified:
             request.connection.identity = self.sender.access_key
+            self.identified = True
         return True
 
     def take(self, list requests, rows):
         """See :meth:`gantrymq.plugins.acl.plain.SignedRequests.take`."""
         cdef list rest = []
         cdef Py_ssize_t row
-        for row in rows:
-            request = requests[row]
-            if not isinstance(request, HotRequest) or not self.take_one(<HotRequest>request):
-                rest.append(row)
+        if len(rows) == len(requests):  # all of them
+            for row, request in enumerate(requests):
+                if not isinstance(request, HotRequest) or not self.take_one(<HotRequest>request):
+                    rest.append(row)
+        else:
+            for row in rows:
+                request = requests[row]
+                if not isinstance(request, HotRequest) or not self.take_one(<HotRequest>request):
+                    rest.append(row)
         self.connection = None  # it must not outlive its end
         if self.known > KNOWN_LIMIT:
             self.forget()
