@@ -4,10 +4,9 @@ Runs on trio and on asyncio. The peer may send requests on the same connection, 
 the channel's handler answers them. Frames of concurrent callers are sent in one write. Callers do not use the socket
 themselves, so the cancellation of one cannot leave an incomplete frame.
 
-On asyncio a connection without TLS is read and written in callbacks (:mod:`gantrymq.remoting.direct`): answers wake
-their callers at once, and a call that is alone is written at once. Elsewhere a reader and a writer task use a stream:
-trio has no callbacks of sockets, and TLS comes from anyio. With many concurrent calls the difference is small, because
-one read brings many answers.
+On asyncio a connection is read and written in callbacks (:mod:`gantrymq.remoting.direct`): answers wake their callers
+at once, and a call that is alone is written at once. On trio, which has no callbacks of sockets, a reader and a writer
+task use a stream. With many concurrent calls the difference is small, because one read brings many answers.
 
 Source: RocketMQ 4.9.7 ``NettyRemotingAbstract`` (matching, error responses).
 """
@@ -235,7 +234,7 @@ class Channel:
         before that, and nothing afterwards: callers get an error when the connection ends.
         """
         if stream is None:
-            if self._tls is None and not is_trio():
+            if not is_trio():
                 await self._run_directly(connect_timeout, shield=shield, task_status=task_status)
                 return
             stream = await self._connect(connect_timeout, self._open_stream)
@@ -255,7 +254,7 @@ class Channel:
 
     async def _run_directly(self, timeout: float, *, shield: bool, task_status: TaskStatus[None]) -> None:
         async def connect(host: str, port: int) -> direct.DirectConnection:
-            return await direct.connect(host, port, self, timeout)
+            return await direct.connect(host, port, self, timeout, self._tls)
 
         connection = self._direct = await self._connect(timeout, connect)
         self.local_host = connection.local_host
@@ -296,8 +295,10 @@ class Channel:
             reason = str(error)
         except OSError as error:
             reason = _connect_reason(error)
+            if self._tls is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError):
+                kind, reason = TlsFailed, _CLOSED_IN_HANDSHAKE
         except (anyio.EndOfStream, anyio.BrokenResourceError):
-            kind, reason = TlsFailed, "the peer closed the connection in the TLS handshake: does this port speak TLS?"
+            kind, reason = TlsFailed, _CLOSED_IN_HANDSHAKE
         self._lose(reason)
         raise kind(self.address, reason)
 
@@ -405,6 +406,9 @@ class Channel:
         return used
 
     def ended(self, error: Exception | None) -> None:
+        if isinstance(error, ssl.SSLError):
+            self._lose(_broken_tls(error))
+            return
         self._lose(("the peer closed the connection" if error is None else str(error)) + self._tls_hint())
 
     async def _write(self, stream: ByteStream) -> None:
@@ -586,6 +590,7 @@ _CERTIFICATE_ADVICE: Final = {
     62: "use the name in its certificate, or tls= with an ssl.SSLContext whose check_hostname is False",  # HOSTNAME
     64: "its certificate must name its IP address, or tls= be an ssl.SSLContext whose check_hostname is False",  # IP
 }
+_CLOSED_IN_HANDSHAKE: Final = "the peer closed the connection in the TLS handshake: does this port speak TLS?"
 _NO_TLS: Final = frozenset(
     {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"}
 )

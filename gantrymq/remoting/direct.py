@@ -1,11 +1,13 @@
-"""A TCP connection on asyncio that is read and written in callbacks, without tasks and their switches in between."""
+"""A connection on asyncio, plain or by TLS, that is read and written in callbacks, without tasks and their switches in
+between."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from ipaddress import ip_address
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import anyio
 
@@ -14,6 +16,8 @@ _ADDRESSES_MAX: Final = 8
 _BUFFER_BYTES: Final = 256 * 1024
 _BUFFER_KEPT_BYTES: Final = 2 * 1024 * 1024
 """A larger buffer is given back when it is empty."""
+_TLS_SHUTDOWN_SECONDS: Final = 1.0
+"""How long the end of a connection waits for the peer to end TLS as well."""
 
 
 class User(Protocol):
@@ -76,7 +80,7 @@ class DirectConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As asyncio has it, like the ones that follow."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=0)
+        self._transport.set_write_buffer_limits(high=1, low=0)  # with 0 TLS would pause where nothing is left to write
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._end == len(self._buffer):
@@ -114,12 +118,18 @@ class DirectConnection(asyncio.BufferedProtocol):
             self._user.ended(exc)
 
 
-async def connect(host: str, port: int, user: User, timeout: float) -> DirectConnection:
+async def connect(
+    host: str, port: int, user: User, timeout: float, tls: ssl.SSLContext | None = None
+) -> DirectConnection:
     """A connection to one of the addresses of ``host``; OSError of the last one that was tried.
 
-    Each but the last has its share of ``timeout`` (seconds), which the caller enforces for all of them.
+    Each but the last has its share of ``timeout`` (seconds), which the caller enforces for all of them. With ``tls``
+    it is encrypted, and ssl.SSLError is raised as well.
     """
     loop = asyncio.get_running_loop()
+    options: dict[str, Any] = {}
+    if tls is not None:
+        options = {"ssl": tls, "server_hostname": host, "ssl_shutdown_timeout": _TLS_SHUTDOWN_SECONDS}
     addresses = await _addresses(host, port)
     failure: OSError = OSError(f"{host} has no address")
     for place, address in enumerate(addresses):
@@ -127,7 +137,7 @@ async def connect(host: str, port: int, user: User, timeout: float) -> DirectCon
         is_last = place + 1 == len(addresses)
         with anyio.move_on_after(None if is_last else timeout / len(addresses)):
             try:
-                await loop.create_connection(lambda made=connection: made, address, port)  # type: ignore[misc]
+                await loop.create_connection(lambda made=connection: made, address, port, **options)  # type: ignore[misc]
                 return connection
             except OSError as error:
                 failure = error

@@ -13,6 +13,8 @@ from anyio.from_thread import start_blocking_portal
 import gantrymq
 import gantrymq.sync
 from gantrymq.cli.connecting import connect_settings
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.command import Command
 from support.certificates import CA, OTHER_CA, client_context, server_context
 from support.peer import PeerConnection, run_peer
 
@@ -165,3 +167,32 @@ def test_the_command_line_reads_tls_settings_from_the_environment() -> None:
     assert connect_settings({"GANTRYMQ_TLS_CA": str(CA)})["tls"].get_ca_certs()[0]["subject"]
     with pytest.raises(Exception, match=r"GANTRYMQ_TLS_CA: /nowhere holds no certificates"):
         connect_settings({"GANTRYMQ_TLS_CA": "/nowhere"})
+
+
+async def test_a_connection_to_a_peer_that_no_longer_reads_ends_soon() -> None:
+    async def never_read(connection: PeerConnection) -> None:
+        await anyio.sleep_forever()
+
+    async with run_peer(never_read, server_context()) as address:
+        with anyio.fail_after(20):  # event loops give the peer half a minute to end TLS, unless told otherwise
+            async with open_channel(address, tls=client_context()) as channel:
+                await channel.send_oneway(Command(10))
+
+
+async def test_frames_larger_than_any_buffer_go_both_ways_by_tls() -> None:
+    async def echo(connection: PeerConnection) -> None:
+        while True:
+            request = await connection.read()
+            await connection.write(request.answer(0, body=request.body))
+
+    bodies = [bytes([number]) * 5_000_000 for number in range(4)]
+    got: dict[int, bytes] = {}
+
+    async def call(channel: Channel, number: int) -> None:
+        got[number] = (await channel.call(Command(10, body=bodies[number]), 20.0)).body
+
+    async with run_peer(echo, server_context()) as address, open_channel(address, tls=client_context()) as channel:
+        async with anyio.create_task_group() as tasks:
+            for number in range(len(bodies)):
+                tasks.start_soon(call, channel, number)
+    assert got == dict(enumerate(bodies))
