@@ -59,9 +59,10 @@ class ColdFile(SystemFile):
         if self._disk.cold and threading.current_thread() is not threading.main_thread():
             self._disk.fetches.append(self._path)
             assert self._disk.may_fetch.wait(10)
-            if self._disk.fails:
-                raise OSError(5, "Input/output error")
-            self._disk.cold = False
+            if not self._disk.fails:
+                self._disk.cold = False
+        if self._disk.cold and self._disk.fails:
+            raise OSError(5, "Input/output error")
         return super().pread(size, offset)
 
 
