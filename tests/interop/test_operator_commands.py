@@ -139,3 +139,55 @@ def test_spark_reads_and_writes_topics_of_rocketmq(
     nameserver = request.getfixturevalue(fixture).nameserver
     check_sink_and_stream(nameserver, names("spark"), names("streams"))
     check_options(nameserver, names("options"))
+
+
+@pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
+def test_exports_take_each_message_of_rocketmq_once(
+    request: pytest.FixtureRequest,
+    fixture: str,
+    names: Callable[[str], str],
+    command_output: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    pq = pytest.importorskip("pyarrow.parquet", reason="pip install 'gantrymq[spark]'")
+    deltalake = pytest.importorskip("deltalake", reason="pip install 'gantrymq[delta]'")
+    nameserver, topic = request.getfixturevalue(fixture).nameserver, names("exported")
+    where = ["--topic", topic, "--nameserver", nameserver]
+    files, table = tmp_path / "files", tmp_path / "table"
+
+    def run_both() -> list[int]:
+        return [
+            json.loads(command_output("export", *where, "--json", *more))["rows"]
+            for more in (
+                ("--to", str(files), "--engine", "local"),
+                ("--to", str(table), "--format", "delta"),
+            )
+        ]
+
+    sent: dict[tuple[int, int], tuple[bytes, str, str, str]] = {}
+    command_output("topic", "create", topic, "--queues", "2", "--nameserver", nameserver)
+    with gantrymq.sync.connect(nameserver) as client, client.producer(names("p")) as producer:
+        for size in (200, 50):
+            batch = [
+                Message(topic, b"%d" % number, tags="t", keys=(f"k{number}",), properties={"n": str(number)})
+                for number in range(size)
+            ]
+            for message, result in zip(batch, producer.send_batch(batch), strict=True):
+                place = (result.queue.queue_id, result.queue_offset)
+                sent[place] = (bytes(message.body), "t", message.keys[0], message.properties["n"])
+            assert run_both() == [size, size]
+            assert run_both() == [0, 0]
+    status = json.loads(command_output("export", "status", str(files), "--nameserver", nameserver, "--json"))
+    assert [queue["lag"] for queue in status["queues"]] == [0, 0]
+    columns = ["queueId", "queueOffset", "body", "tags", "keys", "properties"]
+    found = [
+        row for path in files.glob("topic=*/*/*.parquet") for row in pq.ParquetFile(path).read(columns).to_pylist()
+    ]
+    for rows in (found, deltalake.DeltaTable(str(table)).to_pyarrow_table(columns=columns).to_pylist()):
+        assert len(rows) == len(sent)
+        assert {
+            (row["queueId"], row["queueOffset"]): (
+                row["body"], row["tags"], row["keys"], dict(row["properties"])["n"],
+            )
+            for row in rows
+        } == sent  # fmt: skip
