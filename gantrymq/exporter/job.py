@@ -17,6 +17,7 @@ class Job:
     address: str
     topics: dict[str, int]
     to: str
+    format: str
     engine: str
     file_rows: int
     file_bytes: int

@@ -18,13 +18,18 @@ from gantrymq.exporter.job import Job, Report
 from gantrymq.spark.errors import SparkError
 from gantrymq.spark.exports.engines import Engine, find_engine
 from gantrymq.spark.exports.folder import ExportFolder
-from gantrymq.spark.exports.measuring import ExportProgress
+from gantrymq.spark.exports.manifest import QueueKey
+from gantrymq.spark.exports.measuring import ExportProgress, Progress
 from gantrymq.spark.exports.planning import Sizes
-from gantrymq.spark.exports.run import export_with
+from gantrymq.spark.exports.run import ExportResult, export_table, export_with
+from gantrymq.spark.exports.table_formats import TABLE_FORMATS, find_table
 from gantrymq.spark.exports.target import local_folder
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.security import read_security
 from gantrymq.spark.wire import Queue
+
+Export = Callable[[Job, SourceOptions, list[Queue], Callable[[Report], None]], Report]
+"""Exports one topic, and returns what was exported of it."""
 
 
 def main() -> None:
@@ -53,36 +58,54 @@ def run(job: Job, report: Callable[[Report], None]) -> None:
         for topic, count in job.topics.items()
         for queue_id in range(count)
     ]
-    engine = _find_engine(job)
     security = read_security(job.security)
+    export = _export_to_table if job.format in TABLE_FORMATS else _export_to_folder(_find_engine(job))
     for topic in job.topics:
         options = SourceOptions((), (topic,), fail_on_data_loss=not job.skip_lost, security=security)
-        report(_export(job, options, engine, known, report))
+        report(export(job, options, known, report))
+
+
+def _export_to_folder(engine: Engine) -> Export:
+    def export(job: Job, options: SourceOptions, known: list[Queue], report: Callable[[Report], None]) -> Report:
+        folder = ExportFolder(local_folder(job.to))
+
+        def work(progress: Progress) -> ExportResult:
+            discard = _is_obsolete(folder, known)
+            sizes = Sizes(job.file_rows, job.file_bytes)
+            return export_with(options, job.to, engine, sizes, known=known, discard_plan=discard, progress=progress)
+
+        return _export(job, options, work, lambda: folder.read_state().ends, report)
+
+    return export
+
+
+def _export_to_table(job: Job, options: SourceOptions, known: list[Queue], report: Callable[[Report], None]) -> Report:
+    def work(progress: Progress) -> ExportResult:
+        sizes = Sizes(job.file_rows, job.file_bytes)
+        return export_table(options, job.format, job.to, sizes, known=known, progress=progress)
+
+    keys = [(queue.topic, queue.broker, queue.queue_id) for queue in known]
+    return _export(job, options, work, lambda: find_table(job.format, job.to).read_state(keys).ends, report)
 
 
 def _export(
-    job: Job, options: SourceOptions, engine: Engine, known: list[Queue], report: Callable[[Report], None]
+    job: Job,
+    options: SourceOptions,
+    work: Callable[[Progress], ExportResult],
+    read_ends: Callable[[], dict[QueueKey, int]],
+    report: Callable[[Report], None],
 ) -> Report:
     (topic,) = options.topics
     ended = Report(topic, ended=True)
-    folder = ExportFolder(local_folder(job.to))
     try:
-        result = export_with(
-            options,
-            job.to,
-            engine,
-            Sizes(job.file_rows, job.file_bytes),
-            known=known,
-            discard_plan=_is_obsolete(folder, known),
-            progress=lambda now: report(_as_report(topic, now)),
-        )
+        result = work(lambda now: report(_as_report(topic, now)))
         ended = attrs.evolve(
             ended, rows=result.rows, bytes=result.bytes, files=result.files, lost=result.lost, manifest=result.number
         )
     except SparkError as failure:
         ended = attrs.evolve(ended, error=str(failure))
     try:
-        ends = folder.read_state().ends
+        ends = read_ends()
     except SparkError as failure:
         return attrs.evolve(ended, error=ended.error or str(failure))
     return attrs.evolve(ended, ends={key[2]: end for key, end in ends.items() if key[:2] == (topic, job.broker)})

@@ -59,10 +59,7 @@ class ExporterPlugin:
         section = config.section(ExporterConfig)
         if not section.topics or not section.to:
             raise StartError("plugin 'exporter': set plugin.exporter.topics, such as [\"orders\"], and .to, a folder")
-        needed = ("pyarrow", "pyspark") if section.engine == "spark" else ("pyarrow",)
-        for package in needed:
-            if importlib.util.find_spec(package) is None:
-                raise StartError(f"plugin 'exporter': {package} is missing: pip install 'gantrymq[spark]'")
+        _check_format(section)
         self._broker = broker
         to = section.to.replace("{broker}", broker.name)
         self._exporter = Exporter(broker, section, to, load_state(broker.env, broker.root, to))
@@ -150,3 +147,17 @@ class ExporterPlugin:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "this broker is a slave; its master exports")
         actions[header.action]()
         return request.command.answer(ResponseCode.SUCCESS, body=json.dumps(exporter.status()).encode())
+
+
+def _check_format(section: ExporterConfig) -> None:
+    """Raise StartError if the engine cannot write the format, or a library is missing."""
+    if section.format != "parquet" and section.engine != "local":
+        raise StartError(f"plugin 'exporter': plugin.exporter.format {section.format!r} needs the engine 'local'")
+    extras = {"pyarrow": "spark"}
+    if section.engine == "spark":
+        extras["pyspark"] = "spark"
+    if section.format != "parquet":
+        extras[{"delta": "deltalake", "iceberg": "pyiceberg"}[section.format]] = section.format
+    for package, extra in extras.items():
+        if importlib.util.find_spec(package) is None:
+            raise StartError(f"plugin 'exporter': {package} is missing: pip install 'gantrymq[{extra}]'")

@@ -21,14 +21,16 @@ class ExporterConfig:
     topics: list[str] = attrs.field(factory=list)
     """Topics or shell patterns (``orders``, ``log-*``). A pattern matches no system, retry or dead letter topic."""
     to: str = plain("", validator=_check_to)
-    """The folder of the export, from the working directory; ``{broker}`` stands for the broker's name."""
+    """The folder of the export, from the working directory, or the table; ``{broker}`` stands for the broker's name."""
     every: float = duration("1h", minimum="1s")
     """The time from the start of one run to the start of the next."""
     at_bytes: int = size(0)
     """Start a run earlier when the log has grown by so many bytes since the start of the last one; 0: never."""
-    format: Literal["parquet"] = "parquet"
+    format: Literal["parquet", "delta", "iceberg"] = "parquet"
+    """``delta`` and ``iceberg`` are tables; ``to`` is then a folder or URL, or ``catalog.namespace.table``."""
     engine: Literal["local", "spark"] = "local"
-    """``local``: pyarrow alone, for runs of minutes; ``spark``: a local Spark session, which needs Java."""
+    """``local``: pyarrow alone, for runs of minutes; ``spark``: a local Spark session, which needs Java and writes no
+    tables."""
     cores: int = number(1, 1, 1024)
     """Engine ``spark``: how many tasks run at a time."""
     memory: str = "1g"

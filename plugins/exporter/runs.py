@@ -172,8 +172,9 @@ class Exporter:
         if config.tls:
             security["tls"] = "true"
         return Job(
-            self._broker.name, format_address(_ANY_HOST.get(host, host), port), topics, self.to, config.engine,
-            config.file_rows, config.file_bytes, config.skip_lost, security, config.nice, config.cores, config.memory,
+            self._broker.name, format_address(_ANY_HOST.get(host, host), port), topics, self.to, config.format,
+            config.engine, config.file_rows, config.file_bytes, config.skip_lost, security, config.nice, config.cores,
+            config.memory,
         )  # fmt: skip
 
     def _now(self) -> float:
@@ -198,6 +199,7 @@ class Exporter:
         return {
             "broker": self._broker.name,
             "to": self.to,
+            "format": self._config.format,
             "engine": self._config.engine,
             "state": doing,
             "paused": state.paused,

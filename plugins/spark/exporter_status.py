@@ -39,7 +39,8 @@ def ask_exporter(broker: str, action: str, security: Mapping[str, str]) -> dict[
 def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
     """The status as text."""
     due = "" if status["next_start"] is None or status["pid"] else f", next run at {_time(status['next_start'])}"
-    yield f"{status['broker']} exports to {status['to']} ({status['engine']}): {status['state']}{due}"
+    how = f"{status['format']}, engine {status['engine']}"
+    yield f"{status['broker']} exports to {status['to']} ({how}): {status['state']}{due}"
     progress = status["progress"]
     if progress is not None:
         yield f"running: {progress['topic']}, {progress['rows']:,} of {progress['rows_total']:,} messages"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from gantrymq.spark import (
     export_status,
 )  # fmt: skip
 from gantrymq.spark.exports.table_formats import find_table
+from support.processes import free_ports, wait_for
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -75,11 +77,7 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "delta":
         return Place("delta", str(tmp_path / "my täble"))
-    from pyiceberg.utils.config import Config
-
-    for name, value in catalog_settings(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # read at the import
+    set_catalog(monkeypatch, catalog_settings(tmp_path))
     return Place("iceberg", "local.logs.messages")
 
 
@@ -89,6 +87,15 @@ def catalog_settings(folder: Path) -> dict[str, str]:
     return {
         f"{prefix}TYPE": "sql", f"{prefix}URI": f"sqlite:///{folder}/catalog.db", f"{prefix}WAREHOUSE": f"file://{folder}",
     }  # fmt: skip
+
+
+def set_catalog(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> None:
+    """Set variables, and let pyiceberg read them as it does when it is imported."""
+    from pyiceberg.utils.config import Config
+
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
 
 
 @pytest.fixture
@@ -175,8 +182,8 @@ def test_a_second_writer_is_fenced(orders: FakeCluster, place: Place, monkeypatc
     table = find_table(place.file_format, place.to)
     read = type(table).read_state
 
-    def be_late(self: Any) -> Any:
-        state = read(self)
+    def be_late(self: Any, wanted: Any) -> Any:
+        state = read(self, wanted)
         monkeypatch.setattr(type(table), "read_state", read)
         assert place.export(orders).rows == 4
         return state
@@ -186,6 +193,30 @@ def test_a_second_writer_is_fenced(orders: FakeCluster, place: Place, monkeypatc
         place.export(orders)
     assert place.rows() == everything(orders)
     assert place.export(orders).rows == 0
+
+
+def test_writers_of_other_queues_share_the_table(
+    orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one begins and commits its first queues between the plan and the commit of the first one."""
+    place.export(orders)
+    for topic in ("refunds", "returns"):
+        orders.add_topic(topic, queues=2)
+        put(orders, 6, topic)
+    table = find_table(place.file_format, place.to)
+    append = type(table).append
+
+    def be_late(self: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(type(table), "append", append)
+        assert place.export(orders, "refunds").rows == 6
+        return append(self, *arguments)
+
+    monkeypatch.setattr(type(table), "append", be_late)
+    assert place.export(orders, "returns").rows == 6
+    assert {q.topic: q.next_offset for q in place.status().queues} == {"orders": 10, "refunds": 3, "returns": 3}
+    for topic in ("orders", "refunds", "returns"):
+        assert place.export(orders, topic).rows == 0
+    assert place.rows() == everything(orders)
 
 
 def test_other_changes_of_the_table_do_no_harm(
@@ -291,6 +322,53 @@ def test_the_command_writes_tables_and_shows_their_status(
     assert "orders broker-a queue 0: 12 messages, continues at 12, lag 0" in capsys.readouterr().out
     assert run([*arguments, "--format", place.file_format, "--engine", "spark"]) == 1
     assert "engine local" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of an S3 with the bucket ``bucket``."""
+    pytest.importorskip("moto", reason="pip install 'moto[s3]' flask-cors")
+    (port,) = free_ports()
+    address = f"http://127.0.0.1:{port}"
+    # Not a thread of this process, because deltalake holds the GIL during some of its requests.
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_for(lambda: has_made_bucket(f"{address}/bucket"), 60)
+            yield address
+        finally:
+            server.kill()
+
+
+def has_made_bucket(url: str) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=10).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("to", ["s3://bucket/orders", "s3a://bucket/below/orders", "local.logs.messages"])
+def test_tables_may_be_in_an_object_store(
+    orders: FakeCluster, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    """With the settings that the how-to guide names for deltalake, and pyiceberg's own for Iceberg."""
+    settings = {
+        "AWS_ENDPOINT_URL": s3, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "PYICEBERG_CATALOG__LOCAL__S3__ENDPOINT": s3,
+        "PYICEBERG_CATALOG__LOCAL__S3__ACCESS_KEY_ID": "key", "PYICEBERG_CATALOG__LOCAL__S3__REGION": "us-east-1",
+        "PYICEBERG_CATALOG__LOCAL__S3__SECRET_ACCESS_KEY": "secret",
+        **catalog_settings(tmp_path), "PYICEBERG_CATALOG__LOCAL__WAREHOUSE": "s3://bucket/warehouse",
+    }  # fmt: skip
+    set_catalog(monkeypatch, settings)
+    place = Place("delta" if "/" in to else "iceberg", to)
+    assert place.export(orders).rows == 20
+    put(orders, 4)
+    result = place.export(orders)
+    assert (result.rows, str(result.folder), result.bytes > 0) == (4, to, True)
+    assert place.rows() == everything(orders)
+    assert [queue.next_offset for queue in place.status().queues] == [12, 12]
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["catalog.db"]), "nothing is written here"
 
 
 CHILD = """

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import attrs
+from typing import TYPE_CHECKING
 
 from gantrymq.spark.errors import ExportFenced, FolderInUse, SparkError, SparkMissing, WrongOption
 from gantrymq.spark.exports.manifest import QueueKey
@@ -33,8 +31,11 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _URL = re.compile(r"(?:s3a?|gs|abfss?|az|adl|azure)://.+", re.IGNORECASE)
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _RECORD = "gantrymq.queues"
 """The key of the queues in a commit's metadata."""
+HISTORY = 100
+"""How many commits are searched for the names of queues."""
 _UNUSABLE = re.compile(r"[\[\]|\\^%<>`\x00-\x1f]")
 """What deltalake 1.6 cannot have in the path of a folder: it takes the path for a URL."""
 
@@ -51,7 +52,7 @@ class DeltaTarget:
         self._uri = str(self.name)
         self._table: DeltaTable | None = None
 
-    def read_state(self) -> TableState:
+    def read_state(self, wanted: Collection[QueueKey] = ()) -> TableState:
         """As :class:`~gantrymq.spark.exports.tables.Table` says."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -64,12 +65,10 @@ class DeltaTarget:
                 return TableState()
             if table.metadata().description != DESCRIPTION:
                 raise FolderInUse(f"{self.name} is a table that no export made: name another one")
-            recorded = _last_record(table.history())
             created = table.history(1)[0]["timestamp"] / 1000
-        queues = decode_queues(recorded, self.name) if recorded is not None else {}
-        # The identifiers count: the record is there to know which of them exist.
-        settled = {key: self._settle(table, queue) for key, queue in queues.items()}
-        return TableState(table.version() + 1, created, settled)
+            keys = {*_recorded(table, self.name), *wanted}
+            queues = {key: found for key in keys if (found := _read_queue(table, key)) is not None}
+        return TableState(table.version() + 1, created, queues)
 
     def append(self, rows: pa.Table, queues: Mapping[QueueKey, QueueState]) -> tuple[int, int]:
         """As :class:`~gantrymq.spark.exports.tables.Table` says."""
@@ -79,11 +78,13 @@ class DeltaTarget:
         with _errors_of(self.name):
             table = self._table or self._create()
             before = _files(table)
-            recorded = _last_record(table.history())
-            known = decode_queues(recorded, self.name) if recorded is not None else {}
             properties = CommitProperties(
-                app_transactions=[Transaction(_id_of(key), queue.next_offset) for key, queue in queues.items()],
-                custom_metadata={_RECORD: encode_queues({**known, **queues})},
+                app_transactions=[
+                    Transaction(name, version)
+                    for queue in queues.values()
+                    for name, version in zip(_ids_of(queue.key), _figures_of(queue), strict=True)
+                ],
+                custom_metadata={_RECORD: encode_queues({**_recorded(table, self.name), **queues})},
             )
             try:
                 write_deltalake(table, rows, mode="append", commit_properties=properties)
@@ -111,19 +112,32 @@ class DeltaTarget:
         for item in self.name.iterdir():
             raise FolderInUse(f"{self.name} has {item.name!r} and no Delta table: name another folder")
 
-    @staticmethod
-    def _settle(table: DeltaTable, queue: QueueState) -> QueueState:
-        version = table.transaction_version(_id_of(queue.key))
-        return queue if version is None else attrs.evolve(queue, next_offset=version)
+
+def _ids_of(key: QueueKey) -> tuple[str, str, str]:
+    """The identifiers of a queue, in the order of :func:`_figures_of`."""
+    name = f"gantrymq/{key[0]}/{key[1]}/{key[2]}"
+    return name, f"{name}/rows", f"{name}/lost"
 
 
-def _id_of(key: QueueKey) -> str:
-    return f"gantrymq/{key[0]}/{key[1]}/{key[2]}"
+def _figures_of(queue: QueueState) -> tuple[int, int, int]:
+    return queue.next_offset, queue.rows, queue.lost
 
 
-def _last_record(history: list[dict[str, Any]]) -> str | None:
-    """Of the newest commit that an export made: others may have changed the table since."""
-    return next((str(commit[_RECORD]) for commit in history if _RECORD in commit), None)
+def _read_queue(table: DeltaTable, key: QueueKey) -> QueueState | None:
+    next_offset, rows, lost = (table.transaction_version(name) for name in _ids_of(key))
+    return None if next_offset is None else QueueState(*key, next_offset, rows or 0, lost or 0)
+
+
+def _recorded(table: DeltaTable, name: str | Path) -> dict[QueueKey, QueueState]:
+    """Which queues newest commits name, for those that cannot name them; their identifiers have the offsets.
+
+    One commit does not suffice: it lacks the queues of one that was made at the same time.
+    """
+    found: dict[QueueKey, QueueState] = {}
+    for commit in reversed(table.history(HISTORY)):
+        if _RECORD in commit:
+            found |= decode_queues(str(commit[_RECORD]), name)
+    return found
 
 
 def _files(table: DeltaTable) -> dict[str, int]:
@@ -140,4 +154,5 @@ def _errors_of(name: str | Path) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise SparkError(f"Delta table {name}: {error}") from None
+        lines = _STYLE.sub("", str(error)).replace("\u21b3", "").splitlines()
+        raise SparkError(f"Delta table {name}: {': '.join(filter(None, map(str.strip, lines)))}") from None

@@ -7,7 +7,7 @@ requires that the table still has the snapshot that the run began from.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ _RECORD = "gantrymq.queues"
 """The property that has the queues."""
 _RETRIES = "commit.retry.num-retries"
 COMMITS_MAX = 5
-"""How often a commit is tried beside writers that do not export, such as a compaction."""
+"""How often a commit is tried beside writers of other queues, and those that do not export, such as a compaction."""
 
 
 class IcebergTarget:
@@ -50,7 +50,7 @@ class IcebergTarget:
         self._catalog: Catalog | None = None
         self._table: Table | None = None
 
-    def read_state(self) -> TableState:
+    def read_state(self, wanted: Collection[QueueKey] = ()) -> TableState:
         """As :class:`~gantrymq.spark.exports.tables.Table` says."""
         with _errors_of(self.name):
             table = self._table = self._load()
@@ -71,8 +71,8 @@ class IcebergTarget:
         with _errors_of(self.name):
             table = self._table or self._create()
             for _ in range(COMMITS_MAX):
-                text = table.properties[_RECORD]
-                changed = encode_queues({**decode_queues(text, self.name), **queues})
+                before = decode_queues(table.properties[_RECORD], self.name)
+                changed = encode_queues({**before, **queues})
                 # pyiceberg would repeat the commit on top of what another writer has made of the table meanwhile.
                 table.metadata.properties[_RETRIES] = "0"
                 try:
@@ -86,7 +86,8 @@ class IcebergTarget:
                     summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary
                     return int(summary.get("added-data-files") or 0), int(summary.get("added-files-size") or 0)
                 found = self._load()
-                if found is None or found.properties.get(_RECORD) != text:
+                now = {} if found is None else decode_queues(found.properties.get(_RECORD, "[]"), self.name)
+                if found is None or any(now.get(key) != before.get(key) for key in queues):
                     break
                 table = self._table = found
         raise ExportFenced(

@@ -6,7 +6,7 @@ stopped run needs no plan: what was not committed is read again, and the files o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,8 +70,8 @@ class Table(Protocol):
 
     name: str | Path
 
-    def read_state(self) -> TableState:
-        """What it has now. Raises :class:`SparkError` and its kinds."""
+    def read_state(self, wanted: Collection[QueueKey] = ()) -> TableState:
+        """What it has now, of the queues ``wanted`` for certain. Raises :class:`SparkError` and its kinds."""
 
     def append(self, rows: pa.Table, queues: Mapping[QueueKey, QueueState]) -> tuple[int, int]:
         """Add ``rows`` and replace what it has of ``queues`` in one commit; the number and bytes of the new files.
@@ -101,12 +101,12 @@ def write_table(
     """
     run = TableRun()
     with Wire(security=options.security, known=known) as wire:
-        state = table.read_state()
+        queues = {(queue.topic, queue.broker, queue.queue_id): queue for queue in find_queues(options, wire)}
+        state = table.read_state(queues)
         run.number = state.number
         plan = make_plan(options, State(state.number, ends=state.ends), wire, sizes, overwrite=False)
         if plan is None or not (plan.tasks or plan.lost):
             return run
-        queues = {(queue.topic, queue.broker, queue.queue_id): queue for queue in find_queues(options, wire)}
         reader = _Reader(wire, options, queues, plan.tasks, progress)
         # Messages that are gone count with the first commit after them, of whatever queues.
         lost = {span.key: span.rows for span in plan.lost}

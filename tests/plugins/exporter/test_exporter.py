@@ -75,7 +75,7 @@ def exported(folder: Path, topic: str) -> Counter[tuple[int, int]]:
     import pyarrow.parquet as pq
 
     found: Counter[tuple[int, int]] = Counter()
-    for file in export_files(folder, topic):
+    for file in export_files(folder, topic) if folder.exists() else ():
         rows = pq.ParquetFile(file).read(columns=["queueId", "queueOffset"]).to_pylist()
         found.update((row["queueId"], row["queueOffset"]) for row in rows)
     return found
@@ -176,6 +176,9 @@ def test_a_failed_run_is_reported_and_tried_again(place: Exporting) -> None:
 
 
 def test_a_run_starts_when_the_log_has_grown_by_at_bytes(place: Exporting) -> None:
+    if not place.exporter.state.last.ended:
+        place.send("orders-size", 1)
+        place.run_now()
     place.running.restart(settings={"plugin.exporter.at_bytes": "20 KiB"})
     assert place.exporter.next_start() > place.exporter.state.last.started + 3000, "none is due by time"
     place.send("orders-size", 10)
@@ -186,9 +189,18 @@ def test_a_run_starts_when_the_log_has_grown_by_at_bytes(place: Exporting) -> No
     assert exported(place.to, "orders-size") == place.stored("orders-size")
 
 
-def test_a_start_without_topics_or_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"set plugin\.exporter\.topics"):
-        PluginBroker(tmp_path, ["exporter"], settings={"plugin.exporter.topics": "orders"})
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"topics": "orders"}, r"set plugin\.exporter\.topics"),
+        ({"topics": "orders", "to": "x", "format": "delta", "engine": "spark"}, "'delta' needs the engine 'local'"),
+    ],
+)
+def test_a_start_that_could_not_export_is_refused(tmp_path: Path, settings: dict[str, str], says: str) -> None:
+    with pytest.raises(StartError, match=says):
+        PluginBroker(
+            tmp_path, ["exporter"], settings={f"plugin.exporter.{key}": value for key, value in settings.items()}
+        )
 
 
 def test_the_commands_say_if_a_broker_has_no_exporter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
