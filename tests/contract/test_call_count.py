@@ -103,7 +103,7 @@ def functions_called(broker: Broker, rows: int) -> Counter[str]:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("rows", [1, 512])
-async def test_ten_plugins_that_look_on_cost_ten_calls_of_their_own_and_nothing_else(tmp_path: Path, rows: int) -> None:
+async def test_ten_observing_plugins_cost_ten_calls_of_their_own_and_nothing_else(tmp_path: Path, rows: int) -> None:
     found = []
     for count in (0, 1, 10):
         async with run_broker(make_broker(tmp_path / f"store-{count}", enable=looking(count))) as broker:

@@ -99,7 +99,7 @@ def test_every_option_of_a_write_is_read() -> None:
     assert "secret" not in repr(options).replace("secret_key", ""), "secrets are not shown"
 
 
-def test_rows_become_messages_with_all_that_columns_say(running: Cluster) -> None:
+def test_rows_become_messages_with_all_values_of_their_columns(running: Cluster) -> None:
     deliver_at = datetime.now(UTC) - timedelta(seconds=5)
     rows: list[dict[str, Any]] = [
         {"topic": None, "body": b"plain"},

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 4), max_size=20), st.integers(0, 50), st.integers(-1, 25), st.integers(0, 3))
-def test_the_first_message_is_found_whatever_the_broker_says(
+def test_the_first_message_is_found_whatever_offset_the_broker_returns(
     cluster: FakeCluster, wire: Wire, steps: list[int], wanted: int, hint: int, expired: int
 ) -> None:
     cluster.add_topic("orders")

@@ -71,7 +71,7 @@ def long_named(command: Command) -> Command:
     return Command(RequestCode.SEND_MESSAGE, ext, command.body)
 
 
-async def test_an_account_does_what_its_permissions_say(guarded: MakeBroker) -> None:
+async def test_an_account_has_the_rights_of_its_permissions_only(guarded: MakeBroker) -> None:
     async with run_broker(guarded()) as broker, open_channel(broker.address) as channel:
         assert await ask(channel, send("T", b"one")) == (0, None)
         assert await ask(channel, long_named(send("T", b"two", properties="KEYS\x01é"))) == (0, None)

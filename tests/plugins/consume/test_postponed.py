@@ -151,7 +151,7 @@ async def test_a_stopping_broker_answers_those_who_wait_for_the_disk(tmp_path: P
 
 
 @pytest.mark.trio
-async def test_a_disk_that_fails_costs_the_pulls_that_want_it_until_it_gives_what_it_has(
+async def test_a_disk_error_fails_the_pulls_that_need_it_until_reads_succeed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = ColdDisk()

@@ -83,7 +83,7 @@ async def test_one_record_is_given_however_large_it_is(tmp_path: Path) -> None:
         (-1, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", 0),
     ],
 )
-async def test_offsets_outside_say_where_to_go_on(
+async def test_offsets_out_of_range_return_the_offset_to_continue_from(
     tmp_path: Path, offset: int, code: int, remark: str, next_offset: int
 ) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):

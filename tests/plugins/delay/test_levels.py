@@ -53,7 +53,7 @@ def test_an_entry_says_when_its_message_is_due() -> None:
 
 
 @pytest.mark.parametrize("code", [999, 0, -5, 1001 + DAY_MS])
-def test_an_entry_that_cannot_be_right_is_not_believed(code: int) -> None:
+def test_an_entry_with_impossible_values_is_ignored(code: int) -> None:
     assert Levels.parse("1s 5s").due(code, b"DELAY\x012", 1000) == 6000
 
 

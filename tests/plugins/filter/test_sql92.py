@@ -113,7 +113,7 @@ def test_a_list_of_a_thousand_values_is_an_expression() -> None:
     assert not wanted(expression, a="2000")
 
 
-def test_the_refusal_says_where_it_could_not_go_on() -> None:
+def test_the_error_names_the_position_that_cannot_be_parsed() -> None:
     with pytest.raises(RemoteFault, match="character 11 of line 1: a = 1 AND = LIKE"):
         compile_sql92("a = 1 AND = LIKE 'x'")
 

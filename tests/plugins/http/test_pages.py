@@ -67,7 +67,7 @@ async def get(broker: Broker, path: str) -> tuple[int, str]:
     return int(head.split()[1]), body.decode()
 
 
-async def test_a_broker_that_works_says_so(tmp_path: Path) -> None:
+async def test_a_working_broker_is_healthy_and_ready(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         assert await get(broker, "/healthz") == (200, "ok\n")
         assert await get(broker, "/readyz?verbose") == (200, "ok\n")

@@ -100,7 +100,7 @@ async def test_row_16_an_index_file_that_cannot_be_read_at_the_start_is_built_ag
     assert "built again" in line["reason"]
 
 
-async def test_row_16_a_search_that_meets_a_bad_block_of_the_index_gives_what_the_rest_knows(tmp_path: Path) -> None:
+async def test_row_16_a_search_over_a_bad_block_of_the_index_returns_the_rest(tmp_path: Path) -> None:
     await fill(tmp_path)
     env = BadBlocksEnv()
     async with run_broker(make_broker(tmp_path, settings=SMALL, env=env)) as broker:

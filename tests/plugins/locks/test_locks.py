@@ -178,7 +178,7 @@ def test_a_client_that_comes_back_by_another_connection_keeps_its_queues(back: s
     assert table.lock("G", {Q0}, "two") == set()
 
 
-def test_the_end_of_a_connection_that_was_replaced_says_nothing() -> None:
+def test_the_end_of_a_replaced_connection_releases_no_lock() -> None:
     table = Locks()
     table.lock("G", {Q0}, "one")
     old = table.connection("one")

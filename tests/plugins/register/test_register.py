@@ -174,7 +174,7 @@ def test_an_ipv6_address_gets_an_ipv6_ha_address(make_broker: Any) -> None:
     assert read_header(RegisterBrokerHeader, Announcement(broker).register().ext).ha_server_addr == "[::1]:10912"
 
 
-def test_two_plugins_that_say_the_same_are_named(make_broker: Any) -> None:
+def test_plugins_with_the_same_registration_data_are_named(make_broker: Any) -> None:
     class Second:
         name = "second"
 

@@ -166,7 +166,7 @@ async def test_a_registered_broker_registers_again_at_a_nameserver_that_lost_it(
     assert (settled.alive, newcomer.alive, net.registered) == (True, False, settled.address)
 
 
-async def test_a_broker_alone_looks_a_few_times_and_registers_once(
+async def test_a_single_broker_checks_a_few_times_and_registers_once(
     net: Net, start: Callable[..., None], autojump_clock: trio.testing.MockClock
 ) -> None:
     place = Place(net, "10.0.0.1:1", 1000)

@@ -112,7 +112,7 @@ def test_a_half_message_with_a_delay_without_a_group_or_too_large_is_refused() -
     assert not batch.traits & Trait.PREPARED, "the plugin took charge of the trait"
 
 
-def test_a_broker_that_takes_no_half_messages_says_so() -> None:
+def test_a_broker_that_takes_no_half_messages_refuses_them_with_the_reason() -> None:
     batch = world_of(reject=True).halves([b"x", b"y"])
     assert batch.statuses == [ResponseCode.NO_PERMISSION] * 2
 
