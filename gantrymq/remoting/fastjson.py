@@ -7,10 +7,10 @@ to an object that came earlier (``{"$ref":"$.a.b"}``), single quotes and stray c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
 import msgspec
@@ -115,7 +115,7 @@ def _write(value: Any, put: Callable[[str], None], strict: bool, depth: int) -> 
     elif isinstance(value, bool):
         put("true" if value else "false")
     elif isinstance(value, str):
-        put(json.dumps(value, ensure_ascii=strict))
+        put(encode_basestring_ascii(value) if strict else encode_basestring(value))
     elif isinstance(value, int):
         put(str(value))
     elif isinstance(value, float):
@@ -171,7 +171,7 @@ def _write_object(items: Iterable[tuple[Any, Any]], put: Callable[[str], None], 
         put(separator)
         separator = ","
         if isinstance(key, str):
-            put(json.dumps(key, ensure_ascii=strict))
+            put(encode_basestring_ascii(key) if strict else encode_basestring(key))
         elif isinstance(key, int):
             put(f'"{key:d}"' if strict else f"{key:d}")
         elif strict:

@@ -48,6 +48,7 @@ class Offsets:
         stored = load_state(env, path, ConsumerOffsetSerializeWrapper.from_bytes)
         if stored is not None:
             self._take(stored)
+            self.encode()  # now, because later clients would wait for it
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the group's offset; it may be lower than before.

@@ -1,7 +1,8 @@
 """Entries by name with a data version, kept in one JSON file of RocketMQ's form.
 
-The text of each entry is cached, so that writing ten thousand of them is a join. An entry is replaced and never changed
-in place. Unknown keys of a file or a master are preserved for a newer broker that uses the store later.
+The line of each entry, its name and text, is cached, so that writing a hundred thousand of them is a join. An entry is
+replaced and never changed in place. Unknown keys of a file or a master are preserved for a newer broker that uses the
+store later.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class StateTable(Generic[B]):
         self._env = env
         self._key = key
         self._entries: dict[str, B] = {}
-        self._texts: dict[str, bytes] = {}
+        self._lines: dict[str, bytes] = {}
         self._unknown: dict[str, Mapping[str, Any]] = {}
         self._beside: Mapping[str, Any] = {}
         self.text_bytes = 0
@@ -73,7 +74,7 @@ class StateTable(Generic[B]):
 
     def text(self, name: str) -> bytes:
         """Return the entry's JSON text; KeyError when there is none."""
-        return self._texts[name]
+        return self._lines[name][len(dumps(name)) + 1 :]
 
     def take(
         self,
@@ -139,7 +140,7 @@ class StateTable(Generic[B]):
 
     def encode(self) -> bytes:
         """Return the file's text, which is also the response to a request for the whole table."""
-        entries = b",".join([dumps(name) + b":" + text for name, text in self._texts.items()])
+        entries = b",".join(self._lines.values())
         beside = b"".join([b",%s:%s" % (dumps(name), dumps(value)) for name, value in self._beside.items()])
         return b'{"dataVersion":%s,"%s":{%s}%s}' % (self.version.to_bytes(), self._key.encode(), entries, beside)
 
@@ -152,13 +153,15 @@ class StateTable(Generic[B]):
     def _set(self, name: str, entry: B) -> None:
         unknown = self._unknown.get(name)
         text = entry.to_bytes_with(unknown) if unknown else entry.to_bytes()
-        self.text_bytes += len(text) - len(self._texts.get(name, b""))
+        start = dumps(name) + b":"
+        self.text_bytes += len(text) - len(self._lines.get(name, start)) + len(start)
         self._entries[name] = entry
-        self._texts[name] = text
+        self._lines[name] = start + text
 
     def _forget(self, name: str) -> None:
         del self._entries[name]
-        self.text_bytes -= len(self._texts.pop(name))
+        self.text_bytes -= len(self.text(name))
+        del self._lines[name]
         self._unknown.pop(name, None)
 
     def touch(self) -> None:
