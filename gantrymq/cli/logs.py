@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import rich_click as click
 
 from gantrymq.remoting.log_levels import LEVELS, LogLevels, component_of, drop_lower_levels, start_with
+from gantrymq.remoting.recent_events import keep_recent
 
 COMMON_FIELDS: dict[str, str] = {}
 """Fields of each line of this process's log."""
@@ -140,6 +141,7 @@ def configure_logs(level: str, file: str | None = None) -> None:
         structlog.contextvars.merge_contextvars,
         add_common,
         structlog.processors.add_log_level,
+        keep_recent,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if human else "iso", utc=not human),
         structlog.processors.StackInfoRenderer(),
     ]

@@ -30,7 +30,11 @@ from gantrymq.dashboard.access import COOKIE, Access, Guard, refuse
 from gantrymq.message import Message
 from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.brokers import runtime_info
+from gantrymq.operations.clients import disconnect
+from gantrymq.operations.delayed import NotRecalled, recall_message
 from gantrymq.operations.topics import delete_topic
+from gantrymq.operations.transactions import resume_transaction
+from gantrymq.remoting.recent_events import RANKS, recent_events
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -50,6 +54,8 @@ MISSING_S: Final = 3600.0
 """How long a broker that has gone is shown."""
 LOGIN_PAUSE_S: Final = 1.0
 """How long the answer to an unknown token takes."""
+RECALL_GROUP: Final = "GANTRYMQ_DASHBOARD"
+EVENTS_SHOWN: Final = 200
 REPLAY_MAX: Final = 10_000
 """The most dead letters that one request sends again."""
 
@@ -117,6 +123,7 @@ class Operation:
     handler: Handler
     query: dict[str, str] = attrs.field(factory=dict)
     body: dict[str, str] = attrs.field(factory=dict)
+    needs_cluster: bool = attrs.field(default=True, kw_only=True)
 
 
 def _page(request: Request) -> views.Page:
@@ -259,6 +266,43 @@ async def _clients(client: Client, request: Request, body: dict[str, Any]) -> An
     return await views.clients(client, _page(request))
 
 
+async def _producers(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.producers(client, _page(request))
+
+
+async def _disconnect(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name = request.path_params["client"]
+    _confirmed(body, name)
+    rows = await disconnect(client, name)
+    return {"client": name, "closed": sum(row.closed for row in rows), "brokers": [attrs.asdict(row) for row in rows]}
+
+
+async def _trace(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.trace(client, request.path_params["id"])
+
+
+async def _transactions(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    return await views.transactions(client, _int(request.query_params, "max", 32, 1))
+
+
+async def _resume(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    await resume_transaction(client, request.path_params["id"])
+    return {"id": request.path_params["id"]}
+
+
+async def _recall(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    topic = _text(body, "topic")
+    _confirmed(body, topic)
+    return {"id": await recall_message(client, topic, _text(body, "handle"), RECALL_GROUP)}
+
+
+async def _log_events(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    level = request.query_params.get("level", "info")
+    if level not in RANKS:
+        raise BadRequest(f"level must be one of {', '.join(RANKS)}, not {level!r}")
+    return {"events": recent_events(level, request.query_params.get("search", ""), EVENTS_SHOWN)}
+
+
 async def _dead_letters(client: Client, request: Request, body: dict[str, Any]) -> Any:
     return {"groups": await views.dead_letter_rows(client)}
 
@@ -314,6 +358,15 @@ OPERATIONS: Final = (
         {"to": "first, last, or ms since 1970", "topic": "default: all", "dry_run": "true: change nothing", **CONFIRM},
     ),
     Operation("GET", "/clients", "Connected members of the groups", _clients, PAGE),
+    Operation("GET", "/producers", "Connected producers", _producers, PAGE),
+    Operation(
+        "POST", "/clients/{client}/disconnect", "Close the connections of a client on all brokers of GantryMQ",
+        _disconnect, {}, CONFIRM,
+    ),
+    Operation("GET", "/messages/{id}/trace", "Who sent and who consumed a message, as clients recorded", _trace),
+    Operation("GET", "/transactions", "Open transactions, and discarded half messages", _transactions,
+              {"max": "messages, at most 64"}),
+    Operation("POST", "/transactions/{id}/resume", "Resume the check-backs of a discarded half message", _resume),
     Operation("GET", "/dead-letters", "Dead letters of each group", _dead_letters),
     Operation("GET", "/dead-letters/{group}", "The oldest dead letters", _dead_letter_messages, {"max": "at most 64"}),
     Operation(
@@ -321,6 +374,10 @@ OPERATIONS: Final = (
         {"max": f"messages, at most {REPLAY_MAX}", **CONFIRM},
     ),
     Operation("GET", "/delayed", "Timed messages that wait", _delayed, {"topic": "only those for it"}),
+    Operation("POST", "/delayed/recall", "Recall a timed message", _recall, {},
+              {"topic": "its topic", "handle": "its recall handle", **CONFIRM}),
+    Operation("GET", "/log-events", "The newest log events of the process that serves the dashboard", _log_events,
+              {"level": "info, warning or error: the lowest", "search": "part of the event"}, needs_cluster=False),
 )  # fmt: skip
 
 
@@ -360,8 +417,9 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
     try:
         body = {} if operation.method == "GET" else await _read_body(request)
         with anyio.fail_after(TIMEOUT_S):
-            found = await operation.handler(source.ready(), request, body)
-    except (BadRequest, ValueError) as error:
+            client = source.ready() if operation.needs_cluster else None
+            found = await operation.handler(client, request, body)  # type: ignore[arg-type]
+    except (BadRequest, ValueError, NotRecalled) as error:
         return refuse(400, "bad_request", str(error))
     except NoRoute as error:
         return refuse(404, "not_found", str(error))

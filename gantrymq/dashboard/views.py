@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import attrs
 
-from gantrymq.client.errors import BrokerError, GantryError
+from gantrymq.client.errors import BrokerError, GantryError, NoRoute
 from gantrymq.failover.brokers import broker_rows
 from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.brokers import master_addresses, runtime_info
+from gantrymq.operations.clients import connected_producers
 from gantrymq.operations.topics import is_brokers_topic, named_after
+from gantrymq.operations.traces import message_traces
+from gantrymq.operations.transactions import DISCARDED_TOPIC, open_transactions
 from gantrymq.remoting.bodies.queues import TopicStatsReply
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import DLQ_PREFIX, dlq_topic
+from gantrymq.remoting.versions import version_name
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -211,6 +215,31 @@ async def clients(client: Client, page: Page) -> dict[str, Any]:
     return {"clients": rows, **place}
 
 
+async def producers(client: Client, page: Page) -> dict[str, Any]:
+    """The connected producers, one page of them."""
+    found = {f"{row.client_id} {row.group}": row for row in await connected_producers(client)}
+    shown, place = page.cut(list(found))
+    rows = [{**attrs.asdict(found[name]), "version": version_name(found[name].version)} for name in shown]
+    return {"producers": rows, **place}
+
+
+async def transactions(client: Client, most: int) -> dict[str, Any]:
+    """The open transactions of each master, and the newest discarded half messages."""
+    try:
+        discarded = await peek(client, DISCARDED_TOPIC, "last", most)
+    except NoRoute:
+        discarded = []
+    return {"brokers": [attrs.asdict(row) for row in await open_transactions(client)], "discarded": discarded}
+
+
+async def trace(client: Client, message_id: str) -> dict[str, Any]:
+    """What clients recorded of a message."""
+    try:
+        return attrs.asdict(await message_traces(client, message_id))
+    except NoRoute:
+        return {"events": [], "unreadable": 0, "complete": True}
+
+
 async def dead_letter_rows(client: Client) -> list[dict[str, Any]]:
     """How many dead letters each group has, and how many of them were not replayed yet."""
     return [attrs.asdict(row) for row in await dead_letters.dead_letters(client)]
@@ -285,6 +314,7 @@ def shown(message: DeliveredRecord) -> dict[str, Any]:
         "queue": message.queue_id,
         "offset": message.queue_offset,
         "id": message.message_id,
+        "offset_id": message.offset_message_id,
         "tags": message.tags,
         "keys": list(message.keys),
         "born": message.born_timestamp,

@@ -70,13 +70,26 @@ async def connected_clients(client: Client, *, system: bool = False) -> list[Con
         for broker, address in masters.items():
             for group in names:
                 tasks.start_soon(add_consumers, broker, address, group)
-    for broker, address in masters.items():
+    return sorted(
+        [*_in_order(found), *await connected_producers(client, system=system)],
+        key=lambda each: (each.client_id, each.kind, each.group),
+    )
+
+
+async def connected_producers(client: Client, *, system: bool = False) -> list[ConnectedClient]:
+    """Return the producers of all masters, sorted, with one request to each; see :func:`connected_clients`."""
+    found: dict[tuple[str, str, str], ConnectedClient] = {}
+    for broker, address in (await master_addresses(client)).items():
         for each in await _producers(client, address):
             if system or not (each.group == INNER_PRODUCER or is_system_group(each.group)):
                 _add(found, each, broker)
+    return _in_order(found)
+
+
+def _in_order(found: dict[tuple[str, str, str], ConnectedClient]) -> list[ConnectedClient]:
     for each in found.values():
         each.brokers.sort()
-    return sorted(found.values(), key=lambda each: (each.client_id, each.kind, each.group))
+    return [found[key] for key in sorted(found)]
 
 
 def _add(found: dict[tuple[str, str, str], ConnectedClient], each: ConnectedClient, broker: str) -> None:

@@ -17,6 +17,7 @@ import structlog
 from gantrymq.cli import logs
 from gantrymq.remoting import log_levels
 from gantrymq.remoting.log_levels import LogLevels
+from gantrymq.remoting.recent_events import recent_events
 from support.processes import gantrymq_child, wait_for
 
 Cli = Callable[..., Any]
@@ -159,3 +160,12 @@ def test_the_page_lists_every_component() -> None:
     sources = [path for folder in ("gantrymq", "kernel", "plugins") for path in (ROOT / folder).rglob("*.py")]
     used = {name for path in sources for name in re.findall(r'get_logger\("gantrymq\.(\w+)"', path.read_text())}
     assert set(listed) == used
+
+
+def test_the_newest_events_are_kept_for_a_dashboard(configured: Path) -> None:
+    structlog.get_logger("gantrymq.tester").warning("kept_event", peer="127.0.0.1:1", count=2, text="x" * 600)
+    structlog.get_logger("gantrymq.tester").info("dropped_by_level")
+    newest = recent_events()[0]
+    assert (newest["event"], newest["level"], newest["component"]) == ("kept_event", "warning", "tester")
+    assert (newest["fields"]["count"], len(newest["fields"]["text"])) == (2, 501)
+    assert lines(configured)[-1]["text"] == "x" * 600

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from gantrymq.sync import connect
-from gantrymq.testing.harness import cluster_in_thread
 from support.attempts import shared_or_new
-from support.dashboard import PLUGIN, Site, address_of
+from support.dashboard import Site, started_site
 
 
 @pytest.fixture
@@ -24,11 +20,3 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with started_site(tmp_path_factory.mktemp("cluster")) as site:
         yield site
-
-
-@contextmanager
-def started_site(folder: Path) -> Iterator[Site]:
-    settings = {"plugin.dashboard.listen": "127.0.0.1:0"}
-    with cluster_in_thread(folder, settings=settings, enable=[PLUGIN]) as cluster:
-        with connect(cluster.nameserver) as client:
-            yield Site(address_of(cluster), cluster, client)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import trio
@@ -15,13 +16,17 @@ import trio
 pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[dashboard])")
 pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[dashboard])")
 
+
+from gantrymq import Message, Outcome
 from gantrymq.dashboard.access import read_tokens
 from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
+from gantrymq.remoting.recent_events import keep_recent
+from gantrymq.sync import connect
 from gantrymq.testing.harness import cluster_in_thread, run_cluster
-from support.dashboard import PLUGIN, Site, address_of
+from support.dashboard import PLUGIN, Site, address_of, started_site
 from support.processes import wait_for
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
@@ -116,6 +121,72 @@ def test_brokers_plugins_and_totals_are_returned(site: Site) -> None:
     assert overview["brokers"][0]["broker"] == "broker-a"
     assert site.get("/delayed") == {"total": 0, "messages": []}
     assert site.get("/clients")["page"] == 1
+
+
+def test_clients_are_listed_and_disconnected(site: Site) -> None:
+    site.change("POST", "/topics", {"topic": "watched", "queues": 1})
+    with connect(site.cluster.nameserver) as client, client.producer("watched-p") as producer:
+        producer.send("watched", b"1")
+        with client.consumer("watched", "watched-g", start="first") as consumer:
+            next(iter(consumer)).ack()
+            wait_for(lambda: len(site.get("/clients?search=watched-g")["clients"]) == 1)
+            wait_for(lambda: site.get("/producers?search=watched-p")["total"] == 1)
+            (member,) = site.get("/clients?search=watched-g")["clients"]
+            (sender,) = site.get("/producers?search=watched-p")["producers"]
+            assert (sender["client_id"], sender["version"]) == (member["client_id"], "V4_9_7")
+            path = f"/clients/{quote(member['client_id'], safe='')}/disconnect"
+            assert site.request("POST", PREFIX + path, {"confirm": "other"})[0] == 400
+            assert site.change("POST", path, {"confirm": member["client_id"]})["closed"] == 1
+            producer.send("watched", b"2")
+            assert next(iter(consumer)).body == b"2"
+
+
+def test_open_transactions_are_counted_and_discarded_ones_resume(tmp_path: Path) -> None:
+    settings = {"check_interval": "100ms", "timeout": "100ms", "check_max": 1}
+    asked: list[str] = []
+
+    def check(message: Any) -> Outcome:
+        asked.append(message.message_id)
+        return Outcome.COMMIT if resumed else Outcome.UNKNOWN
+
+    resumed = False
+    with started_site(tmp_path, **{f"transaction__{name}": value for name, value in settings.items()}) as site:
+        site.client.admin.create_topic("paid", 1)
+        with site.client.transactional_producer("shop", check=check, local=lambda *_: Outcome.UNKNOWN) as producer:
+            sent = producer.send("paid", b"order").sent.message_id
+            assert site.get("/transactions")["brokers"] == [{"broker": "broker-a", "open": 1, "strategy": "half"}]
+            wait_for(lambda: len(site.get("/transactions")["discarded"]) == 1)
+            (discarded,) = site.get("/transactions")["discarded"]
+            assert (discarded["id"], discarded["properties"]["REAL_TOPIC"]) == (sent, "paid")
+            assert site.request("POST", f"{PREFIX}/transactions/{'0' * 32}/resume", {})[0] == 400
+            resumed = True
+            site.change("POST", f"/transactions/{discarded['offset_id']}/resume")
+            wait_for(lambda: [one["body_text"] for one in site.get("/topics/paid/messages")["messages"]] == ["order"])
+        assert set(asked) == {sent}
+
+
+def test_a_timed_message_is_recalled_and_a_trace_is_shown(site: Site) -> None:
+    with connect(site.cluster.nameserver, trace=True) as client, client.producer("timer") as producer:
+        client.admin.create_topic("timed", 1)
+        sent = producer.send(Message("timed", b"later", delay=600)).message_id
+    wait_for(lambda: site.get("/delayed?topic=timed")["total"] == 1)
+    (waiting,) = site.get("/delayed?topic=timed")["messages"]
+    body = {"topic": "timed", "handle": waiting["handle"], "confirm": "timed"}
+    assert site.change("POST", "/delayed/recall", body) == {"id": sent}
+    wait_for(lambda: site.get("/delayed?topic=timed")["total"] == 0)
+    status, found, _ = site.request("POST", f"{PREFIX}/delayed/recall", body | {"handle": "nonsense"})
+    assert (status, found["error"]["code"]) == (400, "bad_request")
+    wait_for(lambda: [one["group"] for one in site.get(f"/messages/{sent}/trace")["events"]] == ["timer"])
+
+
+def test_log_events_are_shown_newest_first_and_by_level(site: Site) -> None:
+    for level, name in (("debug", "unseen"), ("info", "first"), ("warning", "second")):
+        keep_recent(None, level, {"event": name, "component": "tester", "peer": object(), "count": 3})
+    found = site.get("/log-events?search=tester")["events"]
+    assert [(one["level"], one["event"]) for one in found[:2]] == [("warning", "second"), ("info", "first")]
+    assert (found[0]["fields"]["count"], found[0]["fields"]["peer"][:7]) == (3, "<object")
+    assert [one["event"] for one in site.get("/log-events?search=tester&level=warning")["events"]] == ["second"]
+    assert site.request("GET", f"{PREFIX}/log-events?level=loud")[0] == 400
 
 
 @pytest.mark.trio

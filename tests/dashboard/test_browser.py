@@ -24,7 +24,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TESTS = Path(__file__).resolve().parents[1]
 IMAGES = TESTS.parent / "docs" / "howto" / "images"
 PATIENCE_MS = 60_000
-PAGES = ("overview", "brokers", "topics", "groups", "clients", "messages", "dead-letters", "delayed", "plugins")
+PAGES = (
+    "overview", "brokers", "topics", "groups", "clients", "messages", "dead-letters", "delayed", "transactions",
+    "plugins", "log", "api",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +163,33 @@ def test_a_broker_that_is_killed_is_seen(site: Site, open_page: Callable[..., An
         child.kill()
     page.get_by_role("row").filter(has_text="broker-b").get_by_text("missing").wait_for()
     sync_api.expect(page.locator("#state-text")).to_have_text("1 of 2 brokers lost")
+
+
+def test_a_client_is_disconnected_and_the_trace_of_a_message_is_shown(
+    site: Site, open_page: Callable[..., Any]
+) -> None:
+    page = open_page()
+    with connect(site.cluster.nameserver, trace=True) as client, client.producer("traced-p") as producer:
+        client.admin.create_topic("traced", 1)
+        producer.send("traced", b"1")
+        with client.consumer("traced", "traced-g", start="first") as consumer:
+            next(iter(consumer)).ack()
+            page.goto(f"http://{site.address}/#/clients?search=traced")
+            page.get_by_role("row").filter(has_text="traced-p").wait_for()
+            row = page.get_by_role("row").filter(has_text="traced-g")
+            row.get_by_role("button", name="Disconnect").click()
+            page.get_by_label("Type").fill(row.locator("td").nth(1).inner_text())
+            page.get_by_role("dialog").get_by_role("button", name="Disconnect").click()
+            page.get_by_text("connections are closed.").wait_for()
+    page.goto(f"http://{site.address}/#/messages?topic=traced")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_role("button", name="Trace").click()
+    shown = page.get_by_role("dialog").get_by_role("row")
+    shown.filter(has_text="traced-p").get_by_text("success").wait_for()
+    shown.filter(has_text="traced-g").wait_for()
+    page.keyboard.press("Escape")
+    page.goto(f"http://{site.address}/#/api")
+    page.get_by_role("row").filter(has_text="/api/v1/clients/{client}/disconnect").wait_for()
 
 
 def test_the_pages_work_with_the_keyboard_on_a_phone_and_in_the_dark(site: Site, open_page: Callable[..., Any]) -> None:

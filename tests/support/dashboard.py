@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
-from gantrymq.testing.harness import Cluster
+from gantrymq.sync import connect
+from gantrymq.testing.harness import Cluster, cluster_in_thread
 
 PLUGIN = "gantrymq.plugins.dashboard:DashboardPlugin"
 
@@ -52,3 +56,13 @@ class Site:
 def address_of(cluster: Cluster) -> str:
     """Where the broker's plugin serves the dashboard."""
     return next(str(info.plugin.address) for info in cluster.broker.manager.plugins if info.name == "dashboard")
+
+
+@contextmanager
+def started_site(folder: Path, **more: object) -> Iterator[Site]:
+    """A cluster whose broker serves the dashboard. ``more``: settings of plugins, ``transaction__check_max``."""
+    settings = {"plugin.dashboard.listen": "127.0.0.1:0"}
+    settings |= {f"plugin.{name.replace('__', '.')}": str(value) for name, value in more.items()}
+    with cluster_in_thread(folder, settings=settings, enable=[PLUGIN]) as cluster:
+        with connect(cluster.nameserver) as client:
+            yield Site(address_of(cluster), cluster, client)

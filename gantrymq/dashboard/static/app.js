@@ -5,7 +5,8 @@ import { compact, lineChart } from "./charts.js";
 const API = "/api/v1";
 const PAGES = [
   ["overview", "Overview"], ["brokers", "Brokers"], ["topics", "Topics"], ["groups", "Groups"], ["clients", "Clients"],
-  ["messages", "Messages"], ["dead-letters", "Dead letters"], ["delayed", "Delayed"], ["plugins", "Plugins"],
+  ["messages", "Messages"], ["dead-letters", "Dead letters"], ["delayed", "Delayed"],
+  ["transactions", "Transactions"], ["plugins", "Plugins"], ["log", "Log"], ["api", "API"],
 ];
 const main = document.getElementById("main");
 const dialog = document.getElementById("dialog");
@@ -113,6 +114,7 @@ function showMessage(message) {
   }
   views.Hex = hex(bytes);
   const body = h("pre", { tabindex: "0" });
+  const trace = h("div", { role: "status" });
   const tabs = h("div", { class: "tabs" });
   for (const [name, text] of Object.entries(views))
     tabs.append(h("button", { class: "small", type: "button", onclick: (event) => {
@@ -122,11 +124,23 @@ function showMessage(message) {
   const fields = { Id: message.id, Place: `${message.topic}, ${message.broker}, queue ${message.queue}, offset ${message.offset}`, Stored: clock(message.stored), Sent: clock(message.born), Tags: message.tags ?? "–", Keys: message.keys.join(" ") || "–", Size: `${number(message.body_bytes)} bytes`, ...message.properties };
   dialog.replaceChildren(h("div", { class: "content" }, h("h2", {}, "Message"),
     h("dl", {}, Object.entries(fields).map(([name, value]) => [h("dt", {}, name), h("dd", { class: "mono" }, String(value))])),
-    tabs, body, message.body_bytes > bytes.length && h("p", { class: "hint" }, `The first ${number(bytes.length)} bytes are shown.`),
-    h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Close"))));
+    tabs, body, trace, message.body_bytes > bytes.length && h("p", { class: "hint" }, `The first ${number(bytes.length)} bytes are shown.`),
+    h("div", { class: "buttons" },
+      h("button", { type: "button", onclick: async (event) => {
+        event.currentTarget.disabled = true;
+        try { trace.replaceChildren(traceTable((await api(`/messages/${encodeURIComponent(message.id)}/trace`)).events)); }
+        catch (problem) { trace.replaceChildren(h("p", { class: "error", role: "alert" }, problem.message)); }
+      } }, "Trace"),
+      h("button", { type: "button", onclick: () => dialog.close() }, "Close"))));
   dialog.showModal();
   tabs.firstChild.click();
 }
+
+const traceTable = (events) => table([
+  ["Time", (row) => clock(row.time_ms)], ["Event", (row) => row.event], ["Group", (row) => row.group],
+  ["Client", (row) => h("span", { class: "mono" }, row.client)], ["Took", (row) => (row.duration_ms === null ? "–" : `${row.duration_ms} ms`), true],
+  ["Retries", (row) => number(row.retries), true], ["Result", (row) => badge(row.result, row.result === "success" ? "good" : "warn")],
+], events, "No client has recorded a trace of this message.");
 
 function hex(bytes) {
   const lines = [];
@@ -294,16 +308,31 @@ async function group(name) {
   ];
 }
 
+const disconnectAction = (row) => action("Disconnect", () => ask({
+  title: "Disconnect the client", confirm: row.client_id, button: "Disconnect", danger: true,
+  text: "All of its connections are closed, and its queues go to other members. A client that works connects again.",
+  work: async () => `${(await api(`/clients/${encodeURIComponent(row.client_id)}/disconnect`, "POST", { confirm: row.client_id })).closed} connections are closed.`,
+}), { class: "small" });
+
 const memberTable = (rows, withGroup) => table([
   ...(withGroup ? [["Group", (row) => link("groups", row.group)]] : []),
   ["Client", (row) => h("span", { class: "mono" }, row.client_id)], ["Address", (row) => h("span", { class: "mono" }, row.address)],
   ["Language", (row) => row.language],
   ...(withGroup ? [] : [["Subscriptions", (row) => Object.entries(row.subscriptions ?? {}).map(([topic, text]) => `${topic}: ${text}`).join(", ") || "–"]]),
+  ["", disconnectAction, true],
 ], rows, "No member is connected.");
 
 async function clients(_, params) {
   const found = await api(`/clients?${params}`);
-  return [head("Clients"), listing("clients", params, found, memberTable(found.clients, true))];
+  const producers = await api(`/producers?${new URLSearchParams({ search: params.get("search") ?? "", size: 200 })}`);
+  return [
+    head("Clients"), listing("clients", params, found, memberTable(found.clients, true)),
+    panel(`${number(producers.total)} producers`, table([
+      ["Group", (row) => row.group], ["Client", (row) => h("span", { class: "mono" }, row.client_id)],
+      ["Address", (row) => h("span", { class: "mono" }, row.address)], ["Language", (row) => row.language], ["Version", (row) => row.version],
+      ["Last heartbeat", (row) => clock(row.last_heartbeat_ms)], ["", disconnectAction, true],
+    ], producers.producers, "No producer is connected.")),
+  ];
 }
 
 const messageTable = (rows, empty) => table([
@@ -359,6 +388,10 @@ async function delayed() {
   return [head("Delayed messages"), panel(`${number(found.total)} timed messages wait`, table([
     ["Due", (row) => clock(row.due)], ["Topic", (row) => link("topics", row.topic)], ["Broker", (row) => row.broker],
     ["Queue", (row) => number(row.queue_id), true], ["Id", (row) => h("span", { class: "mono" }, row.message_id)],
+    ["", (row) => row.handle && action("Recall", () => ask({
+      title: "Recall the message", confirm: row.topic, button: "Recall", danger: true, text: `Message ${row.message_id} is not delivered.`,
+      work: async () => `Message ${(await api("/delayed/recall", "POST", { topic: row.topic, handle: row.handle, confirm: row.topic })).id} is recalled.`,
+    }), { class: "small" }), true],
   ], found.messages, "No timed message waits. Messages with a delay level are counted in the metrics."))];
 }
 
@@ -372,8 +405,60 @@ async function plugins() {
   ], found, "No broker of GantryMQ is registered."), h("p", { class: "hint" }, "Calls are timed while this page is open, and for a minute after."))];
 }
 
-const VIEWS = { overview, brokers, topics, groups, clients, messages, "dead-letters": deadLetters, delayed, plugins };
-const STILL = ["messages"]; // pages that do not load again by themselves
+async function transactions() {
+  const found = await api("/transactions");
+  return [
+    head("Transactions"),
+    panel("Open transactions", table([
+      ["Broker", (row) => row.broker], ["Open", (row) => number(row.open), true], ["Strategy", (row) => row.strategy],
+    ], found.brokers, "No broker is registered."), h("p", { class: "hint" }, "Brokers of RocketMQ do not report their open transactions.")),
+    panel("Discarded transactions", table([
+      ["Discarded", (row) => clock(row.stored)], ["Topic", (row) => row.properties.REAL_TOPIC], ["Producer group", (row) => row.properties.PGROUP],
+      ["Keys", (row) => row.keys.join(" ") || "–"], ["Body", (row) => h("span", { class: "mono" }, (row.body_text ?? "(binary)").slice(0, 60))],
+      ["", (row) => h("span", {}, h("button", { class: "small", type: "button", onclick: () => showMessage(row) }, "Show"), " ",
+        action("Resume", () => ask({
+          title: "Resume the transaction", button: "Resume", text: "The broker asks the producers of the group again how the transaction ended.",
+          work: async () => { await api(`/transactions/${encodeURIComponent(row.offset_id)}/resume`, "POST"); return "The check-backs resume."; },
+        }), { class: "small" })), true],
+    ], found.discarded, "No transaction was discarded: producers have answered all check-backs.")),
+  ];
+}
+
+async function log(_, params) {
+  const found = await api(`/log-events?${params}`);
+  const go = (changes) => { location.hash = `#/log?${new URLSearchParams({ ...Object.fromEntries(params), ...changes })}`; };
+  const level = h("select", { "aria-label": "Lowest level", onchange: (event) => go({ level: event.target.value }) },
+    ["info", "warning", "error"].map((each) => h("option", { value: each, selected: (params.get("level") ?? "info") === each }, each)));
+  let timer;
+  const search = h("input", { type: "search", id: "search", placeholder: "Search (press /)", "aria-label": "Search", value: params.get("search") ?? "", oninput: (event) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => go({ search: event.target.value }), 200);
+  } });
+  return [head("Log events", level), h("div", { class: "head search" }, search), h("section", { class: "panel" }, table([
+    ["Time", (row) => clock(row.time)], ["Level", (row) => badge(row.level, { error: "bad", critical: "bad", warning: "warn" }[row.level] ?? "")],
+    ["Component", (row) => row.component || "–"], ["Event", (row) => row.event],
+    ["Fields", (row) => h("span", { class: "mono" }, Object.entries(row.fields).map(([name, value]) => `${name}=${value}`).join(" "))],
+  ], found.events, "No such event."), h("p", { class: "hint" }, "The newest events of the process that serves this dashboard."))];
+}
+
+async function apiPage() {
+  const found = await api("/openapi.json");
+  const rows = Object.entries(found.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, operation]) => ({ path, method: method.toUpperCase(), operation })));
+  return [head("API", h("a", { class: "button", href: `${API}/openapi.json` }, "OpenAPI document")), panel(`${found.info.title} ${found.info.version}`, table([
+    ["Request", (row) => [badge(row.method, row.method === "GET" ? "good" : "warn"), " ", h("span", { class: "mono" }, row.path)]],
+    ["Meaning", (row) => row.operation.summary],
+    ["Parameters", (row) => parametersOf(row.operation).map(([name, text]) => h("div", {}, h("span", { class: "mono" }, name), text && `: ${text}`))],
+  ], rows, "The document has no requests."))];
+}
+
+function parametersOf(operation) {
+  const body = operation.requestBody?.content?.["application/json"]?.schema?.properties ?? {};
+  return [...(operation.parameters ?? []).map((each) => [each.name, each.description ?? ""]),
+    ...Object.entries(body).map(([name, schema]) => [name, schema.description ?? ""])];
+}
+
+const VIEWS = { overview, brokers, topics, groups, clients, messages, "dead-letters": deadLetters, delayed, transactions, plugins, log, api: apiPage };
+const STILL = ["messages", "api"]; // pages that do not load again by themselves
 
 // -------------------------------------------------------------------------------------------------------------- router
 
