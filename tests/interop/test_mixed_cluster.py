@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import anyio
 import attrs
 import pytest
 
+import gantrymq
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.remoting.bodies.routes import BrokerMemberGroupBody
@@ -23,15 +27,19 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 Homes = Callable[[str], Path]
 OURS, THEIRS, THEIRS5 = "gantry-broker", "java-broker-b", "java5-broker-b"
+NAMES = (THEIRS, THEIRS5)
+STOPPED_SECONDS = 5.0
 
 
 @attrs.frozen
 class Mixed:
-    """Where RocketMQ's nameservers are, 4.9.7 and 5.3.3, and ours; the three brokers are registered at each."""
+    """Where RocketMQ's nameservers are, 4.9.7 and 5.3.3, and ours; the three brokers are registered at each. The
+    process numbers of RocketMQ's brokers by name."""
 
     theirs: str
     theirs5: str
     ours: str
+    pids: Mapping[str, int]
 
 
 def our_nameserver(address: str, home: Path) -> Child:
@@ -68,13 +76,14 @@ def mixed(java: Java, java5: Java, own_nameserver: str, homes: Homes) -> Iterato
         # 5.3.3 registers ten seconds after it is up: the other starts meanwhile
         starting = [
             threads.submit(start_broker, each, home / name, every, name=name)
-            for each, name in ((java, THEIRS), (java5, THEIRS5))
+            for each, name in zip((java, java5), NAMES, strict=True)
         ]
-        for future in starting:
-            discarded(future.result())
+        pids = {
+            name: discarded(future.result()).child.process.pid for future, name in zip(starting, NAMES, strict=True)
+        }
         for nameserver in every.split(";"):
             wait_registered(nameserver, OURS)
-        yield Mixed(own_nameserver, nameserver5.address, address)
+        yield Mixed(own_nameserver, nameserver5.address, address, pids)
 
 
 @pytest.mark.parametrize("nameserver", ["theirs", "ours"])
@@ -90,6 +99,53 @@ def test_java_clients_use_all_brokers_of_the_cluster(
     used = {(answer.broker, answer.queue_id) for answer in sent}
     assert used >= {(broker, queue) for broker in (OURS, THEIRS, THEIRS5) for queue in (0, 1)}
     check_complete(java_client.consume_all(address, topic, names("g"), 300), 31, range(300))
+
+
+@pytest.mark.parametrize("stopped", NAMES, ids=["4.9.7", "5.3.3"])
+def test_python_senders_go_on_through_others_while_a_java_broker_is_stopped(
+    mixed: Mixed, stopped: str, names: Callable[[str], str]
+) -> None:
+    topic, pid = names("t"), mixed.pids[stopped]
+    sent: list[tuple[str, float]] = []
+
+    async def run() -> None:
+        async with gantrymq.connect(mixed.ours) as client, client.producer() as producer:
+            await client.admin.create_topic(topic, queues=2)
+            wanted = {OURS, THEIRS, THEIRS5}
+            with anyio.fail_after(60):
+                while {queue.broker_name for queue in await client.admin.queues(topic)} != wanted:  # noqa: ASYNC110
+                    await anyio.sleep(0.2)
+            used_again = False
+
+            async def send() -> None:
+                nonlocal used_again
+                while not used_again:
+                    before = anyio.current_time()
+                    result = await producer.send(topic, b"x")  # an error would end the test
+                    sent.append((result.message_id, anyio.current_time() - before))
+                    used_again = is_resumed and result.queue.broker_name == stopped
+                    await anyio.sleep(0.02)
+
+            is_resumed = False
+            with anyio.fail_after(90):
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(8):
+                        tasks.start_soon(send)
+                    await anyio.sleep(1)
+                    os.kill(pid, signal.SIGSTOP)
+                    try:
+                        await anyio.sleep(STOPPED_SECONDS)
+                    finally:
+                        os.kill(pid, signal.SIGCONT)
+                    is_resumed = True
+
+    anyio.run(run)
+    slow = sorted(seconds for _, seconds in sent)
+    assert slow[-1] < 3.0, slow[-20:]  # the timeout of a send, with the attempts at other brokers in it
+    assert slow[len(slow) * 9 // 10] < 0.5, slow[-len(slow) // 5 :]  # the stopped broker is avoided
+    with gantrymq.sync.connect(mixed.ours) as client, client.reader(topic, until="end") as reader:
+        stored = {message.message_id for message in reader}
+    assert {message_id for message_id, _ in sent} <= stored
 
 
 @pytest.mark.parametrize("nameserver", ["theirs5", "ours"])
