@@ -18,6 +18,16 @@ PACKAGES = sorted(path.parent for path in EXAMPLES.glob("*/pyproject.toml"))
 NEEDED = {"encrypt": "cryptography", "oidc": "jwt", "schema": "fastjsonschema"}
 """What an example imports beyond GantryMQ's own dependencies."""
 
+BUILD = """
+import os, sys
+from setuptools import build_meta
+target, *sources = sys.argv[1:]  # the backend changes them
+for source in sources:
+    os.chdir(source)
+    build_meta.build_wheel(target)
+"""
+"""Calls the packages' build backend as pip does, but in one process: pip starts two for each package."""
+
 pytestmark = [pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -36,15 +46,15 @@ def python(gantrymq_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     unwanted = shutil.ignore_patterns("__pycache__")
     # copies, because the build writes beside its sources
     sources = [shutil.copytree(package, work / package.name, ignore=unwanted) for package in PACKAGES]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     wheels = work / "wheels"
-    options = ["--no-deps", "--no-build-isolation", "--no-index"]
-    run([*pip, "wheel", *options, "--wheel-dir", str(wheels), *map(str, sources)], work)
+    wheels.mkdir()
+    run([sys.executable, "-c", BUILD, str(wheels), *map(str, sources)], work)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     home = work / "environment"
     venv.create(home, with_pip=False, symlinks=True)
     interpreter = home / "bin" / "python"
     run(
-        [*pip, "--python", str(interpreter), "install", "--no-deps", "--no-index", str(gantrymq_wheel),
+        [*pip, "--python", str(interpreter), "install", "--no-deps", "--no-index", "--no-compile", str(gantrymq_wheel),
          *map(str, wheels.glob("*.whl"))],
         work,
     )  # fmt: skip
