@@ -12,6 +12,7 @@ import pytest
 
 from gantrymq._version import __version__
 from gantrymq.cli.group import collect_plugin_commands
+from gantrymq.message import Message
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.testing.fixtures import StartPluginBroker
 
@@ -27,6 +28,20 @@ class Late:
     @hookimpl(tryfirst=True)
     def before_append(self, batch):
         pass
+
+class Picky:  # refuses each delayed message once when it is due
+    name = "picky"
+    sources = ("timer",)
+
+    def __init__(self):
+        self.seen = set()
+
+    @hookimpl
+    def before_append(self, batch):
+        for row in batch.live:
+            if batch.topics[row] == "orders" and batch.bodies[row] not in self.seen:
+                self.seen.add(batch.bodies[row])
+                batch.refuse(row, 1, "not yet")
 
 class Broken:
     name = "broken"
@@ -188,6 +203,19 @@ def test_plugin_activity_of_a_running_broker_is_shown(cli: Cli, module: str, plu
     assert outcome.out.startswith(f"late 7 at {running.address} ({module}:Late)\n"), (
         "this configuration has no such one"
     )
+
+
+def test_refused_messages_that_the_broker_keeps_are_shown_and_delivered_later(
+    cli: Cli, module: str, plugin_broker: StartPluginBroker
+) -> None:
+    running = plugin_broker(f"{module}:Picky")
+    cli("plugins", "list")  # from here on what the broker logs is not in the output
+    with running.client.producer() as producer:
+        producer.send(Message("orders", b"kept", delay=0.05))
+    with running.client.consumer("orders", "readers", start="first") as messages:
+        assert next(messages).body == b"kept"
+    outcome = cli("plugins", "show", "picky", "--broker", running.address)
+    assert "refused           1 times a message that the broker keeps" in outcome.out.splitlines()
 
 
 def test_hook_times_of_a_running_broker_are_traced(cli: Cli, module: str, plugin_broker: StartPluginBroker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plugins"
+ENCRYPT = f"{EXAMPLES / 'encrypt' / 'gantrymq_encrypt.py'}:EncryptPlugin"
 
 
 def test_spark_reads_and_exports_the_sent_messages(spark: SparkSession, tmp_path: Path) -> None:
@@ -55,9 +59,16 @@ def test_spark_reads_and_exports_the_sent_messages(spark: SparkSession, tmp_path
 
 
 def test_spark_reads_what_the_broker_filters(spark: SparkSession, tmp_path: Path) -> None:
-    """Tags with equal hashes, SQL92, topics by pattern, assigned queues, a schema without properties, a stream."""
+    """Tags with equal hashes, SQL92, topics by pattern, assigned queues, a schema without properties, a stream.
+
+    The broker's files have encrypted bodies, by the example plugin ``encrypt``.
+    """
+    pytest.importorskip("cryptography", reason="the example encrypt needs it: pip install cryptography")
     tags = ("Aa", "BB", "other", None)
-    with cluster_in_thread(tmp_path / "store") as cluster:
+    keys = tmp_path / "keys.txt"
+    keys.write_text(f"1 {base64.b64encode(bytes(32)).decode()}\n")
+    settings = {"plugin.encrypt.keys": str(keys), "store.commit_log_file_bytes": "4 MiB"}
+    with cluster_in_thread(tmp_path / "store", enable=[ENCRYPT], settings=settings) as cluster:
         with sync.connect(cluster.nameserver) as client, client.producer("spark-tests") as producer:
             for topic in ("events-a", "events-b", "refunds"):
                 for number in range(80):
@@ -94,3 +105,5 @@ def test_spark_reads_what_the_broker_filters(spark: SparkSession, tmp_path: Path
         writer = limited.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "check"))
         assert writer.trigger(availableNow=True).start().awaitTermination(300)
         assert sorted(found) == [(topic, n) for topic in ("events-a", "events-b") for n in range(80) if n % 4 == 1]
+        encrypted = (tmp_path / "store" / "commitlog" / f"{0:020}").read_bytes().count(b"ENCRYPTED\x011")
+    assert encrypted == 240, "the files have the clear bodies"
