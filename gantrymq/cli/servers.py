@@ -280,7 +280,8 @@ def nameservers_of(loaded: Loaded, listening: str) -> list[str]:
 
 def tls_of(loaded: Loaded) -> NameserverTls | None:
     """The settings of the plugin ``tls``, which hold for the nameserver of this process too."""
-    rows = {row.key: str(row.value) for row in loaded.config.explain() if row.section == "plugin.tls"}
+    settings = [row for row in loaded.config.explain() if row.section == "plugin.tls"]
+    rows = {row.key: row.value if isinstance(row.value, dict) else str(row.value) for row in settings}
     if rows.get("mode", "disabled") == "disabled":
         return None
     from gantrymq.plugins.tls.properties import read_tls

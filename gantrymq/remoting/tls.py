@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,10 @@ class TlsUnusable(ValueError):
     """The certificates or the key cannot be used; the text names the file and the reason."""
 
 
+def _lower_names(names: Mapping[str, str]) -> Mapping[str, str]:
+    return {name.lower(): certificate for name, certificate in names.items()}
+
+
 @attrs.frozen
 class ServerTls:
     """The files of a server, all PEM.
@@ -48,19 +52,32 @@ class ServerTls:
     ca: str = ""
     client_certificates: str = "none"
     password: str = attrs.field(default="", repr=False)
+    names: Mapping[str, str] = attrs.field(factory=dict, converter=_lower_names)
+    """Further certificates with their keys, by the server's name for which a client asks (SNI), in lower case."""
 
     def make_context(self) -> ssl.SSLContext:
         """The settings of new connections: TLS 1.2 or 1.3; :class:`TlsUnusable`."""
+        context = self._make_context(self.certificate, self.key)
+        others = {name: self._make_context(certificate, "") for name, certificate in self.names.items()}
+
+        def choose(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            connection.context = others.get((name or "").lower(), context)
+
+        if others:
+            context.sni_callback = choose
+        return context
+
+    def _make_context(self, certificate: str, key: str) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-        if not self.certificate:
+        if not certificate:
             raise TlsUnusable("no certificate is configured")
         try:
-            context.load_cert_chain(self.certificate, self.key or None, password=self._password)
+            context.load_cert_chain(certificate, key or None, password=self._password)
         except (OSError, ValueError) as error:
-            raise TlsUnusable(f"{self.certificate!r} with the key {self.key!r}: {_reason(error)}") from None
+            raise TlsUnusable(f"{certificate!r} with the key {key!r}: {_reason(error)}") from None
         if self.client_certificates != "none":
             if not self.ca:
                 raise TlsUnusable("clients' certificates need the authority that signs them (ca)")
@@ -97,7 +114,8 @@ class ServerTls:
 
     def fingerprint(self) -> tuple[bytes, ...]:
         """The content of the files; OSError. If it changes, a new context is due."""
-        return tuple(Path(path).read_bytes() for path in (self.certificate, self.key, self.ca) if path)
+        paths = (self.certificate, self.key, self.ca, *self.names.values())
+        return tuple(Path(path).read_bytes() for path in paths if path)
 
 
 def subject_of(certificate: dict[str, Any] | None) -> str | None:

@@ -2,8 +2,8 @@
 
 Slot: none; not in the default set: ``--enable tls``.
 Hooks: collect_metrics, config_section, configure, connections_changed, register_tasks.
-Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``ca``, ``client_certificates``, ``properties``,
-``outgoing``, ``pages``, ``interval``.
+Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``names``, ``ca``, ``client_certificates``,
+``properties``, ``outgoing``, ``pages``, ``interval``.
 Files: those of the certificates, which it only reads.
 Provides: Encryption, for the ports of replication, metrics and health pages.
 Answers for the TLS part of RocketMQ's ``NettyRemotingServer``.

@@ -19,6 +19,8 @@ class TlsConfig:
     """The broker's certificate with its chain, PEM."""
     key: str = ""
     """The private key, PEM, not encrypted; empty if it is in the certificate's file."""
+    names: dict[str, str] = attrs.field(factory=dict)
+    """Further certificates, each in one file with its key, by the name of the server that a client asks for (SNI)."""
     ca: str = ""
     """The authorities that sign clients' certificates, PEM."""
     client_certificates: Literal["none", "optional", "required"] = "none"

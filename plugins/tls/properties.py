@@ -9,7 +9,7 @@ verified.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from gantrymq.remoting.javaproperties import read_properties
 from gantrymq.remoting.tls import ServerTls, TlsUnusable
@@ -24,13 +24,13 @@ _FILES: Final = {
 }
 
 
-def read_tls(values: Mapping[str, str], read: Callable[[str], bytes]) -> tuple[str, ServerTls]:
+def read_tls(values: Mapping[str, Any], read: Callable[[str], bytes]) -> tuple[str, ServerTls]:
     """The mode and the files of ``[plugin.tls]``, whose fields are ``values``; the keys of ``properties`` replace them.
 
     :class:`TlsUnusable` names the key, and never the password; OSError of ``read``.
     """
     path = values["properties"]
-    given = {name: values[name] for name in ("certificate", "key", "ca", "client_certificates")}
+    given = {name: values[name] for name in ("certificate", "key", "ca", "client_certificates", "names")}
     if not path:
         return values["mode"], ServerTls(**given)
     data = read(path)

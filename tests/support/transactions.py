@@ -52,11 +52,12 @@ class Transactor:
         *,
         seed: int = 1,
         known: Mapping[int, str] = MappingProxyType({}),
+        **options: object,
     ) -> Transactor:
         """``known`` has the answers to questions about messages that another producer has sent; else it is unknown."""
         answers = ",".join(f"{index}:{outcome}" for index, outcome in known.items())
         pairs = (f"namesrv={nameserver}", f"topic={topic}", f"group={group}", f"seed={seed}", f"known={answers}")
-        child = client.run("transact", *pairs)
+        child = client.run("transact", *pairs, *(f"{name}={value}" for name, value in options.items()))
         try:
             return cls(child)
         except BaseException:

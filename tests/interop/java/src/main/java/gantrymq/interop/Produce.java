@@ -32,8 +32,9 @@ final class Produce {
 
     static void run(Options options) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(
-            options.text("group", "interop-producer"), options.text("trace", "false").equals("true"), null);
-        producer.setNamesrvAddr(options.text("namesrv"));
+            options.text("group", "interop-producer"), options.signer(), options.text("trace", "false").equals("true"),
+            null);
+        options.connect(producer);
         producer.setSendMsgTimeout(options.number("timeout", 10_000));
         producer.start();
         Produce produce =

@@ -4,6 +4,7 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
@@ -14,8 +15,9 @@ final class PushConsume {
 
     static void run(Options options) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
-            options.text("group"), options.text("trace", "false").equals("true"), null);
-        consumer.setNamesrvAddr(options.text("namesrv"));
+            options.text("group"), options.signer(), new AllocateMessageQueueAveragely(),
+            options.text("trace", "false").equals("true"), null);
+        options.connect(consumer);
         // 5.3.3 may lose the heartbeat that tells the subscription of its first rebalance (it finds its own lock
         // taken), and every broker refuses its pulls until the next one: 30 s by default.
         consumer.setHeartbeatBrokerInterval(2_000);

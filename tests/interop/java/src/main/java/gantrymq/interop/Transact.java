@@ -28,8 +28,8 @@ final class Transact implements TransactionListener {
     }
 
     static void run(Options options) throws Exception {
-        TransactionMQProducer producer = new TransactionMQProducer(options.text("group"));
-        producer.setNamesrvAddr(options.text("namesrv"));
+        TransactionMQProducer producer = new TransactionMQProducer(options.text("group"), options.signer());
+        options.connect(producer);
         producer.setSendMsgTimeout(10_000);
         producer.setHeartbeatBrokerInterval(1_000);
         Transact transact = new Transact(options.text("known", ""));
