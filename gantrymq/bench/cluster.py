@@ -1,4 +1,4 @@
-"""Where a topic's queues are, asked of a nameserver: the targets of a load."""
+"""The targets of a load: the brokers and queues of a topic, from a nameserver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_QUEUES = 8
 
 
 async def prepare_topic(client: Client, topic: str, queues: int | None) -> None:
-    """Create ``topic`` where it is missing. With ``queues`` given it has so many afterwards, also if it was there."""
+    """Create ``topic`` where it is missing. With ``queues`` it gets that number of queues, also if it exists."""
     from gantrymq.client.errors import NoRoute
 
     try:
@@ -28,7 +28,7 @@ async def prepare_topic(client: Client, topic: str, queues: int | None) -> None:
 
 
 async def targets_of(client: Client, topic: str) -> list[Target]:
-    """One target a broker, to send to: as many as have the topic."""
+    """Return one target per broker that has the topic, for sending."""
     return await _group(client, topic, [(queue, 0) for queue in await client.admin.queues(topic)])
 
 
@@ -45,7 +45,7 @@ async def targets_from_first(client: Client, topic: str) -> list[Target]:
 
 
 async def targets_at_end(client: Client, topic: str) -> list[Target]:
-    """One target a broker, to follow what comes from now on."""
+    """Return one target per broker for reading messages that arrive from now on."""
     queues = await client.admin.queues(topic)
     return await _group(client, topic, [(queue, await client.admin.max_offset(queue)) for queue in queues])
 

@@ -1,4 +1,4 @@
-"""One socket of a load: never waits for the other side, keeps what could not be sent, cuts what came."""
+"""A non-blocking socket of a load: buffers unsent bytes and splits received bytes into frames."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gantrymq.remoting.address import format_address
 CONNECT_SECONDS = 10.0
 RECEIVE_BYTES_MIN = 16 * 1024
 RECEIVE_BYTES_MAX = 512 * 1024
-"""A large buffer costs a map and an unmap each time, so a connection has one only while large answers come."""
+"""A large buffer costs an mmap and a munmap each time, so a connection has one only while it gets large responses."""
 _LENGTH = struct.Struct(">i").unpack_from
 
 
 class Connection:
-    """``number`` counts the connections of a run; ``outstanding`` its requests without an answer."""
+    """``number``: its number in the run. ``outstanding``: its requests without a response."""
 
     def __init__(self, host: str, port: int, number: int, tls: ssl.SSLContext | None = None) -> None:
         self.number = number
@@ -38,7 +38,7 @@ class Connection:
         self._tls = tls is not None
 
     def send(self, data: bytes) -> bool:
-        """Send; False when a part must wait until the socket takes it (:meth:`flush`). OSError: the other side left."""
+        """Send; False if the socket did not take all of it (:meth:`flush` sends the rest). OSError: the peer closed."""
         if self._unsent:
             self._unsent = memoryview(bytes(self._unsent) + data)
             return False
@@ -52,7 +52,7 @@ class Connection:
         return False
 
     def flush(self) -> bool:
-        """Send more of what waits; True when nothing waits any more."""
+        """Send more of the buffered bytes; True when none are left."""
         try:
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
         except (BlockingIOError, ssl.SSLWantWriteError):
@@ -60,7 +60,7 @@ class Connection:
         return not self._unsent
 
     def receive(self) -> bytes:
-        """What came, behind what was kept; nothing when nothing came. ConnectionError: the other side has closed."""
+        """Return buffered and newly received bytes; empty if none arrived. ConnectionError: the peer closed."""
         try:
             data = self._decrypt() if self._tls else self.socket.recv(self._room)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -75,7 +75,7 @@ class Connection:
         return data
 
     def _decrypt(self) -> bytes:
-        """All that came: the socket is not readable again for what OpenSSL has already taken from it."""
+        """Read all received bytes: epoll does not report bytes that OpenSSL has already taken from the socket."""
         parts = [self.socket.recv(self._room)]
         while parts[-1]:
             try:
@@ -85,7 +85,7 @@ class Connection:
         return b"".join(parts)
 
     def keep(self, data: bytes, start: int) -> None:
-        """The unfinished frame at the end of ``data`` waits for the rest."""
+        """Buffer the unfinished frame at the end of ``data`` until the rest arrives."""
         if start < len(data):
             self._rest = data[start:]
 
@@ -95,7 +95,7 @@ class Connection:
 
 
 def count_frames(data: bytes) -> tuple[int, int]:
-    """Return how many whole frames ``data`` begins with, and where they end."""
+    """Return the number of complete frames at the beginning of ``data``, and the offset of their end."""
     size = len(data)
     count = start = 0
     while start + 4 <= size:

@@ -1,4 +1,4 @@
-"""Requests encoded before the clock starts.
+"""Requests that are encoded before the measurement starts.
 
 Source of the batch's rows: RocketMQ 4.9.7 ``MessageDecoder.encodeMessage``.
 """

@@ -11,32 +11,32 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
 class Latencies:
-    """Exact to the microsecond until there are too many different ones; then to three digits."""
+    """Exact to the microsecond until there are too many distinct values; then to three digits."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._new: list[int] = []
 
     def add(self, microseconds: list[int]) -> None:
-        """Count some more."""
+        """Count several times."""
         self._new += microseconds
         if len(self._new) >= NEW_MAX:
             self._take()
 
     def add_one(self, microseconds: int) -> None:
-        """Count one more."""
+        """Count one time."""
         self._new.append(microseconds)
         if len(self._new) >= NEW_MAX:
             self._take()
 
     def merge(self, counts: Mapping[int, int]) -> None:
-        """Add another one's counts."""
+        """Add the counts of another instance."""
         for microseconds, count in counts.items():
             self._counts[microseconds] += count
 
     @property
     def counts(self) -> Counter[int]:
-        """How often each time was seen."""
+        """Return the count of each time."""
         self._take()
         return self._counts
 
@@ -47,7 +47,7 @@ class Latencies:
             self._counts = rounded(self._counts)
 
     def summary(self) -> dict[str, int]:
-        """Microseconds by name: p50, p90, p99, p99.9 and max; nothing where nothing was counted."""
+        """Return microseconds by name: p50, p90, p99, p99.9 and max; empty without counts."""
         return percentiles(self.counts)
 
 
@@ -61,7 +61,7 @@ def rounded(counts: Mapping[int, int]) -> Counter[int]:
 
 
 def percentiles(counts: Mapping[int, int], wanted: Mapping[str, float] = PERCENTILES) -> dict[str, int]:
-    """Return the smallest time that so large a share did not exceed, by name, and ``max``."""
+    """Return the percentiles by name, and ``max``."""
     total = sum(counts.values())
     if not total:
         return {}
@@ -76,7 +76,7 @@ def percentiles(counts: Mapping[int, int], wanted: Mapping[str, float] = PERCENT
 
 
 def microseconds_text(values: Iterable[tuple[str, int]]) -> str:
-    """``p50 102 us  p99 1.3 ms``, each with a unit that can be read."""
+    """Return text such as ``p50 102 us  p99 1.3 ms``, each time with a suitable unit."""
     return "  ".join(f"{name} {_text(value)}" for name, value in values)
 
 

@@ -1,4 +1,4 @@
-"""A worker's plan and its result; each is sent as one JSON line."""
+"""The plan of a worker process and its result; each is sent as one line of JSON."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import msgspec
 from gantrymq.remoting.errors import GantryError
 
 RUN_BYTES = 8
-"""A stamped body begins with the run's mark of so many bytes, then the time of sending (i64, ns, monotonic)."""
+"""Length of the run's mark in bytes. A stamped body begins with it, then the time of sending (i64, ns, monotonic)."""
 STAMP_BYTES = RUN_BYTES + 8
 
 
 class BenchFailed(GantryError):
-    """A benchmark could not start; the text says why."""
+    """A benchmark could not start; the text has the reason."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A broker, its queues of the topic, and for each where a pull begins: the oldest message, or the end to follow."""
+    """A broker, its queues of the topic, and the offset of each at which pulls begin."""
 
     host: str
     port: int
@@ -28,11 +28,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Connections with a number of requests in flight each.
 
     ``kind`` is send, transact (a half message and its commit), pull (from the oldest message on, and over again at the
-    end) or follow (wait at the end for what comes). ``batch``: messages a request. ``requests``: so many and no more
-    (of a pull: messages); 0: until the time is over. ``run``: mark of stamped bodies, whose time from the send to here
-    is measured; empty: bodies are constant, and the time is the request's. ``success``: the answer's code that counts
-    as one. ``topics``: each request of a send goes to the next queue of all of these, which have the same queues;
-    empty: a request in flight keeps its queue of ``topic``. ``access_key``, ``secret_key``: sends are signed with them.
+    end) or follow (wait at the end for what comes). ``batch``: messages per request. ``requests``: the limit of
+    requests (of a pull: of messages); 0: until the time is over. ``run``: the mark of stamped bodies, whose time from
+    the send to the receipt is measured; empty: bodies are constant, and the time of the request is measured.
+    ``success``: the response code that counts as success. ``topics``: each request of a send goes to the next queue of
+    all of these, which have the same queues; empty: a request in flight keeps its queue of ``topic``.
+    ``access_key``, ``secret_key``: sends are signed with them.
     ``authority``: a file with the certificate of the authority whose servers are reached with TLS; empty: without TLS.
     """
 
@@ -54,7 +55,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker does. After ``warm_up`` seconds it measures, for ``seconds``, or until its requests are done.
+    """The work of one worker. After ``warm_up`` seconds it measures, for ``seconds``, or until its requests are done.
 
     A broker that is silent for ``timeout`` seconds has died.
     """
@@ -73,7 +74,7 @@ class Failure(msgspec.Struct):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What one load measured. ``latencies`` counts microseconds; ``failures`` are by code, or by what happened."""
+    """The measurement of one load. ``latencies`` are in microseconds; ``failures`` are by response code or error."""
 
     kind: str
     messages: int = 0
@@ -83,13 +84,13 @@ class Tally(msgspec.Struct, kw_only=True):
     latencies: dict[int, int] = {}
 
     def failed(self, what: str, remark: str, count: int = 1) -> None:
-        """``count`` more requests failed so."""
+        """Count ``count`` requests that failed in this way."""
         failure = self.failures.setdefault(what, Failure(0, remark))
         failure.count += count
 
 
 class Done(msgspec.Struct, kw_only=True):
-    """A worker's last word: tallies over ``seconds``, its own CPU seconds in them, and why it ended early."""
+    """A worker's result: tallies over ``seconds``, its CPU seconds in them, and why it ended early, if it did."""
 
     tallies: list[Tally]
     seconds: float

@@ -1,5 +1,5 @@
-"""The load that pulls: a cursor a slot, moved by each answer. It counts records and does not read them, unless they
-are stamped."""
+"""The load that pulls: each slot has a cursor that every response advances. It counts records and does not decode
+them, unless they are stamped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EMPTY = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, Respo
 
 
 class Cursor:
-    """A place in a queue; ``begin`` is where it starts over, None for one that follows."""
+    """An offset in a queue. It returns to ``begin`` at the end; None: it follows new messages."""
 
     __slots__ = ("begin", "offset", "queue", "sent")
 
@@ -38,7 +38,7 @@ class Cursor:
 
 
 class PullLoad:
-    """Connections with their cursors; a slot's number is its request's opaque."""
+    """Connections with their cursors; the number of a slot is the opaque of its request."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -53,19 +53,19 @@ class PullLoad:
 
     @property
     def finished(self) -> bool:
-        """Whether so many messages came as were asked for; a load without a number never is."""
+        """Whether the wanted number of messages has arrived; False for a load without one."""
         return 0 < self.load.requests <= self.tally.messages
 
     def start_measuring(self) -> None:
-        """The warm-up is over: count from now on."""
+        """End the warm-up: count from now on."""
         self.measuring = True
 
     def open(self, connection: Connection, target: Target) -> bytes:
-        """Return the first requests of a connection: its cursors take the queues in turn."""
+        """Return the first requests of a connection; its cursors get the queues in turn."""
         follows = self.load.kind == "follow"
         cursors = []
         now = time.perf_counter_ns()
-        # one that follows must see each message once
+        # a follower must see each message once
         count = min(self.load.in_flight, len(target.queues)) if follows else self.load.in_flight
         turn = connection.number // len(self.load.targets)
         for slot in range(count):
@@ -78,7 +78,7 @@ class PullLoad:
         return b"".join(self._frame(cursor.queue, slot, cursor.offset) for slot, cursor in enumerate(cursors))
 
     def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
-        """Count what came; returns what is to be sent now."""
+        """Count the received messages; returns the next requests."""
         count, end = count_frames(data)
         connection.keep(data, end)
         cursors = self._cursors[connection.fd]
@@ -96,11 +96,11 @@ class PullLoad:
         return b"".join(pieces)
 
     def lost(self, connection: Connection, reason: str) -> None:
-        """The connection has gone, and the requests on it with it."""
+        """Drop a closed connection and its outstanding requests."""
         self.tally.failed("lost", reason, connection.outstanding)
 
     def _take(self, data: bytes, head: int, body: int, end: int, cursors: list[Cursor], now: int) -> int | None:
-        """One answer's slot; None for a frame that is no answer to a pull."""
+        """Return the slot of a response; None for a frame that is no response to a pull."""
         opaque, code = _opaque(data, head, body), _code(data, head, body)
         if opaque is None or code is None or not 0 <= int(opaque[1]) < len(cursors):
             return None

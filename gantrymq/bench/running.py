@@ -1,4 +1,4 @@
-"""Workers as child processes: started, watched, stopped, and their tallies added up."""
+"""Starts, watches and stops workers as child processes, and adds up their tallies."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STOP_SECONDS = 10.0
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What one load reached, all workers together. ``cpu`` is what the generator used, in cores, ``cpu_most`` what its
-    busiest process did: at 0.9 and more the generator may be what was measured. ``latencies`` are microseconds."""
+    """The result of one load over all workers. ``cpu`` is the processor time of the generator in cores, ``cpu_most``
+    that of its busiest process: at 0.9 and more the generator may be the bottleneck. ``latencies`` are microseconds."""
 
     kind: str
     messages: int
@@ -41,11 +41,11 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Messages per second."""
         return self.messages / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         failures = {what: msgspec.to_builtins(failure) for what, failure in self.failures.items()}
         return attrs.asdict(self) | {
             "failures": failures,
@@ -64,7 +64,7 @@ class Result:
 
 
 def share(plan: Plan, processes: int) -> list[Plan]:
-    """Return the same work for several workers: connections and requests are divided among them."""
+    """Divide connections and requests among several workers."""
     plans = []
     for worker in range(processes):
         loads = []
@@ -85,8 +85,8 @@ def run(
     progress: Callable[[int], None] | None = None,
     before_start: Callable[[], object] | None = None,
 ) -> Result:
-    """Run ``plan`` in so many processes; ``progress`` hears of the messages counted so far. ``before_start`` is called
-    once all connections are open, before the first request.
+    """Run ``plan`` in so many processes; ``progress`` is called with the messages counted so far,
+    ``before_start`` once all connections are open, before the first request.
 
     Raises :class:`BenchFailed` when it cannot begin. Ctrl-C ends it early, with what was measured.
     """
@@ -120,13 +120,13 @@ def run_together(plans: Sequence[Plan]) -> list[Result]:
     with ThreadPoolExecutor(len(plans)) as pool:
         futures = [pool.submit(run_one, plan) for plan in plans]
     errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:  # one of them is the cause; the others only waited for that plan
+    if errors:  # one of them is the cause; the others only waited for it
         raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
     return [future.result() for future in futures]
 
 
 class _Worker:
-    """One child. It is in a process group of its own, so that a Ctrl-C comes to us alone; it ends with our pipe."""
+    """A child process, in a process group of its own, so that Ctrl-C reaches only the parent; it ends with its pipe."""
 
     def __init__(self, plan: Plan) -> None:
         self.process = subprocess.Popen(
@@ -141,11 +141,11 @@ class _Worker:
 
     @property
     def output(self) -> IO[bytes]:
-        assert self.process.stdout is not None  # it was asked for
+        assert self.process.stdout is not None  # Popen got PIPE
         return self.process.stdout
 
     def write(self, line: bytes) -> None:
-        assert self.process.stdin is not None  # it was asked for
+        assert self.process.stdin is not None  # Popen got PIPE
         try:
             self.process.stdin.write(line + b"\n")
             self.process.stdin.flush()
@@ -158,7 +158,7 @@ class _Worker:
             raise BenchFailed(str(said.get("failed", "a process of the load generator did not start")))
 
     def read(self) -> dict[str, Any]:
-        """Return the next line; empty when there is none any more."""
+        """Return the next line; empty at the end of the output."""
         line = self.output.readline()
         found: dict[str, Any] = msgspec.json.decode(line) if line.endswith(b"\n") else {}
         if "tallies" in found:
@@ -268,7 +268,7 @@ def _add_up(kind: str, found: Sequence[Done]) -> Outcome:
 
 
 def default_processes() -> int:
-    """Half of the cores: the other half is the broker's where it runs on the same machine."""
+    """Return half of the cores: a broker on the same machine needs the other half."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 

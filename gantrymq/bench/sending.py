@@ -1,4 +1,4 @@
-"""The load that sends: each answer frees its slot, whose frame goes out again at once."""
+"""The load that sends: each response frees its slot, whose frame is sent again at once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import cut_frames
 
 FRAMES_BYTES = 64 * 1024 * 1024
-"""What the encoded frames of a load may take; beyond it all connections share their queues' order."""
+"""Limit in bytes of the encoded frames of a load; above it all connections share one order of queues."""
 _STAMP = struct.Struct(">q")
 _LENGTH = struct.Struct(">i").unpack_from
 _opaques = re.compile(rb'"opaque":(\d+)').findall
 
 
 class SendLoad:
-    """Connections with their slots. A slot's number is its request's opaque, so answers may come in any order."""
+    """Connections with their slots. The number of a slot is the opaque of its request, so responses may arrive in any
+    order."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -45,16 +46,16 @@ class SendLoad:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is to be sent."""
+        """Whether all requests have been sent."""
         return self._tickets <= 0
 
     def start_measuring(self) -> None:
-        """The warm-up is over: count from now on; as many requests as were asked for are still to be sent."""
+        """End the warm-up: count from now on, and send the wanted number of requests."""
         self.measuring = True
         self._tickets = self.load.requests or math.inf
 
     def unlimited(self) -> None:
-        """During a warm-up the requests that go out are not counted."""
+        """Requests of a warm-up are not counted."""
         self._tickets = math.inf
 
     def open(self, connection: Connection, target: Target) -> bytes:
@@ -76,7 +77,7 @@ class SendLoad:
         return self._next(connection, list(range(load.in_flight)), time.perf_counter_ns())
 
     def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
-        """Count what came; returns what is to be sent now."""
+        """Count the responses; returns the next requests."""
         if self._lone and data.startswith(self._success, 8) and 4 + _LENGTH(data)[0] == len(data):
             return self._answer(connection.fd, now)
         found = self._read_fast(data, len(data))
@@ -101,8 +102,8 @@ class SendLoad:
         return self._next(connection, slots, now)
 
     def _answer(self, fd: int, now: int) -> bytes:
-        """Return the success of the only request that a connection has in flight, of a load without an end; as
-        :meth:`answers`, with less to look at."""
+        """Handle the response of a connection with one request in flight, of a load without an end: a fast path of
+        :meth:`answers`."""
         load, tally, sent = self.load, self.tally, self._sent[fd]
         self.acknowledged += load.batch
         if self.measuring:
@@ -114,7 +115,7 @@ class SendLoad:
         return self._slots[fd][0]
 
     def lost(self, connection: Connection, reason: str) -> None:
-        """The connection has gone, and the requests on it with it."""
+        """Drop a closed connection and its outstanding requests."""
         if connection.outstanding:
             self.tally.failed("lost", reason, connection.outstanding)
 
@@ -132,7 +133,7 @@ class SendLoad:
         return found if len(found) == data.count(self._success, 0, end) else None
 
     def _read_each(self, data: bytes) -> tuple[list[int], list[int]]:
-        """Slots of all answers, and of the successes; the others are counted by code."""
+        """Return the slots of all responses, and those of the successes; failures are counted by code."""
         frames, _ = cut_frames(data, len(data) + 1)
         slots: list[int] = []
         succeeded: list[int] = []
@@ -164,8 +165,8 @@ class SendLoad:
         return b"".join([piece for slot in slots for piece in (frames[slot], body)])
 
     def _advance(self, fd: int, count: int) -> list[int]:
-        """Return the next ``count`` places in the ring of all queues. A request comes back long before its place is
-        due."""
+        """Return the next ``count`` positions in the ring of all queues. A request is answered long before its position
+        comes again."""
         place = self._places[fd]
         self._places[fd] = place + count
         return [each % self._slot_count for each in range(place, place + count)]

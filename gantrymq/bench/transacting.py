@@ -1,7 +1,7 @@
-"""The load that sends in transactions: a half message, and when it is stored its commit, whose answer frees the slot.
+"""The load that sends in transactions: a half message and, once stored, its commit, whose response frees the slot.
 
-RocketMQ's clients want no answer to the commit. Here it has one, so that what is counted is done: a broker that drops
-commits when it is busy would look fast.
+RocketMQ's clients send the commit oneway. Here it gets a response, so that only completed transactions are counted: a
+broker that drops commits when it is busy would seem fast.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TransactLoad(SendLoad):
         self._commit = commits(load)
 
     def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
-        """Count the commits that were answered; returns those of new half messages, and new half messages."""
+        """Count the answered commits; returns the commits of stored half messages, and new half messages."""
         commit: list[bytes] = []
         ended: list[int] = []
         failed: list[int] = []
@@ -69,7 +69,7 @@ class TransactLoad(SendLoad):
         return self._commit(int(message_id[1], 16), int(offset[1]), slot + self._slot_count)
 
     def _failed(self, data: bytes) -> list[int]:
-        """Return the slot of an answer that is no success; none for the broker's own requests."""
+        """Return the slot of a failed response; None for the broker's own requests."""
         (frame,), _ = cut_frames(data, len(data) + 1)
         answer = decode(frame)
         if not answer.is_response:

@@ -27,7 +27,7 @@ from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 
 REPORT_NS = 200_000_000
 LINGER_SECONDS = 5.0
-"""How long the last messages may take from the broker to those that follow."""
+"""The longest wait in seconds for the last messages to reach their followers."""
 _SECOND = 1_000_000_000
 
 AnyLoad = SendLoad | PullLoad
@@ -41,7 +41,7 @@ class _Open:
 
 
 class Worker:
-    """One plan, from its connections to its tallies."""
+    """The execution of one plan."""
 
     def __init__(self, plan: Plan, control: int) -> None:
         self._plan = plan
@@ -64,7 +64,7 @@ class Worker:
             self._epoll.register(connection.fd, select.EPOLLIN)
 
     def run(self) -> Done:
-        """Drive all loads to their end; what was measured."""
+        """Run all loads to their end and return the measurements."""
         plan = self._plan
         self._epoll.register(self._control, select.EPOLLIN)
         started = time.perf_counter_ns()
@@ -90,7 +90,7 @@ class Worker:
                 if counted:
                     self._start()
             if now >= report_at:
-                _say({"done": self.loads[-1].tally.messages})
+                _print_line({"done": self.loads[-1].tally.messages})
                 report_at = now + REPORT_NS
             if (stop is not None and now >= stop) or (counted and measuring and self._all_done()):
                 break
@@ -122,7 +122,7 @@ class Worker:
             load.start_measuring()
 
     def _start(self) -> None:
-        """The first requests of each connection that has none out."""
+        """Send the first requests of each connection without outstanding requests."""
         for each in list(self._open.values()):
             if not each.connection.outstanding:
                 self._send(each, each.load.open(each.connection, self._target(each)))
@@ -186,29 +186,29 @@ class Worker:
         return False
 
 
-def _say(message: object) -> None:
+def _print_line(message: object) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def main() -> None:
-    """Read the plan, work, tell."""
+    """Read the plan, run it and print the result."""
     raise_descriptor_limit()
     control = sys.stdin.fileno()
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan)
     try:
         worker = Worker(plan, control)
     except BenchFailed as error:
-        _say({"failed": str(error)})
+        _print_line({"failed": str(error)})
         return
     try:
-        _say({"ready": True})
+        _print_line({"ready": True})
         if not sys.stdin.buffer.readline():
             return
         gc.disable()  # nothing here makes cycles, and a collection would be counted as the broker's time
-        _say(worker.run())
+        _print_line(worker.run())
     except BrokenPipeError:
-        os._exit(1)  # the parent has gone
+        os._exit(1)  # the parent has ended
     finally:
         worker.close()
 
