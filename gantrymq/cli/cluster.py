@@ -40,7 +40,7 @@ def status(as_json: bool, nameserver: str) -> None:
     `offset` is the end of the broker's commit log, in bytes. `lag_seconds` is how long a slave has been behind its
     master; RocketMQ's brokers do not report it. A broker that does not respond is `unreachable`. A `fenced` master
     refuses messages because another broker was promoted (`epoch`). A master is `missing` if the nameservers know only
-    slaves of its name.
+    slaves of its name. `not_ready` is why clients cannot work with the broker, such as a full disk.
     """
     rows = with_missing_masters(with_client(nameserver, broker_rows))
     print_rows(COLUMNS, [{column: row[column] for column in COLUMNS} for row in rows], as_json)

@@ -23,6 +23,7 @@ COLUMNS: Final = (
     "lag_bytes",
     "lag_seconds",
     "epoch",
+    "not_ready",
 )
 
 
@@ -101,6 +102,7 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
     row["ha_address"] = table.get("haServerAddr") or table.get("haMasterAddress") or None
     row["lag_seconds"] = float(table["haLagSeconds"]) if "haLagSeconds" in table else None
     row["epoch"] = table.get("haEpoch")
+    row["not_ready"] = table.get("notReady") or None
     row["not_promotable"] = table.get("haNotPromotable", "")
     row["master_silent_s"] = float(table.get("haMasterSilentSeconds", -1)) if table.get("haMasterAddress") else None
     if table.get("haFenced"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
-from gantrymq.client.errors import BrokerError, NoRoute
+from gantrymq.client.errors import BrokerError, CallTimeout, NoRoute
 from gantrymq.operations.brokers import master_addresses
 from gantrymq.operations.dead_letters import POSITION_GROUP
 from gantrymq.operations.topics import delete_topic
@@ -159,7 +159,10 @@ async def member_reports(client: Client, group: str) -> dict[str, MemberReport |
 async def member_report(client: Client, address: str, group: str, client_id: str) -> MemberReport | None:
     """Return the report of a member that is connected to the broker at ``address``; None if it does not answer."""
     header = RunningInfoHeader(consumer_group=group, client_id=client_id)
-    answer = await _ask(client, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header.to_ext())
+    try:
+        answer = await _ask(client, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header.to_ext())
+    except CallTimeout:
+        return None  # the broker waits for the member, which hangs
     return None if answer is None else MemberReport.from_bytes(answer.body)
 
 
