@@ -636,7 +636,7 @@ def test_large_messages_make_more_tasks(cluster: FakeCluster, folder: Path) -> N
     assert rows(visible(folder)) == everything(cluster)
 
 
-def test_progress_tells_messages_bytes_and_lag_within_tasks_too(
+def test_progress_reports_messages_bytes_and_lag_within_tasks(
     orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gantrymq.spark.reader.BATCH_ROWS", 3)
