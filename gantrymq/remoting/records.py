@@ -53,17 +53,15 @@ _ZSTANDARD_PIECE_BYTES: Final = 256
 _CRC_MASK: Final = 0x7FFFFFFF
 _SYS_FLAG_AT: Final = 36
 _HOSTS_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
-_QUEUE_OFFSET_AT: Final = 20
 _I32 = struct.Struct(">i")
-_I64 = struct.Struct(">q")
 _U16 = struct.Struct(">H")
 HEADS: Final = {
     flags: struct.Struct(f">iIiiiqqiq{20 if flags & BORN_HOST_V6 else 8}sq{20 if flags & STORE_HOST_V6 else 8}siqi")
     for flags in (0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6)
 }
 """All fields of a record up to the body's length, by which of the two hosts are IPv6."""
-_CUTS: Final = {flags: struct.Struct(f">iIi{head.size - 16}xi") for flags, head in HEADS.items()}
-"""Of the same fields those that tell where a record ends and whether it is intact."""
+_CUT_V4: Final = struct.Struct(">iIi8xq8xi44xi")
+"""Of the same fields, with hosts that are IPv4: size, magic, CRC, queue offset, sys flag, body length."""
 _HEAD_FIELDS: Final = (
     "_size", "_magic", "_crc", "queue_id", "flag", "queue_offset", "commit_log_offset", "sys_flag", "born_timestamp",
     "raw_born_host", "store_timestamp", "raw_store_host", "reconsume_times", "prepared_offset", "_body_length",
@@ -146,30 +144,6 @@ class PlainFields:
             # what was assigned meanwhile stays
             self.__dict__ = {**dict(zip(_HEAD_FIELDS, values, strict=True)), **self.__dict__}
             return self.__dict__[name]
-
-    def _fill(
-        self,
-        head: bytes,
-        topic: str,
-        size: int,
-        body: bytes,
-        raw_properties: bytes,
-        broker_name: str | None,
-        delivery: object,
-    ) -> None:
-        """Set all fields, those of the ``head`` from its bytes. For records that no constructor made."""
-        self._head = head
-        self.topic = topic
-        (self.queue_offset,) = _I64.unpack_from(head, _QUEUE_OFFSET_AT)
-        self.stored_size = size
-        self.stored_body = body
-        if not head[_SYS_FLAG_AT + 3] & COMPRESSED:
-            self.body = body
-        self.raw_properties = raw_properties
-        # attributes that are set later would give each object a dictionary of its own
-        if broker_name is not None:
-            self.broker_name = broker_name
-            self.delivery = delivery
 
     @cached_property
     def body(self) -> bytes:
@@ -283,17 +257,19 @@ def cut_records(
 ) -> list[R]:
     """The plain twin of :func:`decode_records`, from ``start`` on; of :func:`decode_pulled` with a ``broker_name``."""
     records: list[R] = []
-    crc32, whole = zlib.crc32, len(data)
+    crc32, unpack, whole = zlib.crc32, _CUT_V4.unpack_from, len(data)
+    is_plain, is_pulled = issubclass(make, PlainFields), broker_name is not None
     topic, raw_topic = "", b""
     try:
         while start < whole:
-            (sys_flag,) = _I32.unpack_from(data, start + _SYS_FLAG_AT)
-            cut = _CUTS[sys_flag & _HOSTS_V6]
-            size, magic, crc, body_length = cut.unpack_from(data, start)
+            size, magic, crc, queue_offset, sys_flag, body_length = unpack(data, start)
+            body_start = start + _CUT_V4.size
+            if sys_flag & _HOSTS_V6:
+                (body_length,) = _I32.unpack_from(data, start + HEADS[sys_flag & _HOSTS_V6].size - _I32.size)
+                body_start = start + HEADS[sys_flag & _HOSTS_V6].size
             if magic != MAGIC_V1 and magic != MAGIC_V2:
                 raise FatalRemoteFault(f"no record at byte {start}: magic {magic:08X}")
             end = start + size
-            body_start = start + cut.size
             topic_at = body_start + body_length
             if not body_start < end <= whole or not body_start <= topic_at < end:
                 raise FatalRemoteFault(f"the record at byte {start} claims {size} bytes with a body of {body_length}")
@@ -304,7 +280,7 @@ def cut_records(
                 topic_start = topic_at + 2
                 topic_end = topic_start + _U16.unpack_from(data, topic_at)[0]
             properties_start = topic_end + 2
-            if properties_start + _U16.unpack_from(data, topic_end)[0] != end:
+            if properties_start + (data[topic_end] << 8) + data[topic_end + 1] != end:
                 raise FatalRemoteFault(f"the record at byte {start} does not end where its size of {size} says")
             body = data[body_start:topic_at]
             if check_crc and crc32(body) & _CRC_MASK != crc:
@@ -312,10 +288,25 @@ def cut_records(
             if data[topic_start:topic_end] != raw_topic:
                 raw_topic = data[topic_start:topic_end]
                 topic = raw_topic.decode("utf-8", "replace")
-            record = make.__new__(make)
-            properties = data[properties_start:end]
-            record._fill(data[start:body_start], topic, size, body, properties, broker_name, delivery)
+            record: Any = make.__new__(make)
             records.append(record)
+            if not is_plain:  # what compiled code has left to this function, because it is damaged or almost
+                properties = data[properties_start:end]
+                record._fill(data[start:body_start], topic, size, body, properties, broker_name, delivery)
+                start = end
+                continue
+            record._head = data[start:body_start]
+            record.topic = topic
+            record.queue_offset = queue_offset
+            record.stored_size = size
+            record.stored_body = body
+            if not sys_flag & COMPRESSED:
+                record.body = body
+            record.raw_properties = data[properties_start:end]
+            # attributes that are set later would give each object a dictionary of its own
+            if is_pulled:
+                record.broker_name = broker_name
+                record.delivery = delivery
             start = end
     except (struct.error, IndexError):
         raise FatalRemoteFault(f"a torn record at byte {start} of {whole}") from None
