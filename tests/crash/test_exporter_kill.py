@@ -14,7 +14,7 @@ import pytest
 
 from gantrymq.message import Message
 from gantrymq.plugins.spark.exporter_status import ask_exporter
-from gantrymq.spark import SparkError, export_files
+from gantrymq.spark import SparkError, export_files, spark_status
 from gantrymq.sync import connect
 from support.processes import Child, gantrymq_child, wait_for
 from support.slices import is_whole
@@ -31,8 +31,8 @@ PATIENCE_S = 240.0
 class ExportingBroker:
     """``gantrymq serve`` on one store, with the exporter; the nameserver is in it."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.to = place, place / "out"
+    def __init__(self, place: Path, engine: str) -> None:
+        self.place, self.to, self.engine = place, place / "out", engine
         self.child: Child | None = None
         self.address = self.nameserver = ""
 
@@ -42,6 +42,7 @@ class ExportingBroker:
         settings = {
             "plugin.exporter.topics": "orders", "plugin.exporter.to": str(self.to), "plugin.exporter.every": "1s",
             "plugin.exporter.retry": "200ms", "plugin.exporter.nice": "0", "plugin.exporter.file_rows": "50",
+            "plugin.exporter.engine": self.engine, "plugin.exporter.memory": "512m",
             "broker.persist_interval": "50ms", "plugin.http.listen": "",
         }  # fmt: skip
         for name, value in settings.items():
@@ -65,7 +66,7 @@ class ExportingBroker:
             return bool(found)
 
         wait_for(runs, PATIENCE_S)
-        time.sleep(random.random() * 2)
+        time.sleep(random.random() * (2 if self.engine == "local" else 20))
         assert self.child is not None
         if victim in ("process", "both"):
             with suppress(ProcessLookupError):
@@ -85,10 +86,14 @@ def is_alive(pid: int) -> bool:
     return state != "Z"  # nobody waits for the orphan in a container without an init
 
 
-def test_every_message_is_exported_once_whatever_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["local", *(["spark"] if is_whole() else [])])
+def test_every_message_is_exported_once_whatever_is_killed(tmp_path: Path, engine: str) -> None:
+    """With Spark a run takes as long as the start of a JVM, so that kills hit it at all of its stages."""
     import pyarrow.parquet as pq
 
-    broker = ExportingBroker(tmp_path)
+    if engine == "spark" and not (status := spark_status()):
+        pytest.skip(f"Spark cannot run here: {status.reason}")
+    broker = ExportingBroker(tmp_path, engine)
     broker.start()
     sent: Counter[tuple[int, int]] = Counter()
     try:
