@@ -212,9 +212,10 @@ def stopping(broker: Broker) -> None:
 
 @hookspec
 def connections_changed(batch: ConnectionsBatch) -> None:
-    """Connections have opened or closed.
+    """Connections have opened or closed, or their peers are identified.
 
-    When: sweep, after its requests. Batch: ``opened`` and ``closed`` connections; a closed one takes no more responses.
+    When: sweep, after its requests. Batch: ``opened``, ``identified`` and ``closed`` connections; a closed one takes no
+    more responses. ``identified``: access control or TLS has set ``connection.identity``.
     May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
     First user: clients.
     """

@@ -64,6 +64,9 @@ class Owner(Protocol):
     def drop(self, connection: Connection, reason: str) -> None:
         """Close the connection."""
 
+    def identified(self, connection: Connection) -> None:
+        """The connection has a new identity."""
+
 
 @attrs.define(eq=False)
 class _Asked:
@@ -83,7 +86,7 @@ class Connection:
     """
 
     __slots__ = (
-        "_asked", "_opaque", "_owner", "active_at", "closed", "host", "id", "identity", "inbound", "is_paused",
+        "_asked", "_identity", "_opaque", "_owner", "active_at", "closed", "host", "id", "inbound", "is_paused",
         "largest_answer", "outbound", "outbound_bytes", "partial_since", "peer", "peer_left", "silent_since", "site",
         "sock", "wants_write",
     )  # fmt: skip
@@ -112,10 +115,24 @@ class Connection:
         self.is_paused = False
         self.peer_left = False
         """Whether the peer closed the connection while it was not being read: it receives no more responses."""
-        self.identity: object = None
-        """The identity of the peer, set by a plugin (``authorize``); None before that."""
+        self._identity: object = None
         self._asked: dict[int, _Asked] = {}
         self._opaque = 0
+
+    @property
+    def identity(self) -> object:
+        """The identity of the peer, set by a plugin (in ``authorize``, or by TLS); None before that.
+
+        ``connections_changed`` reports a new one.
+        """
+        return self._identity
+
+    @identity.setter
+    def identity(self, identity: object) -> None:
+        if identity != self._identity:
+            self._identity = identity
+            if identity is not None:
+                self._owner.identified(self)
 
     @property
     def address(self) -> str:
@@ -247,10 +264,12 @@ def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
 
 @attrs.define
 class ConnectionsBatch:
-    """The connections that were opened and closed in one sweep."""
+    """The connections that were opened, identified and closed in one sweep."""
 
     opened: list[Connection] = attrs.field(factory=list)
     closed: list[Connection] = attrs.field(factory=list)
+    identified: list[Connection] = attrs.field(factory=list)
+    """Connections whose ``identity`` has become known or another one."""
 
     def __len__(self) -> int:
-        return len(self.opened) + len(self.closed)
+        return len(self.opened) + len(self.closed) + len(self.identified)

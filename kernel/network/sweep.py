@@ -328,6 +328,12 @@ class Sweep:
         if not self._in_turn:
             self.waker.wake()
 
+    def identified(self, connection: Connection) -> None:
+        """The connection has an identity; the turn's ``connections_changed`` reports it."""
+        self._changes.identified.append(connection)
+        if not self._in_turn:
+            self.waker.wake()
+
     def check_deadlines(self) -> None:
         """Close connections that are idle, take too long over a frame, or fill the memory; accept again after a
         shortage. Call it four times a second; it then checks each connection at least once a second."""
@@ -451,7 +457,7 @@ class Sweep:
 
     def _report_changes(self) -> None:
         changes = self._changes
-        if changes.opened or changes.closed:
+        if changes.opened or changes.closed or changes.identified:
             self._changes = ConnectionsBatch()
             self._connections_changed(changes)
 

@@ -1,8 +1,9 @@
 """A record of administrative actions and of refused requests: who, from where, what, with which result.
 
 Slot: none; not in the default set: ``--enable audit``.
-Hooks: authorize, collect_metrics, config_section, configure, register_processors, register_tasks, stopping.
-Config ``[plugin.audit]``: ``file``, ``topic``, ``reads``, ``interval``.
+Hooks: authorize, collect_metrics, config_section, configure, connections_changed, register_processors,
+register_tasks, stopping.
+Config ``[plugin.audit]``: ``file``, ``topic``, ``reads``, ``connections``, ``interval``.
 Files: ``file``, to which it appends a line of JSON for each event.
 Provides: RefusalLog, for connections that plugins refuse before a request (``tls``, ``ha``).
 RocketMQ has no counterpart.
@@ -27,7 +28,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.audit.config import AuditConfig
-from gantrymq.plugins.audit.events import event_of
+from gantrymq.plugins.audit.events import CLOSED, IDENTIFIED, connection_event, event_of
 from gantrymq.plugins.audit.trail import Trail
 from gantrymq.plugins.interfaces import RefusalLog, TopicTable
 from gantrymq.remoting.audit_events import Event, refused_connection
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.network.connection import ConnectionsBatch
     from gantrymq.kernel.processors import Processor, Request, RequestBatch
 
 log = structlog.get_logger("gantrymq.audit")
@@ -132,6 +134,18 @@ class AuditPlugin:
         event = self._event("read" if is_read else "action", request, 0, None)
         add = self._recorder.repeated if is_read else self._recorder.add
         batch.observe(row, lambda code, remark: add(event.ended(self._broker.env.wall_ms(), code, remark)))
+
+    @hookimpl
+    def connections_changed(self, batch: ConnectionsBatch) -> None:
+        """Record connections of known peers, if the configuration says so."""
+        if not self._config.connections:
+            return
+        now, broker = self._broker.env.wall_ms(), self._broker.name
+        for connection in batch.identified:
+            self._recorder.add(connection_event(IDENTIFIED, connection, broker, now))
+        for connection in batch.closed:
+            if connection.identity is not None:
+                self._recorder.add(connection_event(CLOSED, connection, broker, now))
 
     def connection_refused(self, request: str, address: str, port: str, reason: str) -> None:
         """As :class:`RefusalLog` has it."""

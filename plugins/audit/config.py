@@ -17,5 +17,7 @@ class AuditConfig:
     """The topic of this broker to which events are sent. The broker creates it, and refuses messages of clients."""
     reads: bool = False
     """Whether requests that only read are events too: of tools, and those that slaves send all the time."""
+    connections: bool = False
+    """Whether identified peers that connect and disconnect are events too."""
     interval: float = duration("10s", minimum="100ms", maximum="1h")
     """Equal refusals and reads within this time are one event with their number, after the first one."""

@@ -11,6 +11,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.signing import ACCESS_KEY
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.network.connection import Connection
     from gantrymq.kernel.processors import Request
 
 OBJECT_FIELDS: Final = (
@@ -20,6 +21,8 @@ OBJECT_FIELDS: Final = (
     "username", "userType", "userStatus", "subject",
 )  # fmt: skip
 """The fields of headers that an event shows; secret keys and passwords are not among them."""
+IDENTIFIED: Final = "CONNECTION_IDENTIFIED"
+CLOSED: Final = "CONNECTION_CLOSED"
 _NAMED_BY_BODY: Final = {
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: "groupName",
 }
@@ -43,6 +46,14 @@ def event_of(kind: str, request: Request, broker: str, time_ms: int, result: int
         result=int(result),
         remark=shown(remark),
     )
+
+
+def connection_event(what: str, connection: Connection, broker: str, time_ms: int) -> Event:
+    """The event of a connection whose peer is known; ``what``: :data:`IDENTIFIED` or :data:`CLOSED`."""
+    return Event(
+        time_ms=time_ms, kind="connection", broker=broker, identity=shown(str(connection.identity)), access_key=None,
+        address=connection.address, code=0, request=what, about={}, result=0, remark=None,
+    )  # fmt: skip
 
 
 def _fields_of(request: Request, ext: Any) -> dict[str, Any]:

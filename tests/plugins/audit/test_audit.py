@@ -79,6 +79,24 @@ def settings_of(text: str) -> Command:
     return Command(RequestCode.UPDATE_BROKER_CONFIG, None, text.encode())
 
 
+async def test_connections_of_known_peers_are_events_if_configured(tmp_path: Path) -> None:
+    async with run_broker(audited(tmp_path, plugin__audit__connections="true")) as broker:
+        async with open_channel(broker.address) as channel, open_channel(broker.address) as stranger:
+            for _ in range(2):
+                assert await call(channel, send("T", b"x"), WORKER) == 0
+            assert await call(stranger, send("T", b"x"), None) == 1
+            await eventually(lambda: len(events(tmp_path)) == 2)
+            assert await call(channel, create("made"), ADMIN) == 0  # another account on the same connection
+        await eventually(lambda: len(events(tmp_path)) == 5)
+    found = [each for each in events(tmp_path) if each["kind"] == "connection"]
+    assert [(each["request"], each["identity"], each["result"]) for each in found] == [
+        ("CONNECTION_IDENTIFIED", "the-worker", 0),
+        ("CONNECTION_IDENTIFIED", "the-admin", 0),
+        ("CONNECTION_CLOSED", "the-admin", 0),
+    ]
+    assert len({each["address"] for each in found}) == 1
+
+
 async def test_actions_and_refusals_are_events_with_who_where_what_and_the_result(tmp_path: Path) -> None:
     async with run_broker(audited(tmp_path)) as broker, open_channel(broker.address) as channel:
         assert await call(channel, create("made")) == 0
