@@ -24,9 +24,17 @@ from gantrymq.cli.signals import ending_by_signal
     help="The role without tokens.",
 )
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="A name of this server in browsers. Repeatable.")
+@click.option("--tls-certificate", metavar="FILE", help="Serve https with this certificate (PEM, with its chain).")
+@click.option("--tls-key", metavar="FILE", help="The certificate's private key, if it is in another file.")
 @nameserver_option
 def dashboard(
-    listen: str, tokens: str | None, role: Literal["viewer", "admin"], hosts: tuple[str, ...], nameserver: str
+    listen: str,
+    tokens: str | None,
+    role: Literal["viewer", "admin"],
+    hosts: tuple[str, ...],
+    tls_certificate: str | None,
+    tls_key: str | None,
+    nameserver: str,
 ) -> None:
     """Serve the dashboard of a cluster until a signal.
 
@@ -39,9 +47,15 @@ def dashboard(
         raise CommandFailed(f"{error}; install it with `pip install 'gantrymq[dashboard]'`") from None
     import trio
 
+    from gantrymq.remoting.tls import ServerTls
+
+    if tls_key and not tls_certificate:
+        raise click.UsageError("--tls-key needs --tls-certificate")
     check_nameserver(nameserver)
     settings = connect_settings()
     try:
+        files = ServerTls(tls_certificate, tls_key or "") if tls_certificate else None
+        certificates = None if files is None else server.Certificates(files)
         access = Access(read_tokens(tokens) if tokens else {}, role, hosts)
         sock = server.listen(listen, access, has_credentials=bool(settings.get("access_key")))
     except ValueError as error:
@@ -53,7 +67,8 @@ def dashboard(
         use_everywhere(settings)
         scope = trio.CancelScope()
         with ending_by_signal(scope.cancel), scope:
-            click.echo(f"ready dashboard=http://{server.address_of(sock)}")
-            await server.run(sock, nameserver, access, settings)
+            scheme = "http" if certificates is None else "https"
+            click.echo(f"ready dashboard={scheme}://{server.address_of(sock)}")
+            await server.run(sock, nameserver, access, settings, certificates)
 
     trio.run(main)

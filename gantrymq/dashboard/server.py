@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from gantrymq.dashboard.access import Access
 from gantrymq.dashboard.api import Source, make_app
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.peers import is_loopback
+from gantrymq.remoting.tls import ServerTls, TlsUnusable
 
 log = structlog.get_logger("gantrymq.dashboard")
 
@@ -25,6 +27,8 @@ HEAD_MAX_BYTES: Final = 16 * 1024
 IDLE_S: Final = 15.0
 """How long a connection may be silent before and between requests."""
 RETRY_S: Final = 1.0
+RELOAD_S: Final = 10.0
+"""How often the server looks for changed certificates."""
 
 
 def listen(address: str, access: Access, *, has_credentials: bool = False) -> socket.socket:
@@ -56,10 +60,56 @@ def address_of(sock: socket.socket) -> str:
     return format_address(str(host), int(port))
 
 
-async def run(sock: socket.socket, nameservers: str, access: Access, settings: Mapping[str, Any] | None = None) -> None:
-    """Serve until cancelled. ``settings``: further arguments of :func:`gantrymq.connect`."""
+class Certificates:
+    """The certificate of the dashboard's port; :class:`TlsUnusable` from the constructor, or OSError."""
+
+    def __init__(self, files: ServerTls) -> None:
+        self._files = files
+        self._seen = files.fingerprint()
+        self.context = files.make_context()
+
+    async def watch(self) -> None:
+        """Use changed files for new connections, until cancelled; if they cannot be used, those of before stay."""
+        while True:
+            await trio.sleep(RELOAD_S)
+            try:
+                seen = await trio.to_thread.run_sync(self._files.fingerprint)
+                if seen == self._seen:
+                    continue
+                self._seen = seen
+                self._files.make_context()  # so that files that do not fit together change nothing
+                self.context.load_cert_chain(self._files.certificate, self._files.key or None)
+            except (TlsUnusable, OSError) as error:
+                log.error("tls_files_refused", reason=str(error))
+            else:
+                log.info("tls_files_loaded", certificate=self._files.certificate)
+
+
+class _Config(Config):
+    """With a context of ours: the versions and ciphers of the broker's port."""
+
+    context: ssl.SSLContext | None = None
+
+    @property
+    def ssl_enabled(self) -> bool:
+        return self.context is not None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        return self.context
+
+
+async def run(
+    sock: socket.socket,
+    nameservers: str,
+    access: Access,
+    settings: Mapping[str, Any] | None = None,
+    certificates: Certificates | None = None,
+) -> None:
+    """Serve until cancelled. ``settings``: further arguments of :func:`gantrymq.connect`. ``certificates``: serve
+    https."""
     source = Source()
-    config = Config()
+    config = _Config()
+    config.context = None if certificates is None else certificates.context
     config.bind = [f"fd://{sock.detach()}"]
     config.h11_max_incomplete_size = HEAD_MAX_BYTES
     config.keep_alive_timeout = IDLE_S
@@ -70,6 +120,8 @@ async def run(sock: socket.socket, nameservers: str, access: Access, settings: M
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_connect, source, nameservers, dict(settings or {}))
         nursery.start_soon(source.sample)
+        if certificates is not None:
+            nursery.start_soon(certificates.watch)
         await serve(make_app(source, access), config, shutdown_trigger=trio.sleep_forever)  # type: ignore[arg-type]
 
 

@@ -2,8 +2,8 @@
 
 Slot: none; not in the default set: ``--enable dashboard``, with the extra ``gantrymq[dashboard]``.
 Hooks: config_section, configure, register_tasks, runtime_info.
-Config ``[plugin.dashboard]``: ``listen``, ``tokens``, ``role``, ``hosts``.
-Files: none.
+Config ``[plugin.dashboard]``: ``listen``, ``tokens``, ``role``, ``hosts``, ``certificate``, ``key``.
+Files: those of tokens and certificate, which it only reads.
 Replaces ``rocketmq-dashboard``, a program of its own.
 
 :mod:`gantrymq.dashboard` has the pages and the API; ``gantrymq dashboard`` serves the same without a broker.
@@ -22,11 +22,13 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import address
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.remoting.tls import ServerTls
 
 if TYPE_CHECKING:
     import socket
 
     from gantrymq.dashboard.access import Access
+    from gantrymq.dashboard.server import Certificates
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
 
@@ -44,6 +46,10 @@ class DashboardConfig:
     """The role without tokens."""
     hosts: list[str] = attrs.field(factory=list)
     """Further names of this server, for browsers that use one."""
+    certificate: str = ""
+    """The certificate with its chain, PEM, with which the port serves https; empty: http."""
+    key: str = ""
+    """The private key, PEM, not encrypted; empty if it is in the certificate's file."""
 
 
 class DashboardPlugin:
@@ -53,6 +59,7 @@ class DashboardPlugin:
     on_error = "skip"
     _access: Access  # these from configure on
     _socket: socket.socket
+    _certificates: Certificates | None = None
     address = ""
     """The listen address, ``host:port``."""
 
@@ -75,12 +82,16 @@ class DashboardPlugin:
         try:
             tokens = read_tokens(section.tokens) if section.tokens else {}
             self._access = Access(tokens, section.role, tuple(section.hosts))
+            if section.certificate:
+                self._certificates = server.Certificates(ServerTls(section.certificate, section.key))
             self._socket = server.listen(section.listen, self._access)
         except ValueError as error:
             raise StartError(f"plugin.dashboard: {error}") from None
         except OSError as error:
             what = f"{error.filename or section.listen}: {error.strerror or error}"
-            raise StartError(f"plugin.dashboard: {what}; set plugin.dashboard.listen or .tokens") from None
+            raise StartError(
+                f"plugin.dashboard: {what}; set plugin.dashboard.listen, .tokens or .certificate"
+            ) from None
         self.address = server.address_of(self._socket)
 
     @hookimpl
@@ -88,9 +99,10 @@ class DashboardPlugin:
         """The web server."""
         from gantrymq.dashboard import server
 
-        log.info("dashboard_listening", url=f"http://{self.address}")
+        log.info("dashboard_listening", url=f"{'http' if self._certificates is None else 'https'}://{self.address}")
         nameservers = ";".join(broker.config.broker.nameservers)
-        return [BackgroundTask("dashboard", partial(server.run, self._socket, nameservers, self._access))]
+        serve = partial(server.run, self._socket, nameservers, self._access, certificates=self._certificates)
+        return [BackgroundTask("dashboard", serve)]
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
