@@ -1,1 +1,1 @@
-"""What operators do with a cluster, GantryMQ's or RocketMQ's: consumer groups, dead letters, topics."""
+"""Operations on a cluster of GantryMQ or RocketMQ, for the command line and the dashboard."""

@@ -1,4 +1,4 @@
-"""Dead letters: counted, and sent again to their group or to a topic."""
+"""Dead letters: how many a group has, and how they are sent again to their group or to a topic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gantrymq.message import DeliveredRecord
 
 POSITION_GROUP: Final = "GANTRYMQ_REPLAY-"
-"""The group that remembers how far the dead letters of a group were sent again: this, and the group's name."""
+"""The prefix of the group whose offsets record how far the dead letters of a group were sent again."""
 KEPT: Final = frozenset({KEYS, TAGS, UNIQ_KEY, ORIGIN_MESSAGE_ID})
 """Of the properties that the system sets, those that a dead letter keeps; :data:`RESERVED` has all of them."""
 

@@ -20,8 +20,7 @@ _BROKERS_PREFIXES: Final = ("RMQ_SYS_", "GANTRYMQ_")
 
 
 def named_after(info: ClusterInfo) -> frozenset[str]:
-    """Return the topics that have their names from the clusters and brokers of ``info``: their own, and those of
-    replies."""
+    """Return the topics that are named after the clusters and brokers of ``info``, those of replies included."""
     clusters = info.cluster_addr_table
     return frozenset([*clusters, *info.broker_addr_table, *map(reply_topic, clusters)])
 

@@ -11,7 +11,9 @@ import pytest
 import trio
 
 import gantrymq.sync
+from gantrymq.operations.groups import member_reports
 from gantrymq.operations.traces import MessageTraces, message_traces
+from gantrymq.remoting.bodies.running import MemberReport
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRACE_TOPIC
@@ -70,6 +72,19 @@ def ends_of(nameserver: str, message_id: str) -> list[tuple[str | None, ...]]:
     return [(each.event, each.group, each.result, each.topic, each.keys) for each in events if each.event != "sent"]
 
 
+def queues_of_members(nameserver: str, group: str) -> set[str]:
+    """The queues that the members report, as ``gantrymq message why`` reads them."""
+
+    async def ask() -> dict[str, MemberReport | None]:
+        async with gantrymq.connect(nameserver) as client:
+            return await member_reports(client, group)
+
+    (report,) = trio.run(ask).values()
+    assert report is not None
+    assert not report.is_ordered
+    return {f"{queue.topic} {queue.queue_id}" for queue in report.queues}
+
+
 def make_topic(system: Any, topic: str) -> None:
     """Create the topic, so that a consumer finds it at its start."""
     create_topic(system.broker, topic)
@@ -125,6 +140,7 @@ def test_message_traces_show_producer_and_consumers(
                 sent.add(str(event["msgId"]))
             assert len(sent) == 3
             assert {message.msg_id for message in consumer.wait(3)} == sent
+            assert queues_of_members(gantry.nameserver, group) >= {f"{topic} {number}" for number in range(4)}
             for message_id in sent:
                 found = wait_traces(mqadmin, gantry.nameserver, message_id, len(kinds))
                 assert [(row[0], row[1]) for row in found] == [(kind, by[kind]) for kind in kinds]

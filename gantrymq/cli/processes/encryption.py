@@ -19,7 +19,7 @@ log = structlog.get_logger("gantrymq.processes")
 
 
 class PagesEncryption:
-    """What :class:`gantrymq.plugins.interfaces.Encryption` is for a broker. Changed files hold for new connections."""
+    """What :class:`gantrymq.plugins.interfaces.Encryption` is for a broker. Changed files apply to new connections."""
 
     def __init__(self, tls: NameserverTls) -> None:
         """:class:`TlsUnusable` for files that cannot be used."""
@@ -47,6 +47,6 @@ class PagesEncryption:
 
 
 def encryption_of(loaded: Loaded, tls: NameserverTls | None) -> PagesEncryption | None:
-    """As ``plugin.tls.mode`` and ``plugin.tls.pages`` have it; None: the pages are plain."""
+    """The encryption that ``plugin.tls.mode`` and ``plugin.tls.pages`` set; None: the pages are plain."""
     values = {row.key: row.value for row in loaded.config.explain() if row.section == "plugin.tls"}
     return None if tls is None or values.get("pages") == "plain" else PagesEncryption(tls)

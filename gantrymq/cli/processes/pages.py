@@ -119,7 +119,7 @@ def _health_pages(unit: Processes) -> dict[str, Page]:
 
 
 async def _metrics(unit: Processes, accept: str) -> tuple[int, str, bytes]:
-    """The metrics of all brokers as one text; a broker that does not answer is missing."""
+    """The metrics of all brokers as one text, without brokers that do not respond."""
     rows = unit.rows()
     texts: dict[int, bytes] = {}
     content_type = TEXT
@@ -138,7 +138,7 @@ async def _metrics(unit: Processes, accept: str) -> tuple[int, str, bytes]:
 
 
 async def _fetch(address: str, path: str, accept: str) -> tuple[int, str, bytes] | None:
-    """Status, media type and body of a page of a broker; None if it does not answer."""
+    """Status, media type and body of a page of a broker; None if it does not respond."""
     if not address:
         return None
     request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: {accept or '*/*'}\r\nConnection: close\r\n\r\n"

@@ -29,9 +29,9 @@ RESTART_SECONDS: Final = 1.0
 RESTART_MAX_SECONDS: Final = 30.0
 """The pause before the first restart, which doubles with each further one up to the longest."""
 STEADY_SECONDS: Final = 60.0
-"""A broker that was ready for this time restarts after the first pause again."""
+"""After a broker was ready for this time, its next restart waits for the first pause only."""
 FAILURES_MAX: Final = 5
-"""After so many restarts in a row without :data:`STEADY_SECONDS` between them, ``/healthz`` has the broker's name."""
+"""After this number of restarts without :data:`STEADY_SECONDS` between them, ``/healthz`` names the broker."""
 SILENCE_SECONDS: Final = 30.0
 """A broker that reports no state, or that it does not work, for this time is killed and restarted."""
 CHECK_SECONDS: Final = 5.0
