@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
+import msgspec
 
 from gantrymq.client.checks import BODY_MAX_BYTES
 from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute, SendTimeout
@@ -35,18 +36,19 @@ LANES_KEPT: Final = 1024
 """Idle queues are forgotten beyond this number."""
 
 
-class PendingSend:
+class PendingSend(msgspec.Struct, eq=False):
     """A message that was enqueued. ``await`` gives its :class:`SendResult`, or raises what ``send`` would raise.
 
     It can be awaited any number of times, by several tasks, or not at all: the message is sent all the same.
     """
 
-    __slots__ = ("_batch", "_place", "message_id")
+    _batch: Batch
+    _place: int
 
-    def __init__(self, batch: Batch, place: int, message_id: str) -> None:
-        self._batch = batch
-        self._place = place
-        self.message_id: str = message_id
+    @property
+    def message_id(self) -> str:
+        """The client's id of the message."""
+        return self._batch.keys[self._place]
 
     def __await__(self) -> Generator[Any, Any, SendResult]:
         return self._wait().__await__()
@@ -101,7 +103,7 @@ class Batch:
     def add(self, row: bytes, key: str, *, free: bool) -> PendingSend:
         """Put a message at the end; ``free``: it may go to any queue."""
         keys = self.keys
-        pending = PendingSend(self, len(keys), key)
+        pending = PendingSend(self, len(keys))
         self.rows += row
         keys.append(key)
         if not free:
@@ -218,6 +220,26 @@ class Accumulator:
             self._crowded = False
             await anyio.lowlevel.checkpoint()
         await self._window.enter(size + MESSAGE_OVERHEAD_BYTES)
+
+    def add_at_once(self, topic: str, row: bytes, key: str) -> PendingSend | None:
+        """Put a message that may go to any queue into the batch that is open, as most can be; None where that needs
+        more: room to wait for, or another batch."""
+        lane = self._current.get(topic)
+        if lane is None or not lane.batches or self._crowded or self._closed:
+            return None
+        batch = lane.batches[-1]
+        size = len(row)
+        if (
+            batch.sealed
+            or len(batch.rows) + size >= self._batch_bytes
+            or not self._window.admit(size + MESSAGE_OVERHEAD_BYTES)
+        ):
+            return None
+        keys = batch.keys
+        pending = PendingSend(batch, len(keys))
+        batch.rows += row
+        keys.append(key)
+        return pending
 
     def add(
         self, topic: str, row: bytes, key: str, queue: MessageQueue | None, queues: Sequence[MessageQueue], *,

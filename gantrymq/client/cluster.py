@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import anyio
 from anyio.abc import TaskGroup
@@ -60,17 +61,16 @@ LEAVE_SECONDS: Final = 3.0
 
 log: LibraryLog = LibraryLog()
 
-_forks = 0
-"""How often this process was forked off: asked for with each message, it is cheaper than the process's number."""
+_clusters: WeakSet[Cluster] = WeakSet()
 
 
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
+def _mark_forked() -> None:
+    for cluster in _clusters:
+        cluster.is_forked, cluster.usable = True, False
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_count_fork)
+    os.register_at_fork(after_in_child=_mark_forked)
 
 
 class Member(Protocol):
@@ -125,7 +125,11 @@ class Cluster:
         self.unique_keys: UniqueKeys = UniqueKeys("127.0.0.1")
         self.closed: bool = False
         self._failure: Exception | None = None
-        self._forks = _forks
+        self.is_forked: bool = False
+        """Whether this is the copy of a client in a process that was forked off."""
+        self.usable: bool = True
+        """Whether :meth:`ensure_open` raises nothing, which is asked for with each message."""
+        _clusters.add(self)
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, Member] = {}
         self._transactional: dict[str, Transactional] = {}
@@ -148,19 +152,19 @@ class Cluster:
 
     async def aclose(self) -> None:
         """Close the connections; what is used from now on raises :class:`ClientClosed`."""
-        self.closed = True
+        self.closed, self.usable = True, False
         await self.connections.aclose()
 
     def fail(self, error: Exception) -> None:
         """Work in the background ended with an error, which is a bug: nothing works any more."""
         log.error("client_failed", client=self.client_id, exc_info=error)
-        self._failure = error
+        self._failure, self.usable = error, False
         for member in self._consumers.values():
             member.wake()
 
     def ensure_open(self) -> None:
         """Raise :class:`ClientClosed` after the client's block has ended."""
-        if self._forks != _forks:
+        if self.is_forked:
             raise ClientClosed("the client belongs to the process that forked this one: connect again after the fork")
         if self._failure is not None:
             raise ClientClosed(f"the client has ended after an error of its own: {self._failure!r}") from self._failure

@@ -335,8 +335,8 @@ class Consumer(Lifetime, Generic[R]):
         return self._pulling
 
     def _ensure_open(self) -> None:
-        self._cluster.ensure_open()
-        if self._closed:
+        if self._closed or not self._cluster.usable:
+            self._cluster.ensure_open()
             raise self._closed_error()
 
     @asynccontextmanager

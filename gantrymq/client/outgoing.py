@@ -45,10 +45,9 @@ _STATUSES: Final[dict[int, SendStatus]] = {
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _ONLY_KEY_BYTES: Final = ONLY_KEY.encode()
-_PLAIN_HEAD = BATCH_ROW.pack
-_PLAIN_LENGTH = _I16.pack
-_ROW_BYTES: Final = BATCH_ROW.size + _I16.size
-"""Of each row, beside its body and properties."""
+SHAPES_KEPT: Final = 4096
+_plain_ends: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+"""What :func:`encode_plain_row` writes around a body, by the lengths of body and key."""
 
 
 class Stored:
@@ -281,9 +280,15 @@ def encode_row(body: bytes, properties: str, flag: int) -> bytes:
 
 def encode_plain_row(body: bytes, key: str) -> bytes:
     """:func:`encode_row` for a message that has a unique key and nothing else."""
-    text = _ONLY_KEY_BYTES + key.encode()
-    size = len(body)
-    return _PLAIN_HEAD(_ROW_BYTES + size + len(text), 0, 0, 0, size) + body + _PLAIN_LENGTH(len(text)) + text
+    shape = len(body), len(key)
+    ends = _plain_ends.get(shape)
+    if ends is None:
+        if len(_plain_ends) >= SHAPES_KEPT:
+            _plain_ends.clear()
+        size, properties = len(body), len(_ONLY_KEY_BYTES) + len(key)
+        head = BATCH_ROW.pack(BATCH_ROW.size + size + _I16.size + properties, 0, 0, 0, size)
+        ends = _plain_ends[shape] = head, _I16.pack(properties) + _ONLY_KEY_BYTES
+    return ends[0] + body + ends[1] + key.encode()
 
 
 def row_ends(rows: bytes | bytearray) -> list[int]:

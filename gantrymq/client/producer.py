@@ -15,6 +15,7 @@ import anyio
 
 from gantrymq.client.accumulator import Accumulator, PendingSend
 from gantrymq.client.checks import (
+    BODY_MAX_BYTES,
     check_body,
     check_group,
     check_message,
@@ -136,18 +137,25 @@ class Producer(Lifetime):
         Raises :class:`InvalidMessage`, :class:`InvalidName`, :class:`NoRoute` and :class:`SendTimeout` (no nameserver)
         at once; what else :meth:`send` raises comes from the result.
         """
-        self._ensure_open()
-        key = self._cluster.unique_keys.next()
+        cluster = self._cluster
+        if self._closed or not cluster.usable:
+            self._ensure_open()
+        key = cluster.unique_keys.next()
         choice = queue
         if (
             type(message) is str
             and type(body) is bytes
             and not (tags or keys or properties or order_key is not None or delay or deliver_at or delay_level)
         ):
+            if 0 < len(body) <= BODY_MAX_BYTES:
+                row = encode_plain_row(body, key)
+                # a topic that has an open batch was checked with its first message
+                if queue is None and (pending := self._accumulator.add_at_once(message, row, key)) is not None:
+                    return pending
+            else:
+                check_body(body)
             check_sendable_topic(message)
-            check_body(body)
             topic, alone = message, False
-            row = encode_plain_row(body, key)
         else:
             given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
             check_message(given)
@@ -308,8 +316,8 @@ class Producer(Lifetime):
             self._gathering.close()
 
     def _ensure_open(self) -> None:
-        self._cluster.ensure_open()
-        if self._closed:
+        if self._closed or not self._cluster.usable:
+            self._cluster.ensure_open()
             raise self._closed_error()
 
     @asynccontextmanager
