@@ -211,7 +211,7 @@ another version, it refuses to start, with an error that names both. A plugin wi
 this version.
 
 - Within a version, releases may add hooks, names, columns and optional arguments. They remove nothing and change no
-  meaning.
+  meaning; a test compares the names of each build with a list (`tests/contract/plugin_api_1.txt`).
 - A part that will be removed is first marked as deprecated, on its page and in the changelog, for at least two minor
   releases. The release that removes it raises the version number, and its changelog names the replacement.
 - Modules of `gantrymq.kernel` and `gantrymq.remoting` that no page names, names with a leading underscore, and C
