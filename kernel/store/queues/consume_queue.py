@@ -30,6 +30,7 @@ REACH_UNITS: Final = 300_000
 LIGHT_TOPIC: Final = "%LMQ%"
 """The prefix of RocketMQ's light queues, whose entries point to records of other topics."""
 _CHUNK_UNITS: Final = 512
+_PAGE_UNITS: Final = 4096 // UNIT
 
 
 class ConsumeQueue:
@@ -110,17 +111,35 @@ class ConsumeQueue:
         self._segments.load()
         self._written = self._segments.start
         for segment in reversed(list(self._segments)):
-            if self._is_written(segment.base // UNIT):
-                low, high = segment.base // UNIT, segment.end // UNIT
-                self._written = first(low, high, lambda unit: not self._is_written(unit)) * UNIT
+            low, high = segment.base // UNIT, segment.end // UNIT
+            if count := self._count_written(low, high):
+                self._written = (low + count) * UNIT
                 break
         self.min_offset = self._low
         self.max_offset = self._written // UNIT
         self._find_log_end()
 
-    def _is_written(self, unit: int) -> bool:
-        entry: tuple[int, int, int] = ENTRY.unpack(self._segments.pread(unit * UNIT, UNIT))
-        return entry[0] >= 0 and entry[1] > 0
+    def _count_written(self, low: int, high: int) -> int:
+        """Return how many entries the file from queue offset ``low`` to ``high`` has.
+
+        It reads a page of entries at a time: most queues have no more in their last file.
+        """
+        count = self._written_from(low, high)
+        if count < _PAGE_UNITS:
+            return count
+        pages = -(-(high - low) // _PAGE_UNITS)
+        last = first(1, pages, lambda page: not self._written_from(low + page * _PAGE_UNITS, high)) - 1
+        return last * _PAGE_UNITS + self._written_from(low + last * _PAGE_UNITS, high)
+
+    def _written_from(self, unit: int, high: int) -> int:
+        """Return how many entries are written in the page that begins at ``unit``, before ``high``."""
+        data = self._segments.pread(unit * UNIT, min(_PAGE_UNITS, high - unit) * UNIT)
+
+        def is_free(number: int) -> bool:
+            offset, size, _ = ENTRY.unpack_from(data, number * UNIT)
+            return bool(offset < 0 or size <= 0)
+
+        return first(0, len(data) // UNIT, is_free)
 
     def _find_log_end(self) -> None:
         self.log_end = 0

@@ -13,6 +13,7 @@ from hypothesis import given
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.queues.consume_queue import FILLER, ConsumeQueue
 from gantrymq.kernel.store.queues.table import MANY, MANY_NEW, ConsumeQueues, QueuesPoisoned, check_topic
 from gantrymq.testing.fault_env import FaultEnv
@@ -23,10 +24,10 @@ Row = tuple[str, int, int, int]
 SIZE = 100
 
 
-def make(env: MemoryEnv | FaultEnv, tail_bytes: int = 1 << 20) -> ConsumeQueues:
+def make(env: MemoryEnv | FaultEnv, tail_bytes: int = 1 << 20, file_units: int = 20) -> ConsumeQueues:
     env.mkdirs("consumequeue")
     env.mkdirs("staging")
-    queues = ConsumeQueues(env, "consumequeue", "staging", file_units=20, tail_bytes=tail_bytes)
+    queues = ConsumeQueues(env, "consumequeue", "staging", file_units=file_units, tail_bytes=tail_bytes)
     queues.open()
     return queues
 
@@ -109,6 +110,29 @@ def test_queues_of_every_length_are_reopened() -> None:
         queue = make(env.power_cut()).get("T", 0)
         assert queue is not None
         assert (queue.max_offset, queue.log_end) == (count, count * SIZE)
+
+
+@pytest.mark.parametrize("count", [203, 204, 205, 407, 408, 409, 998, 999, 1000, 1001, 1204, 2000])
+def test_queues_with_several_pages_of_entries_are_reopened(count: int) -> None:
+    env = MemoryEnv()
+    queues = make(env, file_units=1000)
+    fill(queues, count)
+    queues.flush()
+    queue = make(env, file_units=1000).get("T", 0)
+    assert queue is not None
+    assert (queue.max_offset, queue.log_end) == (count, count * SIZE)
+
+
+def test_reopening_a_queue_reads_few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MemoryEnv()
+    queues = make(env, file_units=300_000)
+    fill(queues, 5)
+    queues.flush()
+    read: list[int] = []
+    pread = Segments.pread
+    monkeypatch.setattr(Segments, "pread", lambda self, offset, size: read.append(size) or pread(self, offset, size))
+    make(env, file_units=300_000)
+    assert len(read) <= 4, "one for all entries, not one for each step of a search"
 
 
 def test_a_long_tail_is_written_before_the_next_flush() -> None:
