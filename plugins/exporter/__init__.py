@@ -1,4 +1,4 @@
-"""Export topics to Parquet files all the time: each message exactly once, in a process beside the broker.
+"""Export topics continuously to Parquet files or tables, each message exactly once, in a process beside the broker.
 
 Slot: none; not in the default set: ``--enable exporter``, with the extra ``gantrymq[spark]``.
 Hooks: collect_metrics, config_section, configure, persist, register_processors, register_tasks, retention_floor,
@@ -6,12 +6,12 @@ runtime_info, started.
 Config ``[plugin.exporter]``: ``topics``, ``to``, ``every``, ``at_bytes``, ``format``, ``engine``, ``cores``,
 ``memory``, ``file_rows``, ``file_bytes``, ``skip_lost``, ``hold_bytes``, ``hold_age``, ``retry``, ``timeout``,
 ``nice``, ``access_key``, ``secret_key``, ``tls``, ``tls_ca_file``.
-Files: ``config/exporter.json``, what the export has; the process writes into the folder ``to``.
+Files: ``config/exporter.json``, the offsets that are exported; the process writes to ``to``.
 RocketMQ has no counterpart.
 
-``runs`` starts the runs, ``positions`` says what is not exported yet, ``state`` is kept over restarts. The process is
-:mod:`gantrymq.exporter`; it reads over the wire, as each consumer does, so that hooks and access control apply. 47003
-is GantryMQ's own code. ``docs/howto/exporter.md``.
+``runs`` starts the runs, ``positions`` computes lag and retention, ``state`` survives restarts. The process is
+:mod:`gantrymq.exporter`. It reads over the wire, as consumers do, so hooks and access control apply. 47003 is a request
+code of GantryMQ. ``docs/howto/exporter.md``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class ExporterPlugin:
-    """One object a broker. On a slave it does nothing until the slave is promoted."""
+    """One object per broker. On a slave it does nothing until the slave is promoted."""
 
     name = "exporter"
     _broker: Broker  # these are set by configure
@@ -55,7 +55,7 @@ class ExporterPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Refuse a start that could not export, and load the state."""
+        """Load the state. Raises StartError for a configuration that cannot export."""
         section = config.section(ExporterConfig)
         if not section.topics or not section.to:
             raise StartError("plugin 'exporter': set plugin.exporter.topics, such as [\"orders\"], and .to, a folder")
@@ -71,28 +71,31 @@ class ExporterPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The task that starts the runs."""
+        """Return the task that starts the runs."""
         return [BackgroundTask("exporter", self._exporter.run, "masters")]
 
     @hookimpl
     def started(self, broker: Broker) -> None:
-        """The process of a run can connect from now on."""
+        """Let runs start: their processes can connect now."""
         self._exporter.listens()
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """What the export has, whether it is paused, and the last run."""
+        """Return the exported offsets, the pause and the last run, if they changed."""
         content = self._exporter.changes()
         return None if content is None else {f"{broker.root}/{PATH}": content}
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
-        """The first message that is not exported, within ``hold_bytes`` and ``hold_age``; a slave holds nothing."""
+        """Return the offset of the first message that is not exported, within ``hold_bytes`` and ``hold_age``.
+
+        A slave keeps nothing: its master exports.
+        """
         return broker.log.end if broker.broker_id else self._exporter.floor()
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """State, lag and the last run."""
+        """Return the state, the lag and the last run."""
         exporter = self._exporter
         state, last = exporter.status()["state"], exporter.state.last
         return {
@@ -105,7 +108,7 @@ class ExporterPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Lag, runs, and what they wrote."""
+        """Add the lag, the runs, and what they wrote."""
         if broker.broker_id:
             return
         exporter = self._exporter
@@ -130,7 +133,7 @@ class ExporterPlugin:
             metrics.gauge("gantrymq_exporter_last_run_seconds", text, last.ended - last.started)
 
     def _control(self, request: Request) -> Command:
-        """Answer 47003. The body of the response is the status as a JSON object, as it is after the action."""
+        """Answer 47003. The body of the response is the status after the action, as a JSON object."""
         header = read_header(ControlExporterHeader, request.command.ext)
         exporter = self._exporter
         actions: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""Which topics are exported, how far the export is behind them, and which part of the log it still needs."""
+"""The topics that match the configuration, the lag of their export, and the part of the log that it still needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ends = Mapping[str, Mapping[int, int]]
 
 
 def find_topics(broker: Broker, patterns: list[str]) -> dict[str, int]:
-    """The topics of ``patterns`` that this broker has and may be read, with the number of their queues."""
+    """Return the readable topics of this broker that match ``patterns``, with the number of their read queues."""
     table = broker.registry.get(TopicTable)
     exact = {pattern for pattern in patterns if not _MAGIC & set(pattern)}
     found: dict[str, int] = {}
@@ -40,7 +40,7 @@ def find_topics(broker: Broker, patterns: list[str]) -> dict[str, int]:
 
 
 def lag_of(broker: Broker, topics: Mapping[str, int], ends: Ends) -> dict[str, int]:
-    """The messages of each topic that are in the queues and not in the export."""
+    """Return, by topic, the number of messages that are in the queues but not in the export."""
     return {
         topic: sum(queue.high - queue.position for queue in _queues(broker, {topic: count}, ends))
         for topic, count in topics.items()
@@ -48,7 +48,7 @@ def lag_of(broker: Broker, topics: Mapping[str, int], ends: Ends) -> dict[str, i
 
 
 def floor_of(broker: Broker, topics: Mapping[str, int], ends: Ends, hold_bytes: int, oldest_ms: int) -> int:
-    """The lowest log offset that the export needs; the log's end if it needs nothing.
+    """Return the lowest log offset that the export needs; the log's end if it needs nothing.
 
     At most ``hold_bytes`` before the log's end, and no message that was stored before ``oldest_ms``.
     """
@@ -63,7 +63,7 @@ def floor_of(broker: Broker, topics: Mapping[str, int], ends: Ends, hold_bytes: 
             return end - hold_bytes
         if queue.stored_ms(queue.position) >= oldest_ms:
             return offset
-        # Only the queue that would hold the most is searched: the result is then looked at once more.
+        # Only the queue with the lowest offset is searched; the loop then compares its new offset with the others.
         behind = bisect_left(range(queue.position, queue.high), oldest_ms, key=queue.stored_ms)
         queue = attrs.evolve(queue, position=queue.position + behind)
         if queue.position < queue.high:
@@ -84,7 +84,7 @@ class _Waiting:
     high: int
 
     def log_offset(self, offset: int) -> int:
-        """Where the message is in the log; that of the next one if it has no entry."""
+        """Return the log offset of the message, or of the next one that has an entry."""
         queue = self.broker.queues.get(self.topic, self.queue_id)
         if queue is None:
             return self.broker.log.end
@@ -92,7 +92,7 @@ class _Waiting:
         return int(queue.entry(real)[0]) if real < self.high else self.broker.log.end
 
     def stored_ms(self, offset: int) -> int:
-        """When the message was stored; 0 if it cannot be read, as it is then nothing to wait for."""
+        """Return when the message was stored; 0 if it cannot be read, since the export cannot wait for it."""
         try:
             return self.broker.log.read_record(self.log_offset(offset)).store_timestamp
         except (OutOfLog, CorruptRange, BadRecord):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 CHECK_S: Final = 1.0
-"""How often the size of the log is looked at."""
+"""The interval at which the size of the log is checked, in seconds."""
 _ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to connect to a broker that listens there
 
 log = structlog.get_logger("gantrymq.exporter")
@@ -36,14 +36,14 @@ class Totals:
 
 
 class Exporter:
-    """The runs of one broker, one at a time. All methods are for the broker's thread."""
+    """Starts the runs of one broker, one at a time. All methods are for the broker's thread."""
 
     def __init__(self, broker: Broker, config: ExporterConfig, to: str, state: ExporterState) -> None:
         self.to = to
         self.state = state
         self.totals = Totals()
         self.pid: int | None = None
-        """The process of the present run."""
+        """The process id of the present run."""
         self.progress: Report | None = None
         self._broker = broker
         self._config = config
@@ -52,15 +52,15 @@ class Exporter:
         self._changed = False
         self._failures: dict[str, str] = {}
         self._run = LastRun()
-        self._looked = 0.0
-        """When there was nothing new to export last, in seconds since 1970."""
+        self._last_idle = 0.0
+        """When a check last found nothing new to export, in seconds since 1970."""
         self._log_end = 0
         """The log's end at the start of the last run."""
 
     # -------------------------------------------------------------------------------------------------- commands
 
     def listens(self) -> None:
-        """The broker serves clients from now on."""
+        """Note that the broker serves clients from now on."""
         self._listens.set()
 
     def run_now(self) -> None:
@@ -73,7 +73,7 @@ class Exporter:
         self._changed = True
 
     def changes(self) -> bytes | None:
-        """The state, if it has changed since the last call."""
+        """Return the state if it has changed since the last call."""
         changed, self._changed = self._changed, False
         return encode_state(self.state) if changed else None
 
@@ -88,11 +88,11 @@ class Exporter:
             await self._run_once()
 
     def next_start(self) -> float:
-        """When the next run is due by time, in seconds since 1970, unless paused."""
+        """Return when the next run is due by time, in seconds since 1970, unless paused."""
         state, config = self.state, self._config
         if state.failures:
             return state.last.ended + min(config.every, config.retry * 2.0 ** min(state.failures - 1, 32))
-        return max(state.last.started, self._looked) + config.every
+        return max(state.last.started, self._last_idle) + config.every
 
     async def _wait_until_due(self) -> None:
         while not self._asked.is_set():
@@ -113,12 +113,12 @@ class Exporter:
         topics = find_topics(broker, self._config.topics)
         lag = lag_of(broker, topics, self.state.ends)
         known = self.state.ends.keys()
-        # A folder without news is not looked at: that would cost a process for each check of an idle broker.
+        # Without new messages no process is started: each check of an idle broker would cost one.
         behind = {topic: count for topic, count in topics.items() if lag[topic] or topic not in known}
         for topic in known - topics.keys():
             del self.state.ends[topic]
         if not behind and not self.state.failures:
-            self._looked = self._run.started
+            self._last_idle = self._run.started
             return
         error = ""
         try:
@@ -183,17 +183,17 @@ class Exporter:
     # --------------------------------------------------------------------------------------------------- figures
 
     def lag(self) -> dict[str, int]:
-        """By topic: the messages that are not exported yet."""
+        """Return, by topic, the number of messages that are not exported yet."""
         return lag_of(self._broker, find_topics(self._broker, self._config.topics), self.state.ends)
 
     def floor(self) -> int:
-        """The log offset from which on the log's files are kept for the export."""
+        """Return the log offset from which on log files are kept for the export."""
         oldest_ms = int((self._now() - self._config.hold_age) * 1000)
         topics = find_topics(self._broker, self._config.topics)
         return floor_of(self._broker, topics, self.state.ends, self._config.hold_bytes, oldest_ms)
 
     def status(self) -> dict[str, Any]:
-        """What ``gantrymq export status --broker`` shows."""
+        """Return what ``gantrymq export status --broker`` shows."""
         state, progress = self.state, self.progress
         doing = "running" if self.pid is not None else "paused" if state.paused else "waiting"
         return {

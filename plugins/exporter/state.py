@@ -31,9 +31,10 @@ class LastRun:
 
 @attrs.define
 class ExporterState:
-    """``ends`` is a copy of what the export's manifests say, so that retention need not read them.
+    """``ends`` is a copy of the offsets in the export's manifests, so that retention does not read them.
 
-    ``to`` is the folder that it is about: another folder has other ends. ``failures`` counts failed runs in a row.
+    ``to`` is the folder or table that they describe: another one has other offsets. ``failures`` counts
+    failed runs in a row.
     """
 
     to: str = ""
@@ -45,7 +46,7 @@ class ExporterState:
 
 
 def load_state(env: Env, root: str, to: str) -> ExporterState:
-    """The state of the last run; a new one if there is none, if it is damaged, or if it is about another folder."""
+    """Return the stored state; a new one if there is none, if it is damaged, or if it describes another folder."""
     path = f"{root}/{PATH}"
     for candidate in (path, f"{path}.bak"):
         if not env.exists(candidate):
@@ -60,5 +61,5 @@ def load_state(env: Env, root: str, to: str) -> ExporterState:
 
 
 def encode_state(state: ExporterState) -> bytes:
-    """The content of the file."""
+    """Return the content of the file."""
     return msgspec.json.encode(state)

@@ -142,7 +142,9 @@ def test_each_run_adds_what_is_new(orders: FakeCluster, place: Place) -> None:
     ]  # fmt: skip
 
 
-def test_a_run_makes_a_commit_for_each_full_file_and_a_failure_keeps_them(orders: FakeCluster, place: Place) -> None:
+def test_a_run_makes_a_commit_for_each_full_file_and_a_failure_keeps_them(
+    orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     orders.script = lambda request: (
         b"" if request.code == RequestCode.PULL_MESSAGE and (request.ext or {})["queueId"] == "1" else None
     )
@@ -150,10 +152,19 @@ def test_a_run_makes_a_commit_for_each_full_file_and_a_failure_keeps_them(orders
         place.export(orders, file_rows=10, options={"retrySeconds": "0"})
     orders.script = lambda request: None
     assert place.rows() == Counter({("orders", 0, offset): 1 for offset in range(10)})
+    monkeypatch.setattr("gantrymq.spark.exports.measuring.LAG_SECONDS", 0.0)
     seen: list[ExportProgress] = []
-    result = place.export(orders, progress=seen.append)
-    assert (result.rows, place.rows()) == (10, everything(orders))
-    assert (seen[0].rows, seen[0].lag, seen[-1].rows, seen[-1].lag, seen[-1].bytes) == (0, 10, 10, 0, result.bytes)
+
+    def take(now: ExportProgress) -> None:
+        if not seen:
+            put(orders, 4)
+        seen.append(now)
+
+    result = place.export(orders, progress=take)
+    assert result.rows == 10
+    assert (seen[0].rows, seen[0].lag, seen[-1].rows, seen[-1].lag, seen[-1].bytes) == (0, 10, 10, 4, result.bytes)
+    place.export(orders)
+    assert place.rows() == everything(orders)
 
 
 def test_messages_that_are_gone_are_counted(orders: FakeCluster, place: Place) -> None:

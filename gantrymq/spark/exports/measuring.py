@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import attrs
 
 from gantrymq.spark.errors import SparkError
 from gantrymq.spark.exports.folder import ExportFolder
-from gantrymq.spark.exports.manifest import Plan, count
+from gantrymq.spark.exports.manifest import Plan, QueueKey, count
 from gantrymq.spark.wire import Queue, Wire
 
 LAG_SECONDS = 5.0
@@ -38,16 +39,35 @@ Progress = Callable[[ExportProgress], None]
 """Called now and then while a run writes, and at the end of its last task."""
 
 
+class NewMessages:
+    """Counts the messages behind the ends that a run has planned."""
+
+    def __init__(self, wire: Wire, queues: Iterable[Queue], ends: Mapping[QueueKey, int]) -> None:
+        self._wire, self._queues, self._ends = wire, list(queues), ends
+        self._count = 0
+        self._asked = time.monotonic()
+
+    def count(self) -> int:
+        """Their number, as of at most some seconds ago."""
+        if time.monotonic() - self._asked >= LAG_SECONDS:
+            with suppress(SparkError):  # tasks wait for a broker that does not answer, or fail with the reason
+                self._count = sum(map(self._behind_end, self._queues))
+            self._asked = time.monotonic()
+        return self._count
+
+    def _behind_end(self, queue: Queue) -> int:
+        end = self._ends.get((queue.topic, queue.broker, queue.queue_id))
+        return 0 if end is None else max(self._wire.find_bounds(queue)[1] - end, 0)
+
+
 class Measure:
     """Measures the run of ``plan`` while it writes. ``queues`` are those of the plan, with their present addresses."""
 
     def __init__(self, folder: ExportFolder, plan: Plan, wire: Wire, queues: Sequence[Queue]) -> None:
-        self._folder, self._plan, self._wire, self._queues = folder, plan, wire, queues
+        self._folder, self._plan = folder, plan
         self._seen: set[int] = set()
         self._rows = self._bytes = 0
-        self._ends = {span.key: span.end for span in plan.ends}
-        self._newer = 0
-        self._asked = time.monotonic()
+        self._new_messages = NewMessages(wire, queues, {span.key: span.end for span in plan.ends})
 
     def look(self, rows_begun: int = 0) -> ExportProgress:
         """How far it is now; ``rows_begun`` are rows of tasks that are not done."""
@@ -59,7 +79,7 @@ class Measure:
         total = count(self._plan.tasks)
         rows = min(self._rows + rows_begun, total)
         return ExportProgress(
-            len(self._seen), len(self._plan.tasks), rows, total, self._bytes, total - rows + self._find_newer()
+            len(self._seen), len(self._plan.tasks), rows, total, self._bytes, total - rows + self._new_messages.count()
         )
 
     def _add(self, task: int) -> None:
@@ -68,17 +88,3 @@ class Measure:
             self._seen.add(task)
             self._rows += self._plan.tasks[task].rows
             self._bytes += sum(file.bytes for file in result.files)
-
-    def _find_newer(self) -> int:
-        """The messages behind the end of the plan, as of at most some seconds ago."""
-        if time.monotonic() - self._asked >= LAG_SECONDS:
-            newer = 0
-            try:
-                for queue in self._queues:
-                    end = self._ends.get((queue.topic, queue.broker, queue.queue_id))
-                    newer += 0 if end is None else max(self._wire.find_bounds(queue)[1] - end, 0)
-                self._newer = newer
-            except SparkError:  # tasks wait for a broker that does not answer, or fail with the reason
-                pass
-            self._asked = time.monotonic()
-        return self._newer

@@ -16,7 +16,7 @@ import msgspec
 from gantrymq.spark.columns import COLUMNS, arrow_schema
 from gantrymq.spark.errors import ExportDamaged
 from gantrymq.spark.exports.manifest import QueueKey, Span, State
-from gantrymq.spark.exports.measuring import ExportProgress, Progress
+from gantrymq.spark.exports.measuring import ExportProgress, NewMessages, Progress
 from gantrymq.spark.exports.planning import Sizes, make_plan
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.ranges import QueueRange, find_queues
@@ -107,7 +107,8 @@ def write_table(
         plan = make_plan(options, State(state.number, ends=state.ends), wire, sizes, overwrite=False)
         if plan is None or not (plan.tasks or plan.lost):
             return run
-        reader = _Reader(wire, options, queues, plan.tasks, progress)
+        new_messages = NewMessages(wire, queues.values(), {span.key: span.end for span in plan.ends})
+        reader = _Reader(wire, options, queues, plan.tasks, new_messages, progress)
         # Messages that are gone count with the first commit after them, of whatever queues.
         lost = {span.key: span.rows for span in plan.lost}
         known_queues = dict(state.queues)
@@ -154,10 +155,11 @@ class _Reader:
         options: SourceOptions,
         queues: Mapping[QueueKey, Queue],
         spans: Sequence[Span],
+        new_messages: NewMessages,
         progress: Progress | None,
     ) -> None:
         self._wire, self._options, self._queues, self._spans = wire, options, queues, spans
-        self._progress = progress
+        self._new_messages, self._progress = new_messages, progress
         self._total = sum(span.rows for span in spans)
         self._tasks = self._rows = self._bytes = 0
 
@@ -194,7 +196,7 @@ class _Reader:
         if committed is not None:
             self._bytes = committed.bytes
         if self._progress is not None:
-            left = self._total - self._rows
+            left = self._total - self._rows + self._new_messages.count()
             self._progress(ExportProgress(self._tasks, len(self._spans), self._rows, self._total, self._bytes, left))
 
     def _read(self, span: Span) -> Iterator[pa.RecordBatch]:
