@@ -13,14 +13,18 @@ from gantrymq.message import DeliveredRecord
 
 @attrs.frozen
 class Order:
+    """A value."""
+
     number: int
 
 
 def parse(body: bytes) -> Order:
+    """Return the value of a body."""
     return Order(int(body))
 
 
 async def values_of_consumers(client: gantrymq.Client) -> None:
+    """Check consumers and batches."""
     async with client.consumer("T", "g", deserializer=Order, ordered=True) as orders:
         assert_type(orders, gantrymq.Consumer[gantrymq.ReceivedMessage[Order]])
         async for message in orders:
@@ -36,6 +40,7 @@ async def values_of_consumers(client: gantrymq.Client) -> None:
 
 
 async def values_of_readers(client: gantrymq.Client) -> None:
+    """Check readers."""
     reader = client.reader("T", deserializer=Order, until="end")
     assert_type(reader, gantrymq.Reader[DeliveredRecord[Order]])
     assert_type((await reader.poll())[0].value, Order)
@@ -43,6 +48,7 @@ async def values_of_readers(client: gantrymq.Client) -> None:
 
 
 def values_without_async(client: gantrymq.sync.Client) -> None:
+    """Check the blocking client."""
     consumer = client.consumer("T", "g", deserializer=Order)
     assert_type(next(consumer).value, Order)
     assert_type(consumer.next_batch()[0].value, Order)
@@ -51,8 +57,10 @@ def values_without_async(client: gantrymq.sync.Client) -> None:
 
 
 def handler(message: gantrymq.ReceivedMessage[Order]) -> int:
+    """Return a field of the value."""
     return message.value.number
 
 
 async def handlers(client: gantrymq.Client) -> None:
+    """Check handlers of workers."""
     await client.run(handler, "T", "g", deserializer=Order, concurrency=4)
