@@ -170,8 +170,8 @@ def test_a_run_of_the_exporter_writes_with_spark(spark: SparkSession, orders: Fa
     orders.add_topic("refunds")
     orders.put("refunds", 0, b"x")
     job = Job(
-        "broker-a", orders.address, {"orders": 2, "refunds": 1}, str(tmp_path / "out"), "spark", 5, 1 << 20, True,
-        {}, 0, 1, "1g",
+        "broker-a", orders.address, {"orders": 2, "refunds": 1}, str(tmp_path / "out"), "parquet", "spark",
+        5, 1 << 20, True, {}, 0, 1, "1g",
     )  # fmt: skip
     reports: list[Report] = []
     worker.run(job, reports.append)
@@ -193,6 +193,7 @@ def test_progress_counts_what_finished_tasks_wrote(spark: SparkSession, orders: 
     result = export("orders", tmp_path, orders.address, spark=spark, progress=seen.append)
     assert attrs.astuple(seen[0])[:5] == (0, 2, 0, 20, 0)
     assert attrs.astuple(seen[-1]) == (2, 2, 20, 20, result.bytes, 0)
+    assert len(set(seen)) == len(seen), "a task that hangs must not look like one that goes on"
 
 
 def test_an_interrupted_export_is_cancelled_and_completed_by_the_next(

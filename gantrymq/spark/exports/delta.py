@@ -72,7 +72,7 @@ class DeltaTarget:
 
     def append(self, rows: pa.Table, queues: Mapping[QueueKey, QueueState]) -> tuple[int, int]:
         """As :class:`~gantrymq.spark.exports.tables.Table` says."""
-        from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
         with _errors_of(self.name):
@@ -87,7 +87,13 @@ class DeltaTarget:
                 custom_metadata={_RECORD: encode_queues({**_recorded(table, self.name), **queues})},
             )
             try:
-                write_deltalake(table, rows, mode="append", commit_properties=properties)
+                write_deltalake(
+                    table,
+                    rows,
+                    mode="append",
+                    commit_properties=properties,
+                    writer_properties=WriterProperties(compression="ZSTD"),
+                )
             except CommitFailedError as error:
                 raise ExportFenced(
                     f"another writer has committed to {self.name}: nothing of this commit counts; run the export again "
