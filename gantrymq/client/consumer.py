@@ -133,7 +133,8 @@ class Consumer(Lifetime, Generic[R]):
         the client's credentials, or this group or topic to them; nothing is tried again then.
         """
         while True:
-            self._ensure_open()
+            if self._closed or not self._cluster.usable:
+                self._ensure_open()
             current = self._current
             while current:
                 message = current.pop()

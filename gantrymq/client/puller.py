@@ -129,6 +129,8 @@ class Puller(Generic[R]):
         self._local = local
         self._timeout = options.settings.consume_timeout
         self._given: dict[int, tuple[float, R]] = {}
+        self._is_special = lane is not None or self._timeout is not None
+        """Whether an acknowledgment concerns more than the offsets."""
         self._ended = False
         self._progress: Progress | None = None
         self._committed = -1
@@ -225,15 +227,18 @@ class Puller(Generic[R]):
 
     def acknowledge(self, queue_offset: int) -> None:
         """Count a message as done; :class:`ClientClosed` after :meth:`close`."""
-        if self._closed:
-            raise ClientClosed(f"the consumer of group {self._options.group} is closed: acknowledge inside its block")
-        if self.lane is not None and not self.lane.settle(queue_offset):
-            return
         progress = self._progress
-        if self._ended or progress is None:
-            return
-        if self._given:
-            self._given.pop(queue_offset, None)
+        if self._closed or self._ended or self._is_special or progress is None:
+            if self._closed:
+                raise ClientClosed(
+                    f"the consumer of group {self._options.group} is closed: acknowledge inside its block"
+                )
+            if self.lane is not None and not self.lane.settle(queue_offset):
+                return
+            if self._ended or progress is None:
+                return
+            if self._given:
+                self._given.pop(queue_offset, None)
         if progress.done(queue_offset):
             self._acknowledged_at = time.time()
             self._owner.acknowledged(1)
