@@ -188,7 +188,7 @@ class Client(Lifetime):
         - ``broadcast``: every member gets every message; offsets are in ``offsets_file`` on this machine.
         - ``max_retries``: how often a message is redelivered before it is a dead letter; without it the group's
           configuration decides (16), and with ``ordered`` there is no limit.
-        - ``pull_batch``: messages of one request, 1 to 1,024 (256). ``prefetch``: outstanding messages of a queue
+        - ``pull_batch``: messages of one request, 1 to 1,024 (512). ``prefetch``: outstanding messages of a queue
           (1,000); the last request may exceed it by one batch, and asks for no more than ``prefetch``.
         - ``consume_timeout`` (seconds): a message that the application has had for so long is returned for redelivery.
         - ``allocation``: how the group shares queues out: ``"average"``, ``"circle"``, ``"consistent_hash"``, or one of

@@ -20,7 +20,7 @@ from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.names import retry_topic
 
-PULL_BATCH_MESSAGES: Final = 256
+PULL_BATCH_MESSAGES: Final = 512
 """Asked for at once by default; RocketMQ's clients ask for 32, which is what its brokers give at most. A request and
 its answer cost as much as some dozens of small messages."""
 PULL_BATCH_MAX: Final = 1024

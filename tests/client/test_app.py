@@ -343,7 +343,7 @@ def test_an_app_has_the_arguments_of_connect_and_the_options_of_run() -> None:
     of_worker = {"concurrency": 16, "drain_timeout": 30.0}
     consumer = {key: default for key, default in of(gantrymq.Client.consumer).items() if key not in own}
     assert options == {**consumer, **of_worker}
-    assert {"ordered": False, "pull_batch": 256, "start": "last", "deserializer": None}.items() <= consumer.items()
+    assert {"ordered": False, "pull_batch": 512, "start": "last", "deserializer": None}.items() <= consumer.items()
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ async def test_a_member_sends_its_subscription_in_heartbeats_and_unregisters(fak
     assert (subscription.topic, subscription.tags_set, subscription.code_set) == ("T", {"a", "b"}, {97, 98})
     pull = cluster.broker.seen(11)[0].ext
     assert (pull["subVersion"], pull["sysFlag"], pull["suspendTimeoutMillis"], pull["maxMsgNums"]) == (
-        str(subscription.sub_version), "2", "15000", "256",
+        str(subscription.sub_version), "2", "15000", "512",
     )  # fmt: skip
     assert pull["gantrymqMaxBytes"] == "1048576", "so that our brokers give 32 messages from the disk, too"
     assert farewell.ext == {"clientID": client.client_id, "consumerGroup": "g"}

@@ -129,13 +129,13 @@ async def test_batch_and_prefetch_bound_what_is_fetched(fake_cluster: Cluster) -
             assert (await take(messages, 1))[0].body == b"21"
 
 
-async def test_a_pull_asks_for_256_messages_and_for_no_more_than_may_be_outstanding(fake_cluster: Cluster) -> None:
+async def test_a_pull_asks_for_512_messages_and_for_no_more_than_may_be_outstanding(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(100):
             cluster.broker.store("T", 0, b"%d" % number)
         async with client.consumer("T", "g", start="first") as messages:
             await take(messages, 100)
-        assert {pull.ext["maxMsgNums"] for pull in cluster.broker.seen(11)} == {"256"}
+        assert {pull.ext["maxMsgNums"] for pull in cluster.broker.seen(11)} == {"512"}
         async with client.consumer("T", "few", start="first", prefetch=20) as messages:
             await take(messages, 20)
             assert messages.statistics().outstanding == 20
