@@ -31,7 +31,7 @@ FILE ?=
 test check soak asan ha-test: export PYTHONDONTWRITEBYTECODE :=
 test check soak asan ha-test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help install demo test prepared collected check soak foreign fuzz ha-test asan lint format bench bench-all bench-delays docs clean
+.PHONY: help install demo test prepared collected check soak foreign fuzz ha-test asan lint format bench bench-all bench-delays docs release clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
@@ -49,6 +49,7 @@ help:
 	@echo '                       GROUP=indexing KEYED=1000000 the index; GROUP=nameserver,replication,floods,client,hooks,processes,security;'
 	@echo '                       bench-all: all of it, up to 20 GiB'
 	@echo 'make docs              the documentation as HTML in build/docs'
+	@echo 'make release           sdist, wheel, SBOM and checksums in dist [WHEELS=folder of cibuildwheel, KEY=of GnuPG]'
 	@echo 'make clean             remove what the targets above made'
 
 $(BIN)/python:
@@ -176,6 +177,9 @@ bench-all:
 bench-delays: $(VENV)/.test
 	$(BIN)/python benchmarks/delays.py $(if $(PENDING),--pending '$(PENDING)') $(if $(BURST),--burst '$(BURST)') \
 		$(if $(ALONE),--alone)
+
+release: $(VENV)/.test
+	$(BIN)/python packaging/release.py dist $(if $(WHEELS),--wheels '$(WHEELS)') $(if $(KEY),--sign '$(KEY)')
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

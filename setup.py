@@ -1,13 +1,17 @@
-"""The compiled twins of inner loops; everything else about the package is in ``setup.cfg``.
+"""The compiled twins of inner loops, and a reproducible source distribution; everything else is in ``setup.cfg``.
 
-They are optional: without Cython or a C compiler the package installs all the same and runs its plain twins.
+The twins are optional: without Cython or a C compiler the package installs all the same and runs its plain twins.
 """
 
 from __future__ import annotations
 
+import gzip
+import os
+import tarfile
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 MODULES = (
     "gantrymq/remoting/_records",
@@ -53,4 +57,35 @@ def compiled() -> list[Extension]:
     return extensions
 
 
-setup(ext_modules=compiled())
+class ReproducibleSdist(sdist):
+    """The archive's bytes follow from the files' names, contents and execute bits alone.
+
+    All dates are ``SOURCE_DATE_EPOCH``, or the beginning of 1980, the first date that a zip file can have.
+    """
+
+    def make_archive(
+        self, base_name: str, format: str, root_dir: str | None = None, base_dir: str | None = None,
+        owner: str | None = None, group: str | None = None,
+    ) -> str:  # fmt: skip
+        """Write the ``.tar.gz``; other formats as setuptools does."""
+        if format != "gztar" or base_dir is None:
+            return str(super().make_archive(base_name, format, root_dir, base_dir, owner, group))
+        date = int(os.environ.get("SOURCE_DATE_EPOCH") or 315532800)
+
+        def same_everywhere(member: tarfile.TarInfo) -> tarfile.TarInfo:
+            member.mtime, member.uid, member.gid, member.uname, member.gname = date, 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            return member
+
+        path = f"{base_name}.tar.gz"
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with (
+            open(path, "wb") as file,
+            gzip.GzipFile("", "wb", 9, file, date) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            archive.add(os.path.join(root_dir or ".", base_dir), base_dir, filter=same_everywhere)  # in order of names
+        return path
+
+
+setup(ext_modules=compiled(), cmdclass={"sdist": ReproducibleSdist})

@@ -22,7 +22,7 @@ pytest.register_assert_rewrite("support")
 from support.etcd import find_etcd  # noqa: E402
 from support.foreign import ToolMissing, cache_folder  # noqa: E402
 from support.slices import NUMBER_VARIABLE, is_whole, slice_number, split  # noqa: E402
-from support.wheels import build_wheel  # noqa: E402
+from support.wheels import SDIST_DATE, build_sdist, build_wheel, copy_source  # noqa: E402
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -203,9 +203,17 @@ def etcd_program() -> Path:
 
 
 @pytest.fixture(scope="session")
-def gantrymq_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this tree; its compiled modules are empty files."""
-    return build_wheel(tmp_path_factory.mktemp("gantrymq_wheel"))
+def gantrymq_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source distribution of this tree; its files are of :data:`SDIST_DATE`."""
+    folder = tmp_path_factory.mktemp("gantrymq_sdist")
+    copy_source(folder / "source")
+    return build_sdist(folder / "source", folder / "out", SDIST_DATE)
+
+
+@pytest.fixture(scope="session")
+def gantrymq_wheel(gantrymq_sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of that distribution; its compiled modules are empty files."""
+    return build_wheel(gantrymq_sdist, tmp_path_factory.mktemp("gantrymq_wheel"))
 
 
 @pytest.fixture(autouse=True)
