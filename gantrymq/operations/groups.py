@@ -93,7 +93,7 @@ async def group_names(client: Client, *, system: bool = False, masters: Masters 
     """Return the consumer groups that the masters know, sorted; RocketMQ's own and those that remember what was
     replayed only with ``system``."""
     names: set[str] = set()
-    for address in (masters or await master_addresses(client)).values():
+    for address in (await master_addresses(client) if masters is None else masters).values():
         answer = await client.admin.request(address, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         names |= SubscriptionGroupWrapper.from_bytes(answer.body).subscription_group_table.keys()
     return sorted(name for name in names if system or not is_brokers_group(name))
@@ -108,7 +108,7 @@ async def group_lags(
     :class:`BrokerError` (code 1) from a broker that has no group of this name is ignored.
     """
     lags: list[QueueLag] = []
-    for address in (masters or await master_addresses(client)).values():
+    for address in (await master_addresses(client) if masters is None else masters).values():
         header = ConsumeStatsHeader(consumer_group=group)
         answer = await _ask(client, address, RequestCode.GET_CONSUME_STATS, header.to_ext())
         table = [] if answer is None else ConsumeStatsReply.from_bytes(answer.body).offsets
@@ -170,7 +170,7 @@ async def _connections(
     client: Client, group: str, masters: Masters | None = None
 ) -> AsyncIterator[tuple[str, ClientConnection]]:
     """The connections of the group's members, each with the address of its broker."""
-    for address in (masters or await master_addresses(client)).values():
+    for address in (await master_addresses(client) if masters is None else masters).values():
         header = ConsumerGroupHeader(consumer_group=group)
         answer = await _ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header.to_ext())
         for each in [] if answer is None else ConsumerConnections.from_bytes(answer.body).connection_set:
