@@ -86,6 +86,8 @@ cdef int make_room(Buffer* buffer, Py_ssize_t more) except -1:
 
 
 cdef inline int put(Buffer* buffer, const void* data, Py_ssize_t size) except -1:
+    if size == 0:
+        return 0  # there may be no buffer yet, and memcpy takes no null pointer
     make_room(buffer, size)
     memcpy(buffer.data + buffer.size, data, size)
     buffer.size += size
