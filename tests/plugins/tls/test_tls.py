@@ -12,9 +12,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from gantrymq.kernel import hookimpl
 from gantrymq.kernel.api import Broker
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
+from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.plugins.interfaces import Registration
 from gantrymq.remoting.address import parse_address
@@ -36,10 +38,10 @@ SERVER = FOLDER / "server.pem"
 
 
 @asynccontextmanager
-async def secured(path: Path, **settings: object) -> AsyncIterator[Broker]:
+async def secured(path: Path, *plugins: object, **settings: object) -> AsyncIterator[Broker]:
     given = {"plugin.tls.certificate": str(SERVER), "plugin.tls.interval": "100ms"}
     given |= {name.replace("__", "."): str(value) for name, value in settings.items()}
-    async with run_broker(make_broker(path / "store", settings=given, enable=[TLS])) as broker:
+    async with run_broker(make_broker(path / "store", settings=given, enable=[TLS, *plugins])) as broker:
         yield broker
 
 
@@ -130,16 +132,31 @@ async def test_disabled_speaks_no_tls(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- certificates
 
 
+class Doorman:
+    """Notes who is identified."""
+
+    name = "doorman"
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    @hookimpl
+    def connections_changed(self, batch: ConnectionsBatch) -> None:
+        self.seen += [connection.identity for connection in batch.identified]
+
+
 @pytest.mark.parametrize("kind", ["optional", "required"])
 async def test_the_subject_of_a_client_certificate_is_the_identity(tmp_path: Path, kind: str) -> None:
     authority = Authority(tmp_path)
     context = client_context()
     context.load_cert_chain(authority.issue("worker"))
     settings = {"plugin__tls__ca": authority.file, "plugin__tls__client_certificates": kind}
-    async with secured(tmp_path, **settings) as broker:
+    doorman = Doorman()
+    async with secured(tmp_path, doorman, **settings) as broker:
         async with encrypted(broker, context) as channel:
             assert (await channel.call(send("T", b"x"))).code == 0
             assert [connection.identity for connection in broker.connections] == ["CN=worker,O=GantryMQ tests"]
+    assert doorman.seen == ["CN=worker,O=GantryMQ tests"]
 
 
 async def test_a_name_with_a_comma_is_not_the_subject_of_another_organization(tmp_path: Path) -> None:
