@@ -10,8 +10,11 @@ from pathlib import Path
 import attrs
 import pytest
 
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.maintenance.backup_targets import FolderTarget
+from gantrymq.maintenance.store_backup import back_up, restore
 from support.clients import ForeignClient, Sent, check_complete
 from support.content import content
 from support.foreign import Java, start_broker
@@ -150,6 +153,25 @@ def test_each_broker_opens_a_store_of_several_log_files_of_the_other(
     assert expected_queues(log_records(store)) == written_queues(store)
     with start[1](store, SMALL_FILE_BYTES) as second:
         check_all(java4_client, second, topic, "before", sent, count)
+        sent += java4_client.produce(second.nameserver, topic, MORE, seed=41, first=count)
+        check_all(java4_client, second, topic, "after", sent, count + MORE)
+
+
+def test_java_opens_a_store_that_was_restored_from_a_backup(
+    java4_client: ForeignClient, brokers: Brokers, tmp_path: Path
+):
+    """The first backup is of a running broker; the second one continues it."""
+    store, topic, count = tmp_path / "store", f"{TOPIC}-restored", 3 * EACH
+    target, env = FolderTarget(tmp_path / "backups"), SystemEnv()
+    with brokers.ours(store, SMALL_FILE_BYTES) as first:
+        sent = fill(java4_client, first, topic)
+        back_up(env, str(store), target)
+        end(first, "stopped")
+    back_up(env, str(store), target)
+    restore(env, target, str(tmp_path / "restored"))
+    assert expected_queues(log_records(tmp_path / "restored")) == written_queues(tmp_path / "restored")
+    with brokers.theirs(tmp_path / "restored", SMALL_FILE_BYTES) as second:
+        check_all(java4_client, second, topic, "restored", sent, count)
         sent += java4_client.produce(second.nameserver, topic, MORE, seed=41, first=count)
         check_all(java4_client, second, topic, "after", sent, count + MORE)
 
