@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gantrymq.plugins.tls.tls_socket import TlsSocket
-from support.certificates import client_context, server_context
+from gantrymq.remoting.tls import CIPHERS, ServerTls
+from support.certificates import FOLDER, client_context, server_context
 
 
 class Holder:
@@ -131,3 +134,45 @@ def test_every_byte_arrives_once_and_in_order(pair: tuple[socket.socket, socket.
     assert bytes(client.got) == to_client
     assert sent == len(to_client)
     assert [result for result, _ in owner.results] == ["ok"]
+
+
+def accepted(server: ssl.SSLContext, version: ssl.TLSVersion, ciphers: str) -> str | None:
+    """The cipher on which a client with this version and these ciphers agrees with the server; None: on none."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    client.minimum_version = client.maximum_version = version
+    client.set_ciphers(ciphers)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    for _ in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError:
+                return None
+    found = ends[0].cipher()
+    return None if found is None else found[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["ECDSA", "RSA"])
+def test_a_scan_finds_no_protocol_and_cipher_beyond_mozillas_intermediate_ones(tmp_path: Path, kind: str) -> None:
+    """As testssl.sh scans a port: each cipher that OpenSSL has, by version, offered alone."""
+    certificate = FOLDER / "server.pem"
+    if kind == "RSA":
+        certificate = tmp_path / "rsa.pem"
+        command = f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=rsa -keyout {certificate} -out {tmp_path}/rsa"
+        subprocess.run(command.split(), capture_output=True, check=True)
+        certificate.write_bytes(certificate.read_bytes() + (tmp_path / "rsa").read_bytes())
+    server = ServerTls(str(certificate)).make_context()
+    every = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    every.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
+    names = [each["name"] for each in every.get_ciphers() if not each["name"].startswith("TLS_")]
+    assert len(names) > 50
+    found = {name for name in names if accepted(server, ssl.TLSVersion.TLSv1_2, f"{name}:@SECLEVEL=0")}
+    assert found == {name for name in CIPHERS.split(":") if name.startswith(f"ECDHE-{kind}-")}
+    assert accepted(server, ssl.TLSVersion.TLSv1_3, "ALL") in {"TLS_AES_256_GCM_SHA384", "TLS_AES_128_GCM_SHA256"}
+    for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
+        assert accepted(server, old, "ALL:@SECLEVEL=0") is None
