@@ -160,6 +160,7 @@ def test_a_pause_lasts_over_a_restart_and_run_now_works_meanwhile(
 
 
 def test_a_failed_run_is_reported_and_tried_again(place: Exporting) -> None:
+    place.to.mkdir(exist_ok=True)
     place.send("orders-failing", 1)
     hidden = place.to.with_name("hidden")
     place.to.rename(hidden)
