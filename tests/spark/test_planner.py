@@ -15,7 +15,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark.errors import DataLoss, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.options import read_stream_options
-from gantrymq.spark.planner import QueueKey, StreamPlanner, pack, unpack
+from gantrymq.spark.planner import StreamPlanner, pack, unpack
 from gantrymq.spark.wire import Wire
 
 if TYPE_CHECKING:
@@ -429,49 +429,3 @@ def test_twelve_hours_of_batches_read_every_message_once(
         pieces = sorted(read[queue_id])
         assert [first for first, _ in pieces] == [begin, *(until for _, until in pieces[:-1])]
         assert pieces[-1][1] == queue.max_offset
-
-
-def test_a_thousand_batches_read_each_message_once_over_failures(cluster: FakeCluster, wire: Wire) -> None:
-    """Twelve hours of batches in fast motion: messages come, brokers hang up, queues are added, the driver restarts."""
-    chance = random.Random(19)
-    cluster.add_topic("orders", queues=2)
-    options = read_stream_options(
-        {"nameserver": cluster.address, "topic": "orders", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "7"}
-    )
-    failing = False
-
-    def hang_up(request: Command) -> bytes | None:
-        return b"" if failing and request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC else None
-
-    cluster.script = hang_up
-    planner = StreamPlanner(options, wire, sleep=lambda seconds: None)
-    position = planner.initial()
-    seen: dict[QueueKey, int] = dict.fromkeys(unpack(position), 0)
-    read = 0
-    for number in range(1000):
-        for _ in range(chance.randrange(12)):
-            queue = cluster.queues["orders", chance.randrange(len(cluster.queues))]
-            queue.max_offset += 1
-        if number % 250 == 249:
-            cluster.queues["orders", len(cluster.queues)] = attrs.evolve(
-                cluster.queues["orders", 0], records={}, max_offset=0
-            )
-        if number % 100 == 50:
-            planner = StreamPlanner(options, wire, sleep=lambda seconds: None)  # from the checkpoint
-        failing = number % 60 == 59
-        end = planner.latest(position)
-        failing = False
-        ranges = planner.ranges(position, end)
-        for item in ranges:
-            key = (item.queue.topic, item.queue.broker, item.queue.queue_id)
-            assert item.start == seen.get(key, 0), "no message is left out or read again"
-            seen[key] = item.end
-        rows = sum(item.rows for item in ranges)
-        assert rows <= 7
-        read += rows
-        position = end
-    while (end := planner.latest(position)) != position:
-        read += sum(item.rows for item in planner.ranges(position, end))
-        position = end
-    assert read == sum(queue.max_offset for queue in cluster.queues.values()) > 5000
-    assert unpack(position) == {(key[0], "broker-a", key[1]): queue.max_offset for key, queue in cluster.queues.items()}
