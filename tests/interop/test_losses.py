@@ -37,6 +37,8 @@ def until_ready(cluster: Child) -> tuple[str, dict[str, Server]]:
     for event in cluster.events():
         if event["event"] == "ready":
             return str(event["nameserver"]), servers
+        if event["event"] != "server":
+            break
         servers[f"{event['server']} {event['id']}"] = Server(int(str(event["pid"])), str(event["address"]))
     raise AssertionError("the cluster ended")
 
@@ -44,6 +46,12 @@ def until_ready(cluster: Child) -> tuple[str, dict[str, Server]]:
 def has_slave(master: Server) -> bool:
     """Whether the master says so."""
     return '"haSlaves":"1"' in ask(master.address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body.decode()
+
+
+def has_route(nameserver: str, topic: str) -> bool:
+    """Whether both masters have registered the topic there."""
+    route = ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).body
+    return b"broker-a" in route and b"broker-b" in route
 
 
 def test_clients_continue_after_losses_and_no_acknowledged_message_is_lost(
@@ -63,6 +71,8 @@ def test_clients_continue_after_losses_and_no_acknowledged_message_is_lost(
                 "broker-a",
                 "broker-b",
             }
+        # the producer asks one of them, and again only after 30 s
+        wait_for(lambda: all(has_route(nameserver, topic) for nameserver in nameservers.split(";")))
         assert {answer.status for answer in producer.send(60)} == {"SEND_OK"}
         reader = stack.enter_context(java4_client.consumer(nameservers, topic, names("g")))
         reader.wait(60)
