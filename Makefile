@@ -65,7 +65,7 @@ $(VENV)/.base: $(BUILD_INPUTS) | $(BIN)/python
 
 $(VENV)/.test: $(BUILD_INPUTS) | $(BIN)/python
 	@echo 'Installing GantryMQ, Spark and the test tools (once, some minutes)'
-	@$(PIP) install -e '.[spark,metrics,dashboard,backup,compression,test,bench,docs]'
+	@$(PIP) install -e '.[spark,delta,iceberg,metrics,dashboard,backup,compression,test,bench,docs]'
 	@touch $(VENV)/.base $@
 
 $(VENV)/.docs: $(BUILD_INPUTS) | $(BIN)/python
