@@ -278,7 +278,7 @@ def _back_up(
             progress(copied, total)
             registered.renew()
         manifest = Manifest(
-            max(env.wall_ms(), before.created + 1 if before is not None else 0), run.file_bytes, queue_units(env, root),
+            max(env.wall_ms(), _newest_ms(target) + 1), run.file_bytes, queue_units(env, root),
             start, end, newest, tuple(pieces), tuple(piece for piece, _ in state), registered.name,
         )  # fmt: skip
     target.write(f"backups/{manifest.name}.json", manifest.encode())
@@ -296,6 +296,12 @@ def _back_up(
         len(pieces) - len(kept) + len(state),
         deferred,
     )
+
+
+def _newest_ms(target: Target) -> int:
+    """When the newest backup was made, by its name: names sort by age, also for two backups in one millisecond."""
+    names = list_backups(target)
+    return int(names[-1].partition("-")[0]) if names else 0
 
 
 def _store_state(env: Env, root: str, target: Target, before: Manifest | None, run: str) -> Iterator[tuple[Piece, int]]:

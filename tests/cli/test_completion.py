@@ -25,7 +25,7 @@ def completed(*words: str) -> list[str]:
 
 
 def test_commands_and_options_are_completed() -> None:
-    assert completed("top") == ["topic"]
+    assert completed("top") == ["topic", "top"]
     assert completed("topic", "de") == ["delete", "describe"]
     assert "--dry-run" in completed("group", "reset-offsets", "--d")
 

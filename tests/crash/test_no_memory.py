@@ -37,7 +37,7 @@ end_deadline.END_SECONDS = 1.0
 def begin(number, frame):
     sys.stderr.write("fault begins\\n")
     fault()
-signal.signal(signal.SIGUSR1, begin)
+signal.signal(signal.SIGUSR2, begin)
 """
 RUN = "__main__.main()"
 LOST = """
@@ -96,7 +96,7 @@ def fault():
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Start a broker whose process runs this code first; the code's ``fault()`` is called at SIGUSR1."""
+    """Start a broker whose process runs this code first; the code's ``fault()`` is called at SIGUSR2."""
     with ExitStack() as stack:
 
         def start(code: str = "") -> Served:
@@ -111,7 +111,7 @@ def begin_fault(broker: Served) -> None:
     with RawPeer(broker.address) as peer:
         for _ in range(20):
             assert broker.send(peer).code == 0
-    broker.child.process.send_signal(signal.SIGUSR1)
+    broker.child.process.send_signal(signal.SIGUSR2)
     wait_for(lambda: "fault begins" in broker.child.log.read_text())
 
 

@@ -13,7 +13,6 @@ import pytest
 from gantrymq.message import Message
 from gantrymq.spark import export, export_files, spark_status
 from gantrymq.testing.plugin_broker import PluginBroker
-from support.slices import is_whole
 
 pytestmark = [
     pytest.mark.crash,
@@ -21,7 +20,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.once,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(not is_whole(), reason="make soak: each kill costs the start of a JVM"),
+    pytest.mark.soak(0),
 ]
 
 IN_TASKS = -1

@@ -150,7 +150,7 @@ def test_wrong_credentials_have_a_reason(secured: Secured) -> None:
         ready(child)
         secured.create("orders")
         secured.send("orders", b"x")
-        assert read(secured, {}) == [b"x"]
+        assert b"x" in read(secured, {})
         for wrong, error, says in (
             ({"secretKey": "guessed"}, Refused, "Check signature failed for accessKey=the-pipeline"),
             ({"namespace": "other"}, UnknownTopic, "topic 'orders' is not known"),

@@ -130,6 +130,8 @@ def trace(site: Site, message: str) -> None:
     answer = ask(site.broker, send(TRACES, body.encode(), queues=1, properties=f"KEYS\x01{message}"))
     if answer.code != ResponseCode.SUCCESS:
         raise AssertionError(f"{site.broker} refused a trace: {answer.code} {answer.remark}")
+    route = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": TRACES})
+    wait_for(lambda: ask(site.nameserver, route).code == ResponseCode.SUCCESS)  # the send has created the topic
 
 
 def unique_id(number: int) -> str:

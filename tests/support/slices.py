@@ -1,9 +1,9 @@
 """Which of the repetitive tests a run of ``make test`` has: others each day, and all of them in a week or two.
 
 A test that repeats one scenario with many seeds, versions or directions has the marker ``soak``. Its first argument
-says how many of its variants a run has. Variants are all combinations of the test's parameters that have the marker;
-with ``of`` the values of this parameter, for each combination of the others; with ``among`` all tests of the file that
-have the same text there. ``make soak`` runs all of them.
+says how many of its variants a run has; with 0 only ``make soak`` has the test. Variants are all combinations of the
+test's parameters that have the marker; with ``of`` the values of this parameter, for each combination of the others;
+with ``among`` all tests of the file that have the same text there. ``make soak`` runs all of them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def split(items: Sequence[Any], number: int) -> tuple[list[Any], list[Any]]:
             groups.setdefault(_group(item, **mark.kwargs), []).append(item)
     left_out: set[Any] = set()
     for (name, _), variants in groups.items():
-        left_out.update(set(variants) - set(choose(variants, kept[variants[0]], number, name)))
+        count = kept[variants[0]]
+        left_out.update(set(variants) - set(choose(variants, count, number, name) if count else ()))
     return [item for item in items if item not in left_out], [item for item in items if item in left_out]
 
 

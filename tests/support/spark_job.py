@@ -37,6 +37,7 @@ def folders(rows: Iterable[Any]) -> Iterator[tuple[str, int]]:
 
 
 def main(master: str, nameserver: str, folder: str) -> dict[str, Any]:
+    """Run the job on this master; returns what the test asserts."""
     from pyspark.sql import SparkSession
 
     settings = {

@@ -32,6 +32,9 @@ def test_one(number): pass
 @pytest.mark.soak(1, among="others")
 def test_other(): pass
 
+@pytest.mark.soak(0)
+def test_costly(): pass
+
 def test_always(): pass
 """
 
@@ -92,6 +95,6 @@ def test_a_run_has_its_slice_and_a_soak_or_a_named_test_has_all(tmp_path: Path) 
         assert tests[5:] == ["test_always"]
         assert {name.partition("[")[2].partition("-")[0] for name in run if "each" in name} == {"master", "slave"}
     everything = collected(tmp_path, GANTRYMQ_SOAK="true")
-    assert len(everything) == 5 + 6 + 3 + 1
-    assert {name for run in runs for name in run} == set(everything)
+    assert len(everything) == 5 + 6 + 3 + 1 + 1
+    assert {name for run in runs for name in run} == set(everything) - {"test_costly"}
     assert len(collected(tmp_path, "test_file.py::test_seeds")) == 5

@@ -92,7 +92,7 @@ def decisions(twin: str, data: bytes, hosts: tuple[str, ...], monkeypatch: pytes
         judge = Checks(SimpleNamespace(), BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
     found: list[Any] = []
     for host in hosts:
-        connection = SimpleNamespace(peer=(host, 1), identity=None, sock=None)
+        connection = SimpleNamespace(peer=(host, 1), identity=None, sock=None, take_answer=lambda command: None)
         reader = requests_twin if twin == "compiled" else plain_requests
         readers = requests_twin.Readers(produce.READERS) if twin == "compiled" else None
         args = (connection, data, 1 << 20, readers) if readers is not None else (connection, data, 1 << 20)
@@ -129,7 +129,8 @@ def test_both_twins_decide_as_the_check_of_one_request(signer: Credentials, monk
     judge = Checks(SimpleNamespace(), BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
     expected = []
     for host in hosts:
-        requests, _ = plain_requests.read_requests(SimpleNamespace(peer=(host, 1), sock=None), data, 1 << 20)  # type: ignore[arg-type]
+        peer = SimpleNamespace(peer=(host, 1), sock=None, take_answer=lambda command: None)
+        requests, _ = plain_requests.read_requests(peer, data, 1 << 20)  # type: ignore[arg-type]
         single = []
         for request in requests:
             try:
