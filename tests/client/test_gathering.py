@@ -67,7 +67,7 @@ async def test_concurrent_sends_share_requests_and_each_has_its_own_result(fake_
         batches = cluster.broker.seen(320)
         assert len(cluster.broker.seen(310)) + len(batches) < 60
         assert max(len(rows_of(batch)) for batch in batches) == gathering.GROUP_MAX_MESSAGES
-        assert all(len(queue) > 60 for queue in cluster.broker.queues.values()), "queues take turns"
+        assert all(len(queue) > 10 for queue in cluster.broker.queues.values()), "queues take turns"
 
 
 async def test_a_lone_send_is_not_a_batch(fake_cluster: Cluster) -> None:

@@ -273,8 +273,6 @@ class Group:
                             self.cut(client)
                         tasks.cancel_scope.cancel()
         finally:
-            for unit in [unit for unit, who in self.busy.items() if who is me]:
-                del self.busy[unit]  # a dead process does nothing
             self.cluster.broker.forget(client_id)
             with anyio.CancelScope(shield=True):
                 await self.cluster.broker.notify("g")
@@ -314,8 +312,10 @@ class Group:
             self.most = max(self.most, sum(other[0] == queue_id for other in self.busy))
             self.handed_over += self.last.get(queue_id, me) is not me
             self.last[queue_id] = me
-            await anyio.sleep(self.chance.random() * 0.002)
-            del self.busy[unit]
+            try:
+                await anyio.sleep(self.chance.random() * 0.002)
+            finally:  # a member that ends works no more when it releases its locks
+                del self.busy[unit]
             if self.chance.random() < 0.1:
                 await message.retry()
             else:
