@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from gantrymq.client.routes import MASTER_ID
+from gantrymq.remoting.address import decode_host, format_address
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
+from gantrymq.remoting.message_ids import parse_offset_message_id
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -39,3 +41,16 @@ async def runtime_info(client: Client, address: str) -> dict[str, str]:
         except GantryError:
             pass
     return {}
+
+
+async def locate(client: Client, message_id: str) -> tuple[str, int] | None:
+    """The broker's address and the log offset in a broker's message id; None if it is no such id, or of no broker of
+    the cluster."""
+    try:
+        host, offset = parse_offset_message_id(message_id)
+        address = format_address(*decode_host(host))
+    except ValueError:
+        return None
+    info = await client.admin.cluster()
+    brokers = {each for data in info.broker_addr_table.values() for each in data.broker_addrs.values()}
+    return (address, offset) if address in brokers else None

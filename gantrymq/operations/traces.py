@@ -13,11 +13,10 @@ import attrs
 
 from gantrymq.client.errors import BrokerError
 from gantrymq.client.message_trace import FIELD_SEPARATOR, NO_VALUE, TRACE_SEPARATOR
-from gantrymq.remoting.address import decode_host, format_address
+from gantrymq.operations.brokers import locate
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.query import ViewMessageHeader
-from gantrymq.remoting.message_ids import parse_offset_message_id
 from gantrymq.remoting.names import TRACE_TOPIC
 from gantrymq.remoting.records import decode_records
 
@@ -228,14 +227,10 @@ _OUTCOMES: Final = {"COMMIT_MESSAGE": "commit", "ROLLBACK_MESSAGE": "rollback", 
 
 async def _unique_id(client: Client, message_id: str) -> str | None:
     """The producer's id of the message with this id of the broker; None if no broker of the cluster has it."""
-    try:
-        host, offset = parse_offset_message_id(message_id)
-        address = format_address(*decode_host(host))
-    except ValueError:
+    place = await locate(client, message_id)
+    if place is None:
         return None
-    info = await client.admin.cluster()
-    if address not in {each for data in info.broker_addr_table.values() for each in data.broker_addrs.values()}:
-        return None
+    address, offset = place
     try:
         answer = await client.admin.request(
             address, Command(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(offset=offset).to_ext())

@@ -11,11 +11,10 @@ import attrs
 
 from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.client.lookup import TOOLS_GROUP
-from gantrymq.operations.brokers import master_addresses
+from gantrymq.operations.brokers import locate, master_addresses
 from gantrymq.operations.delayed import waiting_messages
 from gantrymq.operations.groups import QueueLag, group_lags, member_reports
 from gantrymq.operations.traces import message_traces
-from gantrymq.remoting.address import decode_host, format_address
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.running import MemberReport
@@ -24,7 +23,6 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
 from gantrymq.remoting.headers.pull import PullMessageHeader
-from gantrymq.remoting.message_ids import parse_offset_message_id
 from gantrymq.remoting.names import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from gantrymq.remoting.properties import DELAY, REAL_TOPIC, RESERVED
 from gantrymq.remoting.records import decode_records
@@ -160,14 +158,10 @@ async def _oldest_ms(client: Client, topic: str) -> int | None:
 
 async def _expired_by_offset(client: Client, message_id: str) -> Reason | None:
     """A reason if the id is a broker's: it has the broker's address and the offset in its log."""
-    try:
-        host, offset = parse_offset_message_id(message_id)
-        address = format_address(*decode_host(host))
-    except ValueError:
+    place = await locate(client, message_id)
+    if place is None:
         return None
-    info = await client.admin.cluster()
-    if address not in {each for data in info.broker_addr_table.values() for each in data.broker_addrs.values()}:
-        return None
+    address, offset = place
     answer = await client.admin.request(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO))
     table = KVTable.from_bytes(answer.body).table
     first, end = (int(table.get(name, "-1")) for name in ("commitLogMinOffset", "commitLogMaxOffset"))
