@@ -299,9 +299,9 @@ def _back_up(
 
 
 def _newest_ms(target: Target) -> int:
-    """When the newest backup was made, by its name: names sort by age, also for two backups in one millisecond."""
-    names = list_backups(target)
-    return int(names[-1].partition("-")[0]) if names else 0
+    """The time in the name of the newest backup; names sort by age, also those of two backups in one millisecond."""
+    times = (name.partition("-")[0] for name in list_backups(target))
+    return max((int(time) for time in times if time.isdecimal()), default=0)  # somebody may have put a file there
 
 
 def _store_state(env: Env, root: str, target: Target, before: Manifest | None, run: str) -> Iterator[tuple[Piece, int]]:

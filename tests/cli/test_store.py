@@ -450,6 +450,19 @@ def test_backups_with_keep_to_one_target_never_delete_what_the_other_one_needs(
     assert operations > 10
 
 
+class StoppedClock(SystemEnv):
+    def wall_ms(self) -> int:
+        return 1_800_000_000_000
+
+
+def test_names_of_full_backups_in_one_millisecond_are_in_their_order(store: Path, tmp_path: Path) -> None:
+    place = ObjectTarget(f"memory://{tmp_path.name}")
+    place.write("backups/note.json", b"{}")  # not ours: a full backup does not read it
+    env = StoppedClock()
+    made = [back_up(env, str(store), place, full=True).name for _ in range(4)]
+    assert [name for name in list_backups(place) if name != "note"] == made
+
+
 def test_a_killed_backup_delays_the_deletion_for_an_hour(cli: Cli, store: Path, tmp_path: Path) -> None:
     target = tmp_path / "backups"
     running = target / "running" / "0123abcd"
