@@ -16,7 +16,15 @@ sys.path.insert(0, str(HERE.parent))  # pytest has it there
 
 from support.debian import find_browser, find_unpacked  # noqa: E402
 from support.etcd import find_etcd  # noqa: E402
-from support.foreign import JAVA_VERSIONS, ToolMissing, cache_folder, find_go, find_java, find_node  # noqa: E402
+from support.foreign import (  # noqa: E402
+    JAVA_VERSIONS,
+    ToolMissing,
+    cache_folder,
+    find_go,
+    find_integration_tests,
+    find_java,
+    find_node,
+)
 
 CACHE = cache_folder(HERE / ".cache")
 
@@ -33,7 +41,10 @@ def prepare(find: Callable[[], object]) -> str:
 def main() -> None:
     """All of it at the same time."""
     steps: list[Callable[[], object]] = [
-        *(lambda version=version: find_java(version, HERE / "java", CACHE) for version in JAVA_VERSIONS),
+        *(
+            lambda version=version: find_integration_tests(find_java(version, HERE / "java", CACHE), HERE / "apache")
+            for version in JAVA_VERSIONS
+        ),
         lambda: find_go(HERE / "go", CACHE),
         lambda: find_node(HERE / "node", CACHE),
         lambda: find_etcd(CACHE),

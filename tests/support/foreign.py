@@ -257,6 +257,28 @@ def find_java(version: str, source: Path, cache: Path) -> Java:
     return attrs.evolve(found, common=(*_SMALL, f"-XX:SharedArchiveFile={archive}")) if archive.exists() else found
 
 
+def find_integration_tests(java: Java, source: Path) -> Java:
+    """``java`` with RocketMQ's own integration tests before everything else on its class path.
+
+    ``source`` is a Maven project that names them and points them at servers that run already. Built as by
+    :func:`find_java`.
+    """
+    target = java.cache.parent / f"integration-{java.version}"
+    found = attrs.evolve(java, cache=target)
+    stamp = _stamp(source, java.version)
+    with hold_lock(Path(f"{target}.lock")):
+        mark = target / "stamp"
+        if not mark.exists() or mark.read_text() != stamp:
+            maven = _tool("mvn", "fetch RocketMQ's integration tests")
+            shutil.rmtree(target, ignore_errors=True)
+            goals = ("compile", "dependency:copy-dependencies")
+            _run((maven, "-q", "-B", f"-Drocketmq.version={java.version}", f"-Dcache={target}", *goals), source)
+            jars = (*sorted((target / "lib").glob("*.jar")), *sorted((java.cache / "lib").glob("*.jar")))
+            found.class_path.write_text(f'-cp "{os.pathsep.join(map(str, (target / "classes", *jars)))}"\n')
+            mark.write_text(stamp)
+    return attrs.evolve(found, common=_SMALL)  # the class archive has the class path of ``java``
+
+
 def _archive_classes(java: Java) -> None:
     """Write the class path, and an archive of the classes that servers and clients load at their start.
 
