@@ -7,8 +7,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
+import attrs
 import kafka
 import nats
 import streams
@@ -17,7 +20,7 @@ from kafka_clients import measure_kafka_clients
 from measuring import CEILING_GOOD, Failed, Round, ceiling, measure
 from page import ROOT, write_page
 from reporting import Report, figure_lines
-from scenarios import Scenario, plain_sends
+from scenarios import Scenario
 from special_groups import SPECIAL
 from systems import INTEROP, JAVA_VERSION, Setup, start, start_seconds
 
@@ -34,6 +37,38 @@ GAIN = 1.15
 FLUSHES = ("async", "sync")
 FAILURES = (Failed, ChildFailed, GantryError, OSError, RuntimeError)
 """What a system raises here that is missing, refuses requests or ends during the run."""
+FAILURES_OF_OTHERS = (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError)
+
+
+class Server(Protocol):
+    """A running server of another system."""
+
+    def rate(self, scenario: Scenario, seconds: float) -> tuple[float, float]:
+        """Messages a second, and microseconds of the server's processor time for each."""
+
+
+@attrs.frozen
+class Other:
+    """A system with a protocol of its own, measured with its own tools."""
+
+    name: str
+    is_asked_for: Callable[[Arguments], bool]
+    version_line: Callable[[], str]
+    expresses: Callable[[Scenario], bool]
+    start: Callable[[str], AbstractContextManager[Server]]
+
+
+OTHERS = (
+    Other(
+        "Redis",
+        lambda given: given.redis and streams.is_installed(),
+        streams.version_line,
+        lambda scenario: scenario.is_plain_send,
+        streams.redis,
+    ),
+    Other("Kafka", lambda given: given.kafka, lambda: kafka.VERSION_LINE, kafka.expresses, kafka.kafka),
+    Other("NATS", lambda given: given.nats, lambda: nats.VERSION_LINE, nats.expresses, nats.nats),
+)
 
 
 class Run:
@@ -139,39 +174,22 @@ class Run:
 
     def _others(self) -> None:
         """Redis, Kafka and NATS, once, where they are; a failure of theirs is a note and no end."""
-        report, seconds = self.report, self.given.timing.seconds
+        report = self.report
         if not streams.is_installed():
             print_progress("without Redis: redis-server and redis-benchmark are not installed")
+        others = [each for each in OTHERS if each.is_asked_for(self.given)]
         for flush in FLUSHES:
-            wanted = [each for each in plain_sends(report.scenarios) if each.flush == flush]
-            if wanted and self.given.redis and streams.is_installed():
-                report.versions["redis"] = streams.version_line()
+            for other in others:
+                wanted = [each for each in report.scenarios if each.flush == flush and other.expresses(each)]
+                if not wanted:
+                    continue
+                report.versions[other.name.lower()] = other.version_line()
                 try:
-                    with streams.redis(flush) as server:
+                    with other.start(flush) as server:
                         for scenario in wanted:
-                            self._add("redis", scenario, *server.rate(scenario, seconds))
-                except (ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
-                    report.notes.append(f"Redis, {flush} flush, failed: {error}")
-            wanted = [each for each in report.scenarios if each.flush == flush and kafka.expresses(each)]
-            if wanted and self.given.kafka:
-                report.versions["kafka"] = kafka.VERSION_LINE
-                try:
-                    with kafka.kafka(flush) as node:
-                        for scenario in wanted:
-                            self._add("kafka", scenario, *node.rate(scenario, seconds))
-                except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
-                    report.notes.append(f"Kafka, {flush} flush, failed: {error}")
-                    print_progress(report.notes[-1])
-
-            wanted = [each for each in plain_sends(report.scenarios) if each.flush == flush and nats.expresses(each)]
-            if wanted and self.given.nats:
-                report.versions["nats"] = nats.VERSION_LINE
-                try:
-                    with nats.nats(flush) as server:
-                        for scenario in wanted:
-                            self._add("nats", scenario, *server.rate(scenario, seconds))
-                except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
-                    report.notes.append(f"NATS, {flush} flush, failed: {error}")
+                            self._add(other.name.lower(), scenario, *server.rate(scenario, self.given.timing.seconds))
+                except FAILURES_OF_OTHERS as error:
+                    report.notes.append(f"{other.name}, {flush} flush, failed: {error}")
                     print_progress(report.notes[-1])
 
     def _add(self, system: str, scenario: Scenario, rate: float, cost: float) -> None:
@@ -194,7 +212,7 @@ class Run:
         print_progress("client, Kafka's Python clients")
         try:
             measure_kafka_clients(self.given.timing.seconds, self.report.figures, self._note)
-        except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
+        except FAILURES_OF_OTHERS as error:
             self.report.notes.append(f"Kafka's Python clients failed: {error}")
             print_progress(self.report.notes[-1])
 

@@ -115,8 +115,3 @@ def chosen(only: str, groups: Sequence[str] = tuple(GROUPS)) -> list[Scenario]:
         for scenario in SCENARIOS
         if set(scenario.groups) & set(groups) and (not words or any(word in scenario.name for word in words))
     ]
-
-
-def plain_sends(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Return those that other systems can be asked for."""
-    return [scenario for scenario in scenarios if scenario.is_plain_send]

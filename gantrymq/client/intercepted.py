@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, Unpack
 
 import anyio
 import attrs
@@ -25,7 +24,7 @@ from gantrymq.client.interceptors import (
     now_ms,
 )
 from gantrymq.client.options import ConsumerOptions
-from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, Producer, as_message
+from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, MessageParts, Producer, as_message
 from gantrymq.client.sender import QueueChoice, Sender
 from gantrymq.client.serializers import Serializer
 from gantrymq.client.transactions import TransactionalProducer
@@ -112,18 +111,12 @@ class InterceptedProducer(Producer):
         message: Message | str,
         body: Any = None,
         *,
-        tags: str | None = None,
-        keys: str | Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        order_key: str | int | None = None,
-        delay: timedelta | float | None = None,
-        deliver_at: datetime | None = None,
-        delay_level: int = 0,
         queue: QueueChoice | None = None,
         timeout: float | None = None,
+        **parts: Unpack[MessageParts],
     ) -> SendResult:
         self._ensure_open()
-        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+        given = as_message(message, body, **parts)
         with self._outbound.sending("send", given) as context:
             result = context.result = await super().send(context.message, queue=queue, timeout=timeout)
         return result
@@ -133,17 +126,11 @@ class InterceptedProducer(Producer):
         message: Message | str,
         body: Any = None,
         *,
-        tags: str | None = None,
-        keys: str | Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        order_key: str | int | None = None,
-        delay: timedelta | float | None = None,
-        deliver_at: datetime | None = None,
-        delay_level: int = 0,
         queue: QueueChoice | None = None,
+        **parts: Unpack[MessageParts],
     ) -> PendingSend:
         self._ensure_open()
-        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+        given = as_message(message, body, **parts)
         context = self._outbound.begin("enqueue", given)
         try:
             pending = await super().enqueue(context.message, queue=queue)
@@ -201,17 +188,11 @@ class InterceptedProducer(Producer):
         message: Message | str,
         body: Any = None,
         *,
-        tags: str | None = None,
-        keys: str | Iterable[str] = (),
-        properties: Mapping[str, str] | None = None,
-        order_key: str | int | None = None,
-        delay: timedelta | float | None = None,
-        deliver_at: datetime | None = None,
-        delay_level: int = 0,
         queue: QueueChoice | None = None,
+        **parts: Unpack[MessageParts],
     ) -> None:
         self._ensure_open()
-        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+        given = as_message(message, body, **parts)
         with self._outbound.sending("oneway", given) as context:
             await super().send_oneway(context.message, queue=queue)
 

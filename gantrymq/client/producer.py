@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 from uuid import uuid4
 
 import anyio
@@ -337,12 +337,24 @@ class Producer(Lifetime):
                     await self._cluster.leave_as_producer(self.group)
 
 
+class MessageParts(TypedDict, total=False):
+    """The parts of a message that a send takes by keyword."""
+
+    tags: str | None
+    keys: str | Iterable[str]
+    properties: Mapping[str, str] | None
+    order_key: str | int | None
+    delay: timedelta | float | None
+    deliver_at: datetime | None
+    delay_level: int
+
+
 def as_message(
     message: Message | str,
     body: Any,
-    tags: str | None,
-    keys: str | Iterable[str],
-    properties: Mapping[str, str] | None,
+    tags: str | None = None,
+    keys: str | Iterable[str] = (),
+    properties: Mapping[str, str] | None = None,
     order_key: str | int | None = None,
     delay: timedelta | float | None = None,
     deliver_at: datetime | None = None,

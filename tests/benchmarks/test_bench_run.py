@@ -102,3 +102,33 @@ def test_no_results_write_no_page(run: Any, tmp_path: Path, capsys: pytest.Captu
     run.publish()
     assert list(tmp_path.iterdir()) == []
     assert "ended early, this is what was measured so far: the broker is not there" in capsys.readouterr().err
+
+
+def test_other_systems_run_what_they_support_and_their_failures_are_notes(
+    load: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench_run = load("bench_run")
+    calls: list[str] = []
+
+    def other(name: str, *, asked: bool = True, fails: bool = False) -> Any:
+        @contextmanager
+        def start(flush: str) -> Iterator[Any]:
+            def rate(scenario: Any, seconds: float) -> tuple[float, float]:
+                if fails:
+                    raise bench_run.ToolMissing("java is needed")
+                calls.append(f"{name} {scenario.name}")
+                return 70.0, 2.5
+
+            yield SimpleNamespace(rate=rate)
+
+        return bench_run.Other(name, lambda _: asked, lambda: f"{name} 1", lambda each: "8x16" in each.name, start)
+
+    others = (other("Redis", asked=False), other("Kafka", fails=True), other("NATS"))
+    monkeypatch.setattr(bench_run, "OTHERS", others)
+    run.systems = []
+    run.measure()
+    assert calls == ["NATS send 8x16 async"]
+    assert run.report.others == {"nats": {"send 8x16 async": [70.0]}}
+    assert run.report.costs_of_others == {"nats": {"send 8x16 async": [2.5]}}
+    assert run.report.notes == ["Kafka, async flush, failed: java is needed"]
+    assert {name: run.report.versions[name] for name in ("kafka", "nats")} == {"kafka": "Kafka 1", "nats": "NATS 1"}
