@@ -169,7 +169,7 @@ cdef bint read_json(const uint8_t* at, Py_ssize_t size, Head* head, Field* field
     cdef const uint8_t* end = at + size
     cdef Text name
     cdef int seen = 0, bit, kind
-    head.flag = head.opaque = 0
+    head.flag = head.opaque = head.layout = 0
     head.count = marks.count = 0
     if size < 2 or at[0] != c'{':
         return False
@@ -226,6 +226,7 @@ cdef bint read_json(const uint8_t* at, Py_ssize_t size, Head* head, Field* field
 # places of its values. Where the next one has the same bytes, it is read already: only the values that differ are read.
 
 cdef Shape _shapes[SHAPES]
+cdef int64_t _layouts = 0
 
 
 cdef inline Py_ssize_t same_bytes(const uint8_t* one, const uint8_t* other, Py_ssize_t size) noexcept nogil:
@@ -255,7 +256,7 @@ cdef bint read_as(Shape* shape, const uint8_t* at, Py_ssize_t size, Head* head, 
     cdef int number = 0, index
     cdef Mark* mark
     cdef Text* text
-    head.code, head.flag, head.opaque, head.count = shape.head.code, shape.head.flag, shape.head.opaque, shape.head.count
+    head[0] = shape.head
     while True:
         place += same_bytes(known + place, at + place + shift, min(shape.size - place, size - place - shift))
         # The byte behind a value ends it, so it must be the same too.
@@ -293,9 +294,12 @@ cdef bint read_as(Shape* shape, const uint8_t* at, Py_ssize_t size, Head* head, 
 cdef void keep_shape(
     Shape* shape, const uint8_t* at, Py_ssize_t size, Head* head, Field* fields, Marks* marks
 ) noexcept nogil:
+    global _layouts
     cdef int number
     cdef Mark* mark
     cdef Field* field
+    _layouts += 1
+    head.layout = _layouts
     memcpy(shape.bytes, at, size)
     shape.size = <int32_t>size
     shape.head = head[0]
@@ -316,7 +320,7 @@ cdef bint read_binary(const uint8_t* at, Py_ssize_t size, Head* head, Field* fie
     cdef Text* text
     cdef Py_ssize_t length, place
     cdef int part
-    head.count = 0
+    head.layout = head.count = 0
     if size < 21 or get32(at + 13) != 0 or get32(at + 17) != <uint32_t>(size - 21):
         return False
     head.code = <int16_t>get16(at)

@@ -31,6 +31,7 @@ cdef struct Head:
     int64_t code
     int64_t flag
     int64_t opaque
+    int64_t layout  # the same number only for headers with the same field names in the same order; 0: not known
     int count
 
 
@@ -62,6 +63,7 @@ cdef class HotRequest:
     cdef bint keeps_frame
 
     cdef int read_fields(self, Field* fields) noexcept
+    cdef int read_like_last(self, Field* fields, int64_t* layout) noexcept
     cdef int move_out(self) except -1
 
 

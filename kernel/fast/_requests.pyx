@@ -101,6 +101,17 @@ cdef class HotRequest:
         cdef Head head
         return head.count if read_head(self.kind, self.head, self.header_size, &head, fields, 0) else -1
 
+    cdef int read_like_last(self, Field* fields, int64_t* layout) noexcept:
+        """As :meth:`read_fields`, faster if the header is like the last one of the connection and code.
+
+        Sets ``layout`` to a number that only headers with the same field names in the same order have; 0: not known.
+        """
+        cdef Head head
+        if not read_head(self.kind, self.head, self.header_size, &head, fields, <size_t><PyObject*>self.connection):
+            return -1
+        layout[0] = head.layout
+        return head.count
+
     cdef int move_out(self) except -1:
         """Copy the request's frame, so that the request does not keep all received bytes alive."""
         cdef Block block = Block.__new__(Block)

@@ -43,50 +43,76 @@ cdef extern from *:
         return (c & (1u << 9)) && (c & (1u << 19));  /* SSSE3, SSE4.1 */
     }
 
+    /* The state of a hash `s`, and the next block. */
+    #define GMQ_BEGIN(s, state) \\
+        __m128i abcd##s = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i*)(state)), 0x1B); \\
+        __m128i e##s = _mm_set_epi32((int)(state)[4], 0, 0, 0); \\
+        __m128i then##s, before##s, next##s, w0##s, w1##s, w2##s, w3##s
+    #define GMQ_LOAD(s, w, at) w##s = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)(at)), order)
+    #define GMQ_FIRST(s) \\
+        then##s = abcd##s; next##s = _mm_add_epi32(e##s, w0##s); before##s = abcd##s; \\
+        abcd##s = _mm_sha1rnds4_epu32(abcd##s, next##s, 0)
     /* Four rounds: `before` has the values of four rounds ago, from which the instruction makes the next e. */
-    #define GMQ_ROUNDS(w, function) \\
-        next = _mm_sha1nexte_epu32(before, w); before = abcd; abcd = _mm_sha1rnds4_epu32(abcd, next, function)
-    #define GMQ_SCHEDULE(w0, w1, w2, w3) \\
-        w0 = _mm_sha1msg2_epu32(_mm_xor_si128(_mm_sha1msg1_epu32(w0, w1), w2), w3)
+    #define GMQ_ROUNDS(s, w, function) \\
+        next##s = _mm_sha1nexte_epu32(before##s, w##s); before##s = abcd##s; \\
+        abcd##s = _mm_sha1rnds4_epu32(abcd##s, next##s, function)
+    #define GMQ_SCHEDULE(s, a, b, c, d) \\
+        a##s = _mm_sha1msg2_epu32(_mm_xor_si128(_mm_sha1msg1_epu32(a##s, b##s), c##s), d##s)
+    #define GMQ_LAST(s) e##s = _mm_sha1nexte_epu32(before##s, e##s); abcd##s = _mm_add_epi32(abcd##s, then##s)
+    #define GMQ_FINISH(s, state) \\
+        _mm_storeu_si128((__m128i*)(state), _mm_shuffle_epi32(abcd##s, 0x1B)); \\
+        (state)[4] = (uint32_t)_mm_extract_epi32(e##s, 3)
+
+    /* One block: each STEP is done for every hash that is computed. */
+    #define GMQ_BLOCK(LOADS, FIRST, ROUNDS, SCHEDULED, LAST) \\
+        LOADS; FIRST; ROUNDS(w1, 0); ROUNDS(w2, 0); ROUNDS(w3, 0); \\
+        SCHEDULED(w0, w1, w2, w3, 0); SCHEDULED(w1, w2, w3, w0, 1); SCHEDULED(w2, w3, w0, w1, 1); \\
+        SCHEDULED(w3, w0, w1, w2, 1); SCHEDULED(w0, w1, w2, w3, 1); SCHEDULED(w1, w2, w3, w0, 1); \\
+        SCHEDULED(w2, w3, w0, w1, 2); SCHEDULED(w3, w0, w1, w2, 2); SCHEDULED(w0, w1, w2, w3, 2); \\
+        SCHEDULED(w1, w2, w3, w0, 2); SCHEDULED(w2, w3, w0, w1, 2); SCHEDULED(w3, w0, w1, w2, 3); \\
+        SCHEDULED(w0, w1, w2, w3, 3); SCHEDULED(w1, w2, w3, w0, 3); SCHEDULED(w2, w3, w0, w1, 3); \\
+        SCHEDULED(w3, w0, w1, w2, 3); LAST
+
+    #define GMQ_LOADS(s, at) \\
+        GMQ_LOAD(s, w0, at); GMQ_LOAD(s, w1, at + 16); GMQ_LOAD(s, w2, at + 32); GMQ_LOAD(s, w3, at + 48)
+    #define GMQ_ROUNDS_OF_ONE(w, function) GMQ_ROUNDS(A, w, function)
+    #define GMQ_SCHEDULED_OF_ONE(a, b, c, d, function) GMQ_SCHEDULE(A, a, b, c, d); GMQ_ROUNDS(A, a, function)
+    #define GMQ_ROUNDS_OF_TWO(w, function) GMQ_ROUNDS(A, w, function); GMQ_ROUNDS(B, w, function)
+    #define GMQ_SCHEDULED_OF_TWO(a, b, c, d, function) \\
+        GMQ_SCHEDULE(A, a, b, c, d); GMQ_SCHEDULE(B, a, b, c, d); GMQ_ROUNDS_OF_TWO(a, function)
 
     __attribute__((target("sha,sse4.1,ssse3")))
     static void gmq_sha1_instructions(uint32_t state[5], const uint8_t* at, size_t blocks) {
         const __m128i order = _mm_set_epi64x(0x0001020304050607LL, 0x08090a0b0c0d0e0fLL);
-        __m128i abcd = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i*)state), 0x1B);
-        __m128i e = _mm_set_epi32((int)state[4], 0, 0, 0), abcd_then, before, next, w0, w1, w2, w3;
+        GMQ_BEGIN(A, state);
         for (; blocks; blocks--, at += 64) {
-            w0 = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)at), order);
-            w1 = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)(at + 16)), order);
-            w2 = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)(at + 32)), order);
-            w3 = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)(at + 48)), order);
-            abcd_then = abcd;
-            next = _mm_add_epi32(e, w0); before = abcd; abcd = _mm_sha1rnds4_epu32(abcd, next, 0);
-            GMQ_ROUNDS(w1, 0); GMQ_ROUNDS(w2, 0); GMQ_ROUNDS(w3, 0);
-            GMQ_SCHEDULE(w0, w1, w2, w3); GMQ_ROUNDS(w0, 0);
-            GMQ_SCHEDULE(w1, w2, w3, w0); GMQ_ROUNDS(w1, 1);
-            GMQ_SCHEDULE(w2, w3, w0, w1); GMQ_ROUNDS(w2, 1);
-            GMQ_SCHEDULE(w3, w0, w1, w2); GMQ_ROUNDS(w3, 1);
-            GMQ_SCHEDULE(w0, w1, w2, w3); GMQ_ROUNDS(w0, 1);
-            GMQ_SCHEDULE(w1, w2, w3, w0); GMQ_ROUNDS(w1, 1);
-            GMQ_SCHEDULE(w2, w3, w0, w1); GMQ_ROUNDS(w2, 2);
-            GMQ_SCHEDULE(w3, w0, w1, w2); GMQ_ROUNDS(w3, 2);
-            GMQ_SCHEDULE(w0, w1, w2, w3); GMQ_ROUNDS(w0, 2);
-            GMQ_SCHEDULE(w1, w2, w3, w0); GMQ_ROUNDS(w1, 2);
-            GMQ_SCHEDULE(w2, w3, w0, w1); GMQ_ROUNDS(w2, 2);
-            GMQ_SCHEDULE(w3, w0, w1, w2); GMQ_ROUNDS(w3, 3);
-            GMQ_SCHEDULE(w0, w1, w2, w3); GMQ_ROUNDS(w0, 3);
-            GMQ_SCHEDULE(w1, w2, w3, w0); GMQ_ROUNDS(w1, 3);
-            GMQ_SCHEDULE(w2, w3, w0, w1); GMQ_ROUNDS(w2, 3);
-            GMQ_SCHEDULE(w3, w0, w1, w2); GMQ_ROUNDS(w3, 3);
-            e = _mm_sha1nexte_epu32(before, e);
-            abcd = _mm_add_epi32(abcd, abcd_then);
+            GMQ_BLOCK(GMQ_LOADS(A, at), GMQ_FIRST(A), GMQ_ROUNDS_OF_ONE, GMQ_SCHEDULED_OF_ONE, GMQ_LAST(A));
         }
-        _mm_storeu_si128((__m128i*)state, _mm_shuffle_epi32(abcd, 0x1B));
-        state[4] = (uint32_t)_mm_extract_epi32(e, 3);
+        GMQ_FINISH(A, state);
+    }
+
+    /* Each instruction of a hash waits for the one before it, so two hashes take little longer than one. */
+    __attribute__((target("sha,sse4.1,ssse3")))
+    static void gmq_sha1_instructions_of_two(
+        uint32_t one[5], const uint8_t* at, uint32_t other[5], const uint8_t* other_at, size_t blocks
+    ) {
+        const __m128i order = _mm_set_epi64x(0x0001020304050607LL, 0x08090a0b0c0d0e0fLL);
+        GMQ_BEGIN(A, one);
+        GMQ_BEGIN(B, other);
+        for (; blocks; blocks--, at += 64, other_at += 64) {
+            GMQ_BLOCK(
+                GMQ_LOADS(A, at); GMQ_LOADS(B, other_at), GMQ_FIRST(A); GMQ_FIRST(B), GMQ_ROUNDS_OF_TWO,
+                GMQ_SCHEDULED_OF_TWO, GMQ_LAST(A); GMQ_LAST(B)
+            );
+        }
+        GMQ_FINISH(A, one);
+        GMQ_FINISH(B, other);
     }
     #else
     static int gmq_sha1_has_instructions(void) { return 0; }
     #define gmq_sha1_instructions gmq_sha1_portable
+    #define gmq_sha1_instructions_of_two(one, at, other, other_at, blocks) \\
+        do { gmq_sha1_portable(one, at, blocks); gmq_sha1_portable(other, other_at, blocks); } while (0)
     #endif
 
     typedef struct {
@@ -123,24 +149,83 @@ cdef extern from *:
         memcpy(hash->block, at + (size & ~(size_t)63), size & 63);
     }
 
-    static void gmq_sha1_end(gmq_sha1* hash, uint8_t digest[20]) {
-        size_t used = hash->size & 63;
-        uint64_t bits = hash->size * 8;
-        int place;
-        hash->block[used++] = 0x80;
-        if (used > 56) {
-            memset(hash->block + used, 0, 64 - used);
-            gmq_sha1_blocks(hash, hash->block, 1);
-            used = 0;
+    /* Set the end of a text of `size` bytes: the padding behind its `used` last bytes at `end`, which has room for two
+       blocks. Returns how many blocks there are now. */
+    static size_t gmq_sha1_pad(uint8_t* end, size_t used, uint64_t size) {
+        size_t whole = used < 56 ? 64 : 128;
+        uint64_t bits = __builtin_bswap64(size * 8);
+        end[used] = 0x80;
+        memset(end + used + 1, 0, whole - 8 - used - 1);
+        memcpy(end + whole - 8, &bits, 8);
+        return whole / 64;
+    }
+
+    /* A text to be hashed, in up to three pieces of whole blocks. */
+    typedef struct {
+        const uint8_t* at[3];
+        size_t blocks[3];
+        uint32_t state[5];
+        int accelerated;
+    } gmq_text;
+
+    static void gmq_sha1_text(gmq_text* text) {
+        int piece;
+        for (piece = 0; piece < 3; piece++) {
+            if (!text->blocks[piece]) continue;
+            if (text->accelerated) gmq_sha1_instructions(text->state, text->at[piece], text->blocks[piece]);
+            else gmq_sha1_portable(text->state, text->at[piece], text->blocks[piece]);
         }
-        memset(hash->block + used, 0, 56 - used);
-        for (place = 0; place < 8; place++) hash->block[56 + place] = (uint8_t)(bits >> (56 - 8 * place));
-        gmq_sha1_blocks(hash, hash->block, 1);
-        for (place = 0; place < 20; place++) digest[place] = (uint8_t)(hash->state[place / 4] >> (24 - 8 * (place % 4)));
+    }
+
+    static void gmq_sha1_texts(gmq_text* one, gmq_text* other) {
+        int piece = 0, other_piece = 0;
+        size_t blocks;
+        while (one->accelerated && other->accelerated) {
+            while (piece < 3 && !one->blocks[piece]) piece++;
+            while (other_piece < 3 && !other->blocks[other_piece]) other_piece++;
+            if (piece == 3 || other_piece == 3) break;
+            blocks = one->blocks[piece];
+            if (other->blocks[other_piece] < blocks) blocks = other->blocks[other_piece];
+            gmq_sha1_instructions_of_two(
+                one->state, one->at[piece], other->state, other->at[other_piece], blocks);
+            one->at[piece] += 64 * blocks;
+            one->blocks[piece] -= blocks;
+            other->at[other_piece] += 64 * blocks;
+            other->blocks[other_piece] -= blocks;
+        }
+        gmq_sha1_text(one);
+        gmq_sha1_text(other);
+    }
+
+    static inline void gmq_sha1_digest(const uint32_t state[5], uint8_t digest[20]) {
+        uint32_t word;
+        int place;
+        for (place = 0; place < 5; place++) {
+            word = __builtin_bswap32(state[place]);
+            memcpy(digest + 4 * place, &word, 4);
+        }
+    }
+
+    static void gmq_sha1_end(gmq_sha1* hash, uint8_t digest[20]) {
+        uint8_t end[128];
+        size_t used = hash->size & 63;
+        memcpy(end, hash->block, used);
+        gmq_sha1_blocks(hash, end, gmq_sha1_pad(end, used, hash->size));
+        gmq_sha1_digest(hash->state, digest);
     }
     """
     ctypedef struct Sha1 "gmq_sha1":
-        pass
+        uint32_t state[5]
+        int accelerated
+    ctypedef struct HashedText "gmq_text":
+        const uint8_t* at[3]
+        size_t blocks[3]
+        uint32_t state[5]
+        int accelerated
+    size_t sha1_pad "gmq_sha1_pad"(uint8_t* end, size_t used, uint64_t size) noexcept nogil
+    void sha1_text "gmq_sha1_text"(HashedText* text) noexcept nogil
+    void sha1_texts "gmq_sha1_texts"(HashedText* one, HashedText* other) noexcept nogil
+    void sha1_digest "gmq_sha1_digest"(const uint32_t* state, uint8_t* digest) noexcept nogil
     int sha1_has_instructions "gmq_sha1_has_instructions"() noexcept nogil
     void sha1_start "gmq_sha1_start"(Sha1* hash, int accelerated) noexcept nogil
     void sha1_add "gmq_sha1_add"(Sha1* hash, const uint8_t* at, size_t size) noexcept nogil

@@ -145,6 +145,23 @@ def test_both_twins_decide_as_the_check_of_one_request(signer: Credentials, monk
         assert by_twin["compiled"][:2] == [["signed"], "the-worker"]
 
 
+def test_requests_verified_together_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled loop hashes two requests at a time: every size of the first and last block, beside another size,
+    and a wrong signature, an unsigned request or fields in another order between them."""
+    sizes = [*range(131), 1000, 64, 70_000]
+    commands = [send("T", b"x" * size, properties="k" * (size % 7)) for size in sizes]
+    signed = [WORKER.sign(command) for command in commands]
+    signed[10] = Credentials("the-worker", "guessed").sign(commands[10])
+    signed[20] = Credentials("none-such", "k").sign(commands[20])
+    signed[33] = commands[33]
+    signed[40] = Command(signed[40].code, dict(reversed((signed[40].ext or {}).items())), commands[40].body)
+    signed[50].body = b"y" * 50
+    found = {twin: decisions(twin, frames(signed), ("10.0.0.1",), monkeypatch) for twin in TWINS}
+    assert found["compiled"] == found["plain"]
+    turn = found["compiled"][-2]
+    assert [row for row, result in enumerate(turn) if result != "signed"] == [10, 20, 33, 50]
+
+
 @given(st.data())
 def test_both_twins_agree_about_frames_with_a_changed_byte(data: st.DataObject) -> None:
     signed = bytearray(frames([WORKER.sign(send("T", b"some body", properties="KEYS\x01k"))]))
