@@ -28,16 +28,17 @@ PARALLEL := --numprocesses $(WORKERS) $(FILES)
 TWIN_PARALLEL := --numprocesses $(TWIN_WORKERS) $(FILES)
 FILE ?=
 # Tests start hundreds of programs of ours. Compiling each module again would take a third of a start.
-test check soak asan ha-test: export PYTHONDONTWRITEBYTECODE :=
-test check soak asan ha-test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+test check soak repeat asan ha-test: export PYTHONDONTWRITEBYTECODE :=
+test check soak repeat asan ha-test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help install demo test prepared collected check soak foreign fuzz ha-test asan lint format bench bench-all bench-delays docs release clean
+.PHONY: help install demo test prepared collected check soak repeat foreign fuzz ha-test asan lint format bench bench-all bench-delays docs release clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
 	@echo 'make test              every check and test (ruff, mypy, pytest with foreign clients and Spark)'
 	@echo 'make check             the quick part of the tests'
 	@echo 'make soak              every seed, version and direction of the tests of which `make test` has a slice, and 100 kills'
+	@echo 'make repeat            the tests several times beside a busy processor, to find flaky ones [RUNS=10 TESTS="tests/broker tests/crash"]'
 	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
 	@echo 'make ha-test           kills, pauses, partitions and promotions of real clusters: 500 rounds, up to 4 hours (Linux)'
 	@echo '                       [GANTRYMQ_HA_ROUNDS=500 GANTRYMQ_HA_SECONDS=14400 GANTRYMQ_HA_SEED=number GANTRYMQ_HA_PROMOTION=watch]'
@@ -108,6 +109,12 @@ soak: foreign
 	$(BIN)/python -m pytest $(PARALLEL) -m soak
 	$(BIN)/python -m pytest $(PARALLEL) tests/crash/test_kill.py tests/crash/test_plugin_state_kill.py \
 		tests/crash/test_dedup_kill.py tests/broker/test_fuzz.py
+
+# Finds flaky tests: each run has another slice, a failure is not tried again, and a log of each run stays in build/repeat.
+RUNS ?= 10
+TESTS ?= tests
+repeat: foreign
+	@$(BIN)/python tests/support/repeat.py --runs $(RUNS) --log build/repeat -- $(PARALLEL) $(TESTS)
 
 # A million mutated inputs for each parser (`make test` has ten thousand), then as many as coverage finds in an hour, with
 # the compiled loops built for it. Their corpora stay in build/corpora, where the next run goes on.

@@ -1,0 +1,51 @@
+"""``make repeat``, which finds flaky tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+REPEAT = Path(__file__).parents[1] / "support/repeat.py"
+FLAKY = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("row", ["a - b"])
+def test_fails_in_the_second_run(row):
+    with open("runs", "a") as file:
+        file.write(os.environ["GANTRYMQ_SLICE"] + " ")
+    assert len(pathlib.Path("runs").read_text().split()) != 2
+
+def test_passes():
+    pass
+"""
+
+
+def repeat(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    options = ["--runs", "3", "--log", "logs", "--"]
+    return subprocess.run(
+        [sys.executable, REPEAT, *options, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        env={"GANTRYMQ_SLICE": "20", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
+
+
+def test_a_test_that_fails_in_one_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(FLAKY)
+    done = repeat(tmp_path, "test_it.py")
+    name = "test_it.py::test_fails_in_the_second_run[a - b]"
+    first, second, third, last = done.stdout.splitlines()
+    assert first.startswith("run 1 of 3: 2 passed in 0:0")
+    assert second.startswith("run 2 of 3: 1 failed, 1 passed in 0:0")
+    assert second.endswith(f"(slice 21) {name}")
+    assert third.startswith("run 3 of 3: 2 passed in 0:0")
+    assert last == f"failed in 1 of 3 runs: {name}"
+    assert done.returncode == 1
+    assert (tmp_path / "runs").read_text() == "20 21 22 "
+    assert "assert" in (tmp_path / "logs/run-2.log").read_text()
+
+
+def test_a_run_without_tests_ends_the_series(tmp_path: Path) -> None:
+    done = repeat(tmp_path, "missing.py")
+    assert done.stdout.startswith("run 1 of 3: no test ran in 0:0")
+    assert done.stderr == "pytest ended with exit code 4: see logs/run-1.log\n"
+    assert done.returncode == 4
