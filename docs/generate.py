@@ -92,8 +92,8 @@ Every key of the kernel and of the shipped plugins, with its default and the key
 sets it directly.
 [Configure](../howto/configure.md) explains where a value comes from, its units, and what each key of a default plugin
 means; [cluster](../howto/cluster.md) describes `plugin.ha`, [metrics](../howto/metrics.md) `plugin.metrics`,
-[secure a broker](../howto/secure.md) `plugin.acl`, `plugin.tls`, `plugin.quota` and
-`plugin.audit`.
+[traces](../howto/traces.md) `plugin.otel`, [secure a broker](../howto/secure.md) `plugin.acl`, `plugin.tls`,
+`plugin.quota` and `plugin.audit`.
 `gantrymq print-config` prints the values that are in force.
 """
 

@@ -45,6 +45,7 @@ OPTIONAL_PLUGINS = (
     "gantrymq.plugins.audit:AuditPlugin",
     "gantrymq.plugins.dashboard:DashboardPlugin",
     "gantrymq.plugins.exporter:ExporterPlugin",
+    "gantrymq.plugins.otel:OtelPlugin",
 )
 
 

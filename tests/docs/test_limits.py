@@ -55,6 +55,8 @@ NO_LIMITS = {
     "store.queue_extension_file_bytes": "the shape of a file",
     "plugin.acl.interval": "an interval",
     "plugin.audit.interval": "an interval",
+    "plugin.otel.export_interval": "an interval",
+    "plugin.otel.sample": "a share",
     "plugin.quota.burst": "an interval",
     "plugin.clients.scan_every": "an interval",
     "plugin.exporter.at_bytes": "an interval",

@@ -99,7 +99,7 @@ def test_the_test_library_is_documented_name_by_name() -> None:
 
 def test_each_key_of_an_optional_plugin_is_described_on_its_page() -> None:
     pages = (("plugin.ha", "cluster.md"), ("plugin.metrics", "metrics.md"), ("plugin.acl", "secure.md"))
-    pages = (*pages, ("plugin.tls", "secure.md"), ("plugin.dashboard", "dashboard.md"))
+    pages = (*pages, ("plugin.tls", "secure.md"), ("plugin.dashboard", "dashboard.md"), ("plugin.otel", "traces.md"))
     for section, page in pages:
         keys = re.findall(rf"^\| `{section}\.(\w+)` \|", (REFERENCE / "configuration.md").read_text(), re.MULTILINE)
         text = (ROOT / "docs" / "howto" / page).read_text()
