@@ -153,7 +153,8 @@ def find_running() -> SparkSession | None:
 def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("gantrymq")`` known in ``spark``.
 
-    Sets ``spark.sql.python.filterPushdown.enabled`` in it, so that a ``where()`` on queues and offsets reads less.
+    Sets ``spark.sql.python.filterPushdown.enabled`` in it, so that a ``where()`` on queues, offsets,
+    times and tags reads less.
     Raises :class:`SparkMissing` if the session's Python workers run an interpreter that lacks GantryMQ.
     """
     from gantrymq.spark.source import GantryDataSource

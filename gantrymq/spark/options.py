@@ -40,7 +40,7 @@ _BOTH = (
     "failOnDataLoss", "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition",
     "maxMessageBytes", "groupId", "retrySeconds", *SECURITY_OPTIONS,
 )  # fmt: skip
-BATCH_OPTIONS = (*_BOTH, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+BATCH_OPTIONS = (*_BOTH, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "storeTimeTolerance")
 STREAM_OPTIONS = (
     *_BOTH, "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger",
 )  # fmt: skip
@@ -53,6 +53,8 @@ RETRY_SECONDS = 60
 """Default of ``retrySeconds``, how long reading waits for a broker that does not answer."""
 TRIGGER_DELAY_SECONDS = 15 * 60.0
 """Default of ``maxTriggerDelay``."""
+TIME_TOLERANCE_SECONDS = 10 * 60.0
+"""Default of ``storeTimeTolerance``."""
 _OF_SPARK = ("path", "checkpointlocation", "queryname")
 """Options of a write that Spark passes on, in lower case."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -69,6 +71,8 @@ class SourceOptions:
 
     ``topics`` is empty if ``topic_pattern`` selects the topics by their whole names; ``assigned`` limits a read to some
     queues of ``topics``. ``subscription`` is what the broker filters by, None without a filter.
+    ``time_tolerance_seconds`` is how far brokers' clocks may have been set back for filters by store time to leave out
+    queue ranges; None: by any time, so that they leave out none.
     """
 
     nameservers: tuple[Address, ...]
@@ -90,6 +94,7 @@ class SourceOptions:
     assigned: Assignment | None = None
     subscription: SubscriptionData | None = None
     include_properties: bool = True
+    time_tolerance_seconds: float | None = TIME_TOLERANCE_SECONDS
 
 
 @attrs.frozen
@@ -150,7 +155,9 @@ def read_stream_options(given: Mapping[str, str]) -> StreamOptions:
         _read_source(values, "latest"),
         _read_limit("maxOffsetsPerTrigger", values),
         _read_limit("minOffsetsPerTrigger", values),
-        _read_delay(values["maxTriggerDelay"]) if "maxTriggerDelay" in values else TRIGGER_DELAY_SECONDS,
+        _read_duration("maxTriggerDelay", values["maxTriggerDelay"])
+        if "maxTriggerDelay" in values
+        else TRIGGER_DELAY_SECONDS,
         _read_limit("maxBytesPerTrigger", values),
     )
     if "maxTriggerDelay" in values and options.min_rows is None:
@@ -212,6 +219,7 @@ def _read_source(values: Mapping[str, str], start: str) -> SourceOptions:
         assigned,
         _read_subscription(values),
         read_flag("includeProperties", values.get("includeProperties", "true")),
+        _read_tolerance(values.get("storeTimeTolerance")),
     )
 
 
@@ -346,11 +354,17 @@ def _read_limit(name: str, values: Mapping[str, str]) -> int | None:
     return _read_number(name, values[name], 2**62) if name in values else None
 
 
-def _read_delay(text: str) -> float:
+def _read_duration(name: str, text: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9})\s*(ms|s|m|min|h|d)", text.lower())
     if found is None:
-        raise WrongOption(f"maxTriggerDelay is a number with ms, s, m, min, h or d, such as 15m; not {text!r}")
+        raise WrongOption(f"{name} is a number with ms, s, m, min, h or d, such as 15m; not {text!r}")
     return int(found[1]) * _UNITS[found[2]]
+
+
+def _read_tolerance(text: str | None) -> float | None:
+    if text is None:
+        return TIME_TOLERANCE_SECONDS
+    return None if text.lower() == "none" else _read_duration("storeTimeTolerance", text)
 
 
 def _read_group(text: str, name: str = "groupId") -> str:

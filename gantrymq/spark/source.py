@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import attrs
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
@@ -56,7 +57,7 @@ from gantrymq.spark.options import (
     read_stream_options,
 )
 from gantrymq.spark.planner import StreamPlanner
-from gantrymq.spark.ranges import plan_ranges
+from gantrymq.spark.ranges import QueueRange, plan_ranges
 from gantrymq.spark.reader import read_range
 from gantrymq.spark.selection import Selection
 from gantrymq.spark.sink import check_sink_columns, send_rows
@@ -126,15 +127,23 @@ class GantryReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for each queue range, determined now: messages that arrive later are not read."""
+        selection, tolerance = self._selection, self._options.time_tolerance_seconds
         with _connect(self._options) as wire:
-            return [InputPartition(item) for item in plan_ranges(self._options, wire, self._selection.cut)]
+
+            def cut(item: QueueRange) -> QueueRange:
+                return selection.cut_by_time(selection.cut(item), wire, tolerance)
+
+            return [InputPartition(item) for item in plan_ranges(self._options, wire, cut)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one partition as Arrow batches."""
         if partition.value is None:  # Spark's own partition, if there is no range
             return
-        with _connect(self._options) as wire:
-            yield from read_range(wire, partition.value, self._options, self._names)
+        options = self._options
+        if options.subscription is None:
+            options = attrs.evolve(options, subscription=self._selection.subscription)
+        with _connect(options) as wire:
+            yield from read_range(wire, partition.value, options, self._names)
 
 
 @dataclass
@@ -286,9 +295,9 @@ def _select(selection: Selection, condition: Filter) -> None:
             selection.one_of(column, condition.value)
         case GreaterThanOrEqual():
             selection.at_least(column, value)
-        case GreaterThan() if isinstance(value, int):
-            selection.at_least(column, value + 1)
+        case GreaterThan():
+            selection.at_least(column, value + 1 if isinstance(value, int) else value)
         case LessThanOrEqual():
             selection.at_most(column, value)
-        case LessThan() if isinstance(value, int):
-            selection.at_most(column, value - 1)
+        case LessThan():
+            selection.at_most(column, value - 1 if isinstance(value, int) else value)

@@ -182,7 +182,7 @@ def encode_record(
     return encode_stored(Record(topic, queue_id, body, pairs, queue_offset=offset, **given))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_record() -> Callable[..., bytes]:
     return encode_record
 

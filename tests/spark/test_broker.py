@@ -84,6 +84,10 @@ def test_spark_reads_what_the_broker_filters(spark: SparkSession, tmp_path: Path
         assert load(topicPattern="events-.*", **sql) == [
             (topic, n) for topic in ("events-a", "events-b") for n in range(10, 20) if n % 4 != 3
         ]
+        frame = spark.read.format("gantrymq").options(nameserver=cluster.nameserver, topic="refunds").load()
+        selected = frame.where("tags = 'BB' and storeTimestamp > timestamp'2020-01-01' and queueOffset < 15")
+        rows = selected.select("body", "queueOffset").collect()
+        assert sorted(int(row.body) for row in rows) == [n for n in range(1, 80, 4) if n // 4 < 15]
         queue = {"refunds": {cluster.broker.name: [1]}}
         assigned = {"assign": json.dumps(queue), "includeProperties": "false"}
         reader = spark.read.format("gantrymq").option("nameserver", cluster.nameserver)

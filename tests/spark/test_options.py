@@ -40,8 +40,11 @@ def test_every_option_is_read_with_any_case_of_its_name() -> None:
             "maxMessageBytes": "1000",
             "groupId": "dashboard",
             "retrySeconds": "0",
+            "storeTimeTolerance": "90s",
         }
     )
+    assert options.time_tolerance_seconds == 90
+    assert read_options(NEEDED | {"storeTimeTolerance": "None"}).time_tolerance_seconds is None
     assert options.nameservers == (("a", 1), ("::1", 2))
     assert options.topics == ("orders", "refunds")
     assert options.starting == {"orders": {"broker-a": {0: 23, 1: EARLIEST}}}
@@ -95,6 +98,7 @@ def test_every_option_is_read_with_any_case_of_its_name() -> None:
         ({"startingTimestamp": "-1"}, "a number from 0"),
         ({"startingTimestamp": "1", "startingOffsets": "earliest"}, "both say where to start"),
         ({"startingOffsetsByTimestampStrategy": "earliest"}, "error or latest, not 'earliest'"),
+        ({"storeTimeTolerance": "soon"}, "storeTimeTolerance is a number with ms, s"),
         ({"groupId": "a b"}, "groupId: the specified group"),
         ({"retrySeconds": "forever"}, "a number from 0"),
         ({"maxOffsetsPerTrigger": "3"}, "option maxOffsetsPerTrigger is for a stream only"),

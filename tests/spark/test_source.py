@@ -177,6 +177,57 @@ def test_a_where_clause_on_queues_and_offsets_limits_what_is_read(
     assert pulls <= len(offsets) + extra
 
 
+@pytest.mark.parametrize(
+    ("where", "offsets", "read"),
+    [
+        ("storeTimestamp >= '2026-01-01 00:00:14.999999'", [15, 16, 17, 18, 19], 5),
+        ("storeTimestamp > timestamp'2026-01-01 00:00:17' and queueId = 0", [18, 19], 3),
+        ("storeTimestamp between '2026-01-01 00:00:03' and '2026-01-01 01:00:04+01:00'", [3, 4], 2),
+        ("storeTimestamp = '2026-01-01 00:00:07.0005'", [], 1),
+        ("storeTimestamp in ('2026-01-01 00:00:07', '2026-01-01 00:00:09')", [7, 9], 3),
+        ("to_date(storeTimestamp) = '2026-01-01' and queueOffset < 2", [0, 1], 2),
+        ("bornTimestamp < '2026-01-01 00:00:03'", [0, 1, 2], 20),
+    ],
+)
+def test_a_where_clause_on_the_store_time_limits_what_is_read(
+    spark: SparkSession, cluster: FakeCluster, where: str, offsets: list[int], read: int
+) -> None:
+    cluster.add_topic("orders")
+    for number in range(20):
+        millis = 1_767_225_600_000 + number * 1000
+        cluster.put("orders", 0, b"x", store_timestamp=millis, born_timestamp=millis)
+    cluster.pull_rows = 1
+    cluster.found_by_time = 11  # the broker's search is a hint only
+    rows = load(spark, cluster, storeTimeTolerance="0ms").where(where).select("queueOffset").collect()
+    assert [row.queueOffset for row in rows] == offsets
+    pulls = [request for request in cluster.requests if request.code == RequestCode.PULL_MESSAGE]
+    assert sum(int(request.ext["maxMsgNums"]) > 1 for request in pulls) == read
+
+
+@pytest.mark.parametrize(
+    ("where", "numbers", "sent"),
+    [
+        ("tags = 'Aa'", [0, 3, 6, 9], "Aa"),
+        ("tags in ('other', 'Aa') and queueId = 0", [0, 2, 3, 5, 6, 8, 9], "Aa || other"),
+        ("tags <=> null", [10], "*"),
+        ("tags = 'Aa' or body = '1'", [0, 1, 3, 6, 9], "*"),
+        ("tags != 'Aa' or tags is null", [1, 2, 4, 5, 7, 8, 10], "*"),
+    ],
+)
+def test_a_where_clause_on_tags_is_sent_to_the_broker_and_exact(
+    spark: SparkSession, cluster: FakeCluster, where: str, numbers: list[int], sent: str
+) -> None:
+    """The tags ``Aa`` and ``BB`` have equal hashes, and this broker returns all messages anyway."""
+    cluster.add_topic("orders")
+    for number in range(10):
+        cluster.put("orders", 0, b"%d" % number, properties={"TAGS": ("Aa", "BB", "other")[number % 3]})
+    cluster.put("orders", 0, b"10")
+    rows = load(spark, cluster).where(where).selectExpr("cast(body AS string) AS n").collect()
+    assert [int(row.n) for row in rows] == numbers
+    pulls = [request for request in cluster.requests if request.code == RequestCode.PULL_MESSAGE]
+    assert {request.ext["subscription"] for request in pulls} <= {sent}
+
+
 def test_a_failed_stream_has_the_raised_error_as_its_reason(spark: SparkSession, tmp_path: Path) -> None:
     def fail(frame: DataFrame, number: int) -> None:
         raise ValueError("the batch is wrong")
