@@ -14,6 +14,7 @@ from libc.string cimport memcpy, memmove
 import os
 
 from gantrymq.kernel.fast.durations import BOUNDS_S
+from gantrymq.kernel.fast.plain_flusher import FAST_S
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
@@ -86,10 +87,13 @@ cdef class Flusher:
     # Of syncs, under ``guard``.
     cdef int64_t[BOUNDS + 1] counts
     cdef double seconds
+    cdef double fast_s
+    cdef int64_t fast_in_a_row
     # The flusher's own file objects, which own the descriptors: deleting a file closes another object.
     cdef list files
 
-    def __cinit__(self):
+    def __cinit__(self, double fast_s=FAST_S):
+        self.fast_s = fast_s
         self.room = 4
         self.files = []
         self.descriptors = <int*>PyMem_RawMalloc(self.room * sizeof(int))
@@ -117,6 +121,14 @@ cdef class Flusher:
         seconds = self.seconds
         pthread_mutex_unlock(&self.guard)
         return [counts[number] for number in range(BOUNDS + 1)], seconds
+
+    @property
+    def fast_flushes(self):
+        cdef int64_t flushes
+        pthread_mutex_lock(&self.guard)
+        flushes = self.fast_in_a_row
+        pthread_mutex_unlock(&self.guard)
+        return flushes
 
     @property
     def durable(self):
@@ -279,6 +291,7 @@ cdef class Flusher:
         cdef int failed = 0
         cdef int64_t end, timestamp
         cdef Py_ssize_t count, number
+        cdef double began = now_s()
         pthread_mutex_lock(&self.guard)
         end, timestamp, count = self.end, self.timestamp, self.count
         memcpy(self.flushed, self.descriptors, count * sizeof(int))
@@ -293,6 +306,8 @@ cdef class Flusher:
             self.note(failed)
         else:
             pthread_mutex_lock(&self.guard)
+            if count:
+                self.fast_in_a_row = self.fast_in_a_row + 1 if now_s() - began <= self.fast_s else 0
             if not self.failure and end > self.durable_end:
                 self.durable_end, self.durable_timestamp = end, timestamp
                 if count > 1:  # keep the last file: more may have been appended to it

@@ -6,13 +6,16 @@ The thread of its compiled twin runs without Python's global interpreter lock, o
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gantrymq.kernel.env import machine_seconds
 from gantrymq.kernel.fast.durations import Durations
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import File, Waker
+
+
+FAST_S: Final = 0.001
 
 
 class Flusher:
@@ -22,7 +25,9 @@ class Flusher:
     after a failed one: each call then raises the same :class:`OSError`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fast_s: float = FAST_S) -> None:
+        """A flush of at most ``fast_s`` seconds counts as fast."""
+        self._fast_s = fast_s
         self._appended = (0, 0)
         self._durable = (0, 0)
         self._files: list[File] = []
@@ -32,6 +37,7 @@ class Flusher:
         self._stopping = False
         self._failure: OSError | None = None
         self._sync_times = Durations()
+        self._fast_flushes = 0
 
     @property
     def sync_times(self) -> tuple[list[int], float]:
@@ -39,6 +45,11 @@ class Flusher:
         sum in seconds."""
         with self._guard:
             return list(self._sync_times.counts), self._sync_times.seconds
+
+    @property
+    def fast_flushes(self) -> int:
+        """How many flushes in a row, up to the last one, were fast. :meth:`sync` does not count."""
+        return self._fast_flushes
 
     @property
     def durable(self) -> int:
@@ -128,8 +139,11 @@ class Flusher:
         with self._guard:
             appended, files = self._appended, list(self._files)
         if appended[0] > self._durable[0]:
+            began = machine_seconds()
             for file in files:
                 self._sync(file)
+            is_fast = machine_seconds() - began <= self._fast_s
+            self._fast_flushes = self._fast_flushes + 1 if is_fast else 0
             with self._guard:
                 # The last file may have more by now.
                 del self._files[: len(files) - 1]

@@ -5,9 +5,9 @@ Hooks: config_section, configure, make_flush_strategy, register_ack_gates.
 Config ``[plugin.flush]``: ``mode`` ("sync": a response waits for fdatasync, and everything that arrives during one
 shares the next; "async": responses do not wait, a power cut may lose the last ``interval`` plus ``least_bytes``;
 "buffered": as async, but a thread writes in large steps, and a response waits until the message is written;
-``limits.unacknowledged_bytes`` bounds the memory), ``direct`` (sync: flush without the thread for a lone sender),
-``interval``, ``least_bytes``, ``thorough_interval``, ``timeout`` (sync and buffered: after it the sender gets
-FLUSH_DISK_TIMEOUT).
+``limits.unacknowledged_bytes`` bounds the memory), ``direct`` (sync: flush without the thread for a lone sender while
+the disk is fast), ``interval``, ``least_bytes``, ``thorough_interval``, ``timeout`` (sync and buffered: after it the
+sender gets FLUSH_DISK_TIMEOUT).
 Files: none.
 Replaces RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and ``TransientStorePool`` with
 ``CommitRealTimeService``, which acknowledges messages that are lost when the process ends.
@@ -65,7 +65,7 @@ class FlushConfig:
     mode: Literal["sync", "async", "buffered"] = plain(
         "sync", rocketmq=RocketmqKey("flushDiskType", read=_read_mode, write=_write_mode)
     )
-    direct: bool = plain(False)
+    direct: bool = plain(True)
     interval: float = duration(default="500ms")
     least_bytes: int = size(default="16 KiB")
     thorough_interval: float = duration(default="10s")
@@ -91,7 +91,7 @@ class FlushPlugin:
     def make_flush_strategy(self, log: CommitLog) -> FlushStrategy:
         if self._config.mode == "sync":
             broker = self._broker
-            direct = DirectFlush(log, self._is_alone, broker.env.monotonic) if self._config.direct else None
+            direct = DirectFlush(log, self._is_alone) if self._config.direct else None
             return GroupCommit(log, broker.waker, direct)
         _warn(self._config)
         steps = (self._config.interval, self._config.least_bytes, self._config.thorough_interval)

@@ -10,39 +10,25 @@ from gantrymq.kernel.env import Waker
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.remoting.codes import ResponseCode
 
-FAST_S = 0.001
-"""A flush in the sweep may take this long: passing one to the thread and back costs about a tenth of it."""
-SKIPS = 64
-SKIPS_MAX = 4096
-"""After a slower flush, the next 64 go to the thread; while the disk remains slow, 128, 256, up to 4096."""
+FAST_FLUSHES = 64
+"""After so many fast flushes in a row, a flush in the sweep is expected to be fast too."""
 
 
 class DirectFlush:
     """Flushes in the sweep for a sender that is alone and waits: passing the flush to a thread costs more than it.
 
-    No other client has requests then. But while the disk hangs, the whole broker hangs, readers included. So it
-    measures flushes on ``clock`` (seconds), leaves them to the thread while they are slow, and is not the default.
+    No other client has requests then. But the system cannot interrupt a flush: if the disk hangs during this one, the
+    whole broker hangs, readers included. So the thread flushes until :data:`FAST_FLUSHES` flushes in a row were fast.
+    A disk that becomes slow or hangs therefore stops readers for one flush, and not again before it is fast again.
     """
 
-    def __init__(self, log: CommitLog, is_alone: Callable[[], bool], clock: Callable[[], float]) -> None:
+    def __init__(self, log: CommitLog, is_alone: Callable[[], bool]) -> None:
         self._log = log
         self._is_alone = is_alone
-        self._clock = clock
-        self._skips = 0
-        self._left = 0
 
     def flush(self) -> bool:
         """Flush if that is the right way now; returns whether all is durable."""
-        if not self._is_alone():
-            return False
-        if self._left:
-            self._left -= 1
-            return False
-        began = self._clock()
-        is_durable = self._log.flush_at_once()
-        is_fast = self._clock() - began <= FAST_S
-        self._left = self._skips = 0 if is_fast else min(max(SKIPS, 2 * self._skips), SKIPS_MAX)
-        return is_durable
+        return self._is_alone() and self._log.fast_flushes >= FAST_FLUSHES and self._log.flush_at_once()
 
 
 class GroupCommit:

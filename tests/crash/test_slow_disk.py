@@ -13,6 +13,8 @@ import trio
 from gantrymq.kernel.env import File
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast.plain_flusher import Flusher
+from gantrymq.kernel.network.sweep import LONE_TURNS
+from gantrymq.plugins.flush.sync import FAST_FLUSHES
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.records import decode_records
@@ -73,7 +75,7 @@ class SickEnv(SystemEnv):
         return SickFile(self, path, super().open(path, create))
 
     def flusher(self) -> Flusher:
-        return Flusher()
+        return Flusher(0.2)  # the machine may have other work
 
 
 async def test_senders_get_errors_and_readers_are_served_while_the_disk_hangs(tmp_path: Path) -> None:
@@ -97,6 +99,25 @@ async def test_senders_get_errors_and_readers_are_served_while_the_disk_hangs(tm
         found = await channel.call(pull("T"))
         bodies = [record.body for record in decode_records(found.body)]
         assert bodies[:2] == [b"before", b"late"], "stored, as its sender was told"
+
+
+async def test_a_disk_that_begins_to_hang_stops_readers_for_one_flush_only(tmp_path: Path) -> None:
+    env = SickEnv()
+    settings = {"plugin.flush.timeout": "300ms", "plugin.flowcontrol.busy_after": "600ms"}
+    broker = make_broker(tmp_path, env=env, settings=settings)
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        for _ in range(FAST_FLUSHES + LONE_TURNS):
+            assert (await channel.call(send("T", b"before"))).code == ResponseCode.SUCCESS
+        env.healthy.clear()
+        threading.Timer(0.4, env.healthy.set).start()  # this thread may be the one that hangs
+        await channel.call(send("T", b"during"))
+        env.healthy.clear()
+        try:
+            late = await channel.call(send("T", b"late"))
+            assert late.code == ResponseCode.FLUSH_DISK_TIMEOUT
+            assert (await channel.call(pull("T"))).code == ResponseCode.SUCCESS
+        finally:
+            env.healthy.set()
 
 
 async def test_an_unreadable_block_affects_its_queue_only(tmp_path: Path) -> None:

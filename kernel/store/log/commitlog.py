@@ -100,6 +100,11 @@ class CommitLog:
         return self._flusher.sync_times
 
     @property
+    def fast_flushes(self) -> int:
+        """How many flushes of the log in a row, up to the last one, took at most a millisecond."""
+        return self._flusher.fast_flushes
+
+    @property
     def last_timestamp(self) -> int:
         """Store timestamp of the last record; the next one is not lower."""
         return self._tail[1]

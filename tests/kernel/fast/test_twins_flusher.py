@@ -283,6 +283,23 @@ def test_flushes_are_timed(flusher: plain_flusher.Flusher, files: list[File]) ->
     assert ([0.0, *BOUNDS_S][longest]) <= seconds < 60.0
 
 
+@pytest.mark.parametrize("twin", TWINS)
+def test_fast_flushes_in_a_row_are_counted(twin: str, files: list[File]) -> None:
+    if TWINS[twin] is None:
+        pytest.skip("the extension is not built")
+    always, never = TWINS[twin](60.0), TWINS[twin](-1.0)
+    for flusher in always, never:
+        flusher.follow(files[0])
+        for number in range(1, 4):
+            flusher.appended(number, 0)
+            flusher.flush()
+            flusher.flush()  # there is nothing to flush, which shows nothing
+        flusher.appended(4, 0)
+        assert flusher.flush_at_once()
+        flusher.sync(files[0])
+    assert (always.fast_flushes, never.fast_flushes) == (4, 0)
+
+
 def test_a_flush_that_fails_is_timed_too(flusher: plain_flusher.Flusher, unsyncable: File) -> None:
     flusher.follow(unsyncable)
     flusher.appended(1, 0)

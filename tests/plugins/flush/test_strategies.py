@@ -16,7 +16,7 @@ from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
-from gantrymq.plugins.flush.sync import SKIPS, DirectFlush, DurableGate, GroupCommit
+from gantrymq.plugins.flush.sync import FAST_FLUSHES, DirectFlush, DurableGate, GroupCommit
 from gantrymq.testing import flushkit
 from gantrymq.testing.memory_env import MemoryEnv
 
@@ -59,13 +59,23 @@ class Wakes:
         raise AssertionError("the sweep's business")
 
 
+class RatedFlusher(Flusher):
+    """A flusher whose last flushes were as fast as the test says."""
+
+    fast = 0
+
+    @property
+    def fast_flushes(self) -> int:
+        return self.fast
+
+
 class FileEnv(MemoryEnv):
     """A disk with one file of the log, which is a :class:`SlowFile`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.slow = SlowFile()
-        self.made = super().flusher()
+        self.made = RatedFlusher()
         self.made.follow(self.slow)  # type: ignore[arg-type]
 
     def flusher(self) -> Flusher:
@@ -123,10 +133,11 @@ async def test_the_contract_of_the_slot_is_kept(rule: flushkit.Rule, strategy: f
     ],
     ids=lambda rule: rule.__name__,
 )
-async def test_a_strategy_that_flushes_directly_keeps_the_contract(rule: flushkit.Rule) -> None:
-    await rule(
-        flushkit.Strategy(lambda log, waker: GroupCommit(log, waker, DirectFlush(log, lambda: True, lambda: 0.0)))
-    )
+async def test_a_strategy_that_flushes_directly_keeps_the_contract(
+    monkeypatch: pytest.MonkeyPatch, rule: flushkit.Rule
+) -> None:
+    monkeypatch.setattr("gantrymq.plugins.flush.sync.FAST_FLUSHES", 0)
+    await rule(flushkit.Strategy(lambda log, waker: GroupCommit(log, waker, DirectFlush(log, lambda: True))))
 
 
 class Deaf(IntervalFlush):
@@ -215,7 +226,8 @@ async def test_all_that_arrives_while_one_flush_runs_shares_the_next(log: Commit
 
 def test_a_sender_that_is_alone_has_its_message_flushed_before_the_next_step(log: CommitLog, env: FileEnv) -> None:
     alone = True
-    strategy = GroupCommit(log, Wakes(log), DirectFlush(log, lambda: alone, lambda: 0.0))
+    strategy = GroupCommit(log, Wakes(log), DirectFlush(log, lambda: alone))
+    env.made.fast = FAST_FLUSHES
     grow(log, env, 100)
     strategy.appended(100)
     assert log.durable == 100
@@ -225,27 +237,15 @@ def test_a_sender_that_is_alone_has_its_message_flushed_before_the_next_step(log
     assert log.durable == 100, "the thread's business, which does not run here"
 
 
-def test_slow_flushes_are_left_to_the_thread_ever_longer_until_one_is_fast(log: CommitLog, env: FileEnv) -> None:
-    now, slow = 0.0, True
-
-    def clock() -> float:
-        nonlocal now
-        now += 1.0 if slow else 0.0
-        return now
-
-    direct = DirectFlush(log, lambda: True, clock)
-
-    def until_next() -> int:
-        """How many flushes the thread gets before the next direct one."""
-        for number in range(10_000):
-            grow(log, env, log.end + 100)
-            if direct.flush():
-                return number
-        raise AssertionError("no direct flush any more")
-
-    assert [until_next() for _ in range(4)] == [0, SKIPS, 2 * SKIPS, 4 * SKIPS]
-    slow = False
-    assert [until_next() for _ in range(3)] == [8 * SKIPS, 0, 0]
+def test_flushes_are_left_to_the_thread_until_many_in_a_row_were_fast(log: CommitLog, env: FileEnv) -> None:
+    direct = DirectFlush(log, lambda: True)
+    env.made.fast = FAST_FLUSHES - 1
+    grow(log, env, 100)
+    assert not direct.flush()
+    assert log.durable == 0
+    env.made.fast = FAST_FLUSHES
+    assert direct.flush()
+    assert log.durable == 100
 
 
 @pytest.mark.trio
