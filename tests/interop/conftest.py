@@ -31,6 +31,7 @@ from support.foreign import (
     start_broker,
     start_nameserver,
 )
+from support.mqadmin import KeyedMqAdmin, run_keyed_mqadmin
 from support.processes import Child, free_ports, gantrymq_child
 
 Homes = Callable[[str], Path]
@@ -121,6 +122,18 @@ def java_client(request: pytest.FixtureRequest) -> ForeignClient:
     """The Java client library, in each version."""
     chosen: ForeignClient = request.getfixturevalue(request.param)
     return chosen
+
+
+@pytest.fixture(scope="session")
+def mqadmin4(java: Java, lasting_homes: Homes, servers: ExitStack) -> KeyedMqAdmin:
+    """mqadmin 4.9.7; all commands are in one process, since a start takes half a second of processor time."""
+    return servers.enter_context(run_keyed_mqadmin(java, lasting_homes("mqadmin4")))
+
+
+@pytest.fixture(scope="session")
+def mqadmin5(java5: Java, lasting_homes: Homes, servers: ExitStack) -> KeyedMqAdmin:
+    """mqadmin 5.3.3, in one process as well."""
+    return servers.enter_context(run_keyed_mqadmin(java5, lasting_homes("mqadmin5")))
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ def mixed(java: Java, java5: Java, own_nameserver: str, homes: Homes) -> Iterato
         nameserver5 = discarded(start_nameserver(java5, home / "nameserver5"))
         every = f"{own_nameserver};{nameserver5.address};{address}"
         stack.enter_context(our_broker(every, home)).wait_line(is_ready)
-        # 5.3.3 registers ten seconds after it is up: the other starts meanwhile
+        # RocketMQ's brokers take seconds to start: both start at the same time
         starting = [
             threads.submit(start_broker, each, home / name, every, name=name)
             for each, name in zip((java, java5), NAMES, strict=True)

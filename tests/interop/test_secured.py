@@ -23,6 +23,7 @@ from gantrymq.testing.requests import pull, send
 from support.accounts import ACL, ADMIN, NOBODY, WORKER
 from support.certificates import CA, FOLDER, client_context
 from support.foreign import Java, ask, mqadmin_with_keys, start_broker, start_nameserver
+from support.mqadmin import KeyedMqAdmin
 from support.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -71,57 +72,45 @@ def keys(credentials: Credentials) -> dict[str, str]:
     return {"access_key": credentials.access_key, "secret_key": credentials.secret_key}
 
 
-@pytest.fixture(scope="module")
-def mqadmin(java: Java, homes: Homes) -> Callable[..., str]:
-    """Runs mqadmin with the keys of an account."""
-
-    def run(credentials: Credentials, *arguments: str) -> str:
-        return mqadmin_with_keys(java, homes("mqadmin"), credentials, *arguments)
-
-    return run
-
-
-def test_rocketmqs_client_is_limited_to_the_rights_of_its_account(
-    guarded: Guarded, mqadmin: Callable[..., str]
-) -> None:
+def test_rocketmqs_client_is_limited_to_the_rights_of_its_account(guarded: Guarded, mqadmin4: KeyedMqAdmin) -> None:
     at = ("-n", guarded.nameserver)
-    assert "SEND_OK" in mqadmin(
+    assert "SEND_OK" in mqadmin4(
         WORKER, "sendMessage", *at, "-t", "orders", "-p", "by-rocketmq", "-k", "key", "-c", "tag"
     )
-    assert "by-rocketmq" in mqadmin(WORKER, "consumeMessage", *at, "-t", "orders", "-c", "1", "-g", "billing")
+    assert "by-rocketmq" in mqadmin4(WORKER, "consumeMessage", *at, "-t", "orders", "-c", "1", "-g", "billing")
     with gantrymq.sync.connect(guarded.nameserver, **keys(WORKER)) as client:
         with client.consumer("orders", "billing", start="first") as messages:
             assert next(messages).body == b"by-rocketmq"
-    refused = mqadmin(WORKER, "sendMessage", *at, "-t", "secrets", "-p", "x")
+    refused = mqadmin4(WORKER, "sendMessage", *at, "-t", "secrets", "-p", "x")
     assert "AclException: No default permission for topic:secrets" in refused
     wrong = Credentials(WORKER.access_key, "not-the-secret")
-    assert "Check signature failed for accessKey=the-worker" in mqadmin(
+    assert "Check signature failed for accessKey=the-worker" in mqadmin4(
         wrong, "sendMessage", *at, "-t", "orders", "-p", "x"
     )
 
 
-def test_mqadmin_reads_and_changes_the_accounts(guarded: Guarded, mqadmin: Callable[..., str]) -> None:
+def test_mqadmin_reads_and_changes_the_accounts(guarded: Guarded, mqadmin4: KeyedMqAdmin) -> None:
     at = ("-n", guarded.nameserver, "-b", guarded.broker)
     newcomer = Credentials("newcomer", "newcomer-secret")
-    done = mqadmin(
+    done = mqadmin4(
         ADMIN, "updateAclConfig", *at, "-a", "newcomer", "-s", "newcomer-secret", "-t", "orders=PUB", "-m", "false"
     )
     assert "success" in done
-    assert "SEND_OK" in mqadmin(
+    assert "SEND_OK" in mqadmin4(
         newcomer, "sendMessage", "-n", guarded.nameserver, "-t", "orders", "-p", "by-the-newcomer"
     )
-    shown = mqadmin(ADMIN, "getAclConfig", *at)
+    shown = mqadmin4(ADMIN, "getAclConfig", *at)
     assert "newcomer" in shown
     assert "orders=PUB" in shown
     assert "secret\n" not in shown.replace(":", "\n")
-    assert guarded.broker in mqadmin(ADMIN, "clusterAclConfigVersion", *at)
-    assert "success" in mqadmin(
+    assert guarded.broker in mqadmin4(ADMIN, "clusterAclConfigVersion", *at)
+    assert "success" in mqadmin4(
         ADMIN, "updateGlobalWhiteAddr", *at, "-g", "10.1.1.1,10.1.2.*", "-p", str(guarded.accounts)
     )
     assert "- 10.1.2.*\n" in guarded.accounts.read_text()
-    assert "success" in mqadmin(ADMIN, "deleteAclConfig", *at, "-a", "newcomer")
+    assert "success" in mqadmin4(ADMIN, "deleteAclConfig", *at, "-a", "newcomer")
     assert "newcomer" not in guarded.accounts.read_text()
-    refused = mqadmin(WORKER, "deleteAclConfig", *at, "-a", "the-admin")
+    refused = mqadmin4(WORKER, "deleteAclConfig", *at, "-a", "the-admin")
     assert "Need admin permission for request code=51" in refused
     assert "the-admin" in guarded.accounts.read_text()
 

@@ -25,6 +25,7 @@ from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import make_broker, run_broker
 from support.foreign import Java, ask, start_broker, start_nameserver
+from support.mqadmin import KeyedMqAdmin
 
 pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 
@@ -144,13 +145,13 @@ def test_javas_nameserver_registers_our_broker_its_topics_and_its_removal(
 
 
 def test_mqadmin_5_changes_and_deletes_topics_and_groups(
-    java5: Java, system: object, homes: Homes, names: Callable[[str], str]
+    mqadmin5: KeyedMqAdmin, system: object, names: Callable[[str], str]
 ) -> None:
-    home, topic, group = homes("mqadmin"), names("t"), names("g")
+    topic, group = names("t"), names("g")
     nameserver, broker = system.nameserver, system.broker  # type: ignore[attr-defined]
 
     def admin(command: str, *arguments: str) -> str:
-        return java5.mqadmin(home, command, "-n", nameserver, *arguments)
+        return mqadmin5(None, command, "-n", nameserver, *arguments)
 
     assert "success" in admin("updateTopic", "-b", broker, "-t", topic, "-r", "3", "-w", "3", "-p", "4")
     assert TopicConfigSerializeWrapper.from_bytes(request(broker, 21).body).topic_config_table[topic].perm == 4

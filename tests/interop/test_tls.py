@@ -13,6 +13,8 @@ import pytest
 
 import gantrymq
 import gantrymq.sync
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
 from gantrymq.spark.errors import SendFailed
 from support.certificates import CA, FOLDER, OTHER_CA, client_context
 from support.foreign import SMALL_BROKER, SMALL_NAMESERVER, Java, JavaServer, start_broker, start_nameserver
@@ -63,7 +65,7 @@ def secured(request: pytest.FixtureRequest, homes: Homes) -> Iterator[Secured]:
         broker = _start_broker(java, homes("secured"), nameserver, options)
         try:
             trust = client_context if kind == "authority" else trust_all
-            _wait_registered(nameserver.address, trust())
+            _wait_registered(nameserver.address, broker.address, trust())
             yield Secured(nameserver.address, trust, kind != "authority")
         finally:
             broker.discard()
@@ -76,9 +78,11 @@ def _start_broker(java: Java, home: Path, nameserver: JavaServer, options: tuple
     return start_broker(java, home, "", memory=(*SMALL_BROKER, *options), namesrvAddr=nameserver.address)
 
 
-def _wait_registered(nameserver: str, context: ssl.SSLContext) -> None:
+def _wait_registered(nameserver: str, broker: str, context: ssl.SSLContext) -> None:
     until = time.monotonic() + 60
     with gantrymq.sync.connect(nameserver, tls=context) as client:
+        # 5.3.3 registers ten seconds after its start, or after such a change (support.foreign)
+        client.admin.request(broker, Command(RequestCode.UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6"))
         while not client.admin.cluster().broker_addr_table:
             assert time.monotonic() < until, "the broker has not registered"
             time.sleep(0.1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from support.foreign import Java, ask
+from support.foreign import ask
+from support.mqadmin import KeyedMqAdmin
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
@@ -125,19 +125,17 @@ def test_group_fields_of_5_x_are_kept_as_in_5_3_3(java5_system: Any, gantry: Any
     assert found == [GROUP, GROUP]
 
 
-def test_mqadmin_5_sets_shows_and_deletes_attributes(
-    java5: Java, gantry: Any, homes: Callable[[str], Path], names: Names
-) -> None:
-    home, topic = homes("mqadmin"), names("t")
+def test_mqadmin_5_sets_shows_and_deletes_attributes(mqadmin5: KeyedMqAdmin, gantry: Any, names: Names) -> None:
+    topic = names("t")
 
     def update(attributes: str) -> str:
         # The tool would take a value with a minus ahead for an option of its own.
-        return java5.mqadmin(home, "updateTopic", "-n", gantry.nameserver, "-b", gantry.broker, "-t", topic,
-                             "-r", "4", "-w", "4", f"--attributes={attributes}")  # fmt: skip
+        return mqadmin5(None, "updateTopic", "-n", gantry.nameserver, "-b", gantry.broker, "-t", topic,
+                        "-r", "4", "-w", "4", f"--attributes={attributes}")  # fmt: skip
 
     assert "message.type" in update("+message.type=DELAY,+reserve.time=72")
     assert attributes_of(gantry.broker, topic) == {"message.type": "DELAY", "reserve.time": "72"}
     update("-reserve.time")
     assert attributes_of(gantry.broker, topic) == {"message.type": "DELAY"}
-    java5.mqadmin(home, "updateTopicPerm", "-n", gantry.nameserver, "-b", gantry.broker, "-t", topic, "-p", "4")
+    mqadmin5(None, "updateTopicPerm", "-n", gantry.nameserver, "-b", gantry.broker, "-t", topic, "-p", "4")
     assert attributes_of(gantry.broker, topic) == {"message.type": "DELAY"}

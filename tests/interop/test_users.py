@@ -16,7 +16,7 @@ import pytest
 import gantrymq.sync
 from gantrymq.remoting.signing import Credentials
 from support.accounts import ACL
-from support.foreign import Java, mqadmin_with_keys
+from support.mqadmin import KeyedMqAdmin
 from support.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -53,58 +53,48 @@ def guarded(homes: Homes) -> Iterator[Guarded]:
         yield Guarded(nameserver, broker, home / "users.json")
 
 
-@pytest.fixture(scope="module")
-def mqadmin(java5: Java, homes: Homes) -> Callable[..., str]:
-    """Runs mqadmin 5.3.3 with the keys of a user."""
-
-    def run(credentials: Credentials, *arguments: str) -> str:
-        return mqadmin_with_keys(java5, homes("mqadmin5"), credentials, *arguments)
-
-    return run
-
-
 def test_mqadmin_manages_users_and_policies_and_rocketmqs_client_is_limited_by_them(
-    guarded: Guarded, mqadmin: Callable[..., str]
+    guarded: Guarded, mqadmin5: KeyedMqAdmin
 ) -> None:
     at, through = ("-n", guarded.nameserver, "-b", guarded.broker), ("-n", guarded.nameserver)
-    assert "success" in mqadmin(ROOT, "createUser", *at, "-u", "alice", "-p", "alice-password", "-t", "Normal")
-    listed = mqadmin(ROOT, "listUser", *at)
+    assert "success" in mqadmin5(ROOT, "createUser", *at, "-u", "alice", "-p", "alice-password", "-t", "Normal")
+    listed = mqadmin5(ROOT, "listUser", *at)
     assert "alice" in listed
     assert "Super" in listed
     assert "alice-password" not in listed
-    refused = mqadmin(ALICE, "sendMessage", *through, "-t", "orders", "-p", "x")
+    refused = mqadmin5(ALICE, "sendMessage", *through, "-t", "orders", "-p", "x")
     assert "User:alice has no permission to access Topic:orders" in refused
     for resource, action in (("Topic:orders", "Pub,Sub"), ("Group:billing", "Sub")):
-        assert "success" in mqadmin(
+        assert "success" in mqadmin5(
             ROOT, "createAcl", *at, "-s", "User:alice", "-r", resource, "-a", action, "-d", "Allow"
         )
-    shown = mqadmin(ROOT, "listAcl", *at, "-s", "alice")
+    shown = mqadmin5(ROOT, "listAcl", *at, "-s", "alice")
     assert "Topic:orders" in shown
     assert "Group:billing" in shown
-    assert "SEND_OK" in mqadmin(ALICE, "sendMessage", *through, "-t", "orders", "-p", "by-rocketmq-5", "-k", "key")
-    got = mqadmin(ALICE, "consumeMessage", *through, "-t", "orders", "-c", "1", "-g", "billing")
+    assert "SEND_OK" in mqadmin5(ALICE, "sendMessage", *through, "-t", "orders", "-p", "by-rocketmq-5", "-k", "key")
+    got = mqadmin5(ALICE, "consumeMessage", *through, "-t", "orders", "-c", "1", "-g", "billing")
     assert "by-rocketmq-5" in got
-    refused = mqadmin(ALICE, "sendMessage", *through, "-t", "secrets", "-p", "x")
+    refused = mqadmin5(ALICE, "sendMessage", *through, "-t", "secrets", "-p", "x")
     assert "User:alice has no permission to access Topic:secrets" in refused
-    assert "check signature failed" in mqadmin(
+    assert "check signature failed" in mqadmin5(
         Credentials("alice", "wrong-password"), "sendMessage", *through, "-t", "orders", "-p", "x"
     )
 
 
-def test_mqadmin_changes_and_deletes_users_and_policies(guarded: Guarded, mqadmin: Callable[..., str]) -> None:
+def test_mqadmin_changes_and_deletes_users_and_policies(guarded: Guarded, mqadmin5: KeyedMqAdmin) -> None:
     at, through = ("-n", guarded.nameserver, "-b", guarded.broker), ("-n", guarded.nameserver)
-    assert "success" in mqadmin(ROOT, "createUser", *at, "-u", "bob", "-p", "bob-password")
+    assert "success" in mqadmin5(ROOT, "createUser", *at, "-u", "bob", "-p", "bob-password")
     bob = Credentials("bob", "new-password")
-    assert "success" in mqadmin(ROOT, "createAcl", *at, "-s", "User:bob", "-r", "Topic:*", "-a", "Pub", "-d", "Allow")
-    assert "success" in mqadmin(ROOT, "updateUser", *at, "-u", "bob", "-p", "new-password")
-    assert "SEND_OK" in mqadmin(bob, "sendMessage", *through, "-t", "orders", "-p", "x")
-    assert "success" in mqadmin(ROOT, "updateAcl", *at, "-s", "User:bob", "-r", "Topic:*", "-a", "Pub", "-d", "Deny")
-    assert "the decision is deny" in mqadmin(bob, "sendMessage", *through, "-t", "orders", "-p", "x")
-    assert "bob" in mqadmin(ROOT, "getUser", *at, "-u", "bob")
-    assert "Deny" in mqadmin(ROOT, "getAcl", *at, "-s", "User:bob")
-    assert "success" in mqadmin(ROOT, "deleteAcl", *at, "-s", "User:bob", "-r", "Topic:*")
-    assert "success" in mqadmin(ROOT, "deleteUser", *at, "-u", "bob")
+    assert "success" in mqadmin5(ROOT, "createAcl", *at, "-s", "User:bob", "-r", "Topic:*", "-a", "Pub", "-d", "Allow")
+    assert "success" in mqadmin5(ROOT, "updateUser", *at, "-u", "bob", "-p", "new-password")
+    assert "SEND_OK" in mqadmin5(bob, "sendMessage", *through, "-t", "orders", "-p", "x")
+    assert "success" in mqadmin5(ROOT, "updateAcl", *at, "-s", "User:bob", "-r", "Topic:*", "-a", "Pub", "-d", "Deny")
+    assert "the decision is deny" in mqadmin5(bob, "sendMessage", *through, "-t", "orders", "-p", "x")
+    assert "bob" in mqadmin5(ROOT, "getUser", *at, "-u", "bob")
+    assert "Deny" in mqadmin5(ROOT, "getAcl", *at, "-s", "User:bob")
+    assert "success" in mqadmin5(ROOT, "deleteAcl", *at, "-s", "User:bob", "-r", "Topic:*")
+    assert "success" in mqadmin5(ROOT, "deleteUser", *at, "-u", "bob")
     assert "bob" not in json.loads(guarded.users.read_text())["users"]
-    refused = mqadmin(Credentials("stranger", "any-password"), "deleteUser", *at, "-u", "root")
+    refused = mqadmin5(Credentials("stranger", "any-password"), "deleteUser", *at, "-u", "root")
     assert "User:stranger is not found" in refused
     assert "root" in json.loads(guarded.users.read_text())["users"]

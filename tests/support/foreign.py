@@ -382,8 +382,8 @@ def start_broker(
     memory: Sequence[str] = SMALL_BROKER,
     **settings: str,
 ) -> JavaServer:
-    """A Java broker on free ports of the loopback, registered at ``nameservers`` (it takes 5.3.3 ten seconds; an empty
-    text is none); ``settings`` go to its config file.
+    """A Java broker on free ports of the loopback, registered at ``nameservers`` (an empty text is none); ``settings``
+    go to its config file.
 
     Its store is ``store`` (``home/store`` unless given), with files of RocketMQ's default sizes; ``memory`` are the
     JVM's options for its heap. It speaks no TLS unless ``memory`` has an option for that.
@@ -416,6 +416,8 @@ def start_broker(
     server = _ready(JavaServer(child, f"127.0.0.1:{port}", home))
     try:
         for nameserver in filter(None, nameservers.split(";")):
+            if java.version.startswith("5."):
+                _register_now(server.address)
             wait_registered(nameserver, name)
     except BaseException:
         child.stop()
@@ -423,8 +425,19 @@ def start_broker(
     return server
 
 
+def _register_now(broker: str) -> None:
+    """Let a 5.3.3 broker register, which by itself it does ten seconds after its start.
+
+    Its remoting client has not connected to a nameserver when it registers for the first time
+    (``BrokerController.start``). A change of the permission registers again (``AdminBrokerProcessor``
+    ``updateBrokerConfig``); the value is the default. A broker that refuses the request registers later.
+    """
+    with suppress(OSError):
+        ask(broker, Command(RequestCode.UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6"))
+
+
 def wait_registered(nameserver: str, broker: str, timeout: float = 30.0) -> None:
-    """Returns once ``nameserver`` knows ``broker``. A 5.3.3 broker registers ten seconds after it says it is up."""
+    """Returns once ``nameserver`` knows ``broker``."""
 
     def registered() -> bool:
         return f'"{broker}"'.encode() in ask(nameserver, Command(RequestCode.GET_BROKER_CLUSTER_INFO)).body

@@ -21,6 +21,7 @@ from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.brokers import StatsHeader
+from gantrymq.remoting.signing import Credentials
 from gantrymq.testing.requests import send
 from support.foreign import Java, ask
 from support.processes import Child, wait_for
@@ -96,6 +97,30 @@ def run_mqadmin(java: Java, home: Path) -> Iterator[MqAdmin]:
     command = java.command(home, "gantrymq.interop.Main", "mqadmin", options=options)
     with Child(command, home / "mqadmin.err", cwd=home) as child:  # some commands write into the current folder
         yield MqAdmin(child)
+
+
+class KeyedMqAdmin:
+    """The tool for commands of several users: it reads ``conf/tools.yml`` for each command."""
+
+    def __init__(self, tool: MqAdmin, conf: Path) -> None:
+        self._tool = tool
+        self._keys = conf / "tools.yml"
+
+    def __call__(self, credentials: Credentials | None, *arguments: str) -> str:
+        """What the command prints, signed with these keys; unsigned with None."""
+        if credentials is None:
+            self._keys.unlink(missing_ok=True)
+        else:
+            text = f"accessKey: {credentials.access_key}\nsecretKey: {credentials.secret_key}\n"
+            self._keys.write_text(text)
+        return self._tool.run(arguments)
+
+
+@contextmanager
+def run_keyed_mqadmin(java: Java, home: Path) -> Iterator[KeyedMqAdmin]:
+    """The tool with the keys of each command's user; it is stopped at the end of the block."""
+    with run_mqadmin(java, home) as tool:
+        yield KeyedMqAdmin(tool, home / "rocketmq" / "conf")
 
 
 def fill(site: Site) -> list[str]:
