@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = "spark,acl,metrics,dashboard,compression,backup,etcd,otel"
+EXTRAS = "spark,acl,tls,metrics,dashboard,compression,backup,etcd,otel"
 """Of the environment that the SBOM describes: what users install."""
 
 

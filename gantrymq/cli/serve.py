@@ -127,6 +127,18 @@ def broker(
 @click.option("--tls-certificate", metavar="FILE", help="Speak TLS with this certificate (PEM, with its chain).")
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key, if it is in another file.")
 @click.option("--tls-ca", metavar="FILE", help="Clients must show a certificate of these authorities.")
+@click.option(
+    "--tls-name",
+    "tls_names",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="A further certificate with its key (PEM), for clients that ask for this server's name (SNI). Repeatable.",
+)
+@click.option(
+    "--tls-test-mode",
+    is_flag=True,
+    help="Speak TLS with a certificate that the nameserver makes at its start, as RocketMQ's tls.test.mode.enable.",
+)
 @click.option("--tls-permissive", is_flag=True, help="With TLS: serve plain connections at the same port, too.")
 @log_options
 def nameserver(
@@ -140,6 +152,8 @@ def nameserver(
     tls_certificate: str | None,
     tls_key: str | None,
     tls_ca: str | None,
+    tls_names: tuple[str, ...],
+    tls_test_mode: bool,
     tls_permissive: bool,
     log_level: str,
     log_file: str | None,
@@ -154,12 +168,16 @@ def nameserver(
     from gantrymq.remoting.tls import ServerTls
 
     tls = None
-    if tls_certificate is not None:
+    if tls_test_mode:
+        if tls_certificate or tls_key or tls_ca or tls_names:
+            raise click.UsageError("--tls-test-mode makes the certificate: leave out other options for certificates")
+        tls = NameserverTls(ServerTls("", test_mode=True), enforcing=not tls_permissive)
+    elif tls_certificate is not None:
         kind = "none" if tls_ca is None else "required"
-        files = ServerTls(tls_certificate, tls_key or "", tls_ca or "", kind)
+        files = ServerTls(tls_certificate, tls_key or "", tls_ca or "", kind, names=_named(tls_names))
         tls = NameserverTls(files, enforcing=not tls_permissive)
-    elif tls_key or tls_ca or tls_permissive:
-        raise click.UsageError("--tls-key, --tls-ca and --tls-permissive need --tls-certificate")
+    elif tls_key or tls_ca or tls_names or tls_permissive:
+        raise click.UsageError("--tls-key, --tls-ca, --tls-name and --tls-permissive need --tls-certificate")
     kv_path = Path(data) / "kvConfig.json" if data is not None else None
     access_path = None if access is None else Path(access)
     audit_path = None if audit is None else Path(audit)
@@ -167,6 +185,15 @@ def nameserver(
         trio.run(
             run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path, audit_path
         )
+
+
+def _named(given: Sequence[str]) -> dict[str, str]:
+    """The files of certificates by the server's name."""
+    pairs = [text.partition("=") for text in given]
+    for name, _, file in pairs:
+        if not name or not file:
+            raise click.UsageError("--tls-name takes NAME=FILE, such as mq.example.org=public.pem")
+    return {name: file for name, _, file in pairs}
 
 
 def _run(

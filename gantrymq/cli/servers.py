@@ -281,7 +281,7 @@ def nameservers_of(loaded: Loaded, listening: str) -> list[str]:
 def tls_of(loaded: Loaded) -> NameserverTls | None:
     """The settings of the plugin ``tls``, which hold for the nameserver of this process too."""
     settings = [row for row in loaded.config.explain() if row.section == "plugin.tls"]
-    rows = {row.key: row.value if isinstance(row.value, dict) else str(row.value) for row in settings}
+    rows = {row.key: row.value if isinstance(row.value, dict | bool) else str(row.value) for row in settings}
     if rows.get("mode", "disabled") == "disabled":
         return None
     from gantrymq.plugins.tls.properties import read_tls

@@ -32,7 +32,7 @@ from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
 from gantrymq.remoting.peers import LOOPBACK, FairShares, PeerRule, is_loopback, site_of
-from gantrymq.remoting.tls import ServerTls, TlsUnusable
+from gantrymq.remoting.tls import IN_TEST_MODE, ServerTls, TlsUnusable
 
 _RECEIVE_BYTES = 64 * 1024
 ANSWERS_BYTES = 256 * 1024
@@ -132,6 +132,8 @@ class NameServer:
         tls = self.config.tls
         self._context = None if tls is None else tls.make_context()
         self._tls_seen = () if tls is None else tls.fingerprint()
+        if tls is not None and tls.test_mode:
+            log.warning("tls_in_test_mode", reason=IN_TEST_MODE)
         access = self.config.access
         self._identities: Mapping[str, Identity] | None = None if access is None else read_identities(access)
         self._audit = None if self.config.audit is None else Audit(self.config.audit)

@@ -22,6 +22,8 @@ CLIENT_CERTIFICATES: Final = {
     "optional": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
+IN_TEST_MODE: Final = "the certificate is made by the server itself, so clients cannot tell it from another server's"
+"""What logs say about a server in test mode."""
 _SHORT_NAMES: Final = {
     "commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C",
     "localityName": "L", "stateOrProvinceName": "ST", "domainComponent": "DC",
@@ -54,6 +56,9 @@ class ServerTls:
     password: str = attrs.field(default="", repr=False)
     names: Mapping[str, str] = attrs.field(factory=dict, converter=_lower_names)
     """Further certificates with their keys, by the server's name for which a client asks (SNI), in lower case."""
+    test_mode: bool = False
+    """Whether the server makes its certificate itself, and accepts every certificate of other servers; then there are
+    no files."""
 
     def make_context(self) -> ssl.SSLContext:
         """The settings of new connections: TLS 1.2 or 1.3; :class:`TlsUnusable`."""
@@ -72,6 +77,9 @@ class ServerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        if self.test_mode:
+            self._load_test_certificate(context)
+            return context
         if not certificate:
             raise TlsUnusable("no certificate is configured")
         try:
@@ -88,19 +96,36 @@ class ServerTls:
             context.verify_mode = CLIENT_CERTIFICATES[self.client_certificates]
         return context
 
+    def _load_test_certificate(self, context: ssl.SSLContext) -> None:
+        if self.certificate or self.key or self.ca or self.names or self.client_certificates != "none":
+            raise TlsUnusable(
+                "the test mode makes a certificate and verifies none: remove the settings of certificates, or the mode"
+            )
+        try:
+            from gantrymq.remoting.self_signed import load_self_signed
+
+            load_self_signed(context)
+        except ImportError as error:
+            raise TlsUnusable(f"test mode: {error}; install it with `pip install 'gantrymq[tls]'`") from None
+
     def make_client_context(self) -> ssl.SSLContext:
         """The settings of this server's own connections to others: it shows its certificate, and trusts certificates
         for servers of ``ca``, or without one the same certificate as its own. Names are not checked, as in RocketMQ:
-        servers are reached by address. :class:`TlsUnusable`."""
+        servers are reached by address. In test mode it shows none and trusts all. :class:`TlsUnusable`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
+        if self.test_mode:
+            context.verify_mode = ssl.CERT_NONE
+            return context
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         self.load_client_context(context)
         return context
 
     def load_client_context(self, context: ssl.SSLContext) -> None:
         """Let a context of :meth:`make_client_context` use the files as they are now, and trust the former ones too."""
+        if self.test_mode:
+            return
         try:
             context.load_verify_locations(self.ca or self.certificate)
             context.load_cert_chain(self.certificate, self.key or None, password=self._password)

@@ -3,7 +3,7 @@
 Slot: none; not in the default set: ``--enable tls``.
 Hooks: collect_metrics, config_section, configure, connections_changed, register_tasks.
 Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``names``, ``ca``, ``client_certificates``,
-``properties``, ``outgoing``, ``pages``, ``interval``.
+``test_mode``, ``properties``, ``outgoing``, ``pages``, ``interval``.
 Files: those of the certificates, which it only reads.
 Provides: Encryption, for the ports of replication, metrics and health pages.
 Answers for the TLS part of RocketMQ's ``NettyRemotingServer``.
@@ -33,7 +33,7 @@ from gantrymq.plugins.tls.tls_socket import TlsSocket
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.audit_events import TLS_HANDSHAKE
 from gantrymq.remoting.channel import OUTGOING
-from gantrymq.remoting.tls import ServerTls, TlsUnusable
+from gantrymq.remoting.tls import IN_TEST_MODE, ServerTls, TlsUnusable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -97,7 +97,9 @@ class TlsPlugin:
                 self._client_context = self._files.make_client_context()
                 OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._client_context))
         except (TlsUnusable, OSError) as error:
-            raise StartError(f"plugin.tls.certificate: {error}") from None
+            raise StartError(f"plugin.tls.{'test_mode' if self._files.test_mode else 'certificate'}: {error}") from None
+        if self._files.test_mode:
+            log.warning("tls_in_test_mode", reason=IN_TEST_MODE)
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:

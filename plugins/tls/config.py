@@ -25,6 +25,9 @@ class TlsConfig:
     """The authorities that sign clients' certificates, PEM."""
     client_certificates: Literal["none", "optional", "required"] = "none"
     """Whether clients must show a certificate; its subject becomes the connection's identity."""
+    test_mode: bool = False
+    """RocketMQ's ``tls.test.mode.enable``: the broker makes a certificate at its start, and verifies none of others.
+    Connections are encrypted, but anybody can pose as the broker."""
     properties: str = ""
     """RocketMQ's ``tls.properties``; its keys replace the settings above."""
     outgoing: Literal["auto", "plain", "tls"] = "auto"

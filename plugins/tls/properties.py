@@ -2,8 +2,8 @@
 
 Source: RocketMQ 5.3.3 ``TlsSystemConfig``, ``TlsHelper``. There, ``tls.server.mode`` is a property of the JVM, clients'
 certificates are not verified unless ``tls.server.authClient`` is true, and without ``tls.test.mode.enable=false`` the
-server makes a certificate of its own and ignores the files. Here the files count, and a demanded certificate is
-verified.
+server makes a certificate of its own and ignores the files. Here the test mode must be set, and a demanded certificate
+is verified.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_tls(values: Mapping[str, Any], read: Callable[[str], bytes]) -> tuple[s
     :class:`TlsUnusable` names the key, and never the password; OSError of ``read``.
     """
     path = values["properties"]
-    given = {name: values[name] for name in ("certificate", "key", "ca", "client_certificates", "names")}
+    given = {name: values[name] for name in ("certificate", "key", "ca", "client_certificates", "names", "test_mode")}
     if not path:
         return values["mode"], ServerTls(**given)
     data = read(path)
@@ -40,18 +40,26 @@ def read_tls(values: Mapping[str, Any], read: Callable[[str], bytes]) -> tuple[s
         found = read_properties(data)
     except ValueError:
         raise TlsUnusable(f"{path!r} is no properties file") from None
-    if found.get("tls.test.mode.enable", "").strip().lower() == "true":
-        raise TlsUnusable(
-            f"{path!r}: tls.test.mode.enable: GantryMQ makes no certificate by itself; make one with openssl"
-            " (docs/howto/secure.md), and set tls.test.mode.enable=false and tls.server.certPath"
-        )
+    if "tls.test.mode.enable" in found:
+        given["test_mode"] = found["tls.test.mode.enable"].strip().lower() == "true"
+    mode = _mode(found, values["mode"], path)
+    if given["test_mode"]:
+        if found.get("tls.server.need.client.auth", "").strip().lower() not in ("", "none", "optional"):
+            raise TlsUnusable(
+                f"{path!r}: tls.server.need.client.auth: the test mode verifies no certificate: remove one of the two"
+            )
+        return mode, ServerTls(**given)  # RocketMQ ignores the files too
     given |= {name: found[key].strip() for name, key in _FILES.items() if key in found}
     if "tls.server.need.client.auth" in found:
         given["client_certificates"] = _client_certificates(found, given["ca"], path)
-    mode = found.get("tls.server.mode", values["mode"]).strip().lower()
+    return mode, ServerTls(**given, password=found.get("tls.server.keyPassword", ""))
+
+
+def _mode(found: Mapping[str, str], default: str, path: str) -> str:
+    mode = found.get("tls.server.mode", default).strip().lower()
     if mode not in _MODES:
         raise TlsUnusable(f"{path!r}: tls.server.mode = {mode!r}: one of {', '.join(_MODES)} is expected")
-    return mode, ServerTls(**given, password=found.get("tls.server.keyPassword", ""))
+    return mode
 
 
 def _client_certificates(found: Mapping[str, str], ca: str, path: str) -> str:

@@ -1,7 +1,7 @@
 """RocketMQ's own integration tests of TLS, as Maven Central has them compiled, with the clients of each release.
 
 ``TLS_IT`` sends and receives over TLS; in ``TLS_Mix_IT`` only the consumer, in ``TLS_Mix2_IT`` only the producer does.
-The classes in ``tests/interop/apache`` point them at our nameserver and broker.
+The classes in ``tests/interop/apache`` point them at our nameserver and broker, which have RocketMQ's test mode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import gantrymq.sync
-from support.certificates import FOLDER
 from support.foreign import Java, ToolMissing, find_integration_tests
 from support.processes import free_ports, gantrymq_child
 
@@ -52,14 +51,15 @@ def test_rocketmqs_integration_tests_of_tls_pass(
     except ToolMissing as missing:
         pytest.skip(str(missing))
     broker, nameserver, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
+    properties = tmp_path / "tls.properties"
+    properties.write_text("tls.test.mode.enable=true\ntls.server.mode=permissive\n")  # as with RocketMQ's own servers
     settings = {
         "broker.name": "broker-tls",
         "plugin.metrics.listen": metrics,
-        "plugin.tls.certificate": FOLDER / "server.pem",
-        "plugin.tls.mode": "permissive",
+        "plugin.tls.properties": properties,
         "plugin.tls.pages": "plain",
     }
-    arguments = ["serve", "--data", str(tmp_path), "--listen", broker, "--nameserver-listen", nameserver,
+    arguments = ["serve", "--data", str(tmp_path / "data"), "--listen", broker, "--nameserver-listen", nameserver,
                  "--enable", "tls", "--enable", "metrics"]  # fmt: skip
     arguments += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     with gantrymq_child(arguments, homes("serve")) as child:

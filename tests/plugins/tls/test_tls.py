@@ -287,7 +287,7 @@ async def test_rocketmqs_tls_properties_set_mode_certificate_password_and_client
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("tls.test.mode.enable=true", "makes no certificate by itself"),
+        ("tls.test.mode.enable=true\ntls.server.need.client.auth=require", "the test mode verifies no certificate"),
         ("tls.server.mode=loud", "one of disabled, permissive, enforcing"),
         ("tls.server.need.client.auth=maybe", "one of none, optional, require"),
         ("tls.server.need.client.auth=require", "needs tls.server.trustCertPath"),
@@ -310,6 +310,64 @@ async def test_wrong_tls_properties_refuse_the_start_without_the_password(
             pytest.fail("it serves")
     assert failed.group_contains(StartError, match=reason)
     assert not failed.group_contains(StartError, match="hush-wrong")
+
+
+def trust_all() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+@pytest.mark.parametrize("is_in_file", [False, True], ids=["setting", "tls.properties"])
+async def test_in_test_mode_the_broker_makes_a_new_certificate_at_each_start(tmp_path: Path, is_in_file: bool) -> None:
+    properties = tmp_path / "tls.properties"
+    write(properties, b"tls.test.mode.enable=true\ntls.server.certPath=/nowhere.pem\n")  # RocketMQ ignores it too
+    settings = {"plugin__tls__properties": properties} if is_in_file else {"plugin__tls__test_mode": "true"}
+    seen = set()
+    for name in ("first", "second"):
+        with capture_logs() as logs:
+            async with secured(tmp_path / name, plugin__tls__certificate="", **settings) as broker:
+                async with encrypted(broker, trust_all()) as channel:
+                    assert (await channel.call(send("T", b"x"))).code == 0
+                with pytest.raises(ConnectFailed, match="its certificate is not accepted"):
+                    async with encrypted(broker):
+                        pass
+                _, text = await openssl(broker)
+                assert b"CN=gantrymq-test-mode" in text.replace(b" = ", b"="), text
+                seen.add(text.partition(b"BEGIN CERTIFICATE")[2].partition(b"END")[0])
+        assert [each["log_level"] for each in logs if each["event"] == "tls_in_test_mode"] == ["warning"]
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "remove the settings of certificates, or the mode"),
+        ({"plugin__tls__certificate": "", "plugin__tls__client_certificates": "required"}, "remove the settings"),
+        ({"plugin__tls__certificate": "", "without": "cryptography"}, r"pip install 'gantrymq\[tls\]'"),
+    ],
+)
+async def test_a_test_mode_that_cannot_be_had_refuses_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], reason: str
+) -> None:
+    settings = dict(settings)
+    if missing := settings.pop("without", ""):
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ExceptionGroup) as failed:
+        async with secured(tmp_path, plugin__tls__test_mode="true", **settings):
+            pytest.fail("it serves")
+    assert failed.group_contains(StartError, match=f"plugin.tls.test_mode: .*{reason}")
+
+
+async def test_brokers_and_nameservers_in_test_mode_accept_each_others_certificates(tmp_path: Path) -> None:
+    server = NameServer(NameServerConfig(port=0, tls=ServerTls("", test_mode=True), plain=False))
+    settings = {"plugin.tls.test_mode": "true"}
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        async with run_broker(make_broker(tmp_path / "s", [server.address], settings=settings, enable=[TLS])) as broker:
+            assert await broker.registry.get(Registration).wait_first(20.0)
+        nursery.cancel_scope.cancel()
 
 
 # -------------------------------------------------------------------------------------------------------- attacks
