@@ -1,13 +1,14 @@
 """Serve the metrics of all plugins to Prometheus over HTTP, with RocketMQ 5's names where it has them.
 
 Slot: none; not in the default set: ``--enable metrics``, with the extra ``gantrymq[metrics]``.
-Hooks: config_section, configure, register_tasks, runtime_info.
-Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``, ``hook_times``.
+Hooks: authorize, config_section, configure, hold_pulls, register_tasks, runtime_info.
+Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``, ``hook_times``,
+``request_times``.
 Files: none.
 Replaces RocketMQ 5.3.3's ``BrokerMetricsManager`` with ``metricsExporterType = PROM``.
 
-This plugin counts nothing: each scrape asks all plugins (hook ``collect_metrics``). ``server`` is the web server,
-``exposition`` the text. ``docs/howto/metrics.md``.
+Each scrape asks all plugins for what they have counted (hook ``collect_metrics``); this one times a sample of the
+requests (``requests``). ``server`` is the web server, ``exposition`` the text. ``docs/howto/metrics.md``.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from gantrymq.kernel.plugin_activity import BOUNDS_S
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import Encryption, HttpPages
 from gantrymq.plugins.metrics.config import MetricsConfig
+from gantrymq.plugins.metrics.requests import RequestTimes
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.batch import PullBatch
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.fast.durations import Durations
+    from gantrymq.kernel.processors import RequestBatch
     from gantrymq.plugins.metrics.exposition import Text
     from gantrymq.plugins.metrics.process import LoopLag
     from gantrymq.plugins.metrics.server import MetricsServer
@@ -49,6 +53,7 @@ class MetricsPlugin:
 
     _loop_lag: LoopLag
     _turns: Durations  # from register_tasks on
+    _requests: RequestTimes | None = None
 
     def __init__(self) -> None:
         self._turn = trio.Lock()
@@ -74,6 +79,7 @@ class MetricsPlugin:
         self._broker = broker
         self._config = config.section(MetricsConfig)
         self._loop_lag = LoopLag()
+        self._requests = RequestTimes(broker.env.monotonic) if self._config.request_times else None
         self._server = MetricsServer(broker.env, self._config, self.render)
         if self._config.hook_times:
             broker.manager.activity.times.measure_for(math.inf)
@@ -86,7 +92,21 @@ class MetricsPlugin:
             pages.add("/metrics", self._page)
         self._server.encryption = broker.registry.find(Encryption)
         self._turns = broker.measure_turns()
+        if self._requests is not None:
+            self._requests.serve(broker.request_codes)
         return [BackgroundTask("metrics", self._server.run), BackgroundTask("loop lag", self._loop_lag.measure)]
+
+    @hookimpl(trylast=True)
+    def authorize(self, batch: RequestBatch) -> None:
+        """Time some of the requests that no plugin has refused."""
+        if self._requests is not None:
+            self._requests.observe(batch)
+
+    @hookimpl(tryfirst=True)
+    def hold_pulls(self, batch: PullBatch) -> None:
+        """Note which timed pulls wait for messages; another plugin holds them."""
+        if self._requests is not None:
+            self._requests.held(batch)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
@@ -113,6 +133,8 @@ class MetricsPlugin:
                     log.exception("plugin_failed", plugin=info.name, hook="collect_metrics")
                 await trio.lowlevel.checkpoint()
             self._loop_lag.report(metrics)
+            if self._requests is not None:
+                self._requests.report(metrics)
             metrics.histogram(
                 "gantrymq_turn_latency_seconds", "How long turns with requests take, until their responses are sent",
                 TURN_BOUNDS_S, list(self._turns.counts), self._turns.seconds,

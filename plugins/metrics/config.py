@@ -50,3 +50,5 @@ class MetricsConfig:
     """How long a connection may be silent, take to send its request, or take to read the response."""
     hook_times: bool = False
     """Whether calls of plugins' hooks are timed (``gantrymq_plugin_seconds``)."""
+    request_times: bool = True
+    """Whether a sample of the requests is timed (``rocketmq_rpc_latency_milliseconds``)."""

@@ -143,7 +143,7 @@ async def test_names_and_kinds_are_those_of_rocketmq(tmp_path: Path) -> None:
                 cluster.broker.progress()
                 families = await scrape(cluster.broker)
     ours = {name: family for name, family in families.items() if name.startswith("rocketmq_")}
-    assert len(ours) == 21, sorted(ours)
+    assert len(ours) == 22, sorted(ours)
     for name, family in ours.items():
         shown = f"{name}_total" if family.type == "counter" else name
         assert golden.get(shown) == family.type, f"{shown}: RocketMQ has it as {golden.get(shown)}, not {family.type}"
