@@ -17,6 +17,7 @@ OPTIONAL: Final = {
     "dashboard": "starlette",
     "acl": "pyyaml",
     "backup": "fsspec",
+    "objectstore": "obstore",
     "compression": "zstandard",
     "etcd": "etcd3gw",
     "otel": "opentelemetry-api",

@@ -16,14 +16,14 @@ import msgspec
 
 from gantrymq.exporter.job import Job, Report
 from gantrymq.spark.errors import SparkError
+from gantrymq.spark.exports.destination import Destination
+from gantrymq.spark.exports.destinations import find_destination
 from gantrymq.spark.exports.engines import Engine, find_engine
-from gantrymq.spark.exports.folder import ExportFolder
 from gantrymq.spark.exports.manifest import QueueKey
 from gantrymq.spark.exports.measuring import ExportProgress, Progress
 from gantrymq.spark.exports.planning import Sizes
 from gantrymq.spark.exports.run import ExportResult, export_table, export_with
 from gantrymq.spark.exports.table_formats import TABLE_FORMATS, find_table
-from gantrymq.spark.exports.target import local_folder
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.security import read_security
 from gantrymq.spark.wire import Queue
@@ -59,22 +59,22 @@ def run(job: Job, report: Callable[[Report], None]) -> None:
         for queue_id in range(count)
     ]
     security = read_security(job.security)
-    export = _export_to_table if job.format in TABLE_FORMATS else _export_to_folder(_find_engine(job))
+    export = _export_to_table if job.format in TABLE_FORMATS else _export_to_files(_find_engine(job))
     for topic in job.topics:
         options = SourceOptions((), (topic,), fail_on_data_loss=not job.skip_lost, security=security)
         report(export(job, options, known, report))
 
 
-def _export_to_folder(engine: Engine) -> Export:
+def _export_to_files(engine: Engine) -> Export:
     def export(job: Job, options: SourceOptions, known: list[Queue], report: Callable[[Report], None]) -> Report:
-        folder = ExportFolder(local_folder(job.to))
+        place = find_destination(job.to)
 
         def work(progress: Progress) -> ExportResult:
-            discard = _is_obsolete(folder, known)
+            discard = _is_obsolete(place, known)
             sizes = Sizes(job.file_rows, job.file_bytes)
             return export_with(options, job.to, engine, sizes, known=known, discard_plan=discard, progress=progress)
 
-        return _export(job, options, work, lambda: folder.read_state().ends, report)
+        return _export(job, options, work, lambda: place.read_state().ends, report)
 
     return export
 
@@ -115,10 +115,10 @@ def _as_report(topic: str, now: ExportProgress) -> Report:
     return Report(topic, now.tasks, now.tasks_total, rows=now.rows, rows_total=now.rows_total, bytes=now.bytes)
 
 
-def _is_obsolete(folder: ExportFolder, known: list[Queue]) -> bool:
+def _is_obsolete(place: Destination, known: list[Queue]) -> bool:
     """Whether a stopped run has planned queues that this job does not have: of a topic that was deleted or excluded."""
-    folder.check()
-    plan = folder.read_plan(folder.read_state().number + 1)
+    place.check()
+    plan = place.read_plan(place.read_state().number + 1)
     keys = {(queue.topic, queue.broker, queue.queue_id) for queue in known}
     return plan is not None and any(span.key not in keys for span in plan.tasks)
 

@@ -21,7 +21,8 @@ class ExporterConfig:
     topics: list[str] = attrs.field(factory=list)
     """Topics or shell patterns (``orders``, ``log-*``). A pattern matches no system, retry or dead letter topic."""
     to: str = plain("", validator=_check_to)
-    """The folder of the export, from the working directory, or the table; ``{broker}`` stands for the broker's name."""
+    """The folder of the export, from the working directory, a URL in an object store, or the table; ``{broker}`` stands
+    for the broker's name."""
     every: float = duration("1h", minimum="1s")
     """The time from the start of one run to the start of the next."""
     at_bytes: int = size(0)

@@ -65,7 +65,12 @@ FORMAT = click.option(
 
 @click.group(invoke_without_command=True, subcommand_metavar="[status | compact | run-now | pause | resume]")
 @click.option("--topic", metavar="TOPIC", help="Required. The topic, or several with commas between.")
-@click.option("--to", "folder", metavar="DIR", help="Required. The folder of the export; the first run makes it.")
+@click.option(
+    "--to",
+    "folder",
+    metavar="DIR",
+    help="Required. The folder of the export, or a URL such as s3://bucket/folder; the first run makes it.",
+)
 @NAMESERVER
 @FORMAT
 @click.option(

@@ -29,7 +29,7 @@ CHILD = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from gantrymq.spark import export, session
-from gantrymq.spark.exports import disk, run
+from gantrymq.spark.exports import disk, folder_destination
 
 folder, nameserver, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
 happened = []
@@ -49,7 +49,7 @@ def counted(module, name):
 
 for name in ("create_durably", "write_durably", "move", "exchange", "remove", "sync_folder", "sync_folders"):
     counted(disk, name)
-counted(run, "check_file")
+counted(folder_destination, "check_file")
 
 def watch():
     while not list(Path(folder, "_gantrymq").glob("work-*/*.partial")):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socketserver
+import subprocess
+import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageRespons
 from gantrymq.remoting.properties import encode_properties
 from gantrymq.spark import session, spark_status
 from gantrymq.spark.wire import Wire
+from support.processes import free_ports, wait_for
 
 ROOT = Path(__file__).parents[2]
 BORN_MILLIS = 1_700_000_000_123
@@ -214,3 +218,38 @@ def spark() -> Iterator[Any]:
         running = session("gantrymq-tests", cores=2, memory="512m", config={"spark.sql.shuffle.partitions": "2"})
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of an S3 with the bucket ``bucket``."""
+    pytest.importorskip("moto", reason="pip install 'moto[s3]' flask-cors")
+    (port,) = free_ports()
+    address = f"http://127.0.0.1:{port}"
+    # Not a thread of this process, because deltalake holds the GIL during some of its requests.
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_for(lambda: _has_made_bucket(f"{address}/bucket"), 60)
+            yield address
+        finally:
+            server.kill()
+
+
+def _has_made_bucket(url: str) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=10).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def s3_settings(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings that the how-to guide names, for the S3 on loopback."""
+    settings = {
+        "AWS_ENDPOINT_URL": s3, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
+    }  # fmt: skip
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)

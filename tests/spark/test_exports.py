@@ -370,7 +370,7 @@ STEPS = ("create_durably", "write_durably", "move", "exchange", "remove", "sync_
 
 def stop_at(step: int, patch: Callable[[str, str, Any], None]) -> list[str]:
     """Let the ``step``-th change to the disk, counted from 0, and all later ones not happen. Returns what did."""
-    from gantrymq.spark.exports import run as run_module
+    from gantrymq.spark.exports import folder_destination
 
     happened: list[str] = []
 
@@ -384,7 +384,7 @@ def stop_at(step: int, patch: Callable[[str, str, Any], None]) -> list[str]:
         return call
 
     for name in STEPS:
-        module = run_module if name == "check_file" else disk
+        module = folder_destination if name == "check_file" else disk
         patch(f"{module.__name__}.{name}", name, counted(name, getattr(module, name)))
     return happened
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +32,6 @@ from gantrymq.spark import (
     export_status,
 )  # fmt: skip
 from gantrymq.spark.exports.table_formats import find_table
-from support.processes import free_ports, wait_for
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -333,30 +331,6 @@ def test_the_command_writes_tables_and_shows_their_status(
     assert "orders broker-a queue 0: 12 messages, continues at 12, lag 0" in capsys.readouterr().out
     assert run([*arguments, "--format", place.file_format, "--engine", "spark"]) == 1
     assert "engine local" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The address of an S3 with the bucket ``bucket``."""
-    pytest.importorskip("moto", reason="pip install 'moto[s3]' flask-cors")
-    (port,) = free_ports()
-    address = f"http://127.0.0.1:{port}"
-    # Not a thread of this process, because deltalake holds the GIL during some of its requests.
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            wait_for(lambda: has_made_bucket(f"{address}/bucket"), 60)
-            yield address
-        finally:
-            server.kill()
-
-
-def has_made_bucket(url: str) -> bool:
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=10).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("to", ["s3://bucket/orders", "s3a://bucket/below/orders", "local.logs.messages"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +10,11 @@ from uuid import uuid4
 import attrs
 
 from gantrymq.spark.errors import SparkError, SparkMissing
-from gantrymq.spark.exports import disk, placing
-from gantrymq.spark.exports.folder import ExportFolder
-from gantrymq.spark.exports.manifest import FORMAT, DataFile, Manifest, State, count, encode, file_path
+from gantrymq.spark.exports.checking import check_file
+from gantrymq.spark.exports.destination import Destination
+from gantrymq.spark.exports.manifest import DataFile, State, count, file_path, folder_of
 from gantrymq.spark.exports.planning import FILE_BYTES, FILE_ROWS
-from gantrymq.spark.exports.reading import existing_folder
-from gantrymq.spark.exports.writing import ParquetOutput, check_file
+from gantrymq.spark.exports.reading import existing_export
 from gantrymq.spark.local import arrow_status
 
 BATCH_ROWS = 8192
@@ -47,28 +45,33 @@ def compact_export(
     :class:`SparkError` and its kinds.
     """
     started = time.monotonic()
-    folder = existing_folder(to)
+    export = existing_export(to)
     status = arrow_status()
     if not status:
         raise SparkMissing(status.reason)
     try:
-        with folder.lock():
-            placing.finish(folder)
-            state = folder.read_state()
-            if folder.read_plan(state.number + 1) is not None:
-                raise SparkError(f"a run of {folder.path} was stopped: let an export finish it, then compact")
+        with export.lock():
+            export.finish()
+            state = export.read_state()
+            if export.read_plan(state.number + 1) is not None:
+                raise SparkError(f"a run of {export.name} was stopped: let an export finish it, then compact")
             groups = list(_groups(state, file_rows, file_bytes))
             before = len(state.files)
             merged: list[DataFile] = []
+            number, run = state.number + 1, str(uuid4())
+            if groups:
+                export.start_compaction(number, run, sorted({group[0].span.topic for group in groups}))
             for group in groups:
                 if progress is not None:
                     progress(len(merged), len(groups))
-                merged.append(_merge(folder, state.number + 1, group))
+                merged.append(_merge(export, number, run, group))
             if merged:
-                placing.place(folder, _stage(folder, state, groups, merged))
+                removed = [file.path for group in groups for file in group]
+                export.place(export.stage_compaction(state, run, merged, removed))
+            export.remove_unreferenced()
             after = before - sum(map(len, groups)) + len(groups)
     except OSError as error:
-        raise SparkError(f"cannot compact {folder.path}: {error.strerror or error}") from None
+        raise SparkError(f"cannot compact {export.name}: {error.strerror or error}") from None
     if progress is not None:
         progress(len(groups), len(groups))
     rows, size = count(file.span for file in merged), sum(file.bytes for file in merged)
@@ -77,7 +80,7 @@ def compact_export(
 
 def _groups(state: State, file_rows: int, file_bytes: int) -> Iterator[list[DataFile]]:
     def order(file: DataFile) -> tuple[str, tuple[str, str, int], int]:
-        return _folder_of(file), file.span.key, file.span.first
+        return folder_of(file), file.span.key, file.span.first
 
     group: list[DataFile] = []
     for file in sorted(state.files.values(), key=order):
@@ -92,44 +95,22 @@ def _groups(state: State, file_rows: int, file_bytes: int) -> Iterator[list[Data
         yield group
 
 
-def _merge(folder: ExportFolder, number: int, group: list[DataFile]) -> DataFile:
+def _merge(export: Destination, number: int, run: str, group: list[DataFile]) -> DataFile:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    work = folder.work_path(number)
     span = attrs.evolve(group[0].span, end=group[-1].span.end)
-    date = _folder_of(group[0]).rpartition("date=")[2]
-    path = file_path(span, date, f"-c{number}")
-    output = ParquetOutput(work, span)
+    date = folder_of(group[0]).rpartition("date=")[2]
+    path = file_path(span, date, export.suffix(number, run, "c"))
+    output = export.open_output(number, span)
     try:
         for file in group:
-            source = folder.path / file.path
-            check_file(source, file)
+            source = export.open_file(file)
+            check_file(source, file, f"{export.name}/{file.path}")
             with pq.ParquetFile(source) as opened:
                 for batch in opened.iter_batches(batch_size=BATCH_ROWS):
                     output.add(batch, pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0)
-        merged = DataFile(path, span, output.close(path))
+        return DataFile(path, span, output.close(path))
     except BaseException:
         output.abandon()
         raise
-    check_file(work / path, merged)
-    return merged
-
-
-def _stage(folder: ExportFolder, state: State, groups: list[list[DataFile]], merged: list[DataFile]) -> Manifest:
-    work = folder.work_path(state.number + 1)
-    removed = {file.path for group in groups for file in group}
-    swapped = sorted({_folder_of(file) for file in merged})
-    kept = [file for file in state.files.values() if _folder_of(file) in swapped and file.path not in removed]
-    for file in kept:
-        os.link(folder.path / file.path, work / file.path)
-    disk.sync_folders(work, [work / file.path for file in (*merged, *kept)])
-    manifest = Manifest(
-        FORMAT, state.number + 1, str(uuid4()), time.time(), False, merged, sorted(removed), [], [], [], swapped
-    )  # fmt: skip
-    disk.write_durably(folder.staged_path(manifest.number), encode(manifest))
-    return manifest
-
-
-def _folder_of(file: DataFile) -> str:
-    return file.path.rpartition("/")[0]

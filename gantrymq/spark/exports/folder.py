@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gantrymq.spark.errors import ExportDamaged, FolderInUse, SparkError
+from gantrymq.spark.errors import FolderInUse, SparkError
 from gantrymq.spark.exports import disk
-from gantrymq.spark.exports.manifest import DataFile, Kind, Manifest, Plan, State, Written, decode, encode
+from gantrymq.spark.exports.manifest import DataFile, Kind, Manifest, Plan, State, Written, decode, encode, sum_up
 
 RECORDS = "_gantrymq"
 COMPLETE_EVERY = 100
 """Every so many manifests one is complete, so that a reader never reads more of them."""
-_MANIFEST = re.compile(r"manifest-(\d{8,})\.json")
-_OURS = re.compile(r"_gantrymq|topic=.+")
+MANIFEST = re.compile(r"manifest-(\d{8,})\.json")
+OURS = re.compile(r"_gantrymq|topic=.+")
 
 
 class ExportFolder:
@@ -40,7 +40,7 @@ class ExportFolder:
             raise FolderInUse(f"{self.path} is a file, not a folder") from None
         except OSError as error:
             raise SparkError(f"cannot read {self.path}: {error.strerror}") from None
-        foreign = [name for name in names if not _OURS.fullmatch(name)]
+        foreign = [name for name in names if not OURS.fullmatch(name)]
         if foreign:
             raise FolderInUse(f"{self.path} has {foreign[0]!r}, which no export wrote: name another folder")
         if names and RECORDS not in names:
@@ -66,27 +66,17 @@ class ExportFolder:
         """The numbers of the published manifests, ascending."""
         if not self.records.is_dir():
             return []
-        found = (_MANIFEST.fullmatch(item.name) for item in self.records.iterdir())
+        found = (MANIFEST.fullmatch(item.name) for item in self.records.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def read_state(self) -> State:
         """What the export has by its last manifest. Raises :class:`ExportDamaged`."""
-        manifests: list[Manifest] = []
-        expected = None
-        for number in reversed(self.numbers()):
-            if expected is not None and number != expected:
-                break
+
+        def read(number: int) -> Manifest:
             path = self.manifest_path(number)
-            manifests.append(decode(path.read_bytes(), Manifest, path))
-            if manifests[-1].complete:
-                break
-            expected = number - 1
-        if manifests and not manifests[-1].complete and manifests[-1].number != 1:
-            raise ExportDamaged(f"{self.manifest_path(manifests[-1].number - 1)} is missing: restore it from a copy")
-        state = State()
-        for manifest in reversed(manifests):
-            state.apply(manifest)
-        return state
+            return decode(path.read_bytes(), Manifest, path)
+
+        return sum_up(self.numbers(), read, self.manifest_path)
 
     def publish(self, manifest: Manifest) -> None:
         """Publish by exclusive creation. Raises FileExistsError if another writer has published that number."""

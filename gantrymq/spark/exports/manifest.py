@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -142,6 +142,42 @@ class State:
         )
 
 
+def run_manifest(plan: Plan, written: Iterable[Written], created: float, swapped: list[str]) -> Manifest:
+    """What the run of ``plan`` changes, with what its tasks wrote."""
+    results = list(written)
+    files = [file for result in results for file in result.files]
+    lost = [*plan.lost, *(span for result in results for span in result.lost)]
+    return Manifest(
+        FORMAT, plan.number, plan.id, created, False, files, [], lost, plan.ends, plan.replaced, swapped
+    )  # fmt: skip
+
+
+def compaction_manifest(
+    state: State, run: str, created: float, merged: Iterable[DataFile], removed: Iterable[str], swapped: list[str]
+) -> Manifest:
+    """What a compaction of ``state`` changes."""
+    return Manifest(
+        FORMAT, state.number + 1, run, created, False, list(merged), sorted(removed), [], [], [], swapped
+    )  # fmt: skip
+
+
+def sum_up(numbers: Sequence[int], read: Callable[[int], Manifest], name: Callable[[int], object]) -> State:
+    """What an export has by its manifests ``numbers``, ascending. Raises :class:`ExportDamaged` if one is missing."""
+    manifests: list[Manifest] = []
+    for number in reversed(numbers):
+        if manifests and number != manifests[-1].number - 1:
+            break
+        manifests.append(read(number))
+        if manifests[-1].complete:
+            break
+    if manifests and not manifests[-1].complete and manifests[-1].number != 1:
+        raise ExportDamaged(f"{name(manifests[-1].number - 1)} is missing: restore it from a copy")
+    state = State()
+    for manifest in reversed(manifests):
+        state.apply(manifest)
+    return state
+
+
 def encode(record: object) -> bytes:
     """The record as JSON."""
     return msgspec.json.encode(record)
@@ -167,6 +203,11 @@ def file_path(span: Span, date: str, suffix: str = "") -> str:
 def topic_folder(topic: str) -> str:
     """The name of a topic's folder."""
     return f"topic={_escape(topic)}"
+
+
+def folder_of(file: DataFile) -> str:
+    """The folder of a file, within the export."""
+    return file.path.rpartition("/")[0]
 
 
 def count(spans: Iterable[Span]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,13 +9,12 @@ from contextlib import suppress
 import attrs
 
 from gantrymq.spark.errors import SparkError
-from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.destination import Destination
 from gantrymq.spark.exports.manifest import Plan, QueueKey, count
 from gantrymq.spark.wire import Queue, Wire
 
 LAG_SECONDS = 5.0
 """The interval at which the brokers are asked for new messages, in seconds."""
-_RESULT = re.compile(r"task-(\d{8,})\.json")
 
 
 @attrs.frozen
@@ -63,19 +61,16 @@ class NewMessages:
 class Measure:
     """Measures the run of ``plan`` while it writes. ``queues`` are those of the plan, with their present addresses."""
 
-    def __init__(self, folder: ExportFolder, plan: Plan, wire: Wire, queues: Sequence[Queue]) -> None:
-        self._folder, self._plan = folder, plan
+    def __init__(self, destination: Destination, plan: Plan, wire: Wire, queues: Sequence[Queue]) -> None:
+        self._destination, self._plan = destination, plan
         self._seen: set[int] = set()
         self._rows = self._bytes = 0
         self._new_messages = NewMessages(wire, queues, {span.key: span.end for span in plan.ends})
 
     def look(self, rows_begun: int = 0) -> ExportProgress:
         """How far it is now; ``rows_begun`` are rows of tasks that are not done."""
-        work = self._folder.work_path(self._plan.number)
-        for path in work.iterdir() if work.is_dir() else ():
-            found = _RESULT.fullmatch(path.name)
-            if found and int(found[1]) not in self._seen:
-                self._add(int(found[1]))
+        for task in self._destination.finished(self._plan) - self._seen:
+            self._add(task)
         total = count(self._plan.tasks)
         rows = min(self._rows + rows_begun, total)
         return ExportProgress(
@@ -83,7 +78,7 @@ class Measure:
         )
 
     def _add(self, task: int) -> None:
-        result = self._folder.read_result(self._plan.number, task)
+        result = self._destination.read_result(self._plan, task)
         if result is not None:
             self._seen.add(task)
             self._rows += self._plan.tasks[task].rows

@@ -6,17 +6,18 @@ import functools
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, overload
 
 import attrs
 
 from gantrymq.spark.columns import COLUMNS
 from gantrymq.spark.errors import ExportDamaged
-from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.destination import Destination
+from gantrymq.spark.exports.destinations import find_destination
 from gantrymq.spark.exports.manifest import QueueKey, State, count
+from gantrymq.spark.exports.object_destination import ObjectDestination
+from gantrymq.spark.exports.parquet_output import FILE_COLUMNS
 from gantrymq.spark.exports.table_formats import TABLE_FORMATS, find_table
-from gantrymq.spark.exports.target import local_folder
-from gantrymq.spark.exports.writing import FILE_COLUMNS
 from gantrymq.spark.local import session
 from gantrymq.spark.options import SourceOptions, read_addresses
 from gantrymq.spark.security import Security, read_security
@@ -75,8 +76,8 @@ def export_status(
     security = read_security(options or {})
     if file_format in TABLE_FORMATS:
         return _table_status(file_format, to, nameserver, security)
-    folder = existing_folder(to)
-    state = folder.read_state()
+    export = existing_export(to)
+    state = export.read_state()
     highest = _find_ends(state, nameserver, security) if nameserver is not None else {}
     queues: list[QueueStatus] = []
     for key, end in sorted(state.ends.items()):
@@ -86,8 +87,8 @@ def export_status(
         rows, size = count(file.span for file in files), sum(file.bytes for file in files)
         queues.append(QueueStatus(*key, end, rows, len(files), size, lost, lag))
     age = time.time() - state.created if state.number else None
-    unfinished = folder.plan_path(state.number + 1).exists()
-    return ExportStatus(folder.path, state.number, age, unfinished, queues)
+    unfinished = export.read_plan(state.number + 1) is not None
+    return ExportStatus(export.name, state.number, age, unfinished, queues)
 
 
 def _table_status(file_format: str, to: str | Path, nameserver: str | None, security: Security) -> ExportStatus:
@@ -106,26 +107,45 @@ def _table_status(file_format: str, to: str | Path, nameserver: str | None, secu
     return ExportStatus(table.name, state.number, time.time() - state.created, False, queues)
 
 
-def export_files(to: str | Path, topic: str | None = None) -> list[Path]:
-    """The Parquet files of the export's last manifest, of one topic or of all, for readers other than Spark."""
-    folder = existing_folder(to)
-    state = folder.read_state()
-    return [folder.locate(file) for _, file in sorted(state.files.items()) if topic in (None, file.span.topic)]
+@overload
+def export_files(to: Path, topic: str | None = None) -> list[Path]: ...
+
+
+@overload
+def export_files(to: str | Path, topic: str | None = None) -> list[Path] | list[str]: ...
+
+
+def export_files(to: str | Path, topic: str | None = None) -> list[Path] | list[str]:
+    """The Parquet files of the export's last manifest, of one topic or of all, for readers other than Spark.
+
+    Of an export in an object store their URLs, in which % escapes nothing.
+    """
+    export = existing_export(to)
+    state = export.read_state()
+    found = [export.locate(file) for _, file in sorted(state.files.items()) if topic in (None, file.span.topic)]
+    return cast("list[Path] | list[str]", found)
 
 
 def read_export(to: str | Path, spark: SparkSession | None = None) -> DataFrame:
     """The export's last manifest as a DataFrame: the columns of the data source, and ``date`` (UTC, of storeTimestamp).
 
-    ``spark`` is the session to use; without one :func:`gantrymq.spark.session` gives it. A replacement that is
-    published while the DataFrame is used removes its files; read again then. Raises :class:`ExportDamaged`.
+    ``spark`` is the session to use; without one :func:`gantrymq.spark.session` gives it. Files in an object store are
+    read by pyarrow in Spark's Python workers, which need the package and the credentials that exports need. A
+    replacement that is published while the DataFrame is used removes its files; read again then. Raises
+    :class:`ExportDamaged`.
     """
-    paths = export_files(to)
+    export = existing_export(to)
+    files = [file for _, file in sorted(export.read_state().files.items())]
     spark = spark or session()
+    if isinstance(export, ObjectDestination):
+        from gantrymq.spark.exports.object_reading import read_objects
+
+        return read_objects(spark, str(export.name), files)
     from pyspark.sql import DataFrame  # not before the session has told what is missing
 
     schema = ", ".join(f"`{name}` {COLUMNS[name]}" for name in FILE_COLUMNS) + ", topic string, date date"
     roots: dict[Path, list[str]] = {}
-    for path in paths:
+    for path in (Path(export.locate(file)) for file in files):
         root = path.parents[2]  # above topic= and date=
         roots.setdefault(root, []).append(str(path))
     reader = spark.read.schema(schema).option("__globPaths__", "false")  # names with [] and * are taken as they are
@@ -134,13 +154,13 @@ def read_export(to: str | Path, spark: SparkSession | None = None) -> DataFrame:
     return frame.select(*COLUMNS, "date")
 
 
-def existing_folder(to: str | Path) -> ExportFolder:
-    """The folder of an export that has begun. Raises :class:`ExportDamaged`, :class:`FolderInUse`."""
-    folder = ExportFolder(local_folder(to))
-    folder.check()
-    if not folder.records.is_dir():
-        raise ExportDamaged(f"{folder.path} has no export")
-    return folder
+def existing_export(to: str | Path) -> Destination:
+    """An export that has begun. Raises :class:`ExportDamaged`, :class:`FolderInUse`."""
+    export = find_destination(to)
+    export.check()
+    if not export.exists():
+        raise ExportDamaged(f"{export.name} has no export")
+    return export
 
 
 def _find_ends(state: State, nameserver: str, security: Security) -> dict[QueueKey, int]:

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.spark.errors import ExportFenced, SparkError, SparkMissing, Unreachable, WrongOption
-from gantrymq.spark.exports import disk, placing
+from gantrymq.spark.errors import SparkError, SparkMissing, Unreachable, WrongOption
+from gantrymq.spark.exports.destination import Destination
+from gantrymq.spark.exports.destinations import find_destination
 from gantrymq.spark.exports.engines import Engine, find_engine
-from gantrymq.spark.exports.folder import ExportFolder
-from gantrymq.spark.exports.manifest import FORMAT, DataFile, Manifest, Plan, Span, count, encode, topic_folder
+from gantrymq.spark.exports.manifest import DataFile, Plan, Span, count
 from gantrymq.spark.exports.measuring import ExportProgress, Measure, Progress
 from gantrymq.spark.exports.planning import FILE_BYTES, FILE_ROWS, Sizes, make_plan
 from gantrymq.spark.exports.table_formats import TABLE_FORMATS, find_table
 from gantrymq.spark.exports.tables import write_table
-from gantrymq.spark.exports.target import local_folder
-from gantrymq.spark.exports.writing import Task, check_file, make_task
+from gantrymq.spark.exports.writing import Task, make_task
 from gantrymq.spark.local import arrow_status
 from gantrymq.spark.options import SourceOptions, read_options
 from gantrymq.spark.ranges import find_queues
@@ -140,14 +139,16 @@ def export_with(
     progress: Progress | None = None,
 ) -> ExportResult:
     """As :func:`export`. ``known`` are all queues of some topics, for which no nameserver is asked."""
-    folder = ExportFolder(local_folder(to))
-    folder.check()
-    run = _Run(folder, options, engine, sizes, progress)
-    with _clear_errors(folder), Wire(security=options.security, known=known) as wire:
-        if not folder.records.exists():
-            make_plan(run.options, folder.read_state(), wire, run.sizes, overwrite)  # what is wrong makes no folder
-        with folder.lock():
-            placing.finish(folder)
+    destination = find_destination(to)
+    destination.check()
+    run = _Run(destination, options, engine, sizes, progress)
+    with _clear_errors(destination), Wire(security=options.security, known=known) as wire:
+        if not destination.exists():
+            make_plan(
+                run.options, destination.read_state(), wire, run.sizes, overwrite
+            )  # what is wrong makes no folder
+        with destination.lock():
+            destination.finish()
             run.continue_plan(wire, discard_plan or overwrite)
             run.export_new(wire, overwrite)
     return run.result()
@@ -157,10 +158,10 @@ class _Run:
     """One call of :func:`export`; it sums up what its plans wrote."""
 
     def __init__(
-        self, folder: ExportFolder, options: SourceOptions, engine: Engine, sizes: Sizes, progress: Progress | None
+        self, destination: Destination, options: SourceOptions, engine: Engine, sizes: Sizes, progress: Progress | None
     ) -> None:
         self.options, self.sizes = options, sizes
-        self._folder, self._engine, self._progress = folder, engine, progress
+        self._destination, self._engine, self._progress = destination, engine, progress
         self._started = time.monotonic()
         self._resumed = False
         self._written: list[DataFile] = []
@@ -168,41 +169,33 @@ class _Run:
 
     def continue_plan(self, wire: Wire, discard: bool) -> None:
         """Finish the plan of a run that was stopped before it published, or drop it if that is still possible."""
-        number = self._folder.read_state().number + 1
-        plan = self._folder.read_plan(number)
-        if plan is None:
-            return
-        if discard and self._folder.read_staged(number) is None:
-            placing.clean(self._folder, number)
+        plan = self._destination.read_plan(self._destination.read_state().number + 1)
+        if plan is None or (discard and self._destination.discard_plan(plan)):
             return
         self._resumed = True
         self._execute(plan, wire)
 
     def export_new(self, wire: Wire, overwrite: bool) -> None:
         """Plan and write what is new."""
-        plan = make_plan(self.options, self._folder.read_state(), wire, self.sizes, overwrite)
+        plan = make_plan(self.options, self._destination.read_state(), wire, self.sizes, overwrite)
         if plan is not None:
-            try:
-                disk.create_durably(self._folder.plan_path(plan.number), encode(plan))
-            except FileExistsError:
-                raise ExportFenced(f"another writer uses {self._folder.path}: run the export again") from None
+            self._destination.create_plan(plan)
             self._execute(plan, wire)
 
     def result(self) -> ExportResult:
         """The sum of all plans of this run."""
-        files = self._written
+        files, number = self._written, self._destination.read_state().number
         return ExportResult(
             count(file.span for file in files), sum(file.bytes for file in files), len(files),
-            time.monotonic() - self._started, self._folder.path, self._folder.read_state().number, count(self._lost),
-            self._resumed,
+            time.monotonic() - self._started, self._destination.name, number, count(self._lost), self._resumed,
         )  # fmt: skip
 
     def _execute(self, plan: Plan, wire: Wire) -> None:
-        manifest = self._folder.read_staged(plan.number)
+        manifest = self._destination.staged(plan.number)
         if manifest is None:
             self._write(plan, wire)
-            manifest = self._stage(plan)
-        placing.place(self._folder, manifest)
+            manifest = self._destination.stage(plan)
+        self._destination.place(manifest)
         self._written += manifest.added
         self._lost += manifest.lost
 
@@ -213,7 +206,7 @@ class _Run:
         if progress is None:
             self._engine(tasks, None)
             return
-        measure = Measure(self._folder, plan, wire, queues)
+        measure = Measure(self._destination, plan, wire, queues)
         last: ExportProgress | None = None
 
         def report(rows_begun: int) -> None:
@@ -230,43 +223,20 @@ class _Run:
     def _tasks(self, plan: Plan, queues: Sequence[Queue]) -> list[Task]:
         addresses = {(item.topic, item.broker, item.queue_id): item.address for item in queues}
         tasks: list[Task] = []
+        finished = self._destination.finished(plan)
         for index, span in enumerate(plan.tasks):
-            if self._folder.read_result(plan.number, index) is not None:
+            if index in finished:
                 continue
             if span.key not in addresses:
                 raise Unreachable(f"{span.topic} {span.broker} queue {span.queue_id} is planned, but no broker has it")
             arguments = (addresses[span.key], self.options.fail_on_data_loss, self.options.security)
-            tasks.append(make_task(self._folder.path, plan, index, *arguments))
+            tasks.append(make_task(self._destination.name, plan, index, *arguments))
         return tasks
-
-    def _stage(self, plan: Plan) -> Manifest:
-        """Check and make durable what the tasks wrote; from here on the manifest is certain."""
-        work = self._folder.work_path(plan.number)
-        work.mkdir(parents=True, exist_ok=True)
-        results = [self._folder.read_result(plan.number, index) for index in range(len(plan.tasks))]
-        written = [result for result in results if result is not None]
-        if len(written) < len(results):
-            raise SparkError(
-                f"{len(results) - len(written)} of {len(results)} tasks left no result in {work}: the folder must be "
-                "on a file system that all machines of the Spark cluster share"
-            )
-        files = [file for result in written for file in result.files]
-        for file in files:
-            check_file(work / file.path, file)
-        placing.keep_only(work, [work / file.path for file in files])
-        disk.sync_folders(work, [work / file.path for file in files])
-        lost = [*plan.lost, *(span for result in written for span in result.lost)]
-        manifest = Manifest(
-            FORMAT, plan.number, plan.id, time.time(), False, files, [], lost, plan.ends, plan.replaced,
-            [topic_folder(topic) for topic in plan.replaced],
-        )  # fmt: skip
-        disk.write_durably(self._folder.staged_path(plan.number), encode(manifest))
-        return manifest
 
 
 @contextmanager
-def _clear_errors(folder: ExportFolder) -> Iterator[None]:
+def _clear_errors(destination: Destination) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SparkError(f"cannot write to {folder.path}: {error.strerror or error}") from None
+        raise SparkError(f"cannot write to {destination.name}: {error.strerror or error}") from None

@@ -13,7 +13,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 def local_folder(to: str | Path) -> Path:
     """The absolute path of ``to``, which is a path or ``file:///path``, as Spark understands it: % escapes nothing.
 
-    Raises :class:`~gantrymq.spark.errors.WrongOption` for other schemes, ``s3a://`` and ``hdfs://`` among them.
+    Raises :class:`~gantrymq.spark.errors.WrongOption` for other schemes, ``hdfs://`` among them.
     """
     text = str(to)
     found = _SCHEME.match(text) if isinstance(to, str) else None
@@ -21,9 +21,8 @@ def local_folder(to: str | Path) -> Path:
         return Path(to).absolute()
     if found[1].lower() != "file":
         raise WrongOption(
-            f"cannot export to {text!r}: the folder must be on a file system that is mounted here, such as "
-            f"/data/export or file:///data/export; copy a finished export to {found[1]}:// with the tools of that "
-            "store, or write a Delta table there"
+            f"cannot export to {text!r}: the place must be a folder on a file system that is mounted here, such as "
+            "/data/export or file:///data/export, or in an object store (s3://, s3a://, gs://, abfs://)"
         )
     path = text[len("file:") :]
     if path.startswith("//"):

@@ -1,0 +1,363 @@
+"""Exports in an object store: an S3 on loopback, and a store in a folder where the steps of a run are counted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gantrymq.cli.__main__ import run
+from gantrymq.exporter import worker
+from gantrymq.exporter.job import Job, Report
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.spark import (
+    DataLoss,
+    ExportDamaged,
+    ExportFenced,
+    FolderInUse,
+    SparkError,
+    Unreachable,
+    WrongOption,
+    compact_export,
+    export,
+    export_files,
+    export_status,
+    read_export,
+)
+from gantrymq.spark.exports import destinations, object_destination
+from gantrymq.spark.exports.object_store import Objects, open_store
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyarrow", reason="exports are Parquet files: pip install 'gantrymq[spark]'")
+pytest.importorskip("obstore", reason="pip install 'gantrymq[objectstore]'")
+
+
+@pytest.fixture
+def orders(cluster: FakeCluster) -> FakeCluster:
+    cluster.add_topic("orders", queues=2)
+    put(cluster, 20)
+    return cluster
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Objects]:
+    """``s3://bucket/...`` is a folder, which obstore writes as it does a store."""
+    from obstore.store import LocalStore
+
+    def open_local(url: str) -> Objects:
+        return Objects(LocalStore(tmp_path / url.removeprefix("s3://"), mkdir=True), url)
+
+    monkeypatch.setattr(destinations, "open_store", open_local)
+    return open_local
+
+
+TO = "s3://bucket/out"
+
+
+def put(cluster: FakeCluster, count: int) -> None:
+    for number in range(count):
+        cluster.put("orders", number % 2, b"body %d" % number)
+
+
+def everything(cluster: FakeCluster) -> Counter[tuple[str, int, int]]:
+    return Counter((topic, queue_id, offset) for (topic, queue_id), q in cluster.queues.items() for offset in q.records)
+
+
+def go(cluster: FakeCluster, to: str = TO, topic: str = "orders", **options: Any) -> Any:
+    return export(topic, to, cluster.address, engine="local", **options)
+
+
+def rows(objects: Objects, to: str = TO) -> Counter[tuple[str, int, int]]:
+    """What the manifest has."""
+    import pyarrow.parquet as pq
+
+    found: Counter[tuple[str, int, int]] = Counter()
+    for url in export_files(to):
+        path = str(url).removeprefix(f"{to}/")
+        topic = path.partition("/")[0].removeprefix("topic=")
+        with objects.open(path) as file:
+            table = pq.ParquetFile(file).read(columns=["queueId", "queueOffset"]).to_pylist()
+        found.update((topic, row["queueId"], row["queueOffset"]) for row in table)
+    return found
+
+
+def data_files(objects: Objects) -> list[str]:
+    return sorted(name for name, _ in objects.walk("") if name.endswith(".parquet"))
+
+
+def records(objects: Objects) -> list[str]:
+    return sorted(name for name, _ in objects.walk("_gantrymq"))
+
+
+def assert_clean(objects: Objects, to: str = TO) -> None:
+    """Nothing is there but manifests and what they name."""
+    assert data_files(objects) == sorted(str(url).removeprefix(f"{to}/") for url in export_files(to))
+    assert all(name.startswith("_gantrymq/manifest-") for name in records(objects)), records(objects)
+
+
+@pytest.mark.parametrize("to", ["s3://bucket/orders", "s3a://bucket/my données/a%20b[1]"])
+def test_an_export_in_s3_is_incremental_and_is_read_by_manifest(
+    orders: FakeCluster, s3_settings: None, capsys: pytest.CaptureFixture[str], to: str
+) -> None:
+    assert go(orders, to).rows == 20
+    put(orders, 3)
+    arguments = ["export", "--topic", "orders", "--to", to, "--nameserver", orders.address, "--engine", "local"]
+    assert run([*arguments, "--json"]) == 0
+    assert (answer := json.loads(capsys.readouterr().out))["rows"] == 3
+    assert (answer["folder"], answer["manifest"]) == (to, 2)
+    assert go(orders, to).rows == 0
+    objects = open_store(to)
+    assert rows(objects, to) == everything(orders)
+    assert data_files(objects)[0].startswith("topic=orders/date=2023-11-14/broker-a-0-0-9-")
+    assert run(["export", "status", to, "--nameserver", orders.address]) == 0
+    assert "orders broker-a queue 0: 12 messages in 2 files" in capsys.readouterr().out
+    assert run(["export", "compact", to]) == 0
+    assert capsys.readouterr().out.startswith("4 files became 2")
+    assert rows(objects, to) == everything(orders)
+    assert go(orders, to, overwrite=True).rows == 23
+    assert rows(objects, to) == everything(orders)
+    assert_clean(objects, to)
+
+
+def test_two_writers_of_s3_publish_each_message_once(orders: FakeCluster, s3_settings: None) -> None:
+    to = "s3://bucket/fenced"
+    go(orders, to)
+    put(orders, 4)
+    others: list[int] = []
+
+    def run_another(request: Command) -> None:
+        if request.code == RequestCode.PULL_MESSAGE and not others:
+            others.append(0)
+            others.append(go(orders, to).rows)
+
+    orders.script = run_another
+    with pytest.raises(ExportFenced, match="another writer has published manifest 2 of s3://bucket/fenced"):
+        go(orders, to)
+    assert others == [0, 4]
+    assert rows(open_store(to), to) == everything(orders)
+    assert_clean(open_store(to), to)
+
+
+@pytest.fixture
+def s3_in_spark(spark: SparkSession, s3_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same settings in Spark's Python workers."""
+    for name in ("ENDPOINT_URL", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION", "ALLOW_HTTP"):
+        monkeypatch.setitem(spark.sparkContext.environment, f"AWS_{name}", os.environ[f"AWS_{name}"])
+
+
+@pytest.mark.spark
+def test_spark_writes_and_reads_an_export_in_s3(spark: SparkSession, orders: FakeCluster, s3_in_spark: None) -> None:
+    orders.add_topic("%RETRY%g")
+    orders.put("%RETRY%g", 0, b"x", store_timestamp=2**62)
+    to = "s3a://bucket/by spark"
+    assert export("orders,%RETRY%g", to, orders.address, spark=spark).rows == 21
+    options = {"nameserver": orders.address, "topic": "orders,%RETRY%g"}
+    source = spark.read.format("gantrymq").options(**options).load()
+    exported = read_export(to, spark)
+    key = lambda row: (row.topic, row.queueId, row.queueOffset)  # noqa: E731
+    assert sorted(exported.drop("date").collect(), key=key) == sorted(source.collect(), key=key)
+    assert exported.dtypes == [*source.dtypes, ("date", "date")]
+    assert {str(row.date) for row in exported.select("date").distinct().collect()} == {"2023-11-14", "None"}
+    assert_clean(open_store(to), to)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing that handles errors may run code for it."""
+
+
+def kill_at(step: int, patch: pytest.MonkeyPatch) -> list[str]:
+    """Let the ``step``-th change to the store, counted from 0, and all later ones not happen. Returns what did."""
+    happened: list[str] = []
+
+    def counted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Objects, *arguments: Any) -> Any:
+            if len(happened) >= step:
+                raise Killed
+            happened.append(f"{name} {arguments[0]}")
+            return work(self, *arguments)
+
+        return call
+
+    for name in ("create", "write", "upload", "delete"):
+        patch.setattr(Objects, name, counted(name, getattr(Objects, name)))
+    return happened
+
+
+@pytest.mark.parametrize("act", ["export", "overwrite", "discard", "compact"])
+def test_a_stop_at_any_step_loses_and_duplicates_nothing(
+    orders: FakeCluster, local: Callable[[str], Objects], act: str
+) -> None:
+    step = 0
+    while True:
+        to = f"{TO}-{step}"
+        orders.add_topic("orders", queues=2)  # empty again
+        put(orders, 4)
+        first = everything(orders)
+        go(orders, to)
+        objects = local(to)
+        put(orders, 2)
+        if act in ("compact", "discard"):
+            go(orders, to)
+            first = everything(orders)
+        put(orders, 2)
+        if act == "discard":  # of a run that was stopped before it published
+            with pytest.MonkeyPatch.context() as patch:
+                kill_at(3, patch)
+                with pytest.raises(Killed):
+                    go(orders, to)
+        with pytest.MonkeyPatch.context() as patch:
+            happened = kill_at(step, patch)
+            try:
+                if act == "compact":
+                    compact_export(to)
+                else:
+                    go(orders, to, overwrite=act == "overwrite", discard_plan=act == "discard")
+            except Killed:
+                pass
+            else:
+                break
+        assert rows(objects, to) in (first, everything(orders)), happened
+        put(orders, 1)
+        go(orders, to)
+        assert rows(objects, to) == everything(orders), happened
+        assert_clean(objects, to)
+        step += 1
+    assert step > 5
+
+
+def test_a_writer_that_is_thought_dead_publishes_or_is_fenced(
+    orders: FakeCluster, local: Callable[[str], Objects]
+) -> None:
+    """The other run drops its plan; it goes on, publishes first, and no file of it is deleted."""
+    go(orders)
+    put(orders, 4)
+
+    def drop_plan(request: Command) -> None:
+        if (
+            request.code == RequestCode.PULL_MESSAGE and (request.ext or {}).get("queueId") == "1"
+        ):  # queue 0 is uploaded
+            orders.script = fail
+            with pytest.raises(Unreachable):
+                go(orders, discard_plan=True)
+            orders.script = lambda request: None
+
+    def fail(request: Command) -> bytes | None:
+        return b"" if request.code == RequestCode.PULL_MESSAGE else None
+
+    orders.script = drop_plan
+    assert go(orders).rows == 4
+    assert rows(local(TO)) == everything(orders)
+    put(orders, 1)
+    go(orders)
+    assert rows(local(TO)) == everything(orders)
+    assert_clean(local(TO))
+
+
+def test_a_failed_run_is_completed_without_reading_again(orders: FakeCluster, local: Callable[[str], Objects]) -> None:
+    def script(request: Command) -> bytes | None:
+        lost = request.code == RequestCode.PULL_MESSAGE and (request.ext or {}).get("queueId") == "1"
+        return b"" if lost else None
+
+    orders.script = script
+    with pytest.raises(Unreachable):
+        go(orders)
+    assert export_status(TO).unfinished
+    orders.script = lambda request: None
+    orders.requests.clear()
+    result = go(orders)
+    assert (result.rows, result.resumed) == (20, True)
+    assert not [r for r in orders.requests if r.code == 11 and r.ext and r.ext["queueId"] == "0"]
+    assert_clean(local(TO))
+
+
+def test_messages_that_expired_are_counted(orders: FakeCluster, local: Callable[[str], Objects]) -> None:
+    go(orders)
+    put(orders, 10)
+    queue = orders.queues["orders", 0]
+    queue.min_offset = 13
+    for offset in range(13):
+        queue.records.pop(offset)
+    with pytest.raises(DataLoss, match=r"offset 10 is wanted.*\(3 of them"):
+        go(orders)
+    result = go(orders, fail_on_data_loss=False)
+    assert (result.rows, result.lost) == (7, 3)
+    assert [queue.lost for queue in export_status(TO).queues] == [3, 0]
+
+
+def test_a_store_that_ignores_conditions_is_refused(
+    orders: FakeCluster, local: Callable[[str], Objects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Objects, "create", Objects.write)
+    with pytest.raises(SparkError, match="ignores If-None-Match"):
+        go(orders)
+    assert records(local(TO)) == data_files(local(TO)) == []
+
+
+def test_a_creation_whose_answer_was_lost_is_no_other_writer(local: Callable[[str], Objects]) -> None:
+    """The library repeats a request without an answer, which then meets the object that it made."""
+    objects = local(TO)
+    objects.create("x", b"mine")
+    objects.create("x", b"mine")
+    with pytest.raises(FileExistsError):
+        objects.create("x", b"other")
+
+
+def test_files_that_no_manifest_names_are_removed_by_compaction_when_they_are_old(
+    orders: FakeCluster, local: Callable[[str], Objects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(orders)
+    lost = "topic=orders/date=2023-11-14/broker-a-0-0-9--0123456789ab-0123456789ab.parquet"
+    local(TO).write(lost, b"x")
+    compact_export(TO)
+    assert lost in data_files(local(TO))
+    monkeypatch.setattr(object_destination, "UNREFERENCED_AGE", timedelta(0))
+    compact_export(TO)
+    assert_clean(local(TO))
+
+
+def test_many_runs_are_read_from_the_last_complete_manifest(
+    orders: FakeCluster, local: Callable[[str], Objects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_destination, "COMPLETE_EVERY", 3)
+    for _ in range(7):
+        orders.put("orders", 0, b"x")
+        go(orders)
+    local(TO).delete([f"_gantrymq/manifest-{number:08}.json" for number in range(1, 6)])
+    assert rows(local(TO)) == everything(orders)
+    local(TO).delete(["_gantrymq/manifest-00000006.json"])
+    with pytest.raises(ExportDamaged, match=r"manifest-00000006\.json is missing"):
+        export_files(TO)
+
+
+def test_the_exporter_of_a_broker_writes_to_a_store(orders: FakeCluster, local: Callable[[str], Objects]) -> None:
+    job = Job(
+        "broker-a", orders.address, {"orders": 2}, TO, "parquet", "local", 100, 1 << 20, True, {}, 0, 1, "1g",
+    )  # fmt: skip
+    reports: list[Report] = []
+    worker.run(job, reports.append)
+    assert (reports[-1].rows, reports[-1].error, reports[-1].ends) == (20, "", {0: 10, 1: 10})
+    assert rows(local(TO)) == everything(orders)
+
+
+def test_a_place_with_other_objects_is_refused(orders: FakeCluster, local: Callable[[str], Objects]) -> None:
+    local(TO).write("notes.txt", b"x")
+    with pytest.raises(FolderInUse, match=r"has 'notes\.txt', which no export wrote"):
+        go(orders)
+    with pytest.raises(ExportDamaged, match="has no export"):
+        export_status("s3://bucket/nowhere")
+
+
+def test_wrong_settings_are_reported_in_one_line(orders: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(WrongOption, match=r"^cannot export to 'abfs://x/y': [^\n]+$"):
+        go(orders, "abfs://x/y")
