@@ -1,23 +1,28 @@
-"""The plugin ``exporter`` of a broker in the test's process: runs at request, and what they wrote."""
+"""The plugin ``exporter`` of a broker in the test's process or one of its own: runs at request, and what they wrote."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from gantrymq.kernel.broker import Broker
+from gantrymq.message import Message
+from gantrymq.plugins.spark.exporter_status import ask_exporter
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.brokers import ControlExporterHeader
-from gantrymq.spark import export_files
+from gantrymq.spark import SparkError, export_files
+from gantrymq.sync import connect
+from support.processes import Child, gantrymq_child
 
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 240.0
 """A run starts a Python process, which takes many seconds on a busy machine."""
 
 
@@ -55,3 +60,51 @@ async def export_now(broker: Broker) -> dict[str, Any]:
             if status["pid"] is None and last is not None and last["ended"] >= began:
                 return status
             await trio.sleep(0.05)
+
+
+class ExportingBroker:
+    """``gantrymq serve`` on one store, with the exporter; the nameserver is in it."""
+
+    def __init__(self, place: Path, **settings: str) -> None:
+        """``settings`` are names below ``plugin.exporter``, or with ``__`` for dots."""
+        self.place, self.to, self.settings = place, place / "out", settings
+        self.child: Child | None = None
+        self.address = self.nameserver = ""
+
+    def start(self) -> None:
+        arguments = ["serve", "--data", str(self.place / "data"), "--listen", "127.0.0.1:0"]
+        arguments += ["--nameserver-listen", "127.0.0.1:0", "--enable", "exporter"]
+        settings = {
+            "plugin.exporter.topics": "orders", "plugin.exporter.to": str(self.to), "plugin.exporter.nice": "0",
+            "plugin.exporter.retry": "200ms", "broker.persist_interval": "50ms", "plugin.http.listen": "",
+        }  # fmt: skip
+        for name, value in self.settings.items():
+            settings[name.replace("__", ".") if "__" in name else f"plugin.exporter.{name}"] = value
+        for name, value in settings.items():
+            arguments += ["--set", f"{name}={value}"]
+        self.child = gantrymq_child(arguments, self.place / "log")
+        ready = self.child.wait_line(lambda line: line.startswith("ready"))
+        words = dict(word.partition("=")[::2] for word in ready.split()[1:])
+        self.address, self.nameserver = words["broker"], words["nameserver"]
+
+    def run_pid(self) -> int | None:
+        with suppress(SparkError):
+            pid: int | None = self.status()["pid"]
+            return pid
+        return None
+
+    def kill(self) -> None:
+        """SIGKILL; the process of a run ends because of it."""
+        assert self.child is not None
+        self.child.kill()
+        self.child.stop()  # closes its pipes
+
+    def send(self, count: int, body: bytes = b"") -> Counter[tuple[int, int]]:
+        """Send messages, numbered unless they have a body; their queues and offsets."""
+        messages = [Message("orders", body or b"%d" % at) for at in range(count)]
+        with connect(self.nameserver) as client, client.producer("kills") as producer:
+            return Counter((sent.queue.queue_id, sent.queue_offset) for sent in producer.send_batch(messages))
+
+    def status(self) -> dict[str, Any]:
+        """What ``gantrymq export status --broker`` shows."""
+        return ask_exporter(self.address, "status", {})
