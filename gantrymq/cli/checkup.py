@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from gantrymq.kernel.config.fields import HIDDEN
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.peers import is_loopback
 
@@ -142,8 +143,11 @@ def protected(loaded: Loaded) -> Finding:
     return Finding(check, WARN, f"{host}: the broker refuses to start unless a plugin controls access", advice)
 
 
-def access_control(values: Mapping[str, Any]) -> Finding:
-    """Whether the files of the plugin ``acl`` can be used, and only by this user. ``values``: of its section."""
+def access_control(values: Mapping[str, Any], secrets: Collection[str] = ()) -> Finding:
+    """Whether the files of the plugin ``acl`` can be used, and only by this user.
+
+    ``values``: of its section; ``secrets``: configuration files with secrets.
+    """
     check = "access control"
     try:
         import yaml  # noqa: F401 - the parser of the accounts
@@ -166,11 +170,14 @@ def access_control(values: Mapping[str, Any]) -> Finding:
         return Finding(check, FAIL, str(error), "correct the file, or the setting")
     except (ValueError, OSError) as error:
         return Finding(check, FAIL, f"plugin.acl.users = {users!r}: {error}", "correct the file, or the setting")
-    if users and not keys and not any(user.user_type == SUPER for user in document.users.values()):
+    is_created = bool(keys or values["first_user"] or values["inner_credentials"])
+    if users and not is_created and not any(user.user_type == SUPER for user in document.users.values()):
         advice = "set plugin.acl.keys to a file with accessKey and secretKey of the first super user"
         return Finding(check, FAIL, f"plugin.acl.users = {users!r} has no super user", advice)
     exposed = [
-        each for each in (path, users, keys) if each and Path(each).exists() and Path(each).stat().st_mode & 0o77
+        each
+        for each in (path, users, keys, *secrets)
+        if each and Path(each).exists() and Path(each).stat().st_mode & 0o77
     ]
     if exposed:
         found = f"other users can read or change {', '.join(exposed)}"
@@ -316,9 +323,10 @@ def all_checks(loaded: Loaded, nameserver_listen: str) -> Iterator[Callable[[], 
     yield lambda: port("nameserver", nameserver_listen)
     yield lambda: advertised(broker.advertise, broker.listen)
     yield lambda: protected(loaded)
-    acl = {row.key: row.value for row in loaded.config.explain() if row.section == "plugin.acl"}
-    if acl:
-        yield lambda: access_control(acl)
+    rows = [row for row in loaded.config.explain() if row.section == "plugin.acl"]
+    if rows:
+        secrets = sorted({row.source for row in rows if row.value == HIDDEN and row.origin in ("file", "override")})
+        yield lambda: access_control({row.key: row.value for row in rows}, secrets)
     yield lambda: folder(broker.data)
     yield lambda: disk(broker.data, file_bytes)
     yield lambda: fdatasync(broker.data)

@@ -23,6 +23,8 @@ import attrs
 from gantrymq.kernel.config.rocketmq_keys import RocketmqKey, in_milliseconds, named
 from gantrymq.remoting.address import parse_address
 
+HIDDEN = "(hidden)"
+"""What is shown instead of a secret."""
 UNLIMITED = 1 << 62
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -105,6 +107,11 @@ def plain(
 ) -> Any:
     """Return an attrs field that is converted by its type only."""
     return attrs.field(default=default, validator=validator, metadata=named(rocketmq))
+
+
+def secret() -> Any:
+    """Return an attrs field of text that no command, response, log or error shows; empty by default."""
+    return attrs.field(default="", repr=False)
 
 
 def check_address(value: str, any_port: bool = False) -> None:

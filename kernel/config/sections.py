@@ -26,7 +26,7 @@ from gantrymq.kernel.config.declarations import (
     disabled_sections,
     plugin_sections,
 )
-from gantrymq.kernel.config.fields import coerce, shown_default
+from gantrymq.kernel.config.fields import HIDDEN, coerce, shown_default
 from gantrymq.kernel.config.rocketmq_keys import Place, RocketmqKey
 from gantrymq.kernel.config.sources import ConfigError, Origin, Setting, Settings, show
 from gantrymq.kernel.errors import StartError
@@ -37,7 +37,9 @@ T = TypeVar("T")
 
 @attrs.frozen
 class ExplainedValue:
-    """One value in the form that a user writes, with its origin (``source``: the name of the file or variable)."""
+    """One value in the form that a user writes, with its origin (``source``: the name of the file or variable).
+
+    A field with ``repr=False`` is a secret, and its value :data:`HIDDEN` unless it is the default."""
 
     section: str
     key: str
@@ -175,7 +177,8 @@ def _read_section(name: str, kind: type[Any], given: Mapping[str, Setting], prob
             # only one field is set on top of the defaults, so an error belongs to this field
             kind(**{key: value})
         except ValueError as error:
-            problems.append(f"{name}.{key} = {show(setting.value)} {where}: {_reason(error)}")
+            shown = show(setting.value) if field.repr else HIDDEN
+            problems.append(f"{name}.{key} = {shown} {where}: {_reason(error)}")
         else:
             values[key] = value
     return values
@@ -188,7 +191,8 @@ def _explain(
     for field in attrs.fields(kind):
         key = field.alias or field.name
         if field.init and key in values:
-            rows.append(ExplainedValue(name, key, values[key], given[key].origin, given[key].source))
+            shown = values[key] if field.repr else HIDDEN
+            rows.append(ExplainedValue(name, key, shown, given[key].origin, given[key].source))
         elif field.init:
             rows.append(ExplainedValue(name, key, shown_default(field), "default", ""))
     return rows

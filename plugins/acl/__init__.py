@@ -3,7 +3,8 @@
 Slot: access_control; not in the default set: ``--enable acl``, with the extra ``gantrymq[acl]``, or ``aclEnable`` in
 RocketMQ's ``broker.conf``.
 Hooks: authorize, collect_metrics, config_section, configure, register_processors, register_tasks.
-Config ``[plugin.acl]``: ``file``, ``users``, ``authorization``, ``interval``, ``keys``, ``codes``.
+Config ``[plugin.acl]``: ``file``, ``users``, ``authorization``, ``interval``, ``keys``,
+``first_user``, ``inner_credentials``, ``codes``.
 Files: that of the accounts, which requests 50, 51 and 53 change, that of the users, which 3001 to 3010 change, and that
 of ``keys``, which it reads.
 Replaces RocketMQ's ``PlainAccessValidator`` and ``PlainPermissionManager``: codes 50 to 54;
@@ -26,7 +27,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.acl.account_file import AccountFile, read_keys
+from gantrymq.plugins.acl.account_file import AccountFile, parse_credentials, read_keys
 from gantrymq.plugins.acl.admin import AccountRequests
 from gantrymq.plugins.acl.checks import Checks, Denied
 from gantrymq.plugins.acl.config import AclConfig
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor, Request, RequestBatch
+    from gantrymq.remoting.signing import Credentials
 
 log = structlog.get_logger("gantrymq.acl")
 
@@ -78,15 +80,24 @@ class AclPlugin:
         self._config = config.section(AclConfig)
         self._rights = {**_rights_of(self._config.codes), **BROKER_RIGHTS}
         self._file = AccountFile(broker.env, self._config.file, optional=bool(self._config.users))
-        credentials = None
-        if self._config.keys:
-            credentials = read_keys(broker.env, self._config.keys)
-            OUTGOING.set(attrs.evolve(OUTGOING.get(), sign=credentials.sign))
+        own = self._own_credentials(broker)
+        if own is not None:
+            OUTGOING.set(attrs.evolve(OUTGOING.get(), sign=own.sign))
         if self._config.users:
-            self._users = UserFile(broker.env, self._config.users, credentials)
+            first = [] if own is None else [own]
+            if self._config.first_user:
+                first.insert(0, parse_credentials("first_user", self._config.first_user))
+            self._users = UserFile(broker.env, self._config.users, first)
         policies = None if self._users is None else Policies(self._users, broker.cluster, self._config.authorization)
         self._checks = Checks(broker.store, self._rights, lambda: self._file.accounts, policies)
         self._warnings = RareWarnings(broker.env.monotonic)
+
+    def _own_credentials(self, broker: Broker) -> Credentials | None:
+        if self._config.keys and self._config.inner_credentials:
+            raise StartError("plugin.acl.keys and plugin.acl.inner_credentials are the same: set one of them")
+        if self._config.inner_credentials:
+            return parse_credentials("inner_credentials", self._config.inner_credentials)
+        return read_keys(broker.env, self._config.keys) if self._config.keys else None
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:

@@ -14,6 +14,7 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.acl.accounts import Accounts, read_document, text_of, write_document
+from gantrymq.remoting import fastjson
 from gantrymq.remoting.signing import Credentials
 
 if TYPE_CHECKING:
@@ -102,3 +103,18 @@ def read_keys(env: Env, path: str) -> Credentials:
     if not access_key or not secret_key:
         raise StartError(f"plugin.acl.keys = {path!r}: accessKey and secretKey are expected")
     return Credentials(access_key, secret_key)
+
+
+def parse_credentials(setting: str, text: str) -> Credentials:
+    """The keys in the JSON of RocketMQ 5's settings; :class:`StartError` names ``setting``, and shows nothing of it."""
+    names = ("username", "password") if setting == "first_user" else ("accessKey", "secretKey")
+    try:
+        entry = fastjson.loads(text)
+    except ValueError:
+        entry = None
+    values = entry if isinstance(entry, dict) else {}
+    name, secret = (values.get(each) for each in names)
+    if not (isinstance(name, str) and name.strip() and isinstance(secret, str) and secret.strip()):
+        raise StartError(f"plugin.acl.{setting}: JSON with {names[0]} and {names[1]} is expected, both texts")
+    token = values.get("securityToken")
+    return Credentials(name, secret, token if isinstance(token, str) and token else None)

@@ -7,12 +7,14 @@ from typing import ClassVar
 
 import attrs
 
-from gantrymq.kernel.config.fields import duration, filled
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place
+from gantrymq.kernel.config.fields import duration, filled, secret
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, Place, write_nothing
 from gantrymq.kernel.env import environment
 
 FILE = "conf/plain_acl.yml"
 """RocketMQ's place of the file, below its home."""
+FIRST_USER = "initAuthenticationUser"
+INNER_CREDENTIALS = "innerClientAuthenticationCredentials"
 USERS = "users.json"
 """The name of the file of users in RocketMQ's folder for them."""
 
@@ -40,6 +42,21 @@ def _read_users(properties: Mapping[str, str]) -> dict[Place, str]:
     return {("plugin.acl", "users"): f"{folder}/{USERS}", ("plugin.acl", "authorization"): authorization}
 
 
+def _read_secrets(properties: Mapping[str, str]) -> dict[Place, str]:
+    """RocketMQ 5's first user and the keys of the broker itself; without access control they are for nothing here."""
+    has_users = properties.get("authenticationEnabled", "").lower() == "true"
+    found = {}
+    for key, name, is_used in (
+        (FIRST_USER, "first_user", has_users),
+        (INNER_CREDENTIALS, "inner_credentials", has_users or properties.get("aclEnable", "").lower() == "true"),
+    ):
+        if properties.get(key):
+            if not is_used:
+                raise NoCounterpart(key)
+            found["plugin.acl", name] = properties[key]
+    return found
+
+
 def _write_users(section: AclConfig) -> dict[str, str]:
     if not section.users:
         return {}
@@ -57,13 +74,14 @@ class AclConfig:
     broker_conf_groups: ClassVar = (
         KeyGroup(("aclEnable",), _read_switch, _write_switch),
         KeyGroup(("authenticationEnabled", "authorizationEnabled", "authConfigPath"), _read_users, _write_users),
+        KeyGroup((FIRST_USER, INNER_CREDENTIALS), _read_secrets, write_nothing),
     )
 
     file: str = filled(FILE)
     """RocketMQ's ``plain_acl.yml``, from the working directory. Requests 50, 51 and 53 change it."""
     users: str = ""
     """The file with the users and policies of RocketMQ 5, which requests 3001 to 3010 change. Empty: there are none.
-    With it, the user in ``keys`` is created as a super user, and ``file`` need not exist."""
+    With it, the users in ``keys`` and ``first_user`` are created as super users, and ``file`` need not exist."""
     authorization: bool = True
     """Whether users need policies. If not, each user may do everything (``authorizationEnabled=false``)."""
     interval: float = duration("5s", minimum="100ms", maximum="1h")
@@ -71,5 +89,11 @@ class AclConfig:
     keys: str = ""
     """RocketMQ's ``conf/tools.yml``: ``accessKey`` and ``secretKey`` with which this broker signs its own requests to
     nameservers and other brokers. Empty: it does not sign."""
+    first_user: str = secret()
+    """RocketMQ 5's ``initAuthenticationUser``: ``{"username": ..., "password": ...}`` of a super user, which is created
+    if there is no user of that name."""
+    inner_credentials: str = secret()
+    """RocketMQ 5's ``innerClientAuthenticationCredentials``: ``{"accessKey": ..., "secretKey": ...}``, instead of
+    ``keys``."""
     codes: dict[str, str] = attrs.field(factory=dict)
     """Rights for request codes of other plugins: ``admin``, ``send``, ``read``, ``topic``, ``consume`` or ``group``."""

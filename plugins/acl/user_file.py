@@ -5,7 +5,7 @@ Each change writes a new file and puts it in force; if it cannot be written, not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -27,17 +27,21 @@ _NO_FILE: Final = b""
 class UserFile:
     """The users in force, ``document``, and their file."""
 
-    def __init__(self, env: Env, path: str, first: Credentials | None) -> None:
-        """Reads the file, or creates it with ``first`` as a super user; :class:`StartError` says what is wrong."""
+    def __init__(self, env: Env, path: str, first: Sequence[Credentials]) -> None:
+        """Reads the file, or creates it; ``first`` become super users if there are no users of these names.
+
+        :class:`StartError` says what is wrong."""
         self._env = env
         self.path = path
         self._turn = trio.Lock()
         try:
             data = env.read_bytes(path) if env.exists(path) else _NO_FILE
             self.document = UserDocument.parse(data)
-            if first is not None and first.access_key not in self.document.users:
-                self.document.users[first.access_key] = UserInfo(first.access_key, first.secret_key, SUPER, ENABLED)
-                check_user(first.access_key, self.document.users[first.access_key])
+            missing = {each.access_key: each for each in first if each.access_key not in self.document.users}
+            for name, each in missing.items():
+                self.document.users[name] = UserInfo(name, each.secret_key, SUPER, ENABLED)
+                check_user(name, self.document.users[name])
+            if missing:
                 folder = path.rpartition("/")[0]
                 if folder:
                     env.mkdirs(folder)
@@ -49,7 +53,7 @@ class UserFile:
         if not any(user.user_type == SUPER for user in self.document.users.values()):
             raise StartError(
                 f"plugin.acl.users = {path!r} has no super user: set plugin.acl.keys to a file with accessKey and"
-                " secretKey of the first one"
+                " secretKey of the first one, or plugin.acl.first_user"
             )
 
     def user(self, name: str) -> UserInfo | None:

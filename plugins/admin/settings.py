@@ -13,7 +13,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.config.broker_conf import write_keys
-from gantrymq.kernel.config.fields import coerce
+from gantrymq.kernel.config.fields import HIDDEN, coerce
 from gantrymq.kernel.config.rocketmq_keys import write_plain
 from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.remoting.bodies.tables import DataVersion
@@ -69,7 +69,7 @@ class ChangeableSettings:
         table = {**CONSTANTS, "brokerRole": "ASYNC_MASTER", **write_keys(self._sections())}
         for row in self._broker.config.explain():
             live = self._live.get(row.section)
-            shown = row.value if live is None else getattr(live.current, row.key)
+            shown = row.value if live is None or row.value == HIDDEN else getattr(live.current, row.key)
             table[f"{row.section}.{row.key}"] = write_plain(shown)
         if self._broker.broker_id:
             table["brokerRole"] = "SLAVE"

@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from gantrymq.kernel.config.fields import duration, number, plain, size
+from gantrymq.kernel.config.fields import duration, number, plain, secret, size
 
 
 def _check_to(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
@@ -55,7 +55,7 @@ class ExporterConfig:
     access_key: str = ""
     """The account with which the run pulls, if the broker has access control. It needs SUB on the topics and on the
     group ``CID_GANTRYMQ_SPARK``."""
-    secret_key: str = attrs.field(default="", repr=False)
+    secret_key: str = secret()
     tls: bool = False
     """Whether the run connects with TLS."""
     tls_ca_file: str = ""

@@ -241,3 +241,17 @@ def test_files_of_accounts_and_users_are_checked_without_showing_secrets(
     assert told in found["access control"]["found"]
     for secret in ("admin-secret", "root-password", "short"):
         assert secret not in str(found["access control"])
+
+
+def test_a_configuration_file_with_a_secret_that_others_can_read_is_named(
+    doctor: Callable[..., Any], tmp_path: Path
+) -> None:
+    conf = tmp_path / "broker.conf"
+    first = '{"username": "root", "password": "root-password"}'
+    conf.write_text(f"authenticationEnabled=true\nauthConfigPath={tmp_path}\ninitAuthenticationUser={first}\n")
+    for mode, state in ((0o644, "warn"), (0o600, "ok")):
+        conf.chmod(mode)
+        _, found = doctor("--config", str(conf))
+        assert found["access control"]["state"] == state, found["access control"]
+        assert (f"other users can read or change {conf}" in found["access control"]["found"]) is (state == "warn")
+        assert "root-password" not in str(found)

@@ -15,7 +15,6 @@ import pytest
 
 import gantrymq.sync
 from gantrymq.remoting.signing import Credentials
-from support.accounts import ACL
 from support.mqadmin import KeyedMqAdmin
 from support.processes import free_ports, gantrymq_child
 
@@ -28,7 +27,7 @@ ALICE = Credentials("alice", "alice-password")
 
 @attrs.frozen
 class Guarded:
-    """Our nameserver and broker, whose first user is ``ROOT``."""
+    """Our nameserver and broker, whose first user is ``ROOT``, by the keys of RocketMQ's ``broker.conf``."""
 
     nameserver: str
     broker: str
@@ -39,18 +38,27 @@ class Guarded:
 def guarded(homes: Homes) -> Iterator[Guarded]:
     home = homes("users")
     home.mkdir()
-    (home / "tools.yml").write_text(f"accessKey: {ROOT.access_key}\nsecretKey: {ROOT.secret_key}\n")
+    (home / "auth").mkdir()
+    first = {"username": ROOT.access_key, "password": ROOT.secret_key}
+    properties = {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "authConfigPath": str(home / "auth"),
+        "initAuthenticationUser": json.dumps(first),
+        "innerClientAuthenticationCredentials": json.dumps({"accessKey": "inner", "secretKey": "inner-password"}),
+    }
+    conf = home / "broker.conf"
+    conf.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    (home / "access.toml").write_text('[identities.inner]\nsecret = "inner-password"\nbrokers = ["*"]\n')
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
-    serve = ("serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver,
-             "--enable", ACL, "--set", f"plugin.acl.users={home / 'users.json'}",
-             "--set", f"plugin.acl.file={home / 'none.yml'}",
-             "--set", f"plugin.acl.keys={home / 'tools.yml'}")  # fmt: skip
+    serve = ("serve", "--config", str(conf), "--data", str(home / "data"), "--listen", broker,
+             "--nameserver-listen", nameserver, "--nameserver-access", str(home / "access.toml"))  # fmt: skip
     with gantrymq_child(serve, home / "log") as child:
         child.wait_line(lambda line: line.startswith("ready"))
         with gantrymq.sync.connect(nameserver, access_key=ROOT.access_key, secret_key=ROOT.secret_key) as client:
             for topic in ("orders", "secrets"):
                 client.admin.create_topic(topic, 1)
-        yield Guarded(nameserver, broker, home / "users.json")
+        yield Guarded(nameserver, broker, home / "auth" / "users.json")
 
 
 def test_mqadmin_manages_users_and_policies_and_rocketmqs_client_is_limited_by_them(
@@ -61,7 +69,8 @@ def test_mqadmin_manages_users_and_policies_and_rocketmqs_client_is_limited_by_t
     listed = mqadmin5(ROOT, "listUser", *at)
     assert "alice" in listed
     assert "Super" in listed
-    assert "alice-password" not in listed
+    assert "inner" in listed
+    assert "-password" not in listed
     refused = mqadmin5(ALICE, "sendMessage", *through, "-t", "orders", "-p", "x")
     assert "User:alice has no permission to access Topic:orders" in refused
     for resource, action in (("Topic:orders", "Pub,Sub"), ("Group:billing", "Sub")):

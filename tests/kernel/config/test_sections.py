@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.config.declarations import BrokerConfig
-from gantrymq.kernel.config.fields import duration, number, parse_duration, parse_size, plain, size
+from gantrymq.kernel.config.fields import HIDDEN, duration, number, parse_duration, parse_size, plain, secret, size
 from gantrymq.kernel.config.rocketmq_keys import RocketmqKey
 from gantrymq.kernel.config.sections import Config, build_config
 from gantrymq.kernel.config.sources import ConfigError, read_settings, show
@@ -259,6 +259,31 @@ def test_two_plugins_with_one_section_refuse_the_start() -> None:
 def test_a_section_without_defaults_is_an_error_that_names_the_plugin() -> None:
     with pytest.raises(StartError, match=r"plugin 'needy': section \[plugin.needy\] needs"):
         build_config(read_settings(), manager(NeedyPlugin()))
+
+
+@attrs.frozen
+class SecretSection:
+    token: str = secret()
+    port: int = attrs.field(default=1, repr=False)
+
+
+class SecretPlugin:
+    name = "vault"
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        return "vault", SecretSection
+
+
+def test_a_secret_is_shown_neither_among_the_values_nor_in_an_error() -> None:
+    config = build_config(read_settings(sets=["plugin.vault.token=hush"]), manager(SecretPlugin()))
+    assert config.section(SecretSection).token == "hush"
+    shown = origins(config)
+    assert (shown["plugin.vault.token"][0], shown["plugin.vault.port"][0]) == (HIDDEN, 1)
+    assert "hush" not in repr(config)
+    with pytest.raises(ConfigError) as failure:
+        build_config(read_settings(sets=["plugin.vault.port=hush"]), manager(SecretPlugin()))
+    assert failure.value.problems == ("plugin.vault.port = (hidden) (flag --set): allowed: a whole number",)
 
 
 def test_an_undeclared_section_cannot_be_read() -> None:

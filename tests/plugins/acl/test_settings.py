@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,28 @@ def test_the_switches_of_rocketmq_5_enable_users() -> None:
     }
 
 
+INNER = json.dumps({"accessKey": ADMIN.access_key, "secretKey": ADMIN.secret_key})
+
+
+def test_rocketmq_5s_first_user_and_the_keys_of_the_broker_are_read_where_they_are_used() -> None:
+    sections = plugin_sections(optional_plugins())
+    secrets = {"initAuthenticationUser": '{"username":"u","password":"p"}',
+               "innerClientAuthenticationCredentials": INNER}  # fmt: skip
+    found = translate({"authenticationEnabled": "true", **secrets}, sections).settings
+    assert found["plugin.acl", "first_user"] == secrets["initAuthenticationUser"]
+    assert found["plugin.acl", "inner_credentials"] == INNER
+    with_accounts = {"aclEnable": "true", "innerClientAuthenticationCredentials": INNER}
+    assert translate(with_accounts, sections).settings["plugin.acl", "inner_credentials"] == INNER
+    for key, value in secrets.items():
+        unused = translate({key: value}, sections)
+        assert (unused.settings, unused.unmapped) == ({}, (key,))
+    shown = write_keys({"plugin.acl": AclConfig(users="/u.json", first_user="hush", inner_credentials="hush")})
+    assert "hush" not in str(shown)
+
+
 @pytest.mark.trio
-async def test_the_broker_signs_its_own_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setting", ["keys", "inner_credentials"])
+async def test_the_broker_signs_its_own_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     write(tmp_path / "plain_acl.yml", ACCOUNTS)
     write(tmp_path / "tools.yml", f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
     server = NameServer(NameServerConfig(port=0))
@@ -81,7 +102,8 @@ async def test_the_broker_signs_its_own_requests(tmp_path: Path, monkeypatch: py
         return await answer(request, connection)
 
     monkeypatch.setattr(server.requests, "answer", spy)
-    settings = {"plugin.acl.file": f"{tmp_path}/plain_acl.yml", "plugin.acl.keys": f"{tmp_path}/tools.yml"}
+    own = f"{tmp_path}/tools.yml" if setting == "keys" else INNER
+    settings = {"plugin.acl.file": f"{tmp_path}/plain_acl.yml", f"plugin.acl.{setting}": own}
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve)
         broker = make_broker(tmp_path / "store", [server.address], settings=settings, enable=[ACL])

@@ -130,6 +130,54 @@ async def test_users_and_policies_are_kept_over_a_restart_and_passwords_are_not_
     assert (tmp_path / "users.json").stat().st_mode & 0o077 == 0
 
 
+FIRST = '{"username": "root", "password": "root-password"}'
+INNER = '{"accessKey": "inner", "secretKey": "inner-password"}'
+
+
+async def test_rocketmqs_first_user_and_inner_credentials_become_super_users_once_and_are_not_shown(
+    tmp_path: Path,
+) -> None:
+    inner = Credentials("inner", "inner-password")
+    with capture_logs() as logs:
+        async with served(tmp_path, keys="", first_user=FIRST, inner_credentials=INNER) as broker:
+            for keys in (ROOT, inner):
+                assert (await ask(broker, Command(C.AUTH_LIST_USER), keys)).code == 0
+            answer = await ask(broker, user(C.AUTH_UPDATE_USER, "root", password="changed-password"))
+            assert answer.code == 0
+            shown = (await ask(broker, Command(C.GET_BROKER_CONFIG), inner)).body
+            assert b"plugin.acl.first_user=(hidden)" in shown
+            assert b"plugin.acl.inner_credentials=(hidden)" in shown
+        async with served(tmp_path, keys="", first_user=FIRST, inner_credentials=INNER) as broker:
+            answer = await ask(broker, Command(C.AUTH_LIST_USER))
+            assert answer.remark == "check signature failed.", "an existing user keeps its password"
+            assert (await ask(broker, Command(C.AUTH_LIST_USER), Credentials("root", "changed-password"))).code == 0
+    for secret in ("root-password", "inner-password"):
+        assert secret.encode() not in shown
+        assert secret not in str(logs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"first_user": "{hush-hush"}, "plugin.acl.first_user: JSON with username and password is expected"),
+        ({"first_user": '{"username": "hush-hush"}'}, "username and password is expected"),
+        ({"first_user": '{"username": "hush-hush", "password": " "}'}, "username and password is expected"),
+        ({"first_user": '["hush-hush"]'}, "username and password is expected"),
+        ({"inner_credentials": FIRST}, "plugin.acl.inner_credentials: JSON with accessKey and secretKey is expected"),
+        ({"inner_credentials": INNER, "keys": "tools.yml"}, "set one of them"),
+    ],
+)
+async def test_wrong_first_users_and_inner_credentials_refuse_the_start_and_are_not_shown(
+    tmp_path: Path, settings: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        async with served(tmp_path, **{"keys": "", **settings}):
+            pytest.fail("it serves")
+    assert failed.group_contains(StartError, match=reason)
+    assert "hush" not in str(failed.value.exceptions)
+    assert "root-password" not in str(failed.value.exceptions)
+
+
 async def test_only_super_users_make_and_change_super_users_and_one_stays(tmp_path: Path) -> None:
     async with served(tmp_path) as broker:
         await add_alice(broker, ("Cluster:*", "All"))
