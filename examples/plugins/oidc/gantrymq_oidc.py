@@ -2,8 +2,9 @@
 
 Slot: access_control. Hooks: config_section, configure, register_tasks, authorize. Files: that of the keys, read only.
 Config ``[plugin.oidc]``: ``keys``, the provider's JSON Web Key Set, a file or an ``https://`` address (its
-``jwks_uri``), read every ``interval``; ``issuer`` and ``audience``, which each token must have; ``algorithms``;
-``leeway``, how far the clocks of broker and provider may differ.
+``jwks_uri``), read every ``interval``, and soon after a token names a key that is not in it, because providers replace
+their keys; ``ca``, the authorities (PEM) of that address instead of the system's; ``issuer`` and ``audience``, which
+each token must have; ``algorithms``; ``leeway``, how far the clocks of broker and provider may differ.
 
 A client sends the token as RocketMQ's security token: ``gantrymq.connect(..., access_key="jwt", secret_key="unused",
 security_token=token)``, or ``SessionCredentials(accessKey, secretKey, securityToken)`` in Java. Access key and
@@ -19,6 +20,7 @@ request with an expired token is refused; messages that a held pull waits for ar
 from __future__ import annotations
 
 import json
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -51,6 +53,8 @@ REMEMBERED_MAX = 10_000
 TOKEN_MAX_CHARACTERS = 16 * 1024
 BODY_MAX_BYTES = 256 * 1024
 SYMMETRIC = "HS"
+PAUSE_S = 5.0
+"""The shortest time between two reads of the keys: anybody can send tokens that name unknown keys."""
 
 
 @attrs.frozen
@@ -58,6 +62,7 @@ class OidcConfig:
     """``[plugin.oidc]``."""
 
     keys: str = ""
+    ca: str = ""
     issuer: str = ""
     audience: str = ""
     algorithms: tuple[str, ...] = ("RS256", "ES256")
@@ -110,6 +115,7 @@ class OidcPlugin:
         if urlsplit(section.keys).scheme == "http":
             raise StartError("plugin.oidc.keys: keys are read from a file or from https://")
         self._holders: dict[str, Holder] = {}
+        self._key_missing = trio.Event()
         try:
             self._document = self._read_document()
             self._keys = keys_of(self._document)
@@ -118,7 +124,8 @@ class OidcPlugin:
 
     def _read_document(self) -> Any:
         if urlsplit(self._config.keys).scheme == "https":
-            return jwt.PyJWKClient(self._config.keys, cache_jwk_set=False, timeout=10).fetch_data()
+            context = ssl.create_default_context(cafile=self._config.ca or None)
+            return jwt.PyJWKClient(self._config.keys, cache_jwk_set=False, timeout=10, ssl_context=context).fetch_data()
         return json.loads(Path(self._config.keys).read_text(encoding="utf-8"))
 
     @hookimpl
@@ -128,7 +135,10 @@ class OidcPlugin:
 
     async def _watch(self) -> None:
         while True:
-            await trio.sleep(self._config.interval)
+            await trio.sleep(min(PAUSE_S, self._config.interval))
+            with trio.move_on_after(max(0.0, self._config.interval - PAUSE_S)):
+                await self._key_missing.wait()
+            self._key_missing = trio.Event()
             try:
                 document = await trio.to_thread.run_sync(self._read_document)
                 if document == self._document:
@@ -177,6 +187,7 @@ class OidcPlugin:
             header = jwt.get_unverified_header(token)
             key = self._keys.get(header.get("kid"))
             if key is None:
+                self._key_missing.set()
                 raise Refused("the token's key is not known")
             if header.get("alg") != key.algorithm_name:  # the key decides, not the token
                 raise Refused("the token's algorithm is not that of its key")

@@ -1,15 +1,22 @@
 """The plugin in a real broker, seen through clients with tokens of a provider and with forged ones."""
 
 import base64
+import datetime
 import hashlib
 import hmac
 import json
+import ssl
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import gantrymq_oidc
 import jwt
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from gantrymq_oidc import OidcPlugin
 
 import gantrymq
@@ -147,6 +154,94 @@ def test_a_replaced_key_set_is_in_force_without_a_restart(broker, provider, tmp_
             time.sleep(0.05)
     with pytest.raises(gantrymq.BrokerError, match="key is not known"):
         send(broker, provider.token())
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate for localhost with its key, which is its own authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    file = tmp_path / "provider.pem"
+    file.write_bytes(
+        made.public_bytes(Encoding.PEM) + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    return file
+
+
+@pytest.fixture
+def https(certificate, provider):
+    """The provider's web server: ``document`` is its key set, ``reads`` counts how often it was read."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.reads += 1
+            self.send_response(200 if self.server.document else 503)
+            self.end_headers()
+            self.wfile.write(self.server.document.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.reads, server.document = 0, provider.key_set()
+    server.address = f"https://localhost:{server.server_port}/jwks.json"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_keys_behind_https_are_read_again_when_a_token_names_a_new_one(
+    plugin_broker, provider, https, certificate, monkeypatch
+):
+    monkeypatch.setattr(gantrymq_oidc, "PAUSE_S", 0.5)
+    settings = {"keys": https.address, "ca": str(certificate), "issuer": ISSUER, "audience": AUDIENCE, "interval": "1h"}
+    broker = plugin_broker(OidcPlugin, settings={f"plugin.oidc.{name}": value for name, value in settings.items()})
+    with connected(broker, provider.token("admin")) as client:
+        client.admin.create_topic("orders")
+    send(broker, provider.token())
+    assert https.reads == 1, "the keys are kept"
+    later = Provider("key-2")
+    https.document = later.key_set()
+    begun, deadline = time.monotonic(), time.monotonic() + 10
+    refusals = 0
+    while True:
+        try:
+            send(broker, later.token())
+            break
+        except gantrymq.BrokerError:
+            refusals += 1
+            assert time.monotonic() < deadline
+    assert refusals
+    assert https.reads <= 2 + (time.monotonic() - begun) / 0.5, "not once for each unknown key"
+    with pytest.raises(gantrymq.BrokerError, match="key is not known"):
+        send(broker, provider.token())
+    https.document, seen = "", https.reads
+    while https.reads == seen:  # the provider fails, and the broker continues with the keys that it has
+        with pytest.raises(gantrymq.BrokerError, match="key is not known"):
+            send(broker, provider.token())
+        assert time.monotonic() < deadline + 10
+    send(broker, later.token())
+
+
+def test_a_key_set_of_a_server_that_another_authority_signed_refuses_the_start(plugin_broker, https):
+    settings = {"keys": https.address, "issuer": ISSUER, "audience": AUDIENCE}
+    with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
+        plugin_broker(OidcPlugin, settings={f"plugin.oidc.{name}": value for name, value in settings.items()})
+    assert https.reads == 0
 
 
 @pytest.mark.parametrize(
