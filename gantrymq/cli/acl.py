@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
 
-from gantrymq.cli.connecting import connect_settings, use_everywhere
+from gantrymq.cli.connecting import connect_settings, context_option, use_everywhere
 from gantrymq.cli.failures import CommandFailed, warn
 from gantrymq.cli.options import json_option, print_result
 from gantrymq.cli.plugin_activity import check_broker
@@ -105,6 +105,7 @@ def check(path: str, as_json: bool) -> None:
 )
 @click.option("--cluster", default="DefaultCluster", show_default=True, help="With --users: the broker's cluster.")
 @_one_broker
+@context_option
 @json_option()
 def explain(access_key: str, request: str, topic: str, group: str, address: str, path: str | None,
             users: str | None, cluster: str, broker: str | None, as_json: bool) -> None:  # fmt: skip
@@ -139,12 +140,14 @@ def explain(access_key: str, request: str, topic: str, group: str, address: str,
 def user() -> None:
     """List, create, change and delete the accounts of running brokers.
 
-    The requests are signed with GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY, which must be those of an admin account.
+    The requests are signed with the context's keys, or GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY, which must be those
+    of an admin account.
     """
 
 
 @user.command("list")
 @click.option("--broker", required=True, callback=check_broker, metavar="HOST:PORT", help="Ask this broker.")
+@context_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per account.")
 def list_users(broker: str, as_json: bool) -> None:
     """List the accounts of a broker with their permissions, without secret keys."""
@@ -172,6 +175,7 @@ def list_users(broker: str, as_json: bool) -> None:
 @click.option("--group-default", type=click.Choice(PERMISSIONS), help="The permission for groups that are not listed.")
 @click.option("--address", default=None, help="The addresses at which the account needs no signature.")
 @_brokers_option
+@context_option
 @_changes_json
 def set_user(access_key: str, admin: bool | None, topic_default: str | None, group_default: str | None,
              address: str | None, brokers: list[str], as_json: bool) -> None:  # fmt: skip
@@ -203,6 +207,7 @@ def set_user(access_key: str, admin: bool | None, topic_default: str | None, gro
 @user.command("delete")
 @click.argument("access_key")
 @_brokers_option
+@context_option
 @_changes_json
 def delete_user(access_key: str, brokers: list[str], as_json: bool) -> None:
     """Delete an account."""
@@ -221,6 +226,7 @@ def delete_user(access_key: str, brokers: list[str], as_json: bool) -> None:
 @click.option("--topic", "topics", multiple=True, metavar="NAME=PERM", help="A topic and its permission.")
 @click.option("--group", "groups", multiple=True, metavar="NAME=PERM", help="A consumer group and its permission.")
 @_brokers_option
+@context_option
 @_changes_json
 def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], brokers: list[str], as_json: bool) -> None:
     """Set permissions of an account for topics and groups; the others stay.

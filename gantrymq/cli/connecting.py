@@ -30,17 +30,25 @@ def nameserver_option(function: F) -> F:
         metavar="HOST:PORT[;HOST:PORT]",
         help="Nameservers of the cluster, GantryMQ's or RocketMQ's.",
     )
-    context = click.option(
+    return nameserver(_context(function, contexts.choose))
+
+
+def context_option(function: F) -> F:
+    """The option ``--context`` of a command that addresses brokers themselves: keys and TLS settings of it count."""
+    return _context(function, contexts.choose_connection)
+
+
+def _context(function: F, callback: Callable[[click.Context, click.Parameter, str | None], None]) -> F:
+    return click.option(
         "--context",
         envvar=contexts.VARIABLE,
         show_envvar=True,
-        callback=contexts.choose,
+        callback=callback,
         expose_value=False,
         is_eager=True,
         metavar="NAME",
         help="Nameservers, keys and TLS settings that `gantrymq context add` has kept under this name.",
-    )
-    return nameserver(context(function))
+    )(function)
 
 
 def check_nameserver(nameserver: str) -> None:

@@ -164,6 +164,14 @@ def choose(ctx: click.Context, _parameter: click.Parameter, name: str | None) ->
         ctx.meta[_META] = name
 
 
+def choose_connection(ctx: click.Context, parameter: click.Parameter, name: str | None) -> None:
+    """The callback of ``--context`` where there is no ``--nameserver``: load the context."""
+    choose(ctx, parameter, name)
+    chosen = ctx.meta.pop(_META, None)
+    if chosen is not None and not ctx.resilient_parsing:
+        ctx.meta[_META] = load(chosen)
+
+
 def chosen_nameserver(ctx: click.Context, parameter: click.Parameter, nameserver: str) -> str:
     """The callback of ``--nameserver``: the chosen context's nameservers, unless the option was given."""
     name = ctx.meta.pop(_META, None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
+from gantrymq.cli.connecting import context_option
 from gantrymq.cli.loading import ConfigFlags, Loaded, config_options, load
 from gantrymq.cli.options import duration_option
 from gantrymq.cli.plugin_activity import ask_broker, check_broker, live_lines
@@ -67,6 +68,7 @@ def list_plugins(as_json: bool, **flags: Any) -> None:
     metavar="HOST:PORT",
     help="Ask this running broker as well: background tasks, request codes, files, metrics, errors so far.",
 )
+@context_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def show_plugin(name: str, broker: str | None, as_json: bool, **flags: Any) -> None:
     """Show one plugin that this configuration loads: purpose, files, settings with their origins, hooks in their call
@@ -108,6 +110,7 @@ def show_plugin(name: str, broker: str | None, as_json: bool, **flags: Any) -> N
     metavar="HOST:PORT",
     help="The running broker.",
 )
+@context_option
 @duration_option("--seconds", 10.0, "How long to trace.")
 @duration_option("--interval", 2.0, "How long each table is about, a minute at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per interval, one a line.")

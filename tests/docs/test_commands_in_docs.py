@@ -6,6 +6,7 @@ Every fenced block of shell or Python has a mark before it, a comment of its own
   has 127.0.0.1:10911 its broker, where it has 127.0.0.1:5557 or 127.0.0.1:8558 its broker's metrics or health pages.
 - ``serve``: the command that is kept running meanwhile, with its options. A further one on the page replaces it. A page
   without this mark has a server from its beginning.
+- ``beside it``: a second broker at 127.0.0.1:10921, which is kept running as well, until the page ends.
 - ``until stopped``: it is started, gets SIGTERM after its first line of output or some seconds, and must end cleanly.
 - ``part of FILE``: a part of a module that the page builds; its parts are the file's content, and equal the example's.
 - ``test``: a module of tests, which pytest runs.
@@ -43,7 +44,7 @@ from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.foreign import ask
-from support.processes import Child, gantrymq_child
+from support.processes import Child, free_ports, gantrymq_child
 from support.warm import write_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,8 +59,8 @@ BLOCK = re.compile(
 )
 PREPARE = re.compile(r"^<!-- prepare\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"sh", "python"}
-MARK = re.compile(r"run|serve|until stopped|part of \w+\.py|test|plugin|not run: .{10,}")
-STEPS = ("run", "serve", "until stopped", "prepare")
+MARK = re.compile(r"run|serve|beside it|until stopped|part of \w+\.py|test|plugin|not run: .{10,}")
+STEPS = ("run", "serve", "beside it", "until stopped", "prepare")
 PART = "part of "
 STOPPED_AFTER_S = 4
 COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:gantrymq|make|pip|python3?|pytest|cd|git) [a-z-]", re.MULTILINE)
@@ -112,6 +113,7 @@ class PageServer:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._child: Child | None = None
+        self._second: Child | None = None
         self.addresses: dict[str, str] = {}
         self.environ: dict[str, str] = {}
 
@@ -148,6 +150,17 @@ class PageServer:
             "GANTRYMQ_CONFIG_HOME": str(self._place / "config"),
         }
 
+    def start_second(self, command: str) -> None:
+        """Start what the page has as ``gantrymq broker ...``, with addresses of this server."""
+        (port,) = free_ports()
+        self.addresses["second"] = f"127.0.0.1:{port}"
+        words = shlex.split(self.on_this_server(command.replace("\\\n", " ")))
+        assert words[:2] == ["gantrymq", "broker"], command
+        arguments = ["broker", *map(self._resolved, words[2:])]
+        arguments += ["--set", "store.commit_log_file_bytes=4 MiB", "--set", "plugin.http.listen=127.0.0.1:0"]
+        self._second = gantrymq_child(arguments, self._place / "second-log")
+        self._second.wait_line(lambda line: line.startswith("ready"))
+
     def _resolved(self, word: str) -> str:
         key, equals, value = word.rpartition("=")
         path = self._place / value
@@ -158,14 +171,16 @@ class PageServer:
         text = text.replace("--listen 127.0.0.1:9876", "--listen 127.0.0.1:0")
         text = text.replace("127.0.0.1:9876", self.addresses.get("nameserver", "127.0.0.1:0"))
         text = text.replace("127.0.0.1:10911", self.addresses.get("broker", "127.0.0.1:0"))
+        text = text.replace("127.0.0.1:10921", self.addresses.get("second", "127.0.0.1:0"))
         text = text.replace("127.0.0.1:8558", self.addresses.get("http", "127.0.0.1:8558"))
         return text.replace("127.0.0.1:5557", self.addresses.get("metrics", "127.0.0.1:5557"))
 
     def stop(self) -> None:
         """Stop what runs."""
-        if self._child is not None:
-            self._child.__exit__(None, None, None)
-            self._child = None
+        for child in (self._second, self._child):
+            if child is not None:
+                child.__exit__(None, None, None)
+        self._child = self._second = None
 
 
 @pytest.fixture
@@ -204,14 +219,22 @@ def run_until_stopped(command: list[str], place: Path, environ: dict[str, str]) 
 def test_commands_on_a_page_run(page: Path, place: Path, server: PageServer) -> None:
     if not marked(page, "serve"):
         server.start("gantrymq serve")
+    has_context = any(
+        re.search(r"context add .*--use", block.text) for block in steps(page)
+    )  # this variable replaces contexts
     for block in steps(page):
         if block.mark == "serve":
             server.start(block.text)
+            continue
+        if block.mark == "beside it":
+            server.start_second(block.text)
             continue
         if block.mark.startswith(PART):
             with (place / block.mark.removeprefix(PART)).open("a") as module:
                 module.write(f"{block.text}\n")
             continue
+        if has_context:
+            server.environ.pop("GANTRYMQ_NAMESERVER", None)
         command = command_of(block, server.on_this_server(block.text), place)
         if block.mark == "until stopped":
             run_until_stopped(command, place, server.environ)
