@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gantrymq import sync
+from gantrymq.cli.__main__ import run as cli
 from gantrymq.message import Message
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import GantryError
 from gantrymq.spark import lag, reason
-from support.processes import free_ports, gantrymq_child
+from support.hapair import NAME, HaPair
+from support.processes import free_ports, gantrymq_child, wait_for
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -192,3 +195,48 @@ def test_a_stream_survives_the_restart_of_its_broker(spark: SparkSession, tmp_pa
     assert query is not None
     query.stop()
     assert len(batches.rows) == len(set(batches.rows)) == 200
+
+
+def test_two_streams_go_on_from_a_slave_and_from_the_promoted_broker(spark: SparkSession, tmp_path: Path) -> None:
+    """The master is killed while both read. Its slave gives them the rest; promoted, it gives them what is new."""
+    one, two = Batches(lambda number: time.sleep(0.2)), Batches(lambda number: time.sleep(0.2))
+
+    def send(count: int) -> None:
+        with sync.connect(pair.nameserver) as client, client.producer("spark-tests") as producer:
+            producer.send_batch([Message("orders", b"x") for _ in range(count)])
+
+    def wait_for_rows(count: int) -> None:
+        # By both queries, each of which must still be running.
+        wait_for(lambda: not all(q.isActive for q in queries) or min(len(one.rows), len(two.rows)) >= count, 120)
+        assert all(query.isActive for query in queries), [query.exception() for query in queries]
+
+    with HaPair(tmp_path, {"plugin.topics.default_queues": "4"}) as pair:
+        master = pair.start(0, "SYNC_MASTER")
+        pair.start(1, "SLAVE")
+        send(200)
+        options = {"startingOffsets": "earliest", "groupId": "dashboard", "ends": False}
+        queries = [
+            start(spark, pair.nameserver, tmp_path / "1", one, maxOffsetsPerTrigger=40, **options),
+            start(spark, pair.nameserver, tmp_path / "2", two, maxOffsetsPerTrigger=50, **options),
+        ]
+        try:
+            wait_for_rows(1)
+            master.kill()
+            assert max(len(one.rows), len(two.rows)) < 200, "so the slave has to give the rest"
+            wait_for_rows(200)
+            assert cli(["cluster", "promote", NAME, "--nameserver", pair.nameserver]) == 0
+            wait_for(lambda: can_send(send), 60)
+            wait_for_rows(300)
+        finally:
+            for query in queries:
+                query.stop()
+    assert len(set(one.rows)) == len(one.rows) == len(two.rows) == 300
+    assert one.rows == two.rows
+
+
+def can_send(send: Callable[[int], None]) -> bool:
+    try:
+        send(100)
+    except GantryError:
+        return False
+    return True
