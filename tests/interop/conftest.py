@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -33,6 +34,10 @@ from support.foreign import (
 )
 from support.mqadmin import KeyedMqAdmin, run_keyed_mqadmin
 from support.processes import Child, free_ports, gantrymq_child
+from support.spark_session import run_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Homes = Callable[[str], Path]
 HERE = Path(__file__).parent
@@ -220,6 +225,13 @@ def gantry(lasting_homes: Homes, servers: ExitStack) -> System:
     child = servers.enter_context(gantrymq_child(serve, home / "gantry.err"))
     child.wait_line(lambda line: line.startswith("ready"))
     return System("gantrymq", nameserver, broker)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A Spark session for all brokers."""
+    with run_spark() as running:
+        yield running
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.cli.__main__ import run as run_command
+from gantrymq.spark import export, read_export
 from support.processes import wait_for
 from support.spark_streams import check_options, check_sink_and_stream
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
+
+SPARK_ROWS = 200
 
 
 @pytest.fixture
@@ -210,3 +216,58 @@ def test_exports_take_each_message_of_rocketmq_once(
             )
             for row in rows
         } == sent  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
+def test_a_batch_a_stream_and_an_export_have_what_the_sink_wrote(
+    spark: SparkSession, request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str], tmp_path: Path
+) -> None:
+    """A real Spark at RocketMQ's own brokers."""
+    nameserver = request.getfixturevalue(fixture).nameserver
+    written, copied, group = names("written"), names("copied"), names("group")
+    at = {"nameserver": nameserver}
+
+    def write(first: int) -> None:
+        frame = spark.range(first, first + SPARK_ROWS).selectExpr(
+            "concat('order ', id) AS body", "concat('t', id % 3) AS tags", "array(cast(id AS string)) AS keys",
+            "map('price', cast(id AS string)) AS properties",
+        )  # fmt: skip
+        frame.write.format("gantrymq").options(**at, topic=written).mode("append").save()
+
+    def read(topic: str, **options: str) -> list[tuple[str, str, str, str]]:
+        frame = spark.read.format("gantrymq").options(**at, topic=topic, **options).load()
+        rows = frame.selectExpr("cast(body AS string) body", "tags", "keys", "properties['price'] price").collect()
+        return sorted((row.body, row.tags, row["keys"], row.price) for row in rows)
+
+    def copy() -> None:
+        """From the checkpoint to the present end, by the source and the sink of streams."""
+        stream = spark.readStream.format("gantrymq").options(
+            **at, topic=written, startingOffsets="earliest", maxOffsetsPerTrigger="150", groupId=group
+        )
+        frame = stream.load().selectExpr(
+            "body", "tags", "split(keys, ' ') AS keys", "map('price', properties['price']) AS properties"
+        )
+        writer = frame.writeStream.format("gantrymq").options(**at, topic=copied)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        assert writer.start().awaitTermination(300)
+
+    def expected(end: int) -> list[tuple[str, str, str, str]]:
+        return sorted((f"order {number}", f"t{number % 3}", f"{number}", f"{number}") for number in range(end))
+
+    write(0)
+    assert read(written) == expected(SPARK_ROWS)
+    assert len(read(written, subExpression="price < 50 AND TAGS = 't1'", expressionType="SQL92")) == 17
+    copy()
+    assert read(copied) == expected(SPARK_ROWS)
+    assert export(written, tmp_path / "out", nameserver, spark=spark).rows == SPARK_ROWS
+    write(SPARK_ROWS)
+    copy()
+    assert read(copied) == expected(2 * SPARK_ROWS)
+    assert export(written, tmp_path / "out", nameserver, spark=spark).rows == SPARK_ROWS
+    exported = read_export(tmp_path / "out", spark).selectExpr("cast(body AS string) body").collect()
+    assert sorted(row.body for row in exported) == [row[0] for row in expected(2 * SPARK_ROWS)]
+    with gantrymq.sync.connect(nameserver) as client:
+        queues = client.admin.queues(written)
+        assert sum(client.admin.consumer_offset(group, queue) or 0 for queue in queues) == 2 * SPARK_ROWS

@@ -8,8 +8,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -32,11 +31,13 @@ from gantrymq.remoting.headers.offsets import (
 )
 from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
 from gantrymq.remoting.properties import encode_properties
-from gantrymq.spark import session, spark_status
 from gantrymq.spark.wire import Wire
 from support.processes import free_ports, wait_for
+from support.spark_session import run_spark
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 BORN_MILLIS = 1_700_000_000_123
 
 
@@ -205,19 +206,10 @@ def wire() -> Iterator[Wire]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """The one Spark session of the test run; starting it takes about as long as all tests that use it.
-
-    Its Python workers find ``pyspark_gantrymq``, as they do where a wheel is installed.
-    """
-    status = spark_status()
-    if not status:
-        pytest.skip(f"Spark cannot run here: {status.reason}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        running = session("gantrymq-tests", cores=2, memory="512m", config={"spark.sql.shuffle.partitions": "2"})
-    yield running
-    running.stop()
+def spark() -> Iterator[SparkSession]:
+    """The one Spark session of the test run."""
+    with run_spark() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
