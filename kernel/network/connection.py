@@ -86,9 +86,9 @@ class Connection:
     """
 
     __slots__ = (
-        "_asked", "_identity", "_opaque", "_owner", "active_at", "closed", "host", "id", "inbound", "is_paused",
-        "largest_answer", "outbound", "outbound_bytes", "partial_since", "peer", "peer_left", "silent_since", "site",
-        "sock", "wants_write",
+        "_asked", "_identity", "_is_held", "_is_throttled", "_opaque", "_owner", "active_at", "closed", "host", "id",
+        "inbound", "is_paused", "largest_answer", "outbound", "outbound_bytes", "partial_since", "peer", "peer_left",
+        "silent_since", "site", "sock", "wants_write",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, sock: Socket, number: int, peer: tuple[str, int], now: float) -> None:
@@ -112,7 +112,7 @@ class Connection:
         """The address for shared limits: its IPv4 address, or the network of its IPv6 address."""
         self.wants_write = False
         self.closed = False
-        self.is_paused = False
+        self._is_held = self._is_throttled = self.is_paused = False
         self.peer_left = False
         """Whether the peer closed the connection while it was not being read: it receives no more responses."""
         self._identity: object = None
@@ -223,15 +223,23 @@ class Connection:
 
     def pause(self) -> None:
         """Stop reading from the peer for now."""
-        self._set_paused(True)
+        self._is_held = True
+        self._update_paused()
 
     def resume(self) -> None:
-        """Continue reading."""
-        self._set_paused(False)
+        """Continue reading, unless a plugin throttles the connection."""
+        self._is_held = False
+        self._update_paused()
 
-    def _set_paused(self, paused: bool) -> None:
-        if not self.closed and self.is_paused is not paused:
-            self.is_paused = paused
+    def throttle(self, is_on: bool) -> None:
+        """For plugins: read no further requests from the peer, or do so again; those that were read are served."""
+        self._is_throttled = is_on
+        self._update_paused()
+
+    def _update_paused(self) -> None:
+        is_paused = self._is_held or self._is_throttled
+        if not self.closed and self.is_paused is not is_paused:
+            self.is_paused = is_paused
             self._owner.watch(self)
 
     def notice(self, event: int) -> None:

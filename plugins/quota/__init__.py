@@ -1,13 +1,17 @@
-"""Quotas by identity: requests and bytes per second, and connections. Requests beyond one are refused with SYSTEM_BUSY.
+"""Quotas by identity: requests and bytes per second, and connections.
+
+A connection whose identity is at a rate is read more slowly; requests far beyond it are refused with SYSTEM_BUSY.
 
 Slot: none; not in the default set: ``--enable quota``.
-Hooks: authorize, collect_metrics, config_section, configure, connections_changed.
-Config ``[plugin.quota]``: ``requests_per_second``, ``bytes_per_second``, ``connections``, ``burst``, ``identities``.
+Hooks: authorize, collect_metrics, config_section, configure, connections_changed, register_tasks.
+Config ``[plugin.quota]``: ``requests_per_second``, ``bytes_per_second``, ``connections``, ``burst``, ``pause``,
+``identities``.
 Files: none.
-RocketMQ has no counterpart. The code is that of its own flow control: 5.x producers try another broker, 4.x producers
-report it, and consumers pull again after 3 s; FLOW_CONTROL (215) would let them pull again after 20 ms.
+RocketMQ has no counterpart. No response makes its producers wait: after SYSTEM_BUSY, the code of RocketMQ's own flow
+control, 5.x producers send again at once and 4.x producers report it; both report FLOW_CONTROL (215). A connection that
+is read more slowly makes both wait. Consumers pull again 3 s after SYSTEM_BUSY, 20 ms after FLOW_CONTROL.
 
-``usage`` has the quotas and what is left of them. ``docs/howto/secure.md``.
+``usage`` has the quotas and what is left of them, ``pauses`` the connections that wait. ``docs/howto/secure.md``.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.rare_warnings import RareWarnings
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.quota.config import QuotaConfig, read_quota
+from gantrymq.plugins.quota.pauses import PausedConnections
 from gantrymq.plugins.quota.usage import Exceeded, Quota, Usages
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 
@@ -73,8 +79,9 @@ class QuotaPlugin:
                 "plugin 'quota': no quota is set; set plugin.quota.requests_per_second, .bytes_per_second or"
                 ' .connections, or plugin.quota.identities = { NAME = "requests=1000 bytes=10MiB connections=20" }'
             )
-        self._usages = Usages(default, named, section.burst)
+        self._usages = Usages(default, named, section.burst, section.pause)
         self._clock = broker.env.monotonic
+        self._paused = PausedConnections(broker.env.monotonic)
         self._warnings = RareWarnings(broker.env.monotonic)
 
     @hookimpl
@@ -85,19 +92,28 @@ class QuotaPlugin:
             request = batch.requests[row]
             connection = request.connection
             try:
-                usages.take(
+                pause = usages.take(
                     connection, _identity_of(connection), request.size, now, always=request.code in ALWAYS_SERVED
                 )
             except Exceeded as exceeded:
                 batch.refuse(row, ResponseCode.SYSTEM_BUSY, str(exceeded))
                 if self._warnings.is_due(f"{exceeded.identity} {exceeded.reason}"):
                     log.warning("quota_exceeded", identity=exceeded.identity, reason=str(exceeded))
+            else:
+                if pause:
+                    self._paused.add(connection, now + pause)
+
+    @hookimpl
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        """What has paused connections read again."""
+        return [BackgroundTask("quota", self._paused.run)]
 
     @hookimpl
     def connections_changed(self, batch: ConnectionsBatch) -> None:
         """Forget closed connections."""
         for connection in batch.closed:
             self._usages.forget(connection)
+            self._paused.forget(connection)
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
@@ -105,6 +121,9 @@ class QuotaPlugin:
         text = "Requests that were refused because their identity exceeded a quota"
         for (identity, reason), count in self._usages.refused.items():
             metrics.counter("gantrymq_quota_refused_requests_total", text, count, identity=identity, reason=reason)
+        text = "Requests after which their connection was not read for a while, because its identity was at a rate"
+        for identity, count in self._usages.paused.items():
+            metrics.counter("gantrymq_quota_pauses_total", text, count, identity=identity)
         metrics.gauge("gantrymq_quota_identities", "Identities whose use is counted", len(self._usages))
 
 

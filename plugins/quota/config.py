@@ -21,6 +21,9 @@ class QuotaConfig:
     """Connections of an identity on which requests are served."""
     burst: float = duration("2s", minimum="100ms", maximum="1h")
     """For how long an identity that was idle may exceed its rates: so many seconds' worth at once."""
+    pause: float = duration("1s", maximum="10s")
+    """How long requests beyond a rate are slowed down before they are refused: they are served, and the connection is
+    not read for as long as its identity needs to earn them. 0: they are refused."""
     identities: dict[str, str] = attrs.field(factory=dict)
     """Quotas of identities: ``requests=1000 bytes=10MiB connections=20``, of which each is optional; an empty text:
     none."""

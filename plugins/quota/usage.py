@@ -76,37 +76,48 @@ class _Usage:
 
 
 class Usages:
-    """The use of all identities. ``refused``: requests by identity and reason."""
+    """The use of all identities. ``refused``: requests by identity and reason; ``paused``: requests after which their
+    connection was not read for a while, by identity.
 
-    def __init__(self, default: Quota, named: Mapping[str, Quota], burst_s: float) -> None:
+    ``pause_s``: a request is refused if its identity needs longer than that to earn it.
+    """
+
+    def __init__(self, default: Quota, named: Mapping[str, Quota], burst_s: float, pause_s: float = 0.0) -> None:
         self._default = default
         self._named = named
         self._burst_s = burst_s
+        self._pause_s = pause_s
         self._by_identity: dict[str, _Usage] = {}
         self._of: dict[Connection, _Usage] = {}
         self.refused: Counter[tuple[str, str]] = Counter()
+        self.paused: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_identity)
 
-    def take(self, connection: Connection, identity: str, size: int, now: float, *, always: bool) -> None:
+    def take(self, connection: Connection, identity: str, size: int, now: float, *, always: bool) -> float:
         """Count a request of ``size`` bytes; :class:`Exceeded` if it must be refused, which counts nothing.
 
-        ``always``: no rate refuses it.
+        Returns for how many seconds the connection should not be read. ``always``: no rate refuses the request, and
+        it causes no pause.
         """
         usage = self._of.get(connection)
         if usage is None or usage.identity != identity:
             usage = self._join(connection, identity, now)
-        requests, of_bytes = usage.requests, usage.bytes
-        for bucket, reason in ((requests, "requests"), (of_bytes, "bytes")):
+        pause = 0.0
+        for bucket, reason in ((usage.requests, "requests"), (usage.bytes, "bytes")):
             wait = 0.0 if bucket is None else bucket.wait(now)
-            if wait and not always:
+            if wait > self._pause_s and not always:
                 assert bucket is not None
                 raise self._exceeded(usage, reason, f"{bucket.rate} {reason}/s; next in {1000 * wait:.0f} ms")
-        if requests is not None:
-            requests.take(1, may_owe=not always)
-        if of_bytes is not None:
-            of_bytes.take(size, may_owe=not always)
+        for bucket, amount in ((usage.requests, 1), (usage.bytes, size)):
+            if bucket is not None:
+                bucket.take(amount, may_owe=not always)
+                pause = max(pause, bucket.wait(now))
+        if always or not self._pause_s or not pause:
+            return 0.0
+        self.paused[usage.identity] += 1
+        return min(pause, self._pause_s)
 
     def forget(self, connection: Connection) -> None:
         """The connection is closed."""
@@ -151,6 +162,8 @@ class Usages:
                 del self._by_identity[identity]
                 for key in [key for key in self.refused if key[0] == identity]:
                     self.refused[OTHERS, key[1]] += self.refused.pop(key)
+                if identity in self.paused:
+                    self.paused[OTHERS] += self.paused.pop(identity)
 
     def _exceeded(self, usage: _Usage, reason: str, text: str) -> Exceeded:
         self.refused[usage.identity, reason] += 1

@@ -132,12 +132,27 @@ def test_a_send_with_a_wrong_key_over_tls_fails(java_client: ForeignClient, enfo
         assert "Check signature failed for accessKey=the-worker" in child.log.read_text()
 
 
+def test_producers_at_their_quota_send_more_slowly_and_no_send_fails(
+    java_client: ForeignClient, homes: Homes, names: Names
+) -> None:
+    home, topic, sends = homes("paced"), names("t"), 40
+    quota = ("--enable", "quota", "--set", "plugin.quota.identities=the-worker=requests=20", "--set",
+             "plugin.quota.burst=500ms")  # fmt: skip
+    with serving(home, "permissive", *quota) as nameserver:
+        create_topic(nameserver, topic)
+        begun = time.monotonic()
+        sent = java_client.produce(nameserver, topic, sends, modes="sync", **KEYS)
+        assert [each.status for each in sent] == ["SEND_OK"] * sends
+        assert time.monotonic() - begun >= (sends - 11) / 20
+        assert "quota_exceeded" not in (home / "log").read_text()
+
+
 def test_push_consumers_beyond_their_quota_pull_again_later_and_miss_nothing(
     java_client: ForeignClient, homes: Homes, names: Names
 ) -> None:
     home, topic = homes("quota"), names("t")
     quota = ("--enable", "quota", "--set", "plugin.quota.identities=the-worker=requests=2", "--set",
-             "plugin.quota.burst=500ms")  # fmt: skip
+             "plugin.quota.burst=500ms", "--set", "plugin.quota.pause=0s")  # fmt: skip
     with serving(home, "permissive", *quota) as nameserver:
         create_topic(nameserver, topic)
         admin = {"accessKey": ADMIN.access_key, "secretKey": ADMIN.secret_key}

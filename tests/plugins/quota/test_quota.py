@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
 
 import gantrymq
 from gantrymq.kernel.errors import StartError
@@ -35,7 +36,7 @@ async def test_an_identity_beyond_its_quota_gets_system_busy_and_others_are_serv
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     broker = limited(
         tmp_path, (ACL, QUOTA), plugin__acl__file=str(tmp_path / "plain_acl.yml"),
-        plugin__quota__identities="the-worker=requests=1", plugin__quota__burst="1s",
+        plugin__quota__identities="the-worker=requests=1", plugin__quota__burst="1s", plugin__quota__pause="0s",
     )  # fmt: skip
     beat = HeartbeatData("client", [ProducerData("p")], [])
     async with run_broker(broker), open_channel(broker.address) as channel:
@@ -49,11 +50,7 @@ async def test_an_identity_beyond_its_quota_gets_system_busy_and_others_are_serv
         assert (await channel.call(WORKER.sign(Command(RequestCode.HEART_BEAT, None, beat.to_bytes())), 10.0)).code == 0
         async with open_channel(broker.address) as other:
             assert (await other.call(ADMIN.sign(send("T", b"x")), 10.0)).code == 0
-        metrics = Metrics(1000)
-        for _, collect in broker.manager.calls("collect_metrics", broker=broker, metrics=metrics):
-            collect()
-        counted = metrics.families["gantrymq_quota_refused_requests_total"].series
-        assert set(counted) == {("the-worker", "requests")}
+        assert set(counted(broker, "gantrymq_quota_refused_requests_total")) == {("the-worker", "requests")}
 
 
 async def test_without_accounts_a_quota_counts_by_address(tmp_path: Path) -> None:
@@ -71,8 +68,65 @@ async def test_without_accounts_a_quota_counts_by_address(tmp_path: Path) -> Non
                     await anyio.sleep(0.02)
 
 
+async def test_a_connection_at_its_rate_is_read_more_slowly_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+    broker = limited(
+        tmp_path, (ACL, QUOTA), plugin__acl__file=str(tmp_path / "plain_acl.yml"),
+        plugin__quota__identities="the-worker=requests=20", plugin__quota__burst="100ms",
+    )  # fmt: skip
+    async with run_broker(broker), open_channel(broker.address) as channel, open_channel(broker.address) as other:
+        begun, times = trio.current_time(), []
+        async with trio.open_nursery() as nursery:
+
+            async def administrate() -> None:
+                while True:
+                    before = trio.current_time()
+                    assert (await other.call(ADMIN.sign(send("T", b"x")), 10.0)).code == 0
+                    times.append(trio.current_time() - before)
+
+            nursery.start_soon(administrate)
+            for _ in range(12):
+                assert (await channel.call(WORKER.sign(send("T", b"x")), 10.0)).code == 0
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - begun >= 9 / 20, (
+            "the burst is 2 requests, and the last one leaves its pause to others"
+        )
+        assert sorted(times)[len(times) // 2] < 1 / 40
+        assert counted(broker, "gantrymq_quota_pauses_total") == {("the-worker",): 11.0}
+        assert "gantrymq_quota_refused_requests_total" not in families(broker)
+
+
+async def test_requests_that_need_longer_than_the_pause_are_refused_and_the_rest_is_read_later(tmp_path: Path) -> None:
+    broker = limited(tmp_path, plugin__quota__requests_per_second="10", plugin__quota__burst="100ms")
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        codes: list[int] = []
+        async with trio.open_nursery() as nursery:
+
+            async def send_one() -> None:
+                codes.append((await channel.call(send("T", b"x"), 10.0)).code)
+
+            for _ in range(40):
+                nursery.start_soon(send_one)
+        assert {code: codes.count(code) > 5 for code in set(codes)} == {0: True, 2: True}
+        begun = trio.current_time()
+        assert (await channel.call(send("T", b"x"), 10.0)).code == 0
+        assert trio.current_time() - begun < 5, "the connection is read again"
+
+
+def families(broker: Any) -> Any:
+    metrics = Metrics(1000)
+    for _, collect in broker.manager.calls("collect_metrics", broker=broker, metrics=metrics):
+        collect()
+    return metrics.families
+
+
+def counted(broker: Any, name: str) -> dict[Any, Any]:
+    return dict(families(broker)[name].series)
+
+
 async def test_the_python_client_backs_off_until_its_message_is_taken(tmp_path: Path) -> None:
-    settings = {"plugin.quota.requests_per_second": "4", "plugin.quota.burst": "500ms"}
+    settings = {"plugin.quota.requests_per_second": "4", "plugin.quota.burst": "500ms",
+                "plugin.quota.pause": "0s"}  # fmt: skip
     async with run_cluster(tmp_path, settings=settings, enable=[QUOTA]) as cluster:
         async with gantrymq.connect(cluster.nameserver) as client, client.producer(timeout=60) as producer:
             for number in range(12):
