@@ -64,6 +64,7 @@ class TlsPlugin:
 
     def __init__(self) -> None:
         self._results: Counter[str] = Counter(ok=0, failed=0, unfinished=0, plain=0)
+        self._violations: Counter[str] = Counter(altered=0, renegotiation=0)
         self._failed_reloads = 0
         self._seen: tuple[bytes, ...] = ()
         self._slice_end = self._spent = 0.0
@@ -140,6 +141,11 @@ class TlsPlugin:
         """Count a handshake; a failed one is logged once an hour for each address."""
         self.count(connection.address, "broker", result, reason)
 
+    def violated(self, connection: Connection, kind: str, reason: str) -> None:
+        """Count what a peer did after its handshake."""
+        self._violations[kind] += 1
+        self._note(connection.address, "broker", kind, reason)
+
     def wrap(self, stream: trio.SocketStream, port: str) -> PortStream | None:
         """As :class:`Encryption` has it, like the one that follows."""
         if port in PAGES and self._config.pages == "plain":
@@ -159,8 +165,10 @@ class TlsPlugin:
     def count(self, peer: str, port: str, result: str, reason: str) -> None:
         """Count a handshake with ``peer`` (``host:port``) at the port that the log calls ``port``."""
         self._results[result] += 1
-        if result == "ok":
-            return
+        if result != "ok":
+            self._note(peer, port, result, reason)
+
+    def _note(self, peer: str, port: str, result: str, reason: str) -> None:
         refusals = self._broker.registry.find(RefusalLog)
         if refusals is not None:
             refusals.connection_refused(TLS_HANDSHAKE, peer, port, reason)
@@ -197,6 +205,11 @@ class TlsPlugin:
         """Handshakes by result, and files that could not be used."""
         for result, count in self._results.items():
             metrics.counter("gantrymq_tls_handshakes_total", "TLS handshakes by result", count, result=result)
+        for kind, count in self._violations.items():
+            text = (
+                "What peers did after their TLS handshakes, and was refused: altered or repeated records, renegotiation"
+            )
+            metrics.counter("gantrymq_tls_violations_total", text, count, kind=kind)
         metrics.counter(
             "gantrymq_tls_failed_reloads_total", "Changed certificates that could not be used", self._failed_reloads
         )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 256 * 1024
 """How much is encrypted before it is sent."""
+ALERT_BYTE: Final = 0x15
 READ_BYTES: Final = 64 * 1024
 UNSENT_MAX: Final = 64 * 1024
 """Bytes that TLS itself has to send to a peer that does not read: answers to its key updates."""
@@ -36,6 +37,9 @@ class Owner(Protocol):
 
     def ended(self, connection: Connection, result: str, reason: str) -> None:
         """A handshake's result: ``ok``, ``failed``, ``unfinished`` or ``plain``."""
+
+    def violated(self, connection: Connection, kind: str, reason: str) -> None:
+        """What the peer did after its handshake: ``altered`` or ``renegotiation``."""
 
 
 class TlsSocket:
@@ -83,7 +87,16 @@ class TlsSocket:
         self._incoming.write(data)
         if not self._is_open:
             self._shake_hands(self._tls)
-        return self._read(self._tls)
+        try:
+            return self._read(self._tls)
+        except ssl.SSLError as error:
+            with suppress(OSError):
+                self._answer()  # the alert
+            self._has_failed, self._is_open = True, False
+            reason = (error.reason or "it is no TLS").replace("_", " ").lower()
+            if " alert " not in reason:  # not the peer's own end
+                self._owner.violated(self._connection, "altered", f"a TLS record cannot be read: {reason}")
+            raise ConnectionError(f"a TLS record cannot be read: {reason}") from None
 
     def send(self, data: bytes | memoryview) -> int:
         """Encrypt and send; returns how many bytes of ``data`` the network took.
@@ -164,6 +177,10 @@ class TlsSocket:
             parts.append(part)
         more = self._outgoing.read()
         if more:
+            if more[0] == ALERT_BYTE:  # while all is well, OpenSSL sends an alert for this reason only
+                self._owner.violated(
+                    self._connection, "renegotiation", "the peer asked to renegotiate, and was refused"
+                )
             self._unsent += more
             if not self._push() and len(self._unsent) > UNSENT_MAX + 2 * CHUNK_BYTES:
                 raise ConnectionError("the peer asks for new keys and does not read them")

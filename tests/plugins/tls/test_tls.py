@@ -51,11 +51,11 @@ async def encrypted(broker: Broker, context: ssl.SSLContext | None = None) -> As
         yield channel
 
 
-def handshakes(broker: Broker) -> dict[str, object]:
+def handshakes(broker: Broker, name: str = "gantrymq_tls_handshakes_total") -> dict[str, object]:
     metrics = Metrics(1000)
     for _, call in broker.manager.calls("collect_metrics", broker=broker, metrics=metrics):
         call()
-    return {labels[0]: value for labels, value in metrics.families["gantrymq_tls_handshakes_total"].series.items()}
+    return {labels[0]: value for labels, value in metrics.families[name].series.items()}
 
 
 async def test_messages_are_sent_and_received_over_tls(tmp_path: Path) -> None:
@@ -436,6 +436,61 @@ async def test_renegotiation_is_refused_and_other_clients_are_served(tmp_path: P
         assert (await channel.call(send("T", b"x"))).code == 0
         await eventually(lambda: len(broker.connections) == 1)
         assert handshakes(broker)["ok"] == 2, "the first handshake of each, and no other"
+        assert handshakes(broker, "gantrymq_tls_violations_total") == {"altered": 0, "renegotiation": 1}
+
+
+class Recorder:
+    """A client that keeps its TLS records, to send them again."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = client_context().wrap_bio(self._incoming, self._outgoing, server_hostname="127.0.0.1")
+
+    @classmethod
+    async def connect(cls, broker: Broker) -> Recorder:
+        found = cls(await trio.open_tcp_stream(*parse_address(broker.address)))
+        while True:
+            try:
+                found._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await found.stream.send_all(found._outgoing.read())
+                found._incoming.write(await found.stream.receive_some(65536))
+            else:
+                await found.stream.send_all(found._outgoing.read())
+                return found
+
+    def record(self, data: bytes) -> bytes:
+        """The record of these bytes."""
+        self._tls.write(data)
+        return self._outgoing.read()
+
+    async def is_closed_after(self, data: bytes) -> bool:
+        """Send, and wait until the broker ends the connection."""
+        async with self.stream:
+            await self.stream.send_all(data)
+            with trio.move_on_after(20) as limit, suppress(trio.BrokenResourceError):
+                while await self.stream.receive_some(65536):
+                    pass
+        return not limit.cancelled_caught
+
+
+async def test_records_that_are_sent_again_or_altered_end_the_connection_and_are_counted(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker, encrypted(broker) as channel:
+        first = await Recorder.connect(broker)
+        request = first.record(encode(send("T", b"once")))
+        await first.stream.send_all(request)
+        await eventually(lambda: broker.log.end)
+        end = broker.log.end
+        assert await first.is_closed_after(request), "again on its own connection"
+        assert await (await Recorder.connect(broker)).is_closed_after(request), "on another one"
+        other = await Recorder.connect(broker)
+        altered = bytearray(other.record(encode(send("T", b"x"))))
+        altered[-1] ^= 1
+        assert await other.is_closed_after(bytes(altered))
+        assert broker.log.end == end
+        assert handshakes(broker, "gantrymq_tls_violations_total") == {"altered": 3, "renegotiation": 0}
+        assert (await channel.call(send("T", b"x"))).code == 0
 
 
 async def test_a_downgrade_that_the_client_reports_is_refused_and_counted(tmp_path: Path) -> None:
