@@ -8,10 +8,18 @@ import anyio
 
 from gantrymq.client.checks import check_topic
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.connections import call, reading
+from gantrymq.client.connections import call
 from gantrymq.client.errors import BadAnswer, BrokerError, NoRoute
 from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, first_stored_since, message_at
 from gantrymq.client.namespace import plain_topics
+from gantrymq.client.requests import (
+    commit_request,
+    max_offset_request,
+    min_offset_request,
+    read_offset,
+    reading,
+    search_offset_request,
+)
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID, queues_to_subscribe
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
@@ -20,13 +28,10 @@ from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers.header import Header, read_header
+from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetHeader,
-    QueueHeader,
-    SearchOffsetHeader,
-    UpdateConsumerOffsetHeader,
 )
 from gantrymq.remoting.headers.topics import CreateTopicHeader
 from gantrymq.remoting.logs import LibraryLog
@@ -144,22 +149,19 @@ class Admin:
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The queue offset of the oldest message that ``queue`` still has; 0 for one that never had any."""
-        header = QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
-        return max(0, await self._ask(queue, RequestCode.GET_MIN_OFFSET, header))  # brokers say -1 for no queue yet
+        offset = await self._ask(queue, min_offset_request(queue.topic, queue.queue_id))
+        return max(0, offset)  # brokers say -1 for no queue yet
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The queue offset that the next message of ``queue`` will get."""
-        return await self._ask(
-            queue, RequestCode.GET_MAX_OFFSET, QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
-        )
+        return await self._ask(queue, max_offset_request(queue.topic, queue.queue_id))
 
     async def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
         """The queue offset of the first message of ``queue`` stored at or after ``timestamp`` (ms since 1970).
 
         The offset behind the last message when none is.
         """
-        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp)
-        nearest = await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        nearest = await self._ask(queue, search_offset_request(queue.topic, queue.queue_id, timestamp))
         return await first_stored_since(self._cluster, queue, timestamp, nearest, await self._reader(queue))
 
     async def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
@@ -199,11 +201,8 @@ class Admin:
         """Let ``group`` continue at ``offset`` of ``queue``; its running members may overwrite that."""
         self._cluster.ensure_open()
         group = self._real_group(group)
-        header = UpdateConsumerOffsetHeader(
-            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
-        )
         channel = await self._cluster.broker(await self._master(queue))
-        await call(channel, Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext()))
+        await call(channel, commit_request(group, queue.topic, queue.queue_id, offset))
 
     async def find(
         self, topic: str, key: str, *, limit: int = 32, begin: int = 0, end: int = FOREVER
@@ -232,12 +231,10 @@ class Admin:
     def _real_group(self, group: str) -> str:
         return group if self._cluster.namespace is None else self._cluster.namespace.group(group)
 
-    async def _ask(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
+    async def _ask(self, queue: MessageQueue, request: Command) -> int:
         self._cluster.ensure_open()
         channel = await self._cluster.broker(await self._reader(queue))
-        answer = await call(channel, Command(code, header.to_ext()))
-        with reading(channel.address):
-            return read_header(OffsetResponse, answer.ext).offset
+        return read_offset(await channel.call(request), channel.address)
 
     async def _reader(self, queue: MessageQueue) -> str:
         if self._cluster.routes.broker(queue.broker_name) is None:

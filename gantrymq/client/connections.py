@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
 from gantrymq.client.connect_options import ConnectOptions
-from gantrymq.client.errors import BadAnswer, ClientClosed, broker_error
+from gantrymq.client.errors import ClientClosed
+from gantrymq.client.requests import check_success
 from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel
-from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
 
 Greeting = Callable[[Channel], Awaitable[None]]
 """Called with each new connection before anybody else uses it."""
@@ -87,15 +85,5 @@ class Connections:
 async def call(channel: Channel, command: Command, timeout: float = CALL_TIMEOUT_SECONDS) -> Command:
     """The answer to ``command`` if it succeeded; :class:`BrokerError` if not, and what ``channel.call`` raises."""
     answer = await channel.call(command, timeout)
-    if answer.code != ResponseCode.SUCCESS:
-        raise broker_error(answer, channel.address)
+    check_success(answer, channel.address)
     return answer
-
-
-@contextmanager
-def reading(address: str) -> Iterator[None]:
-    """Faults of an answer's content come out of the block as :class:`BadAnswer`."""
-    try:
-        yield
-    except (RemoteFault, FatalRemoteFault) as error:
-        raise BadAnswer(address, str(error)) from None

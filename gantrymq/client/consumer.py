@@ -21,7 +21,7 @@ from gantrymq._version import __version__
 from gantrymq.client.allocation import FixedQueues, allocate, average
 from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
-from gantrymq.client.connections import call, reading
+from gantrymq.client.connections import call
 from gantrymq.client.direct import DirectDelivery
 from gantrymq.client.errors import (
     AccessDenied,
@@ -38,6 +38,7 @@ from gantrymq.client.local_offsets import LocalOffsets, default_path
 from gantrymq.client.locks import QueueLocks
 from gantrymq.client.options import ConsumerOptions, QueuesChanged
 from gantrymq.client.puller import Puller
+from gantrymq.client.requests import reading
 from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.message import DeliveredRecord

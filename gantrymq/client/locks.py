@@ -12,8 +12,9 @@ from typing import Final
 import anyio
 
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.connections import call, reading
+from gantrymq.client.connections import call
 from gantrymq.client.errors import GantryError
+from gantrymq.client.requests import reading
 from gantrymq.remoting.bodies.queues import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command

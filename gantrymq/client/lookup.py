@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.connections import call, reading
+from gantrymq.client.connections import call
 from gantrymq.client.errors import BrokerError
+from gantrymq.client.requests import reading
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.address import decode_host, format_address

@@ -15,8 +15,8 @@ from typing import Final
 import anyio
 
 from gantrymq.client.checks import BODY_MAX_BYTES, check_message, encode_message_properties, is_timed
-from gantrymq.client.connections import reading
 from gantrymq.client.errors import InvalidMessage, broker_error
+from gantrymq.client.requests import reading
 from gantrymq.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from gantrymq.message import Message, MessageQueue, SendResult, SendStatus
 from gantrymq.remoting.codes import RequestCode, ResponseCode

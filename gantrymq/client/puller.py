@@ -14,7 +14,7 @@ from anyio.abc import TaskStatus
 
 from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.connections import call, reading
+from gantrymq.client.connections import call
 from gantrymq.client.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -30,6 +30,7 @@ from gantrymq.client.local_offsets import LocalOffsets
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
 from gantrymq.client.replies import send_reply
+from gantrymq.client.requests import MAY_SUSPEND, PULL_BATCH_BYTES, PULL_CODES, reading
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.client.statistics import QueueStatistics
 from gantrymq.message import DeliveredRecord
@@ -46,8 +47,6 @@ from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.properties import RETRY_TOPIC
 from gantrymq.remoting.records import decode_pulled, stored_sizes
 
-PULL_BATCH_BYTES: Final = 1_048_576
-"""GantryMQ's brokers give so much in one answer, also from the disk; RocketMQ's apply their own limits."""
 SUSPEND_MILLISECONDS: Final = 15_000
 PULL_TIMEOUT_SECONDS: Final = 30.0
 PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
@@ -58,7 +57,6 @@ STALL_SECONDS: Final = 30.0
 """So long no acknowledgment has moved a full queue's offset when the client warns."""
 
 _COMMITS_OFFSET: Final = 1
-_MAY_SUSPEND: Final = 2
 
 R = TypeVar("R", bound=DeliveredRecord)
 
@@ -421,7 +419,7 @@ class Puller(Generic[R]):
             max_msg_nums=settings.pull_batch
             if settings.prefetch is None
             else min(settings.pull_batch, settings.prefetch),
-            sys_flag=_MAY_SUSPEND | (_COMMITS_OFFSET if is_master and commit > 0 else 0),
+            sys_flag=MAY_SUSPEND | (_COMMITS_OFFSET if is_master and commit > 0 else 0),
             commit_offset=commit,
             suspend_timeout_millis=SUSPEND_MILLISECONDS,
             sub_version=self._options.subscription.sub_version,
@@ -508,13 +506,5 @@ class Puller(Generic[R]):
         return data.broker_addrs[broker_id], broker_id == MASTER_ID
 
 
-PULL_CODES: Final = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    }
-)
 _FILTER_UNKNOWN_TO_BROKER: Final = frozenset({ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST})
 _UNKNOWN_TO_BROKER: Final = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST})

@@ -16,14 +16,12 @@ from anyio.abc import TaskGroup
 
 from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.connections import reading
 from gantrymq.client.errors import (
     AccessDenied,
     BodyError,
     ConnectError,
     GantryError,
     InvalidName,
-    broker_error,
 )
 from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.lookup import TOOLS_GROUP
@@ -31,28 +29,23 @@ from gantrymq.client.options import ReaderSettings, Start, Topics, as_timestamp,
 from gantrymq.client.puller import (
     IDLE_INTERVAL_SECONDS,
     PAUSE_AFTER_ERROR_SECONDS,
-    PULL_BATCH_BYTES,
-    PULL_CODES,
     PULL_TIMEOUT_SECONDS,
     SUSPEND_MILLISECONDS,
 )
+from gantrymq.client.requests import pull_request, read_pull, reading
 from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.client.serializers import Deserializer
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
-from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers.header import read_header
-from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
 from gantrymq.remoting.records import decode_records
 from gantrymq.remoting.tasks import hosted_tasks
 
 PREFETCH_MESSAGES: Final = 1000
 POLL_MESSAGES: Final = 64
 NEW_QUEUES_INTERVAL_SECONDS: Final = 30.0
-_MAY_SUSPEND: Final = 2
-_INLINE_SUBSCRIPTION: Final = 4
 
 R = TypeVar("R", bound=DeliveredRecord)
 
@@ -383,25 +376,20 @@ class Reader(Lifetime, Generic[R]):
     async def _pull(self, known: _Queue[R]) -> None:
         queue, turn, begin = known.queue, known.turn, known.fetch_at
         subscription = self._wanted[queue.topic]
-        header = PullMessageHeader(
-            consumer_group=self._group or TOOLS_GROUP, topic=queue.topic, queue_id=queue.queue_id, queue_offset=begin,
-            max_msg_nums=self._pull_batch, sys_flag=_MAY_SUSPEND | _INLINE_SUBSCRIPTION, commit_offset=0,
-            suspend_timeout_millis=SUSPEND_MILLISECONDS, subscription=subscription.sub_string,
-            sub_version=subscription.sub_version, expression_type=subscription.expression_type,
-            gantrymq_max_bytes=PULL_BATCH_BYTES,
+        request = pull_request(
+            self._group or TOOLS_GROUP, queue.topic, queue.queue_id, begin, self._pull_batch, subscription,
+            SUSPEND_MILLISECONDS,
         )  # fmt: skip
         address = self._cluster.routes.reader(queue)
         channel = await self._cluster.broker(address)
         asked_at = anyio.current_time()
         answer: Command | None = None
         with anyio.CancelScope() as known.asking:  # a seek does not wait for something at the old place
-            answer = await channel.call(Command(RequestCode.PULL_MESSAGE, header.to_ext()), PULL_TIMEOUT_SECONDS)
+            answer = await channel.call(request, PULL_TIMEOUT_SECONDS)
         if answer is None or known.turn != turn:
             return
-        if answer.code not in PULL_CODES:
-            raise broker_error(answer, address)
+        ext = read_pull(answer, address)
         with reading(address):
-            ext = read_header(PullMessageResponse, answer.ext)
             records = decode_records(answer.body, self._make) if answer.code == ResponseCode.SUCCESS else []
         if self._cluster.namespace is not None:
             self._cluster.namespace.restore(records)

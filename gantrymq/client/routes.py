@@ -46,6 +46,11 @@ def queues_to_subscribe(topic: str, route: TopicRouteData) -> list[MessageQueue]
     ]
 
 
+def addresses_to_read(broker: BrokerData) -> list[str]:
+    """Where a broker's queues can be read: its master's address, where there is one, then those of slaves, by id."""
+    return [broker.broker_addrs[broker_id] for broker_id in sorted(broker.broker_addrs)]
+
+
 def _by_broker(route: TopicRouteData) -> list[QueueData]:
     return sorted(route.queue_datas, key=lambda data: data.broker_name)
 
@@ -158,7 +163,7 @@ class Routes:
         data = self.broker(queue.broker_name)
         if data is None or not data.broker_addrs:
             raise NoRoute(f"broker {queue.broker_name} is not known to the nameservers any more")
-        return data.broker_addrs[min(data.broker_addrs)]
+        return addresses_to_read(data)[0]
 
     async def renew(self, topic: str) -> None:
         """Ask for the route of ``topic`` now, because a broker in it cannot be reached; it may stay as it was."""

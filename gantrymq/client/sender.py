@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.connections import call, reading
+from gantrymq.client.connections import call
 from gantrymq.client.errors import (
     AccessDenied,
     BrokerError,
@@ -31,6 +31,7 @@ from gantrymq.client.errors import (
 )
 from gantrymq.client.faults import Faults
 from gantrymq.client.outgoing import Outgoing, PlainFrames, PlainRequest, Stored
+from gantrymq.client.requests import reading
 from gantrymq.client.window import Window
 from gantrymq.message import MessageQueue, SendStatus
 from gantrymq.remoting.channel import Channel

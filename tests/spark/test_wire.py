@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,6 +36,26 @@ def test_queues_come_from_the_first_nameserver_that_answers(cluster: FakeCluster
         Queue("orders", "broker-a", 0, cluster.address),
         Queue("orders", "broker-a", 1, cluster.address),
     ]
+
+
+def test_the_nameserver_that_answered_is_asked_first_the_next_time(
+    cluster: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each request of a stream would wait for a nameserver that is gone."""
+    cluster.add_topic("orders")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nameservers = (("127.0.0.1", silent.getsockname()[1]), parse_address(cluster.address))
+        monkeypatch.setattr(wire, "_timeout", 0.05)
+        for _ in range(3):
+            assert wire.find_queues(nameservers, "orders")
+        assert wire.find_topics(nameservers) == ["orders"]
+        connections = 0
+        silent.settimeout(0)
+        with suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                connections += 1
+    assert connections == 1
 
 
 def test_unreachable_nameservers_are_all_named(wire: Wire, closed_port: int) -> None:
@@ -84,7 +105,7 @@ def test_a_refused_route_has_the_text_of_the_server(cluster: FakeCluster, wire: 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"queueDatas":3}', b"\xff"])
 def test_a_broken_route_is_a_clear_error(cluster: FakeCluster, wire: Wire, body: bytes) -> None:
     cluster.script = lambda request: request.answer(ResponseCode.SUCCESS, body=body)
-    with pytest.raises(Unreachable, match="a route that cannot be read"):
+    with pytest.raises(Unreachable, match=r"the route of 'orders': .* answered what cannot be read"):
         wire.find_queues((parse_address(cluster.address),), "orders")
 
 
@@ -152,9 +173,9 @@ def test_a_broken_connection_is_reopened(cluster: FakeCluster, wire: Wire) -> No
 def test_an_answer_without_its_fields_is_reported(cluster: FakeCluster, wire: Wire, ext: dict[str, str] | None) -> None:
     cluster.script = lambda request: request.answer(0, ext=ext)
     queue = Queue("orders", "broker-a", 0, cluster.address)
-    with pytest.raises(Unreachable, match="does not speak the protocol"):
+    with pytest.raises(Unreachable, match="answered what cannot be read"):
         wire.find_bounds(queue)
-    with pytest.raises(Unreachable, match="does not speak the protocol"):
+    with pytest.raises(Unreachable, match="answered what cannot be read"):
         wire.pull(queue, 0)
 
 
