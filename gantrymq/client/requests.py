@@ -47,7 +47,7 @@ class Rotation:
     """The order in which nameservers are asked: the one that answered last, then the next ones."""
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
-        self.addresses = addresses
+        self.addresses: tuple[str, ...] = addresses
         self._current = 0
 
     @property
