@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +28,7 @@ from gantrymq.remoting.peers import is_loopback
 
 if TYPE_CHECKING:
     from gantrymq.cli.loading import Loaded
+    from gantrymq.remoting.tls import ServerTls
 
 OK: Literal["ok"] = "ok"
 WARN: Literal["warn"] = "warn"
@@ -42,6 +45,8 @@ DESCRIPTORS_LOW = 4096
 CLOCK_EARLIEST = 1_735_689_600
 """The start of 2025: an earlier time is wrong, because this program is newer."""
 CLOCK_BEHIND_SECONDS = 5.0
+EXPIRY_DAYS = 30
+"""A certificate that ends sooner is due for replacement."""
 SPARK_JAVA = 17
 """The oldest Java for PySpark 4."""
 
@@ -189,6 +194,61 @@ def access_control(values: Mapping[str, Any], secrets: Collection[str] = ()) -> 
     return Finding(check, OK, counts)
 
 
+def encryption(values: Mapping[str, Any]) -> Finding:
+    """Whether clients that trust the certificate of the plugin ``tls`` can connect, also in a month, and whether only
+    this user can read its key. ``values``: of its section."""
+    from gantrymq.plugins.tls.properties import read_tls
+    from gantrymq.remoting.tls import IN_TEST_MODE, TlsUnusable
+
+    check = "TLS"
+    try:
+        mode, files = read_tls(values, lambda path: Path(path).read_bytes())
+        if "disabled" in (values["mode"], mode):
+            return Finding(check, OK, "plugin.tls.mode is disabled")
+        files.make_context()
+        if files.test_mode:
+            return Finding(check, WARN, IN_TEST_MODE, "set plugin.tls.certificate instead of the test mode")
+        days = (_expiry(files) - time.time()) / 86_400
+    except ssl.SSLCertVerificationError as error:
+        return Finding(check, FAIL, f"{files.certificate}: {error.verify_message}", "make a new certificate")
+    except (TlsUnusable, OSError) as error:
+        return Finding(check, FAIL, str(error), "correct the file, or the setting")
+    secrets = [
+        files.key or files.certificate,
+        *files.names.values(),
+        *([values["properties"]] if files.password else []),
+    ]
+    exposed = [each for each in secrets if Path(each).stat().st_mode & 0o77]
+    if exposed:
+        found = f"other users can read or change {', '.join(exposed)}"
+        return Finding(check, WARN, found, f"chmod 600 {' '.join(exposed)}")
+    found = f"{files.certificate} is valid for {days:.0f} days"
+    if days < EXPIRY_DAYS:
+        return Finding(check, WARN, found, "make a new certificate; the broker reads it without a restart")
+    if mode == "permissive":
+        return Finding(check, WARN, f"{found}; plain connections are served too", "set plugin.tls.mode = enforcing")
+    return Finding(check, OK, found)
+
+
+def _expiry(files: ServerTls) -> float:
+    """When the certificate ends, in seconds since 1970: a client that trusts it shakes hands with the server.
+
+    :class:`ssl.SSLCertVerificationError` if that fails.
+    """
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.load_verify_locations(files.certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    own = attrs.evolve(files, ca="", client_certificates="none", names={}).make_context()
+    server = own.wrap_bio(to_server, to_client, server_side=True)
+    client = trusting.wrap_bio(to_client, to_server)
+    for each in (client, server, client):
+        with suppress(ssl.SSLWantReadError):
+            each.do_handshake()
+    return ssl.cert_time_to_seconds(str((client.getpeercert() or {})["notAfter"]))
+
+
 def folder(data: str) -> Finding:
     """Whether the data folder can be written."""
     place = nearest(data)
@@ -327,6 +387,9 @@ def all_checks(loaded: Loaded, nameserver_listen: str) -> Iterator[Callable[[], 
     if rows:
         secrets = sorted({row.source for row in rows if row.value == HIDDEN and row.origin in ("file", "override")})
         yield lambda: access_control({row.key: row.value for row in rows}, secrets)
+    tls = {row.key: row.value for row in loaded.config.explain() if row.section == "plugin.tls"}
+    if tls:
+        yield lambda: encryption(tls)
     yield lambda: folder(broker.data)
     yield lambda: disk(broker.data, file_bytes)
     yield lambda: fdatasync(broker.data)

@@ -16,6 +16,8 @@ import pytest
 
 from gantrymq.cli import checkup
 from gantrymq.testing.harness import cluster_in_thread
+from support.authority import Authority
+from support.certificates import CA, FOLDER
 
 Cli = Callable[..., Any]
 Usage = namedtuple("Usage", "total used free")
@@ -255,3 +257,40 @@ def test_a_configuration_file_with_a_secret_that_others_can_read_is_named(
         assert found["access control"]["state"] == state, found["access control"]
         assert (f"other users can read or change {conf}" in found["access control"]["found"]) is (state == "warn")
         assert "root-password" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "mode", "settings", "state", "told"),
+    [
+        ("server.pem", 0o600, {}, "ok", "server.pem is valid for"),
+        ("server.pem", 0o600, {"client_certificates": "required", "ca": str(CA)}, "ok", "is valid for"),
+        ("server.pem", 0o644, {}, "warn", "other users can read or change"),
+        ("server.pem", 0o600, {"mode": "permissive"}, "warn", "plain connections are served too"),
+        ("server.pem", 0o600, {"mode": "disabled"}, "ok", "disabled"),
+        ("expired.pem", 0o600, {}, "fail", "certificate has expired"),
+        ("soon.pem", 0o600, {}, "warn", "is valid for 30 days"),
+        ("missing.pem", 0o600, {}, "fail", "No such file"),
+        ("", 0o600, {"test_mode": "true"}, "warn", "made by the server itself"),
+    ],
+)
+def test_certificates_are_checked_as_clients_do(
+    doctor: Callable[..., Any],
+    tmp_path: Path,
+    certificate: str,
+    mode: int,
+    settings: dict[str, str],
+    state: str,
+    told: str,
+) -> None:
+    file = tmp_path / certificate
+    if certificate == "soon.pem":
+        Authority(tmp_path).issue("soon")
+    elif (FOLDER / certificate).is_file():
+        file.write_bytes((FOLDER / certificate).read_bytes())
+    if file.is_file():
+        file.chmod(mode)
+    given = {"certificate": str(file) if certificate else "", **settings}
+    arguments = [word for name, value in given.items() for word in ("--set", f"plugin.tls.{name}={value}")]
+    code, found = doctor("--enable", "tls", *arguments)
+    assert (found["TLS"]["state"], code) == (state, int(state == "fail"))
+    assert told in found["TLS"]["found"]
