@@ -23,7 +23,7 @@ def test_refusals_of_ever_different_keys_are_a_limited_number_of_events_with_all
         recorder.repeated(refusal(f"key{number}"))
     now[0] = 11.0
     events = recorder.take()
-    assert len(events) == MERGED_MAX + 2, "one for each of the first keys, and two for all others"
+    assert len(events) == MERGED_MAX + 1, "one for each of the first keys, and one for all others"
     assert sum(event.count for event in events) == 3 * MERGED_MAX
     assert {event.address for event in events[MERGED_MAX:]} == {OTHERS}
     assert recorder.lost == 0
