@@ -99,6 +99,14 @@ def test_a_configuration_file_is_shared_and_health_pages_of_brokers_stay_on_the_
     assert (layout.pages, second["plugin.http.listen"]) == ("0.0.0.0:9000", "127.0.0.1:9020")
 
 
+def test_each_broker_has_its_own_file_of_users_and_audit(tmp_path: Path) -> None:
+    sets = ("plugin.acl.users=/etc/users.json", "plugin.audit.file=/var/log/audit.log")
+    layout = layout_of(tmp_path, 2, *sets, enable=["acl", "audit"])
+    for number, values in enumerate(map(decoded, layout.members)):
+        assert values["plugin.acl.users"] == f"/etc/users-{number}.json"
+        assert values["plugin.audit.file"] == f"/var/log/audit-{number}.log"
+
+
 def test_without_health_pages_each_broker_serves_its_own_metrics(tmp_path: Path) -> None:
     layout = layout_of(tmp_path, 2, "plugin.http.listen=", enable=["metrics"])
     assert [decoded(member)["plugin.metrics.listen"] for member in layout.members] == [

@@ -19,6 +19,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
 from gantrymq.remoting.tls import ServerTls
 from support.certificates import CA, FOLDER, OTHER_CA, client_context
+from support.tls_flood import flood
 
 pytestmark = pytest.mark.trio
 
@@ -84,6 +85,26 @@ async def test_broken_and_unfinished_handshakes_affect_no_other_connection(first
             with trio.fail_after(20), suppress(trio.BrokenResourceError):
                 while await stream.receive_some(1000):
                     pass
+
+
+async def test_a_thousand_handshakes_do_not_keep_others_from_reading_routes() -> None:
+    async with secured() as server, open_channel(server.address, tls=client_context()) as channel:
+        times: list[float] = []
+
+        async def keep_reading() -> None:
+            while True:
+                begun = trio.current_time()
+                assert (await channel.call(Command(TOPICS), 20.0)).code == 0
+                times.append(trio.current_time() - begun)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_reading)
+            with trio.fail_after(60):
+                await flood(server.address)
+            nursery.cancel_scope.cancel()
+        assert len(times) >= 5
+        assert max(times) < 2.0
+        assert sorted(times)[len(times) // 2] < 0.1
 
 
 async def test_files_that_cannot_be_used_are_named() -> None:

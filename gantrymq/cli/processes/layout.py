@@ -89,9 +89,10 @@ def make_layout(
             settings["plugin.metrics.listen"] = "127.0.0.1:0"
         elif metrics:
             settings["plugin.metrics.listen"] = _shifted(metrics, number)
-        audit = str(values.get(("plugin.audit", "file"), ""))
-        if audit:
-            settings["plugin.audit.file"] = str(Path(audit).with_stem(f"{Path(audit).stem}-{number}"))
+        for section, key in (("plugin.audit", "file"), ("plugin.acl", "users")):  # each broker writes its own
+            file = str(values.get((section, key), ""))
+            if file:
+                settings[f"{section}.{key}"] = str(Path(file).with_stem(f"{Path(file).stem}-{number}"))
         export = str(values.get(("plugin.exporter", "to"), ""))
         if export and "{broker}" not in export:  # each broker exports its own messages
             settings["plugin.exporter.to"] = f"{export.rstrip('/')}/{{broker}}"
