@@ -19,8 +19,8 @@ PLAIN_TESTS := $(addprefix tests/,broker crash fuzz hostile kernel plugins) \
 	$(sort $(shell grep -rl --include='*.py' 'pytest\.mark\.twins' tests/client tests/interop tests/nameserver tests/remoting tests/testing))
 # On two processors: most of the longest tests wait for the disk, for other processes and for RocketMQ's intervals. What
 # runs for the twins waits less.
-WORKERS ?= 5
-TWIN_WORKERS ?= 3
+WORKERS ?= 6
+TWIN_WORKERS ?= 4
 # A worker takes a file as a whole: what a file starts (a JVM, a broker) is started once. Long files go first.
 # What fails everywhere has one cause, and an hour more does not tell it better.
 FILES := --dist loadfile --no-loadscope-reorder --maxfail 100
@@ -86,7 +86,7 @@ test: prepared
 	GANTRYMQ_PURE=1 GANTRYMQ_KILL_ROUNDS=$${GANTRYMQ_KILL_ROUNDS:-8} $(BIN)/python -m pytest $(TWIN_PARALLEL) -m '$(PLAIN)' $(PLAIN_TESTS)
 	@$(MAKE) --no-print-directory asan
 
-# Five workers that begin at the same time would each compile every module of tests that has no compiled file yet.
+# Workers that begin at the same time would each compile every module of tests that has no compiled file yet.
 prepared: $(VENV)/.test
 	@$(MAKE) --no-print-directory --output-sync=target --jobs 3 lint foreign collected
 

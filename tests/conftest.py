@@ -42,6 +42,7 @@ twins. Of the other folders only what has the marker ``twins`` does."""
 
 LONGEST = (
     "interop/test_java_retry.py",
+    "spark/test_broker.py",
     "crash/test_watch.py",
     "benchmarks/test_make_bench.py",
     "interop/test_mqadmin.py",
@@ -58,6 +59,7 @@ LONGEST = (
     "cluster/test_simulated.py",
     "cluster/test_fencing.py",
     "docs/test_commands_in_docs.py",
+    "plugins/exporter/test_table_formats.py",
 )
 """The files that take longest, in the order in which several workers begin with them; other foreign ones follow."""
 ONE_BY_ONE = {
@@ -79,7 +81,7 @@ SPARK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of the JVMs that tests of Spark start: they end before the optimizing compiler has paid off, which would take
 half of their processor time."""
 
-DISK_GIB = 12
+DISK_GIB = 14
 """What the stores of all workers take at a time (a default one of ours takes a GiB), and some room."""
 
 
