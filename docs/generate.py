@@ -25,7 +25,7 @@ errors, durations, topics, and JSON.
 does the current context, which replaces the following variables too (`gantrymq context`).
 Commands that talk to a cluster sign their requests with `GANTRYMQ_ACCESS_KEY` and `GANTRYMQ_SECRET_KEY` (and
 `GANTRYMQ_SECURITY_TOKEN`) where these are set, and use TLS with `GANTRYMQ_TLS=1`, or with `GANTRYMQ_TLS_CA`, a file of
-trusted certificates.
+trusted certificates. `GANTRYMQ_TLS=unverified` accepts every certificate, for servers in test mode.
 """
 PLUGIN_COMMANDS = ("export",)
 """Commands of shipped plugins; other installed plugins are left out."""

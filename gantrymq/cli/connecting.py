@@ -68,6 +68,8 @@ _CONNECT_VARIABLES: Final = {
     "GANTRYMQ_SECURITY_TOKEN": "security_token",
 }
 """Environment variables and not options, because other users of a machine can read the arguments of a process."""
+UNVERIFIED: Final = "unverified"
+"""The value of ``GANTRYMQ_TLS`` for servers in test mode: every certificate is accepted."""
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -88,7 +90,14 @@ def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, A
     except ValueError:
         raise click.UsageError("GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY must be set together") from None
     authorities = environment.get("GANTRYMQ_TLS_CA")
-    if authorities or environment.get("GANTRYMQ_TLS", "").lower() not in _FALSE:
+    wanted = environment.get("GANTRYMQ_TLS", "").lower()
+    if wanted == UNVERIFIED:
+        if authorities:
+            raise click.UsageError(f"GANTRYMQ_TLS={UNVERIFIED} verifies nothing: unset it, or GANTRYMQ_TLS_CA")
+        found["tls"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        found["tls"].check_hostname = False
+        found["tls"].verify_mode = ssl.CERT_NONE
+    elif authorities or wanted not in _FALSE:
         try:
             found["tls"] = ssl.create_default_context(cafile=authorities or None)
         except OSError as error:

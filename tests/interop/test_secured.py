@@ -21,6 +21,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import Credentials
 from gantrymq.testing.requests import pull, send
 from support.accounts import ACL, ADMIN, NOBODY, WORKER
+from support.authority import Authority
 from support.certificates import CA, FOLDER, client_context
 from support.foreign import Java, ask, mqadmin_with_keys, start_broker, start_nameserver
 from support.mqadmin import KeyedMqAdmin
@@ -212,3 +213,44 @@ def test_rocketmqs_clients_connect_with_tls_and_keys(
         with client.consumer("orders", "billing", start="first") as messages:
             bodies = iter(message.body.decode() for message in messages)
             assert next(each for each in bodies if each == body)
+
+
+@pytest.mark.parametrize("release", ["java", "java5"])
+def test_the_certificate_of_rocketmqs_client_is_its_account(
+    request: pytest.FixtureRequest, homes: Homes, tmp_path: Path, release: str
+) -> None:
+    """Without keys: the subject is listed at the account. The client trusts the authority, as the servers do."""
+    java: Java = request.getfixturevalue(release)
+    home = homes("mutual")
+    home.mkdir()
+    authority = Authority(home)
+    worker, mallory, server = (authority.issue(name) for name in ("worker", "mallory", "server"))
+    (home / "plain_acl.yml").write_text(
+        "accounts:\n- {accessKey: the-admin, secretKey: admin-secret, admin: true}\n- accessKey: the-worker\n"
+        "  secretKey: worker-secret\n  subjects: ['CN=worker,O=GantryMQ tests']\n  topicPerms: [orders=PUB]\n"
+    )
+    broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    settings = {"acl.file": home / "plain_acl.yml", "tls.certificate": server, "tls.ca": authority.file,
+                "tls.client_certificates": "required"}  # fmt: skip
+    serve = ["serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver,
+             "--enable", "tls", "--enable", "acl"]  # fmt: skip
+    serve += [word for name, value in settings.items() for word in ("--set", f"plugin.{name}={value}")]
+
+    def send_as(certificate: Path) -> str:
+        tls = {
+            "tls.enable": "true", "tls.test.mode.enable": "false", "tls.client.authServer": "true",
+            "tls.client.trustCertPath": authority.file, "tls.client.certPath": certificate,
+            "tls.client.keyPath": certificate,
+        }  # fmt: skip
+        client = attrs.evolve(java, common=(*java.common, *(f"-D{name}={value}" for name, value in tls.items())))
+        return client.mqadmin(homes("mqadmin"), "sendMessage", "-n", nameserver, "-t", "orders", "-p", "x")
+
+    with gantrymq_child(serve, home / "log") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        context = client_context(authority.file)
+        context.load_cert_chain(worker)
+        with gantrymq.sync.connect(nameserver, tls=context, **keys(ADMIN)) as client:
+            client.admin.create_topic("orders", 1)
+        # RocketMQ waits three seconds for a connection with its handshake, which a busy machine can exceed
+        assert any("SEND_OK" in send_as(worker) for _ in range(4))
+        assert "No accessKey is configured" in send_as(mallory)

@@ -42,6 +42,11 @@ def test_the_command_in_test_mode_makes_its_certificate_and_warns(tmp_path: Path
     with gantrymq_child(["nameserver", "--listen", address, "--tls-test-mode"], tmp_path / "log") as child:
         child.wait_line(lambda line: line.startswith("ready"))
         assert "CN=gantrymq-test-mode" in subject(address)
+        for tls, code in (("unverified", 0), ("1", 1)):
+            environ = {"GANTRYMQ_TLS": tls, "GANTRYMQ_NAMESERVER": address}
+            with gantrymq_child(["topic", "list"], tmp_path / f"list-{tls}", env=environ) as command:
+                assert command.wait(30) == code, tls
+        assert "its certificate is not accepted" in (tmp_path / "list-1").read_text()
     assert "tls_in_test_mode" in (tmp_path / "log").read_text()
 
 
