@@ -152,8 +152,8 @@ class NameServer:
         self._connections_max = min(self.config.connections_max, descriptors_allowed(DESCRIPTOR_SHARE))
         self.address = ""
         self._buffered = 0
-        self._refused = 0
-        self._report_refusals_at = 0.0
+        self._refused = self._handshakes_refused = 0
+        self._report_refusals_at = self._report_handshakes_at = 0.0
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen and answer until cancelled. Reports the bound address as "host:port". OSError if it is in use,
@@ -250,7 +250,7 @@ class NameServer:
                 await self.serve_stream(either, peer, site, may_change)
             finally:  # also if the nameserver stops while the connection is closed
                 if either.refused:
-                    log.info("tls_not_spoken", peer=peer, reason=either.refused)
+                    self._count_handshake(peer, either.refused)
                     if self._audit is not None:
                         self._audit.handshake_refused(peer, either.refused)
 
@@ -296,6 +296,13 @@ class NameServer:
         if trio.current_time() >= self._report_refusals_at:
             log.warning("connection_refused", peer=peer, limit=self._connections_max, refused=self._refused)
             self._refused, self._report_refusals_at = 0, trio.current_time() + REFUSALS_REPORT_SECONDS
+
+    def _count_handshake(self, peer: str, reason: str) -> None:
+        """Log the first refused handshake, and then the last one with their number every ten seconds."""
+        self._handshakes_refused += 1
+        if trio.current_time() >= self._report_handshakes_at:
+            log.warning("tls_refused", peer=peer, reason=reason, refused=self._handshakes_refused)
+            self._handshakes_refused, self._report_handshakes_at = 0, trio.current_time() + REFUSALS_REPORT_SECONDS
 
     async def serve_stream(self, stream: trio.abc.Stream, peer: str, site: str = "", may_change: bool = True) -> None:
         """Serve one connected peer until it disconnects or violates the protocol, then close and clean up.
