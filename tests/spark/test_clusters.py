@@ -61,21 +61,32 @@ def standalone(folder: Path, environment: dict[str, str]) -> Iterator[str]:
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("kind", ["local-cluster", "standalone"])
-def test_a_job_reads_streams_and_writes_once_though_a_worker_is_killed(
-    tmp_path: Path, environment: dict[str, str], kind: str
+def test_a_job_reads_streams_exports_and_writes_once_though_a_worker_is_killed(
+    tmp_path: Path, environment: dict[str, str], s3: str, kind: str
 ) -> None:
     """The job's module says what it does. GantryMQ is found because the interpreter of the workers has it."""
     dedup = runpy.run_path(str(DEDUP))["DedupPlugin"]
     settings = {"plugin.dedup.property": "DEDUP_KEY"}
     found_by = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}  # as an installed wheel is found
+    keys = {
+        "AWS_ENDPOINT_URL": s3, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
+    }  # fmt: skip
     with ExitStack() as stack:
         cluster = stack.enter_context(cluster_in_thread(tmp_path / "store", enable=[dedup], settings=settings))
         master = "local-cluster[2,1,1024]"
         if kind == "standalone":
             master = stack.enter_context(standalone(tmp_path, environment))
-        command = [sys.executable, spark_job.__file__, master, cluster.nameserver, str(tmp_path)]
+        url = f"s3a://bucket/cluster/{kind}"
+        command = [sys.executable, spark_job.__file__, master, cluster.nameserver, str(tmp_path), url]
         done = subprocess.run(
-            command, env=environment | found_by, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=800
+            command,
+            env=environment | found_by | keys,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=800,
         )
     (tmp_path / "job.err").write_text(done.stderr)
     assert done.returncode == 0, reason(Exception(done.stderr)) + f" ({tmp_path}/job.err)"
@@ -85,3 +96,4 @@ def test_a_job_reads_streams_and_writes_once_though_a_worker_is_killed(
     assert found["again"]["distinct"] == rows
     assert found["again"]["rows"] > rows, "the killed task had sent some"
     assert (found["executors"], found["read"], found["copied"]) == (2, rows, rows)
+    assert found["exported"] == [[rows, rows, 0]] * 2, "to a folder and to an object store"

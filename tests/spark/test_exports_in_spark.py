@@ -226,3 +226,31 @@ def test_the_command_exports(
     assert (result["topic"], result["rows"], result["files"]) == ("orders", 20, 2)
     assert run([*arguments, "--overwrite"]) == 0
     assert capsys.readouterr().out.startswith("20 messages of orders in 2 Parquet files, ")
+
+
+def test_following_uses_one_session_and_a_compacted_export_is_read(
+    spark: SparkSession,
+    orders: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pauses = 0
+
+    def wait(_sleep: object, seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 2:
+            raise KeyboardInterrupt
+        orders.put("orders", 0, b"one more")
+
+    monkeypatch.setattr("trio.run", wait)
+    to = str(tmp_path / "out")
+    arguments = ["export", "--topic", "orders", "--to", to, "--nameserver", orders.address]
+    assert run([*arguments, "--follow", "--json"]) == 130
+    assert [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()] == [20, 1]
+    before = sorted((row.queueId, row.queueOffset) for row in read_export(to, spark).collect())
+    assert run(["export", "compact", to]) == 0
+    assert capsys.readouterr().out.startswith("3 files became 2")
+    assert sorted((row.queueId, row.queueOffset) for row in read_export(to, spark).collect()) == before
+    assert len(before) == 21

@@ -163,6 +163,44 @@ def test_two_queries_run_concurrently_and_report_their_lag(
     assert len(two.by_number) == 1
 
 
+def test_a_stream_from_a_time_waits_for_enough_messages_or_for_the_delay(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add_topic("orders")
+    begin = 1_700_000_000_000
+    for number in range(10):
+        cluster.put("orders", 0, b"x", store_timestamp=begin + number * 1000)
+    cluster.found_by_time = 4
+    batches = Batches()
+    options = {"startingTimestamp": begin + 4000, "minOffsetsPerTrigger": 5, "ends": False}
+    query = start(spark, cluster.address, tmp_path, batches, maxTriggerDelay="1h", **options)
+    wait_for(lambda: batches.rows == rows(0, 4, 10), 60)
+    fill(cluster, 2)
+    time.sleep(1)
+    assert batches.rows == rows(0, 4, 10), "two are not enough"
+    fill(cluster, 6)
+    wait_for(lambda: batches.rows == rows(0, 4, 18), 60)
+    query.stop()
+    query = start(spark, cluster.address, tmp_path, batches, maxTriggerDelay="500ms", **options)
+    for end in (20, 22):  # the first batch of a run never waits
+        fill(cluster, 2)
+        wait_for(lambda end=end: batches.rows == rows(0, 4, end), 60)  # type: ignore[misc]
+    query.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.soak(0)
+@pytest.mark.timeout(3600)
+def test_a_thousand_batches_read_every_message_once(spark: SparkSession, cluster: FakeCluster, tmp_path: Path) -> None:
+    """More batches than one a minute makes in twelve hours."""
+    cluster.add_topic("orders", queues=2)
+    fill(cluster, 1000)
+    fill(cluster, 1000, queue_id=1)
+    found = run(spark, cluster, tmp_path, startingOffsets="earliest", maxOffsetsPerTrigger=2)
+    assert found.rows == rows(0, 0, 1000) + rows(1, 0, 1000)
+    assert len(found.by_number) == 1000
+
+
 def test_an_unknown_topic_fails_the_query_with_its_reason(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:

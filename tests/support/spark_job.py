@@ -1,6 +1,7 @@
-"""A Spark job on a cluster: python spark_job.py MASTER NAMESERVER FOLDER. Prints what it found as JSON.
+"""A Spark job on a cluster: python spark_job.py MASTER NAMESERVER FOLDER URL. Prints what it found as JSON.
 
-It is a program of a user: it uses no session of ours, and its executors know what Spark gives them.
+URL is in an object store. It is a program of a user: it uses no session of ours, and its executors know what Spark
+gives them.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ def folders(rows: Iterable[Any]) -> Iterator[tuple[str, int]]:
     yield os.environ.get("SPARK_EXECUTOR_DIRS", ""), sum(1 for _ in rows)
 
 
-def main(master: str, nameserver: str, folder: str) -> dict[str, Any]:
+def main(master: str, nameserver: str, folder: str, url: str) -> dict[str, Any]:
     """Run the job on this master; returns what the test asserts."""
     from pyspark.sql import SparkSession
+
+    from gantrymq.spark import export, read_export
 
     settings = {
         "spark.driver.host": "127.0.0.1",
@@ -51,6 +54,8 @@ def main(master: str, nameserver: str, folder: str) -> dict[str, Any]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
     }
+    # As the how-to guide says: executors get no variable of the driver but these.
+    settings |= {f"spark.executorEnv.{name}": value for name, value in os.environ.items() if name.startswith("AWS_")}
     builder = SparkSession.builder.master(master).appName("gantrymq-cluster")
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -74,6 +79,11 @@ def main(master: str, nameserver: str, folder: str) -> dict[str, Any]:
     query = writer.option("checkpointLocation", f"{folder}/check").trigger(availableNow=True).start()
     query.awaitTermination()
     found["copied"] = spark.read.format("gantrymq").options(nameserver=nameserver, topic="copy").load().count()
+    found["exported"] = []
+    for place in (f"{folder}/export", url):
+        written = export("once", place, nameserver, file_rows=ROWS // 8, spark=spark)
+        distinct = read_export(place, spark).select("queueId", "queueOffset").distinct().count()
+        found["exported"].append([written.rows, distinct, export("once", place, nameserver, spark=spark).rows])
     spark.stop()
     return found
 
