@@ -17,13 +17,13 @@ USUAL = {"seconds": 3.0, "settle": 1.0, "warm": 10.0, "growth": "1,2", "old": 1.
 
 
 class WrongUsage(Exception):
-    """The arguments make no sense; the text says which."""
+    """The arguments are invalid; the text says which and why."""
 
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """``groups`` and ``only`` choose; ``results`` and ``json`` are where the page and the values go, if not the usual
-    place."""
+    """``groups`` and ``only`` select scenarios; ``results`` and ``json`` are the paths of the page and of the values,
+    None for the default."""
 
     groups: Sequence[str]
     only: str
@@ -39,12 +39,12 @@ class Arguments:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left out: only then the page may take the place of the one that is kept."""
+        """Whether the run leaves nothing out: only then does its page replace the published one."""
         return not self.only and self.java and set(self.groups) >= set(USUAL_GROUPS)
 
 
 def read(words: Sequence[str]) -> Arguments:
-    """Raises :class:`WrongUsage`; ends the process with 2 where argparse knows better."""
+    """Raises :class:`WrongUsage`; argparse ends the process with exit code 2 for what it rejects itself."""
     given = _parser().parse_args(words)
     usual = USUAL | (ALL if given.groups == "all" else {}) | (QUICK if given.quick else {})
     picked = {name: usual[name] if getattr(given, name) is None else getattr(given, name) for name in usual}

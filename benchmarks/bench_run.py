@@ -33,10 +33,10 @@ from support.processes import ChildFailed
 QUIET_LOAD = 0.5
 CEILING_SECONDS = 0.6
 GAIN = 1.15
-"""More processes are used where they raise the ceiling by so much."""
+"""The generator gets more processes where they raise the ceiling by this factor."""
 FLUSHES = ("async", "sync")
 FAILURES = (Failed, ChildFailed, GantryError, OSError, RuntimeError)
-"""What a system raises here that is missing, refuses requests or ends during the run."""
+"""What a system raises that is missing, refuses requests or ends during the run."""
 FAILURES_OF_OTHERS = (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError)
 
 
@@ -89,7 +89,8 @@ class Run:
             )
 
     def measure(self) -> None:
-        """Ceilings, the rounds of the budget, one round of the wider scenarios, other systems, the special groups."""
+        """Measure the ceilings, the rounds of the budget, one round of the wider scenarios, other systems, and the
+        special groups."""
         scenarios = self.report.scenarios
         in_rounds = [each for each in scenarios if each.groups[0] == "budget" and "budget" in self.given.groups]
         wider = [each for each in scenarios if each not in in_rounds]
@@ -107,7 +108,7 @@ class Run:
             self._kafka_clients()
 
     def publish(self) -> None:
-        """Print the tables; write the page, the pictures and the JSON. Nothing measured, nothing written."""
+        """Print the tables; write the page, the pictures and the JSON. Write nothing if nothing was measured."""
         report = self.report
         report.took = time.monotonic() - self.began
         for failure in self.failures:
@@ -135,7 +136,7 @@ class Run:
             print_progress(f"written: {self.given.json}")
 
     def _ceiling(self, scenario: Scenario) -> None:
-        """With more processes where those make the generator faster: then they drive the systems as well."""
+        """Measure the generator's ceiling; where more processes raise it, they also drive the systems."""
         usual = default_processes()
         seconds = min(CEILING_SECONDS, self.given.timing.seconds)
         best = ceiling(scenario, seconds, usual)
@@ -147,7 +148,7 @@ class Run:
         self.report.ceilings[scenario.name] = best
 
     def _round(self, scenarios: Sequence[Scenario], number: int, *, budget: bool) -> None:
-        """Each system in turn, one flush mode after the other; every other round the other way round."""
+        """Measure each system in turn, one flush mode after the other; every second round in reverse order."""
         for flush in FLUSHES:
             wanted = [each for each in scenarios if each.flush == flush]
             for system in (self.systems if number % 2 else reversed(self.systems)) if wanted else ():
@@ -173,7 +174,8 @@ class Run:
                     result.first_message = start_seconds(system)
 
     def _others(self) -> None:
-        """Redis, Kafka and NATS, once, where they are; a failure of theirs is a note and no end."""
+        """Measure Redis, Kafka and NATS once, where they are installed; a failure becomes a note and does not end the
+        run."""
         report = self.report
         if not streams.is_installed():
             print_progress("without Redis: redis-server and redis-benchmark are not installed")
@@ -199,7 +201,7 @@ class Run:
         print_progress(f"{system:9} {scenario.name:26} {rate:12,.0f}/s  {cost:.2f} us of the processor for a message")
 
     def _special(self, group: str, system: str, measure_it: object) -> None:
-        """One system's failure leaves the others their turn."""
+        """Measure a group on one system; after a failure the run continues with the next system."""
         print_progress(f"{group}, {system}")
         try:
             measure_it(system, self.given.timing, self.given.sizes, self.report.figures, self._note)
@@ -208,7 +210,7 @@ class Run:
             print_progress(self.failures[-1])
 
     def _kafka_clients(self) -> None:
-        """A failure of theirs is a note and no end."""
+        """Measure Kafka's Python clients; a failure becomes a note and does not end the run."""
         print_progress("client, Kafka's Python clients")
         try:
             measure_kafka_clients(self.given.timing.seconds, self.report.figures, self._note)

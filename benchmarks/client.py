@@ -29,19 +29,20 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 Way = Callable[[Consumer[ReceivedMessage], int], Awaitable[None]]
-"""Consumes so many messages."""
+"""How many messages a consumer reads."""
 BODY = b"x" * 100
 TASKS = 128
 TOPIC = "bench-client"
 STORED_TOPIC = "bench-client-stored"
 STORED_BATCH = 32
 STORED_MESSAGES = 10_000 * STORED_BATCH
-"""What there is to consume; each group of a consumer reads all of it."""
+"""How many messages there are to consume; each consumer group reads all of them."""
 CONSUME_SECONDS_MAX = 120.0
 PULL_BATCH, PREFETCH = 1024, 4096
-"""Of the consumers: a consumer of many small messages asks for more of them at once than it does by default."""
+"""The ``pull_batch`` of the consumers: one that reads many small messages asks for more of them at once than the
+default."""
 BATCH_MESSAGES = 1000
-"""Messages at most that a consumer takes at once where it takes batches."""
+"""The most messages in one batch of a consumer that reads batches."""
 PROCESSOR = "processor time of the client for a message: {}"
 SEND_AND_WAIT = "send and wait"
 GOALS = {
@@ -50,12 +51,12 @@ GOALS = {
 }  # fmt: skip
 """Messages a second."""
 STEP = 100
-"""Messages between two looks at the clock."""
+"""The clock is read once for this many messages."""
 
 
 @attrs.define
 class Pace:
-    """Messages that went through, and what they took: seconds, and seconds of the client's processor time."""
+    """The messages of one load, its duration, and the client's processor time; both in seconds."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -72,7 +73,7 @@ class Pace:
         return self.processor / self.messages * 1e6
 
     def add(self, messages: int, began: tuple[float, float]) -> None:
-        """Count ``messages`` that took the time since ``began``, as :func:`clocks` had it."""
+        """The load of ``messages`` since ``began``, a result of :func:`clocks`."""
         now, used = clocks()
         self.messages += messages
         self.seconds += now - began[0]
@@ -118,7 +119,7 @@ async def _measure(running: Running, timing: Timing) -> tuple[dict[str, Pace], l
 
 
 async def enqueue_for(producer: Producer, seconds: float) -> Pace:
-    """What was stored in so many seconds, the last flush included."""
+    """How many messages are stored in the given seconds, including the last flush."""
     pace, began, count = Pace(), clocks(), 0
     while time.perf_counter() - began[0] < seconds:
         for _ in range(STEP):
@@ -130,7 +131,7 @@ async def enqueue_for(producer: Producer, seconds: float) -> Pace:
 
 
 async def send_from_tasks(producer: Producer, seconds: float) -> Pace:
-    """What many tasks get stored."""
+    """How many messages many concurrent tasks store."""
     pace, began, count = Pace(), clocks(), 0
 
     async def work() -> None:
@@ -155,7 +156,8 @@ async def times_of_sends(producer: Producer, seconds: float) -> list[float]:
 
 
 async def consume_for(client: Client, way: Way, seconds: float) -> Pace:
-    """What is consumed in so many seconds at least; group after group reads all that is stored."""
+    """How many messages are consumed in at least the given seconds; one group after the other reads all that is
+    stored."""
     pace, number = Pace(), 0
     while pace.seconds < seconds:
         number += 1
@@ -184,7 +186,7 @@ async def consume_one_by_one(consumer: Consumer[ReceivedMessage], count: int) ->
 
 
 async def consume_batches(consumer: Consumer[ReceivedMessage], count: int) -> None:
-    """As :func:`consume_one_by_one`, in batches."""
+    """As :func:`consume_one_by_one`, but in batches."""
     size = 0
     async for batch in consumer.batches(BATCH_MESSAGES):
         for message in batch:

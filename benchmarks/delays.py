@@ -40,12 +40,12 @@ PENDING, LIVE, BURST, PLAIN = "delays-pending", "delays-live", "delays-burst", "
 _LENGTHS = struct.Struct(">ii")
 JAVA_VERSION = "5.3.3"
 JAVA_SETTINGS = {"timerWheelEnable": "true"}
-"""Times are kept to the second there, and messages come up to a second early."""
+"""RocketMQ keeps the times in seconds, so messages arrive up to a second early."""
 
 
 @attrs.frozen
 class Sizes:
-    """How much is sent, and for how long."""
+    """How many messages are sent, and for how long."""
 
     pending: int = 1_000_000
     rate: int = 10_000
@@ -65,7 +65,8 @@ class Figures:
     pending: int
     taken_a_second: float
     taken_processor_us: float
-    """Of the broker, a message that is to wait: one sender, who waits too, keeps it busy only in part."""
+    """The broker's processor time for a message that waits: its one sender waits too, so the broker is only partly
+    busy."""
     memory_before: float
     memory_pending: float
     cores_live: float
@@ -83,11 +84,12 @@ class Figures:
     burst_seconds: float
     drained_a_second: float
     burst_processor_us: float
-    """Of the broker, a message of the burst: what the rate would be with a processor of its own."""
+    """The broker's processor time for a message of the burst: gives the rate that a processor of its own would
+    allow."""
 
 
 class Sleeper:
-    """A process that sleeps for 5 ms again and again, and knows how late it woke up."""
+    """A process that repeatedly sleeps for 5 ms and records how late it woke up."""
 
     _PROGRAM = """
 import select, sys, time
@@ -113,7 +115,7 @@ print(int(late[int(len(late) * 0.99)] * 1000), int(late[-1] * 1000))
 
 
 class Sender:
-    """One connection that sends and waits for the answers, many at a time."""
+    """One connection that sends and waits for the responses, many at a time."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -122,7 +124,7 @@ class Sender:
         self._stream = self._socket.makefile("rb")
 
     def send(self, topic: str, dues: Iterable[int | None]) -> None:
-        """A message each; due at that time (ms since 1970), or at once."""
+        """Send messages that are due at a time (ms since 1970), or at once."""
         frames = [_frame(topic, due, number) for number, due in enumerate(dues)]
         self._socket.sendall(b"".join(frames))
         for _ in frames:
@@ -133,7 +135,7 @@ class Sender:
                 raise RuntimeError(f"refused: {header}")
 
     def count(self, topic: str) -> int:
-        """Return how many messages the topic has, but for the first one of all."""
+        """Return how many messages the topic has, without its first one."""
         total = 0
         for queue in range(4):
             fields = json.dumps({"topic": topic, "queueId": str(queue)})
@@ -144,7 +146,7 @@ class Sender:
         return total - 1
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._stream.close()
         self._socket.close()
 
@@ -160,7 +162,7 @@ def _frame(topic: str, due: int | None, number: int) -> bytes:
 
 
 def measure(system: str, sizes: Sizes, home: Path) -> Figures:
-    """Return everything, one after the other."""
+    """Measure everything, one phase after the other."""
     chance = random.Random(1)
     with start(system, Setup(java_version=JAVA_VERSION, java_settings=JAVA_SETTINGS), home) as running:
         sender = Sender(running.address)
@@ -208,7 +210,7 @@ def measure(system: str, sizes: Sizes, home: Path) -> Figures:
 
 
 def _paced(rate: int, count: int, sender: Sender, topic: str, due: Callable[[], int | None]) -> Iterator[int]:
-    """Send ``count`` messages, so many a second (0: as fast as it goes); yields how many are sent."""
+    """Send ``count`` messages at a rate (0: as fast as possible); yields how many are sent."""
     began, sent = time.monotonic(), 0
     while sent < count:
         if rate:
@@ -239,7 +241,7 @@ def _now() -> int:
 
 
 def _memory(pid: int) -> float:
-    """Return the process's own memory in MiB; what it has mapped of files is the system's to take back."""
+    """Return the process's own memory in MiB, without mapped files, which the system can reclaim."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) / 1024
 
@@ -250,7 +252,7 @@ def _processor(pid: int) -> float:
 
 
 def _delivered(folder: Path, topic: str) -> Iterator[tuple[int, int]]:
-    """When each delayed message of the topic was due, and when it was stored for it."""
+    """When each delayed message of the topic was due, and when the broker stored it."""
     store = Store(SystemEnv(), str(folder))
     store.open()
     try:

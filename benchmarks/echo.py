@@ -1,4 +1,4 @@
-"""A bare echo server on one epoll: what the load generator could measure at most."""
+"""A bare echo server on one epoll: the upper limit of what the load generator can measure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def main() -> None:
-    """Print the port, echo until killed."""
+    """Print the port, then echo until the process is killed."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     print(listener.getsockname()[1], flush=True)
     epoll = select.epoll()

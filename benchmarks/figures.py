@@ -1,4 +1,4 @@
-"""Single figures that are no throughput of a scenario: a time, a size, a share, for each system."""
+"""Single figures other than the throughput of a scenario: a time, a size, or a share, for each system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import attrs
 
 NO_MERIT = ("%", "times", "")
-"""Units of what is a circumstance: neither of two is better."""
+"""Units of figures that describe circumstances: a higher value is neither better nor worse."""
 
 
 @attrs.define
@@ -25,7 +25,7 @@ class Figure:
     values: dict[str, list[float]] = attrs.field(factory=dict)
 
     def median(self, system: str) -> float | None:
-        """Return the middle of all rounds, None without one."""
+        """Return the median of all rounds, None without rounds."""
         found = self.values.get(system)
         return statistics.median(found) if found else None
 
@@ -36,7 +36,7 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """How many times better ours is than Java's; None without both."""
+        """How many times better ours is than Java's; None if either is missing."""
         ours, theirs = self.median("gantrymq"), self.median("java")
         if not ours or not theirs:
             return None
@@ -44,7 +44,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """How ours did, in a word; empty without two to compare, or where the figure is a circumstance and no merit."""
+        """A verdict in one word; empty without two values to compare, and for a circumstance."""
         ours, theirs = self.median("gantrymq"), self.median("java")
         text = []
         if ours is not None and theirs is not None and self.unit not in NO_MERIT and not self.what.startswith("bare "):
@@ -63,7 +63,7 @@ class Figure:
 
 @attrs.define
 class Figures:
-    """All of them, in the order in which they first came."""
+    """All figures, in the order in which they were added."""
 
     found: list[Figure] = attrs.field(factory=list)
 
@@ -71,7 +71,7 @@ class Figures:
         self, group: str, what: str, unit: str, system: str, value: float, *, more_is_better: bool = False,
         goal: float = 0.0, ratio_goal: float = 0.0,
     ) -> None:  # fmt: skip
-        """One system's value of one round."""
+        """Add one system's value of one round."""
         for each in self.found:
             if (each.group, each.what) == (group, what):
                 break
@@ -81,7 +81,7 @@ class Figures:
         each.values.setdefault(system, []).append(value)
 
     def of(self, group: str) -> list[Figure]:
-        """Return one section's."""
+        """Return the figures of one section."""
         return [each for each in self.found if each.group == group]
 
 

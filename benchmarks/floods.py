@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 CONNECTIONS = 4
-"""Of the client that floods."""
+"""The connections of the client that floods."""
 LOCKED_QUEUES = 10_000
 GROUPS, SUBSCRIPTIONS = 25, 1000
 EXPRESSION = " OR ".join(f"(a{number} BETWEEN {number} AND {number + 7})" for number in range(400))
@@ -88,7 +88,7 @@ def send_for(address: str, seconds: float) -> list[float]:
 
 @contextmanager
 def _flooding(address: str, frames: Sequence[bytes]) -> Iterator[Callable[[], int]]:
-    """A process that floods; the yielded function returns how many of its requests were answered."""
+    """A process that floods; the yielded function returns how many requests the broker has answered."""
     answers = multiprocessing.Value("q", 0)
     if not frames:
         yield lambda: 0

@@ -1,4 +1,4 @@
-"""What the disk alone takes for one small record: the least that a lone synchronous sender can wait."""
+"""How long the disk alone takes for one small record: the minimum that a lone synchronous sender waits."""
 
 from __future__ import annotations
 

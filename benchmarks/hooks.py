@@ -36,14 +36,14 @@ Progress = Callable[[str], None]
 COUNTS = (0, 1, 5, MOST)
 BUSY = Scenario("send 8x16", "async", 8, 16)
 GOAL_PERCENT = 5.0
-"""Ten plugins that look at the traits may take this share of the broker's processor time."""
+"""Ten plugins that read traits only may take this share of the broker's processor time."""
 ANSWER_S = 10
-"""The broker times hooks for so much longer than the load takes."""
+"""The broker measures its hooks for this many seconds more than the load takes."""
 PLUGINS = Path(__file__).with_name("observing_plugins.py")
 
 
 def measure_hooks(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
-    """Rate, and processor time of the broker for a message, by the number of plugins. Of GantryMQ alone."""
+    """The rate, and the broker's processor time for a message, by the number of plugins; of GantryMQ only."""
     del sizes
     if system != "gantrymq":
         return
@@ -78,7 +78,7 @@ def measure_hooks(system: str, timing: Timing, sizes: Sizes, figures: Figures, p
 
 
 def _share(running: Running, plan: Plan) -> float:
-    """How much of the broker's processor time the plugins' hooks take during the load, in percent."""
+    """The share of the plugins' hooks in the broker's processor time during the load, in percent."""
     measured = math.ceil(plan.seconds) + ANSWER_S
     hooks_before = _hook_seconds(running.address, measured)
     before = processor_seconds(running.pid)
@@ -88,7 +88,7 @@ def _share(running: Running, plan: Plan) -> float:
 
 
 def _hook_seconds(address: str, measure_seconds: int) -> float:
-    """The seconds that the broker has timed in the hooks of the plugins; it times them for ``measure_seconds`` more."""
+    """The seconds that the broker has measured in the plugins' hooks; it measures them for ``measure_seconds`` more."""
     answer = trio.run(partial(ask_broker, address, measure_seconds=measure_seconds))
     looking = (plugin["hooks"] for plugin in answer["plugins"] if plugin["name"].startswith("looking"))
     return float(sum(hook["seconds"] for hooks in looking for hook in hooks.values()))

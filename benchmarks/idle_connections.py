@@ -15,13 +15,13 @@ from gantrymq.remoting.descriptors import descriptors_allowed, raise_descriptor_
 
 ANSWER_SECONDS = 30.0
 AT_ONCE = 500
-"""Connections opened before their answers are awaited: a listener's queue is not endless."""
+"""The most connections opened before their responses are awaited: a listener's queue is limited."""
 
 
 @contextmanager
 def held(address: str, wanted: int) -> Iterator[Callable[[], int]]:
-    """Hold ``wanted`` connections, in as many processes as their descriptors need; a function tells how many are open
-    still. Connections that the broker refuses are missing from that number; they are no error."""
+    """Hold ``wanted`` connections, in as many processes as their descriptors need; the yielded function returns how
+    many are still open. Connections that the broker refuses are not counted and are no error."""
     raise_descriptor_limit()
     each = max(1, min(wanted, descriptors_allowed(1)))
     counts = [min(each, wanted - start) for start in range(0, wanted, each)]
@@ -94,7 +94,7 @@ def _open(address: tuple[str, int], numbers: range, holder: str) -> list[socket.
 
 
 def _left(poll: select.poll, alive: dict[int, socket.socket]) -> int:
-    """How many the broker has not closed."""
+    """How many connections the broker has not closed."""
     while found := poll.poll(0):
         for descriptor, _ in found:
             try:

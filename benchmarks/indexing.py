@@ -56,7 +56,7 @@ def unique_of(number: int) -> str:
 
 
 def make_store(folder: Path, messages: int) -> None:
-    """A store with so many messages, each with a unique id and a key; its log alone is left."""
+    """A store with the given number of messages, each with a unique id and a key; only its log is left."""
     store = Store(SystemEnv(), str(folder))
     store.open()
     store.recover(lambda batch: None)
@@ -75,7 +75,7 @@ def make_store(folder: Path, messages: int) -> None:
 
 
 def build_alone(folder: Path) -> tuple[int, float, float]:
-    """Ours without a broker: messages, seconds of reading the log, and of these seconds those in the index."""
+    """Ours without a broker: messages, the seconds of reading the log, and how many of these the index takes."""
     env = SystemEnv()
     store = Store(env, str(folder))
     store.open()
@@ -98,7 +98,7 @@ def build_alone(folder: Path) -> tuple[int, float, float]:
 
 
 def index(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
-    """Start ``system`` on a log alone, wait until it finds the last message, then query."""
+    """Start ``system`` on a log only, wait until it finds the last message, then query."""
     need = sizes.keyed * RECORD_BYTES * 2 + SPARE_BYTES
     free = free_bytes(tempfile.gettempdir())
     if free < need:
@@ -135,7 +135,7 @@ def index(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress:
 
 
 async def _ask(address: str, pid: int, messages: int, seconds: float, began: float) -> tuple[float, list[float]]:
-    """Processor seconds until the last message was found, then the seconds that took and those of each query."""
+    """Processor seconds until the last message was found, its elapsed seconds, and those of each query."""
     chance = random.Random(1)
     async with open_channel(address) as channel:
         with trio.fail_after(PATIENCE_S):

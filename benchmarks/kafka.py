@@ -34,7 +34,7 @@ TOOL_HEAP = ("-Xmx512m",)
 TRIAL_MESSAGES = 20_000
 TRIAL_BYTES = 100 * 2**20
 GROWTH = 2.0
-"""A longer run is faster, so that it takes more messages than the shorter one says."""
+"""A longer run reaches a higher rate, so it gets more messages than the rate of the shorter one suggests."""
 RUN_SECONDS_MAX = 300.0
 PULL_MESSAGES = 1_000_000
 ROWS = ("send 8x16 async", "send 1x1 async", "batch 32, 4x4 async", "send 8x16 sync", "send 1x1 sync")
@@ -42,7 +42,8 @@ _average = re.compile(r"([\d.]+) records/sec").findall
 
 
 def expresses(scenario: Scenario) -> bool:
-    """Whether Kafka's own tools can do something of the kind: not with so many connections, queues, or consumers."""
+    """Whether Kafka's own tools can run a comparable scenario: not with many connections or queues, nor with
+    consumers."""
     sized = scenario.groups == ("payloads",) and scenario.batch == 1
     return scenario.name in ROWS or sized or scenario.kind == "pull"
 
@@ -68,7 +69,7 @@ def find() -> tuple[str, Path]:
 
 
 class Kafka:
-    """A running node. ``flush`` is sync when each message is brought to the disk before it is acknowledged."""
+    """A running node. With ``flush`` sync, each message is flushed before it is acknowledged."""
 
     def __init__(self, java: str, jars: Path, port: int, flush: str, pid: int) -> None:
         self._pid = pid
@@ -79,7 +80,7 @@ class Kafka:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The address for clients."""
         return self._address
 
     def rate(self, scenario: Scenario, seconds: float) -> tuple[float, float]:
@@ -131,7 +132,7 @@ class Kafka:
 
 @contextmanager
 def kafka(flush: str) -> Iterator[Kafka]:
-    """A node that is broker and controller, on an empty folder."""
+    """A node that is broker and controller, with an empty folder."""
     java, jars = find()
     port, controller = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="gantrymq-bench-kafka-", ignore_cleanup_errors=True) as folder:
@@ -155,7 +156,7 @@ def kafka(flush: str) -> Iterator[Kafka]:
 
 
 def parse_producer(text: str) -> float:
-    """Return records a second of the last line of ProducerPerformance, which is the whole run's."""
+    """Return the records a second of the whole run, from the last line of ProducerPerformance."""
     return float(_average(text)[-1])
 
 

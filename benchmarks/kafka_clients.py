@@ -1,7 +1,5 @@
-"""Kafka's Python clients beside ours, in the group ``client``: each with a broker of its own kind on this machine.
-
-They are no dependency of anything here: pip installs them into an environment in the folder ``build``.
-"""
+"""Kafka's Python clients beside ours, in the group ``client``: each with its own kind of broker on this machine. They
+are no dependency of the project: pip installs them into an environment in the folder ``build``."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _LOAD = Path(__file__).with_name("kafka_clients_load.py")
 
 
 def measure_kafka_clients(seconds: float, figures: Figures, progress: Progress) -> None:
-    """Add what each client reaches with a Kafka node. Raises ToolMissing, RuntimeError."""
+    """Measure each client with a Kafka node and add its figures. Raises ToolMissing, RuntimeError."""
     python = find_python()
     with kafka.kafka("async") as node:
         command = [str(python), str(_LOAD), node.address, str(seconds), str(STORED_MESSAGES)]
@@ -38,7 +36,7 @@ def measure_kafka_clients(seconds: float, figures: Figures, progress: Progress) 
 
 
 def add(client: str, found: dict[str, list[float]], figures: Figures, progress: Progress) -> None:
-    """Add what one client did, as the load printed it."""
+    """Add the figures of one client from the output of the load."""
     text = []
     for what, values in found.items():
         if what == SEND_AND_WAIT:
@@ -53,7 +51,7 @@ def add(client: str, found: dict[str, list[float]], figures: Figures, progress: 
 
 
 def find_python() -> Path:
-    """Return the interpreter of an environment with Kafka's clients, which is made unless it is there."""
+    """Return the interpreter of an environment with Kafka's clients, and create the environment if it is missing."""
     folder = ROOT / "build" / "kafka-clients"
     python = folder / "bin" / "python"
     done = folder / "complete"

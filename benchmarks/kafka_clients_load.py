@@ -21,21 +21,21 @@ SENT, STORED = "bench-client", "bench-client-stored"
 BATCH_MESSAGES = 1000
 STEP = 100
 SETTLE_SHARE = 0.2
-"""The share of a load's seconds that warms it up before it counts."""
+"""The share of a load's seconds for its warm-up, which does not count."""
 WAIT_SECONDS = 60.0
 
 Figures = dict[str, list[float]]
 
 
 class Clock:
-    """Time and this process's processor time since it was made."""
+    """Elapsed time and this process's processor time since the object was created."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
         self.used = time.process_time()
 
     def seconds(self) -> float:
-        """Return the seconds since then."""
+        """Return the elapsed seconds."""
         return time.perf_counter() - self.began
 
     def pace(self, messages: int) -> list[float]:
@@ -44,7 +44,7 @@ class Clock:
 
 
 def main() -> None:
-    """Measure both clients and print what came of it."""
+    """Measure both clients and print the results."""
     address, seconds, stored = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     create_topics(address)
     fill(address, stored)
@@ -73,7 +73,7 @@ def confluent_producer(address: str, **options: Any) -> Any:
 
 
 def produce(producer: Any, topic: str) -> None:
-    """Buffer one message, as soon as there is room."""
+    """Buffer one message, once there is room."""
     while True:
         try:
             producer.produce(topic, BODY)
@@ -84,7 +84,7 @@ def produce(producer: Any, topic: str) -> None:
 
 
 def fill(address: str, messages: int) -> None:
-    """Store what is to be consumed."""
+    """Store the messages to consume."""
     producer = confluent_producer(address)
     for _ in range(messages):
         produce(producer, STORED)

@@ -1,4 +1,4 @@
-"""One round of one system: started, warmed up, every scenario of one flush mode, stopped."""
+"""One round of one system: start, warm-up, every scenario of one flush mode, stop."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gantrymq.client import Client, connect
 from gantrymq.remoting.codes import RequestCode
 
 PULL_MESSAGES = 400_000
-"""What is there to be pulled, over and over."""
+"""How many messages are stored for pulls, which read them repeatedly."""
 CEILING_GOOD = 2.0
-"""A ceiling of so many times what was measured says that the generator was not the limit."""
+"""If the ceiling is at least this multiple of a rate, the generator did not limit the rate."""
 WARM_UP_MOST_SECONDS = 10.0
-"""A warm-up without a message is repeated for a longer time, up to this one."""
+"""A warm-up without any message is repeated for longer, up to this many seconds."""
 MIB = 2**20
 
 
 class Failed(Exception):
-    """A system did not do what it was asked; the text says which and why."""
+    """A system did not do what it was asked to; the text says what and why."""
 
 
 @attrs.frozen
@@ -43,8 +43,8 @@ class Timing:
 
 @attrs.define
 class Round:
-    """What one start of one system showed. Rates and times by scenario; memory in bytes: all, and what is no file.
-    ``budget``: whether it ran the rows of the budget and nothing else."""
+    """Results of one start of one system: rates and times by scenario; memory in bytes, in total and without files.
+    ``budget``: whether the start ran exactly the rows of the budget."""
 
     system: str
     flush: str
@@ -66,8 +66,8 @@ def measure(
     figures: Figures,
     progress: Callable[[str], None],
 ) -> None:
-    """All ``scenarios`` on a running system, into ``result`` one after the other; :class:`Failed` when one of them
-    fails, and then what was measured before it is there. ``processes`` of the generator by scenario."""
+    """Run all ``scenarios`` on a running system and add each outcome to ``result``. Raises :class:`Failed` when one of
+    them fails; the outcomes before it stay. ``processes`` of the generator by scenario."""
     system = result.system
     result.idle = resident_bytes(running.pid)
     warm_up(running, timing.warm, [scenario.kind for scenario in scenarios])
@@ -96,19 +96,19 @@ def measure(
 
 
 def checked(system: str, what: str, found: Result) -> Outcome:
-    """Return the first load's outcome; KeyboardInterrupt or :class:`Failed` when it is none to count."""
+    """Return the outcome of the first load; KeyboardInterrupt or :class:`Failed` if it is not usable."""
     outcome = found.outcomes[0]
     if found.interrupted:
         raise KeyboardInterrupt
     if found.ended or outcome.failures or not outcome.messages:
         reasons = [found.ended, *(f"{name}: {failure.remark}" for name, failure in outcome.failures.items())]
-        raise Failed(f"{system}, {what}: {'; '.join(filter(None, reasons)) or 'nothing came'}")
+        raise Failed(f"{system}, {what}: {'; '.join(filter(None, reasons)) or 'no message was processed'}")
     return outcome
 
 
 def ceiling(scenario: Scenario, seconds: float, processes: int) -> float:
-    """What so many processes of the generator reach against a server that only sends back; 0 for what such a server
-    cannot do."""
+    """The rate of the given number of generator processes against an echo server; 0 for loads that an echo server
+    cannot serve."""
     if scenario.kind != "send" or scenario.followed or scenario.topics:
         return 0.0
     code = RequestCode.SEND_BATCH_MESSAGE if scenario.batch > 1 else RequestCode.SEND_MESSAGE_V2
@@ -121,8 +121,8 @@ def ceiling(scenario: Scenario, seconds: float, processes: int) -> float:
 
 
 def warm_up(running: Running, seconds: float, kinds: Sequence[str] = ()) -> None:
-    """Sends one by one and in batches, one in flight and many, then pulls, and transactions where those are among the
-    ``kinds``: what will be measured has been compiled."""
+    """Send one by one and in batches, with one and with many in flight, then pull, and run transactions if they are
+    among the ``kinds``, so that the JIT has compiled what is measured."""
     sends = [
         Scenario("", "", 8, 16),
         Scenario("", "", 64, 1),
@@ -136,7 +136,7 @@ def warm_up(running: Running, seconds: float, kinds: Sequence[str] = ()) -> None
 
 
 def _warm(running: Running, scenario: Scenario, seconds: float) -> None:
-    """Run the scenario for so long, and longer on a machine that is too busy to get one message through meanwhile."""
+    """Run the scenario for the given seconds, and for longer if the machine is too busy for a single message."""
     load = load_of(running, scenario)
     while True:
         found = run(Plan(loads=[load], seconds=seconds))
@@ -148,7 +148,7 @@ def _warm(running: Running, scenario: Scenario, seconds: float) -> None:
 
 
 def load_of(running: Running, scenario: Scenario) -> Load:
-    """Return the scenario's load on this system; its topics are made, and what is to be pulled is there."""
+    """Return the scenario's load on this system, after creating its topics and the messages to pull."""
 
     async def find() -> list[Target]:
         async with connect(running.nameserver) as client:

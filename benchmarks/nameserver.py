@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 BROKERS = 100
 SPREAD = 4
-"""Brokers that have a topic."""
+"""How many brokers have a topic."""
 CONNECTIONS, IN_FLIGHT = 32, 8
 BATCHES = 500
-"""Different sequences of topics that clients ask for."""
+"""How many different sequences of topics the clients ask for."""
 JAVA_MEMORY = ("-server", "-Xms1g", "-Xmx1g", "-Xmn512m", "-XX:+UseG1GC")
-"""A quarter of what RocketMQ's ``runserver.sh`` gives it."""
+"""A quarter of the heap that RocketMQ's ``runserver.sh`` sets."""
 CHANGES_EACH_S = 0.05
 JAVA_CLIENT = 401
-"""The version (4.9.4) from which on a client gets strict JSON."""
+"""The first version (4.9.4) whose clients get strict JSON."""
 MIB = 2**20
 
 
 @attrs.define
 class Broker:
-    """A connection that registers, and what it registers: the JSON text of each topic, so that saying it all again
-    costs the broker's side little."""
+    """A connection that registers a broker. It keeps the JSON text of each topic, so that repeating a registration
+    costs the generator little."""
 
     number: int
     link: socket.socket
@@ -60,7 +60,7 @@ class Broker:
     version: int = 1
 
     def register(self, added: str | None = None) -> None:
-        """Say all that it has, and read the answer."""
+        """Register the broker with all its topics, and read the response."""
         if added is not None:
             self.topics.append(_topic(added))
             self.version += 1
@@ -82,7 +82,7 @@ class Broker:
 
 
 def measure_lookups(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
-    """Register all brokers, then ask."""
+    """Register all brokers, then request routes."""
     add = figures.add
     with home_of(f"nameserver-{system}") as home, _nameserver(system, home) as (address, pid):
         empty = resident_bytes(pid)[1]
@@ -155,7 +155,7 @@ def ask_all(
 
 
 def _one_by_one(client: socket.socket, batches: Sequence[bytes], seconds: float) -> list[float]:
-    """Seconds of each look-up, in order of size."""
+    """The seconds of each look-up, sorted."""
     frames = [frame for batch in batches for frame in _split(batch)]
     chance = random.Random(2)
     times = []
@@ -173,7 +173,8 @@ def _one_by_one(client: socket.socket, batches: Sequence[bytes], seconds: float)
 def _while_it_changes(
     clients: Sequence[socket.socket], batches: Sequence[bytes], brokers: Sequence[Broker], seconds: float
 ) -> float:
-    """Routes a second while a broker gets a topic and another says again what it has, twenty times a second each."""
+    """Routes a second while one broker gets new topics and another repeats its registration, each twenty times a
+    second."""
     numbers = iter(range(10**9))
 
     def change() -> None:
@@ -186,7 +187,7 @@ def _while_it_changes(
 
 @contextmanager
 def _nameserver(system: str, home: Path) -> Iterator[tuple[str, int]]:
-    """Address and process of one."""
+    """The address and process id of a running nameserver."""
     if system == "gantrymq":
         arguments = ("nameserver", "--listen", "127.0.0.1:0", "--log-level", "warning")
         with gantrymq_child(arguments, home / "log", warm=False) as child:
@@ -217,7 +218,7 @@ def _connected(address: str, count: int) -> Iterator[list[socket.socket]]:
 
 
 def _topics_of(broker: int, topics: int) -> list[bytes]:
-    """Return those of a broker: a topic is on :data:`SPREAD` of them in a row."""
+    """Return the topics of a broker: each topic is on :data:`SPREAD` consecutive brokers."""
     return [_topic(f"Topic{number}") for number in range(topics) if (broker - number) % BROKERS < SPREAD]
 
 
@@ -226,7 +227,7 @@ def _topic(name: str) -> bytes:
 
 
 def _batches(topics: int) -> list[bytes]:
-    """Requests for topics by chance, as a Java client of today writes them."""
+    """Requests for random topics, encoded as by a current Java client."""
     chance = random.Random(3)
     opaques = iter(range(10**9))
 

@@ -47,7 +47,8 @@ def expresses(scenario: Scenario) -> bool:
 
 
 def find() -> Path:
-    """The server's program, built by Go unless it is there; ToolMissing without Go, RuntimeError with Go's words."""
+    """The server's program, which Go builds unless it is cached; ToolMissing without Go, RuntimeError with Go's
+    output."""
     folder = (cache_folder(INTEROP / ".cache") / f"nats-{VERSION}").absolute()
     program = folder / "nats-server"
     if not program.exists():
@@ -89,7 +90,7 @@ class Nats:
 
 @contextmanager
 def nats(flush: str) -> Iterator[Nats]:
-    """A server on an empty folder."""
+    """A server with an empty folder."""
     program = find()
     (port,) = free_ports()
     with tempfile.TemporaryDirectory(prefix="gantrymq-bench-nats-") as folder:
@@ -135,7 +136,7 @@ class _Publisher:
         self.socket.close()
 
     def create_stream(self, name: str, subjects: list[str]) -> None:
-        """RuntimeError with the server's words if it refuses."""
+        """RuntimeError with the server's message if it refuses."""
         body = json.dumps({"name": name, "subjects": subjects, "storage": "file", "num_replicas": 1}).encode()
         self.socket.sendall(f"PUB $JS.API.STREAM.CREATE.{name} {self._inbox} {len(body)}\r\n".encode() + body + b"\r\n")
         answer = b""
@@ -148,7 +149,7 @@ class _Publisher:
             raise RuntimeError(f"no stream: {answer[-500:]!r}")
 
     def receive(self) -> int:
-        """How many acknowledgments have come; RuntimeError for a refusal and for the end of the connection."""
+        """How many acknowledgments have arrived; RuntimeError for a refusal and for the end of the connection."""
         piece = self.socket.recv(_RECEIVE_BYTES)
         if not piece:
             raise RuntimeError("the server closed the connection")

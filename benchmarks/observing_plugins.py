@@ -1,4 +1,4 @@
-"""Plugins that look only at what a batch is about, as most do with most batches: for the group ``hooks``."""
+"""Plugins for the group ``hooks`` that read only a batch's traits, as most plugins do for most batches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ MOST = 10
 
 
 class Looking:
-    """Leaves messages without a delay alone."""
+    """Ignores messages without a delay."""
 
     name = "looking"
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
-        """Nothing to do, unless a row has a delay."""
+        """Does nothing unless a row has a delay."""
         if batch.traits & Trait.DELAY:
             raise RuntimeError("the benchmark sends no delayed messages")
 

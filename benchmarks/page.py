@@ -27,14 +27,14 @@ ALTS = {
 
 
 def write_page(report: Report, path: Path, pictures: Sequence[str] = (), ended: str = "") -> None:
-    """Write all sections to ``path``; ``pictures`` by name lie in ``plots/`` beside it. ``ended`` says why it is only
-    a part."""
+    """Write all sections to ``path``; the pictures are in ``plots/`` beside it. ``ended`` says why the page is
+    incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(report, os.path.relpath(HOW_TO, path.resolve().parent), pictures, ended))
 
 
 def page(report: Report, how_to: str, pictures: Sequence[str] = (), ended: str = "") -> str:
-    """Return the whole text."""
+    """Return the text of the page."""
     parts = ["# Results", f"Written by `make bench`; do not edit. How to read and repeat it: [the how-to]({how_to})."]
     if ended:
         parts.append(f"**This is a part: it ended early. {ended}**")
@@ -74,7 +74,7 @@ def circumstances(report: Report) -> list[str]:
 
 
 def markdown(table: Table) -> str:
-    """Return a table as Markdown has it."""
+    """Return a table in Markdown."""
     columns, rows = table
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,4 +1,4 @@
-"""Pictures of the results: throughput and times by scenario, ours beside theirs, and how growth changes them."""
+"""Plots of the results: throughput and times by scenario, ours beside those of others, and how growth changes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _at = re.compile(r"^send 8x16 at ([\d.]+) GiB stored$").match
 
 
 def draw(report: Report, folder: Path) -> list[str]:
-    """Write the pictures that have something to show as SVG; their names. ImportError without matplotlib."""
+    """Write the plots that have data as SVG, and return their names. ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("agg")

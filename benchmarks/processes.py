@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 COUNTS = (1, 2)
 LOADS = (Scenario("send 8x16", "async", 8, 16), Scenario("batch 32, 4x4", "async", 4, 4, batch=32))
-"""For one broker; two get twice as many connections, as with a machine of clients for each."""
+"""Connections for one broker; two get twice as many, as if each had its own client machine."""
 GOAL = 1.8
-"""How many times the rate of one process two must reach."""
+"""The multiple of one process's rate that two processes must reach."""
 
 
 def scale(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
-    """Rates and processor time for a message with one and two processes, twice, the second time the other way round.
-    Of GantryMQ alone."""
+    """Rates and processor time for a message with one and with two processes, twice, the second time in reverse order;
+    of GantryMQ only."""
     del sizes
     if system != "gantrymq":
         return

@@ -55,16 +55,16 @@ FILE_BYTES = 1024 * MIB
 BODY = b"x" * 1024
 BATCH = 500
 POLL_S = 0.05
-"""How often a slave is asked how far it is. Each answer costs it a millisecond or more."""
+"""The interval at which a slave is asked for its offset. Each response costs it a millisecond or more."""
 PATIENCE_S = 120.0
 PIECE_BYTES = 256 * 1024
 SENDERS = [Scenario(f"SYNC_MASTER send 64x16 {flush}", flush, 64, 16, goal=2.0) for flush in ("async", "sync")]
 ROUNDS = 3
-"""How often :func:`answer` is to be called for each system, in turn: a machine's speed drifts."""
+"""How often :func:`answer` is called for each system, in turn, because the speed of a machine drifts."""
 
 
 def make_store(folder: Path, size: int) -> None:
-    """A store with so many bytes of log."""
+    """A store whose log has the given number of bytes."""
     store = Store(SystemEnv(), str(folder))
     store.open()
     store.recover(lambda batch: None)
@@ -79,7 +79,7 @@ def make_store(folder: Path, size: int) -> None:
 
 
 def replicate(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
-    """Let an empty slave of ``system`` follow a master with a full log."""
+    """Start an empty slave of ``system`` at a master with a full log."""
     with home_of(f"replication-{system}") as home:
         make_store(home / "made", LOG_BYTES)
         (file,) = (home / "made" / "commitlog").iterdir()
@@ -99,7 +99,7 @@ def replicate(system: str, timing: Timing, sizes: Sizes, figures: Figures, progr
 
 
 def plain_copy(source: Path, target: Path, size: int) -> float:
-    """MiB a second of ``size`` bytes out of one file, over a socket, into another one."""
+    """MiB a second of copying ``size`` bytes from a file over a socket into another file."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         receiver = multiprocessing.get_context("spawn").Process(
             target=_receive, args=(listener.getsockname()[1], str(target))
@@ -126,7 +126,7 @@ def _receive(port: int, target: str) -> None:
 
 
 def _follow(master: str, slave: str, pid: int) -> tuple[float, float]:
-    """Seconds from the slave's first bytes to its last, and its processor seconds meanwhile."""
+    """Seconds from the slave's first bytes to its last, and the slave's processor seconds."""
     end = _end(master)
     deadline = time.perf_counter() + PATIENCE_S
     began, used, first = time.perf_counter(), processor_seconds(pid), 0
@@ -170,7 +170,7 @@ def answer(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress
 
 @attrs.frozen
 class Pair:
-    """A synchronous master and its slave that run: where to find them, and their processes, the master's first."""
+    """A running synchronous master with its slave: addresses and processes, the master's first."""
 
     nameserver: str
     master: str
@@ -195,7 +195,7 @@ def _our_pair(home: Path, flush: str) -> Iterator[Pair]:
 
 @contextmanager
 def _java_pair(home: Path, flush: str) -> Iterator[Pair]:
-    """With the memory and the compilers that RocketMQ recommends; the slave does not touch its heap beforehand."""
+    """With the memory and compilers that RocketMQ recommends; the slave does not pre-touch its heap."""
     java = attrs.evolve(find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
     memory = java_memory()
     less = [option for option in memory if option != PRE_TOUCH]

@@ -1,4 +1,4 @@
-"""Medians and ratios of all that was measured: tables, verdicts, and plain values for JSON."""
+"""Medians and ratios of all results: tables, verdicts, and plain values for JSON."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from gantrymq.kernel.fast import KIND
 SYSTEMS = ("gantrymq", "java")
 TIMES = ("p50", "p99", "p99.9", "max")
 COST_GOAL = 0.2
-"""The part of Java's processor time for a message that ours may take."""
+"""The share of Java's processor time for a message that ours may take at most."""
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 @attrs.define
 class Report:
-    """All that was measured. ``ceilings`` are messages a second by scenario, ``others`` the same of further systems by
-    their names, each with a line in ``versions``; ``costs_of_others`` their processor time in microseconds for each
-    message. ``notes`` say what was left out or failed, ``took`` how many seconds
-    it all took."""
+    """All results. ``ceilings`` are messages a second by scenario; ``others`` are those of further systems by name,
+    each with a line in ``versions``; ``costs_of_others`` is their processor time in microseconds for each message.
+    ``notes`` list what was left out or failed; ``took`` is the duration in seconds."""
 
     scenarios: Sequence[Scenario]
     timing: Timing
@@ -148,11 +147,11 @@ class Report:
         return found
 
     def limited(self, scenarios: Sequence[Scenario]) -> list[str]:
-        """Return the scenarios that the generator's ceiling is too near to, by name."""
+        """Return the names of the scenarios whose rate is too close to the generator's ceiling."""
         return [each.name for each in scenarios if self._is_limited(each.name)]
 
     def memory_and_start(self) -> Table:
-        """What, ours, theirs: of the rounds of the budget, or of all where there are none."""
+        """Name, ours, theirs: of the budget's rounds, or of all rounds if there are none."""
         rounds = [each for each in self.rounds if each.budget] or self.rounds
         rows: list[tuple[str, ...]] = []
         for what, pick in (("idle", "idle"), ("under the loads of the first table", "loaded")):
@@ -170,7 +169,7 @@ class Report:
         return ("what", *SYSTEMS), rows
 
     def spread(self) -> Table:
-        """Every round's rates of what was run in several."""
+        """The rate of each round, for scenarios that ran in several."""
         rows = [
             (scenario.name, *(_all(self.rates(system, scenario.name)) for system in SYSTEMS))
             for scenario in self.scenarios
@@ -242,7 +241,7 @@ def figure_lines(groups: Iterable[str], figures: Figures) -> list[str]:
 
 
 def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Of the medians; None without both."""
+    """The ratio of the medians; None if either is missing."""
     return statistics.median(ours) / statistics.median(theirs) if ours and theirs else None
 
 

@@ -30,7 +30,7 @@ USUAL_GROUPS = tuple(name for name in GROUPS if name not in RARE_GROUPS)
 """The groups that run by default; the others take minutes more."""
 QUEUES = 8
 QUEUES_OF_A_TOPIC_MAX = 1000
-"""More queues than so are several topics: a topic of ours has at most 1,024."""
+"""More queues than this are spread over several topics: a topic of ours has at most 1,024."""
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ class Scenario:
 
     @property
     def topic(self) -> str:
-        """Messages of one sort have a topic, so that a pull meets no others."""
+        """The topic of the load: each size has its own, so that a pull reads messages of one size."""
         return f"bench-{self.kind}-{self.size}-{self.batch}" + ("-followed" if self.followed else "")
 
     @property
@@ -67,12 +67,12 @@ class Scenario:
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is one message at a time: then its times matter more than its rate."""
+        """Whether one message is in flight at a time: then its latency matters more than its rate."""
         return self.connections * self.in_flight == 1
 
     @property
     def is_plain_send(self) -> bool:
-        """Whether another system, which has no such queues and consumers, can be asked to do the same."""
+        """Whether another system, which has no such queues and consumers, can run the scenario."""
         return self.kind == "send" and self.batch == 1 and self.queues == QUEUES and not self.followed
 
 

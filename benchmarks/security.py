@@ -50,14 +50,14 @@ HANDSHAKE_CLIENTS = 4
 
 @attrs.frozen
 class Server:
-    """A broker of one kind that runs, and its nameserver."""
+    """A running broker of one kind, and its nameserver."""
 
     nameserver: str
     host: str
     port: int
     pid: int
     authority: str = ""
-    """The file with the certificate of the authority; empty: without TLS."""
+    """The file with the authority's certificate; empty without TLS."""
 
 
 def secure(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
@@ -94,7 +94,7 @@ def secure(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress
 
 @contextmanager
 def server(system: str, kind: str) -> Iterator[Server]:
-    """A broker that asks for what ``kind`` says."""
+    """A broker with the access control and TLS of ``kind``."""
     begin = _gantrymq if system == "gantrymq" else _java
     with home_of(f"security-{system}") as home, begin(kind, home) as running:
         yield running

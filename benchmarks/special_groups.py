@@ -1,4 +1,4 @@
-"""What a broker does under a second load: idle connections, an old reader, years of messages, a crash."""
+"""A broker under a second load or after long use: idle connections, an old reader, years of messages, a crash."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from gantrymq.remoting.descriptors import descriptors_allowed, raise_descriptor_
 LONE = Scenario("send 1x1", "async", 1, 1)
 BUSY = Scenario("send 8x16", "async", 8, 16)
 SMALL_LOG_FILE = 128 * 2**20
-"""A broker that starts reads its last files; smaller ones leave the old messages alone."""
+"""A starting broker reads its last files; with smaller files it reads less of the old messages."""
 RECENT_FILES = 5
 FILES_SHARE = 2
-"""A broker keeps one descriptor in two for its files."""
+"""A broker uses at most half of its descriptors for its files."""
 OTHERS = 84
-"""Connections that are not idle."""
+"""The connections that are busy."""
 SPARE_BYTES = 4 * GIB
 _scanned = re.compile(r"scanned_bytes\W+(\d+)").findall
 
@@ -48,8 +48,8 @@ Progress = Callable[[str], None]
 
 @attrs.frozen
 class Sizes:
-    """How much of everything: idle connections, GiB of old messages, GiB to crash with, the marks of growth, messages
-    with keys to index, and topics of a nameserver."""
+    """Sizes: idle connections, GiB of old messages, GiB before the crash, the steps of growth, messages with keys to
+    index, and topics of a nameserver."""
 
     idle: int = 10_000
     old: float = 1.0
@@ -82,7 +82,7 @@ def idle(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: 
 
 
 def through(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
-    """One message at a time from the producer to a consumer that waits for it."""
+    """One message at a time from the producer to a waiting consumer."""
 
     async def ends(running: Running, topic: str) -> list[Target]:
         async with connect(running.nameserver) as client:
@@ -137,7 +137,7 @@ def measure_catch_up(system: str, timing: Timing, sizes: Sizes, figures: Figures
 
 
 def recovery(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
-    """The start after a ``kill -9`` under load, and when everything has to be read again."""
+    """The start after a ``kill -9`` under load, and a start that must read the whole log."""
     if not _has_room(sizes.crash * 1.5 * GIB + SPARE_BYTES, "the crash", progress):
         return
     setup = Setup(pre_touch=False, log_level="info")
@@ -167,7 +167,7 @@ def recovery(system: str, timing: Timing, sizes: Sizes, figures: Figures, progre
 
 
 def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
-    """The ordinary send, and the memory, when so many GiB are stored."""
+    """The usual send, and the memory, with the given GiB of stored messages."""
     with start(system) as running:
         warm_up(running, timing.warm)
         stored = 0.0
@@ -192,7 +192,7 @@ SPECIAL = {
     "client": (measure_client,), "hooks": (measure_hooks,), "processes": (scale,),
     "security": (secure,),
 }  # fmt: skip
-"""What each group measures besides its scenarios."""
+"""What each group measures in addition to its scenarios."""
 
 
 def _send(system: str, running: Running, scenario: Scenario, timing: Timing) -> Outcome:
@@ -206,7 +206,7 @@ async def _from_first(running: Running, topic: str) -> list[Target]:
 
 
 def _forget_queues(running: Running) -> None:
-    """Take away what spares a broker from reading its whole log: the checkpoint and the consume queues."""
+    """Delete the checkpoint and the consume queues, so that a broker must read its whole log."""
     (running.store / "checkpoint").unlink(missing_ok=True)
     shutil.rmtree(running.store / "consumequeue", ignore_errors=True)
     shutil.rmtree(running.store / "index", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Stores as they are found after a while: filled with so many bytes, and out of the page cache."""
+"""Stores after some use: filled with a given number of bytes, and evicted from the page cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLES = 512
 
 
 def fill(running: Running, topic: str, size: float, body_bytes: int = 65_536, batch: int = 1) -> None:
-    """Send ``size`` bytes of bodies to ``topic``; measuring.Failed when the broker does not take them."""
+    """Send ``size`` bytes of bodies to ``topic``; measuring.Failed if the broker refuses them."""
 
     async def find() -> list[Target]:
         async with connect(running.nameserver) as client:
@@ -41,7 +41,7 @@ def log_files(store: Path) -> list[Path]:
 
 
 def leave_page_cache(store: Path) -> None:
-    """Bring every file of a stopped broker's store onto the disk and out of memory."""
+    """Flush every file of a stopped broker's store and evict it from the page cache."""
     for path in store.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -53,8 +53,8 @@ def leave_page_cache(store: Path) -> None:
 
 
 def cached_share(path: Path) -> float:
-    """Return how much of a file is in memory, by samples: a read that must not wait for the disk fails where it is
-    not."""
+    """Return the cached share of a file, by samples: a read that must not wait for the disk fails for an uncached
+    page."""
     size = path.stat().st_size
     buffer = bytearray(1)
     found = 0
@@ -72,6 +72,6 @@ def cached_share(path: Path) -> float:
 
 
 def free_bytes(folder: str) -> int:
-    """What the disk of a folder still takes."""
+    """The free bytes of a folder's disk."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize

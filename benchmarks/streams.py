@@ -24,12 +24,12 @@ SubprocessError = subprocess.SubprocessError
 
 
 def is_installed() -> bool:
-    """Return whether server and load generator are there."""
+    """Return whether the server and its load generator are installed."""
     return all(shutil.which(name) for name in ("redis-server", "redis-benchmark", "redis-cli"))
 
 
 def version_line() -> str:
-    """What the server calls itself, and how it was asked."""
+    """The server's version, and how it is measured."""
     return f"Redis {_version()}, XADD by redis-benchmark, in one round; appendfsync everysec and always"
 
 
@@ -46,7 +46,7 @@ class Redis:
     pid: int
 
     def rate(self, scenario: Scenario, seconds: float) -> tuple[float, float]:
-        """XADD a second, and microseconds of the server's processor time for each; a trial says how many make
+        """XADD a second, and microseconds of the server's processor time for each; a trial run determines how many make
         ``seconds``."""
         requests = TRIAL_REQUESTS // 10 if scenario.is_alone else min(TRIAL_REQUESTS, TRIAL_BYTES // scenario.size)
         count = max(1000, int(_run(self.port, scenario, requests) * seconds))

@@ -1,4 +1,4 @@
-"""What is measured: GantryMQ, the Java broker, and a server that only echoes, each started on an empty store."""
+"""The measured systems: GantryMQ, the Java broker, and an echo server, each started on an empty store."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class Running:
 
     @property
     def processor_seconds(self) -> float:
-        """What the brokers have used of the processors so far: user and system time of all threads."""
+        """The processor time that the brokers have used: user and system time of all threads."""
         return sum(map(processor_seconds, self.pids or (self.pid,)))
 
 
 @contextmanager
 def start(system: str, setup: Setup = Setup(), home: Path | None = None) -> Iterator[Running]:
-    """``gantrymq`` or ``java``, on an empty store, or on what ``home`` holds of an earlier start."""
+    """``gantrymq`` or ``java``, on an empty store, or on the store of an earlier start in ``home``."""
     begin = _gantrymq if system == "gantrymq" else _java
     with home_of(system) if home is None else nullcontext(home) as place, begin(setup, place) as running:
         yield running
@@ -112,7 +112,7 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
 
 @contextmanager
 def _java(setup: Setup, home: Path) -> Iterator[Running]:
-    """RocketMQ's broker at its defaults, with :func:`java_memory`."""
+    """RocketMQ's broker with its defaults and :func:`java_memory`."""
     found = attrs.evolve(find_java(setup.java_version, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
     memory = [option for option in java_memory() if setup.pre_touch or option != PRE_TOUCH]
     settings = {"flushDiskType": f"{setup.flush.upper()}_FLUSH", **setup.java_settings}
@@ -135,8 +135,8 @@ def _java(setup: Setup, home: Path) -> Iterator[Running]:
 
 
 def java_memory() -> tuple[str, ...]:
-    """Return the JVM's options that RocketMQ recommends, the heap a quarter of this machine's memory and at most its 8
-    GiB."""
+    """Return the JVM options that RocketMQ recommends, with a heap of a quarter of this machine's memory, at most
+    RocketMQ's 8 GiB."""
     heap = max(1, min(RECOMMENDED_HEAP_GIB, memory_bytes() // 2**30 // 4))
     direct = max(1, heap * RECOMMENDED_DIRECT_GIB // RECOMMENDED_HEAP_GIB)
     return (
@@ -148,15 +148,15 @@ def java_memory() -> tuple[str, ...]:
 
 
 def start_seconds(system: str) -> float:
-    """Seconds from the start on an empty store to the first acknowledged message. Java does not touch its heap
-    beforehand here: that takes as long as the heap is large."""
+    """Seconds from the start on an empty store to the first acknowledged message. Java does not pre-touch its heap
+    here, which would take longer for a larger heap."""
     with start(system, Setup(pre_touch=False)) as running:
         return running.first_message
 
 
 @contextmanager
 def echo() -> Iterator[tuple[str, int]]:
-    """A server that sends back what it receives, in a process of its own; its address."""
+    """The address of a server that sends back what it receives, in a process of its own."""
     program = Path(__file__).with_name("echo.py")
     with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -167,7 +167,7 @@ def echo() -> Iterator[tuple[str, int]]:
 
 
 def memory_bytes() -> int:
-    """This machine's memory."""
+    """This machine's memory in bytes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
@@ -185,13 +185,13 @@ def _children(pid: int) -> tuple[int, ...]:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used of the processors so far."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def send_first(address: str) -> Command:
-    """Return a broker's answer to a message that anybody may send it."""
+    """Return a broker's response to a request that needs no permission."""
     ext = {"a": "bench", "b": "bench-first", "c": "TBW102", "d": "4", "e": "0", "f": "0"}
     ext |= {"g": "0", "h": "0", "i": "", "j": "0", "k": "false", "m": "false"}
     return ask(address, Command(RequestCode.SEND_MESSAGE_V2, ext, b"first", language="JAVA"))
@@ -206,7 +206,7 @@ def _first_message(address: str, began: float) -> float:
 
 @contextmanager
 def home_of(name: str) -> Iterator[Path]:
-    """An empty folder, gone afterwards."""
+    """An empty folder, removed at the end of the block."""
     home = Path(tempfile.mkdtemp(prefix=f"gantrymq-bench-{name}-"))
     try:
         yield home

@@ -32,7 +32,7 @@ class IndexProblem:
 
 @attrs.define
 class IndexCheck:
-    """Give it the records in the order of the log, then :meth:`finish`. ``clean``: the last broker stopped cleanly."""
+    """Takes the records in the order of the log, then :meth:`finish`. ``clean``: the last broker stopped cleanly."""
 
     env: Env
     root: str
@@ -40,7 +40,7 @@ class IndexCheck:
     clean: bool
     entries: int = 0
     _problems: dict[str, IndexProblem] = attrs.field(factory=dict, init=False)
-    _strange: list[tuple[str, int]] = attrs.field(factory=list, init=False)
+    _unmatched: list[tuple[str, int]] = attrs.field(factory=list, init=False)
     _cursor: Iterator[tuple[str, int, int]] = attrs.field(init=False)
     _next: tuple[str, int, int] | None = attrs.field(init=False)
     _first: int | None = attrs.field(init=False)
@@ -124,7 +124,7 @@ class IndexCheck:
 
     def _compare(self, offset: int, expected: Sequence[int]) -> None:
         while self._next is not None and self._next[2] < offset:
-            self._strange.append((self._next[0], self._next[2]))
+            self._unmatched.append((self._next[0], self._next[2]))
             self._next = next(self._cursor, None)
         found: list[int] = []
         path = ""
@@ -141,11 +141,11 @@ class IndexCheck:
             self._add(self._next[0], "keys of messages are missing", 1)
 
     def finish(self, damage: Sequence[tuple[int, int]], log_end: int) -> list[IndexProblem]:
-        """The problems. Entries in damaged ranges of the log are right to be there."""
+        """The problems. Entries in damaged ranges of the log are valid."""
         while self._next is not None:
-            self._strange.append((self._next[0], self._next[2]))
+            self._unmatched.append((self._next[0], self._next[2]))
             self._next = next(self._cursor, None)
-        for path, offset in self._strange:
+        for path, offset in self._unmatched:
             if not any(start <= offset < end for start, end in damage) and (self.clean or offset < log_end):
                 self._add(path, "entries name offsets at which no message with a key is", 1)
         return list(self._problems.values())

@@ -40,7 +40,7 @@ VERSION: Final = 1
 OBJECT_BYTES: Final = 64 * 1024 * 1024
 """The most bytes of the log in one object."""
 STATE_MAX_BYTES: Final = 256 * 1024 * 1024
-"""A larger state file is refused: it is none of the files that brokers write."""
+"""A larger state file is refused: brokers write none of this size."""
 MANIFEST_MAX_BYTES: Final = 256 * 1024 * 1024
 _DERIVED: Final = frozenset(
     {"lock", "abort", "checkpoint", "gantrymq.watermark", "gantrymq.index", "gantrymq.reserve", "gantrymq.transaction",
@@ -215,7 +215,7 @@ class _Registered:
             self._target.delete(f"{RUNNING}/{self.name}")
 
     def renew(self) -> None:
-        """Say that this run is alive."""
+        """Renew the registration of this run."""
         now = self._env.wall_ms()
         if abs(now - self._renewed) >= REFRESH_MS:
             self._target.write(f"{RUNNING}/{self.name}", b"%d" % now)
@@ -240,7 +240,7 @@ class _Registered:
         return found
 
     def is_registered(self) -> bool:
-        """False if another run took this one for killed."""
+        """False if another run considered this one killed."""
         return self.name in self._target.names(RUNNING)
 
 
@@ -285,7 +285,7 @@ def _back_up(
     if not registered.is_registered():
         # It was paused for so long that another run may have deleted its objects.
         target.delete(f"backups/{manifest.name}.json")
-        raise StartError("another backup took this one for killed and may have deleted its objects: back up again")
+        raise StartError("another backup considered this one killed and may have deleted its objects: back up again")
     deferred = keep is not None and not _drop_old(target, keep, registered)
     return BackupReport(
         manifest.name,
@@ -301,7 +301,7 @@ def _back_up(
 def _newest_ms(target: Target) -> int:
     """The time in the name of the newest backup; names sort by age, also those of two backups in one millisecond."""
     times = (name.partition("-")[0] for name in list_backups(target))
-    return max((int(time) for time in times if time.isdecimal()), default=0)  # somebody may have put a file there
+    return max((int(time) for time in times if time.isdecimal()), default=0)  # the folder may have foreign files
 
 
 def _store_state(env: Env, root: str, target: Target, before: Manifest | None, run: str) -> Iterator[tuple[Piece, int]]:

@@ -30,7 +30,7 @@ _MARK_BYTES: Final = 4096
 
 @attrs.frozen
 class FileProblem:
-    """A file that has no place or another size than the others. ``start``, ``end``: the range that it should hold."""
+    """A file with a wrong offset or size. ``start``, ``end``: the range that it should hold."""
 
     path: str
     reason: str
@@ -48,7 +48,7 @@ class LogRun(Segments):
 
 @attrs.frozen
 class StoreState:
-    """What the small files say. ``marks``: the valid slot of the watermark, None if RocketMQ wrote the store last.
+    """Contents of the small files. ``marks``: the valid slot of the watermark, None if RocketMQ wrote the store last.
 
     ``clean``: the last broker stopped cleanly, or no broker ever ran. ``log_start``: the log's first offset, if it is
     recorded.

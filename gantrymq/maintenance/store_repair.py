@@ -72,7 +72,7 @@ def _remove_index(env: Env, root: str, found: StoreReport, done: RepairReport) -
 
 
 def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]:
-    """Note the damaged ranges in ``gantrymq.quarantine``: the broker then refuses to read them and continues behind
+    """Add the damaged ranges to ``gantrymq.quarantine``: the broker then refuses to read them and continues behind
     them. Returns all ranges that the file has now."""
     path = f"{root}/gantrymq.quarantine"
     known: list[tuple[int, int]] = []
