@@ -26,6 +26,7 @@ for _ in range(10):
 
 
 def client_hello() -> bytes:
+    """The first bytes that a client with TLS sends."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = client_context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with pytest.raises(ssl.SSLWantReadError):
