@@ -227,8 +227,8 @@ def authorize(batch: RequestBatch) -> None:
 
     When: sweep, also for hot requests. Batch: ``requests`` of all connections, each with ``connection``, ``code``,
     ``topic``, ``ext`` (the header's fields, including a signature) and ``body``. ``batch.live`` omits rows that other
-    plugins refused. May: call ``batch.refuse(row, code, remark)``; set ``connection.identity``. Order: authenticate
-    with ``tryfirst``, authorize without it.
+    plugins refused. May: call ``batch.refuse(row, code, remark)`` and ``connection.throttle``; set
+    ``connection.identity``. Order: authenticate with ``tryfirst``, authorize without it.
     Errors: the broker calls the plugin again for each request alone, refuses those at which it raises, and logs
     ``authorization_failed``. First user: signed.
     """

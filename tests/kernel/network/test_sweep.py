@@ -618,6 +618,27 @@ def test_frames_of_a_paused_connection_are_read_after_it_resumes(bench: Bench) -
     peer.close()
 
 
+def test_a_connection_that_a_plugin_throttles_is_not_read_although_the_broker_resumes_it(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(b"".join(map(odd_frame, range(20))))
+    bench.turns(lambda: len(bench.requests) > 0)
+    connection = bench.requests[0].connection
+    connection.throttle(True)
+    connection.pause()
+    connection.resume()
+    count = len(bench.requests)
+    for _ in range(20):
+        bench.sweep.turn()
+    assert len(bench.requests) == count < 20
+    connection.pause()
+    connection.throttle(False)
+    bench.sweep.turn()
+    assert len(bench.requests) == count
+    connection.resume()
+    bench.turns(lambda: len(bench.requests) == 20)
+    peer.close()
+
+
 def test_a_closed_connection_drops_its_remaining_frames(bench: Bench) -> None:
     peer = bench.connect()
     peer.sendall(b"".join(map(odd_frame, range(20))))

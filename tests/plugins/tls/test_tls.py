@@ -432,6 +432,16 @@ async def test_renegotiation_is_refused_and_other_clients_are_served(tmp_path: P
         assert handshakes(broker, "gantrymq_tls_violations_total") == {"altered": 0, "renegotiation": 1}
 
 
+async def test_a_client_that_asks_for_new_keys_gets_them_and_is_served(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker, encrypted(broker) as channel:
+        code, text = await openssl(broker, "-tls1_3", "-no_ign_eof", stdin=b"K\n")  # K: new keys in both directions
+        assert (code, text.count(b"KEYUPDATE")) == (0, 1), text
+        assert b"alert" not in text, text
+        assert (await channel.call(send("T", b"x"))).code == 0
+        await eventually(lambda: len(broker.connections) == 1)
+        assert handshakes(broker, "gantrymq_tls_violations_total") == {"altered": 0, "renegotiation": 0}
+
+
 class Recorder:
     """A client that keeps its TLS records, to send them again."""
 
