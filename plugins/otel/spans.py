@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TRACEPARENT: Final = b"traceparent"
 TRACESTATE: Final = b"tracestate"
 _TRACEPARENT_BYTES: Final = 55
+VALUE_MAX: Final = 512
+"""The most bytes of a property in a span: a message may have 32 KiB of properties, and 10,000 spans may wait."""
 _SAMPLED: Final = frozenset(b"13579bdfBDF")
 """Hexadecimal digits of odd numbers: the lowest bit of the flags is *sampled*."""
 _RATIO_BITS: Final = 1 << 64
@@ -85,8 +87,10 @@ class Notes:
         return True
 
     def add(self, note: Note) -> None:
-        """Call it after :meth:`has_room`."""
-        self._waiting.append(note)
+        """Call it after :meth:`has_room`. A ``tracestate`` beyond :data:`VALUE_MAX`, the least that the standard
+        demands, is left out, as a part of it would mean something else."""
+        tracestate = note.tracestate if note.tracestate and len(note.tracestate) <= VALUE_MAX else None
+        self._waiting.append(note._replace(traceparent=note.traceparent[:_TRACEPARENT_BYTES], tracestate=tracestate))
 
     def span_of(self, offset: int) -> int:
         """Return the id of the span of storing the message at the log offset ``offset``: the same for each call and on
@@ -130,7 +134,7 @@ def common_attributes(
     for name, attribute in _PROPERTIES:
         value = property_of(name)
         if value is not None:
-            found[attribute] = value.decode("utf-8", "replace")
+            found[attribute] = value[:VALUE_MAX].decode("utf-8", "replace")
     return found
 
 

@@ -242,3 +242,13 @@ def test_a_refused_message_has_a_span_with_the_reason(collector: Collector, plug
 def test_a_wrong_endpoint_refuses_the_start(plugin_broker: StartPluginBroker) -> None:
     with pytest.raises(StartError, match=r"plugin\.otel: endpoint = 'collector:4318' must begin with http"):
         plugin_broker(OTEL, settings={"plugin.otel.endpoint": "collector:4318"})
+
+
+def test_long_properties_are_cut_before_spans_wait(collector: Collector, plugin_broker: StartPluginBroker) -> None:
+    broker = plugin_broker(OTEL, settings=settings(collector))
+    properties = {"traceparent": TRACEPARENT + "-" * 5_000, "tracestate": "a=" + "b" * 5_000}
+    with broker.client.producer("p") as producer:
+        producer.send("T", b"x", keys=["k" * 5_000], properties=properties)
+    span = collector.one("store T")
+    assert attributes(span)["messaging.rocketmq.message.keys"] == "k" * 512
+    assert (span.trace_id, span.trace_state) == (TRACE_ID, "")
