@@ -7,14 +7,14 @@ from typing import Final
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call
 from gantrymq.client.errors import BrokerError
-from gantrymq.client.requests import reading
+from gantrymq.client.requests import pull_request, reading
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.address import decode_host, format_address
+from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.headers.query import UNIQUE_KEY_QUERY, QueryMessageHeader, ViewMessageHeader
 from gantrymq.remoting.message_ids import parse_offset_message_id
 from gantrymq.remoting.records import decode_records
@@ -22,7 +22,6 @@ from gantrymq.remoting.records import decode_records
 FOREVER: Final = 2**63 - 1
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 """The group of RocketMQ's tools: every broker has it."""
-_SUBSCRIPTION: Final = 4
 _NOTHING_THERE: Final = frozenset(
     {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
 )
@@ -89,12 +88,11 @@ async def _view(cluster: Cluster, topic: str, message_id: str) -> list[Delivered
 
 async def message_at(cluster: Cluster, queue: MessageQueue, offset: int, address: str) -> DeliveredRecord | None:
     """The message at a queue offset, None when there is none; ``address`` is the broker's."""
-    header = PullMessageHeader(
-        consumer_group=TOOLS_GROUP, topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset, max_msg_nums=1,
-        sys_flag=_SUBSCRIPTION, commit_offset=0, suspend_timeout_millis=0, subscription="*", sub_version=0,
-    )  # fmt: skip
+    request = pull_request(
+        TOOLS_GROUP, queue.topic, queue.queue_id, offset, 1, SubscriptionData.for_tags(""), suspend_millis=0
+    )
     try:
-        answer = await call(await cluster.broker(address), Command(RequestCode.PULL_MESSAGE, header.to_ext()))
+        answer = await call(await cluster.broker(address), request)
     except BrokerError as error:
         if error.code in _NOTHING_THERE:
             return None

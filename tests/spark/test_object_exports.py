@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -233,6 +238,71 @@ def test_a_stop_at_any_step_loses_and_duplicates_nothing(
         assert_clean(objects, to)
         step += 1
     assert step > 5
+
+
+CHILD = """
+import random, sys, time
+import pyarrow.compute, pyarrow.parquet
+from gantrymq.spark import ExportFenced, export
+print("begins", flush=True)
+while True:
+    try:
+        export("orders", sys.argv[1], sys.argv[2], engine="local", file_rows=7, overwrite=random.random() < 0.2,
+               discard_plan=random.random() < 0.2)
+    except ExportFenced as fenced:
+        print("fenced", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(3600)
+def test_writers_that_are_killed_publish_each_message_once(
+    orders: FakeCluster, s3_settings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes export to one place, replace, and drop each other's plans; one after the other is killed."""
+    kills = int(os.environ.get("GANTRYMQ_EXPORT_KILLS", "3"))
+    to, chance, asked = "s3://bucket/killed", random.Random(19), 0
+
+    def script(request: Command) -> None:
+        nonlocal asked
+        asked += 1
+        if asked % 20 == 0:
+            put(orders, 3)
+
+    def begin() -> subprocess.Popen[str]:
+        child = subprocess.Popen([sys.executable, "-c", CHILD, to, orders.address], stdout=subprocess.PIPE, text=True)
+        children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begins\n"
+        return child
+
+    children: list[subprocess.Popen[str]] = []
+    said = ""
+    orders.script = script
+    try:
+        running = [begin(), begin()]
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.1, 0.8))
+            victim = running.pop(0)
+            victim.kill()
+            said += victim.communicate()[0]
+            assert victim.returncode == -signal.SIGKILL, said
+            running.append(begin())
+    finally:
+        orders.script = lambda request: None
+        for child in children:
+            child.kill()
+            if child.stdout is not None and not child.stdout.closed:
+                child.communicate()
+    go(orders, to)
+    assert rows(open_store(to), to) == everything(orders)
+    monkeypatch.setattr(object_destination, "UNREFERENCED_AGE", timedelta(0))
+    compact_export(to)
+    go(orders, to)
+    assert rows(open_store(to), to) == everything(orders)
+    assert_clean(open_store(to), to)
+    print(f"{kills} kills, {said.count('fenced')} runs fenced, manifest {export_status(to).number}")
 
 
 def test_a_writer_that_is_thought_dead_publishes_or_is_fenced(
