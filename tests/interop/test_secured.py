@@ -6,6 +6,7 @@ messages are RocketMQ's producer and consumer.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,9 +24,9 @@ from gantrymq.testing.requests import pull, send
 from support.accounts import ACL, ADMIN, NOBODY, WORKER
 from support.authority import Authority
 from support.certificates import CA, FOLDER, client_context
-from support.foreign import Java, ask, mqadmin_with_keys, start_broker, start_nameserver
+from support.foreign import SMALL_BROKER, Java, ask, mqadmin_with_keys, start_broker, start_nameserver
 from support.mqadmin import KeyedMqAdmin
-from support.processes import free_ports, gantrymq_child
+from support.processes import free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -254,3 +255,52 @@ def test_the_certificate_of_rocketmqs_client_is_its_account(
         # RocketMQ waits three seconds for a connection with its handshake, which a busy machine can exceed
         assert any("SEND_OK" in send_as(worker) for _ in range(4))
         assert "No accessKey is configured" in send_as(mallory)
+
+
+@pytest.mark.parametrize("release", ["java", "java5"])
+def test_rocketmqs_brokers_register_at_a_nameserver_that_demands_identities(
+    request: pytest.FixtureRequest, homes: Homes, release: str
+) -> None:
+    """4.9.7 cannot sign, so its broker shows a certificate; 5.3.3 signs with its inner credentials."""
+    java: Java = request.getfixturevalue(release)
+    home = homes("identities")
+    home.mkdir()
+    authority = Authority(home)
+    server, broker = authority.issue("server"), authority.issue("broker")
+    (home / "access.toml").write_text(
+        "[identities.\"CN=broker,O=GantryMQ tests\"]\nbrokers = ['by-certificate']\n"
+        "[identities.inner]\nsecret = 'inner-password'\nbrokers = ['by-key']\n"
+    )
+    (port,) = free_ports()
+    address = f"127.0.0.1:{port}"
+    arguments = ["nameserver", "--listen", address, "--access", str(home / "access.toml")]
+    if release == "java":
+        name, settings = "by-certificate", {}
+        arguments += ["--tls-certificate", str(server), "--tls-ca", str(authority.file)]
+        tls = {
+            "tls.enable": "true", "tls.test.mode.enable": "false", "tls.client.authServer": "true",
+            "tls.client.trustCertPath": authority.file, "tls.client.certPath": broker, "tls.client.keyPath": broker,
+        }  # fmt: skip
+        options = tuple(f"-D{key}={value}" for key, value in tls.items())
+    else:
+        inner = {"accessKey": "inner", "secretKey": "inner-password"}
+        name, options = "by-key", ()
+        settings = {
+            "innerClientAuthenticationCredentials": json.dumps(inner),
+            "authenticationMetadataProvider":
+                "org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider",
+            "authConfigPath": str(home / "auth"),
+        }  # fmt: skip
+    with gantrymq_child(arguments, home / "log") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        # the broker is not waited for: the question whether it is registered needs TLS
+        java_broker = start_broker(
+            java, homes("java"), "", name=name, memory=(*SMALL_BROKER, *options), namesrvAddr=address, **settings
+        )
+        try:
+            wait_for(lambda: f'"broker": "{name}"' in (home / "log").read_text(), 60)
+        finally:
+            java_broker.discard()
+        text = (home / "log").read_text()
+    assert "broker_registered" in text
+    assert '"answer": 16' not in text
