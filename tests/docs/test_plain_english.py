@@ -11,17 +11,13 @@ PLACES = (
     "README.md",
     "CONTRIBUTING.md",
     "Makefile",
+    "benchmarks",
     "docs",
     "examples",
-    "gantrymq/bench",
-    "gantrymq/cli",
-    "gantrymq/client",
-    "gantrymq/nameserver",
-    "gantrymq/remoting",
-    "gantrymq/spark",
-    "gantrymq/__init__.py",
-    "gantrymq/message.py",
-    "gantrymq/sync.py",
+    "gantrymq",
+    "packaging",
+    "pyspark_gantrymq",
+    "tests/support",
 )
 OLD_NAMES = (
     r"\btold\.py\b",
@@ -93,11 +89,17 @@ RIDDLE_IN_A_NAME = (
 
 @cache
 def pages() -> dict[Path, str]:
-    """The documentation and the code outside of kernel and plugins."""
+    """The documentation and the code outside of kernel and plugins, without dated results, which keep their terms."""
     found: list[Path] = []
     for place in PLACES:
         path = ROOT / place
-        found += [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.suffix in {".py", ".md"})
+        found += (
+            [path]
+            if path.is_file()
+            else sorted(
+                one for one in path.rglob("*") if one.suffix in {".py", ".md"} and not one.name.startswith("20")
+            )
+        )
     return {path: path.read_text() for path in found}
 
 

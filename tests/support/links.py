@@ -1,7 +1,7 @@
 """Links between processes on the loopback that can be cut one by one, in one direction or both.
 
-Each address has a relay in front of it. Who connects to a relay is found by the process that owns the other end of the
-connection (Linux, ``/proc``), so that one relay serves all sources and each of them can be cut off alone.
+Each address has a relay in front of it. The relay finds the process that owns the other end of a connection (Linux,
+``/proc``), so that one relay serves all sources and each of them can be cut off alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Links:
     ) -> None:
         """Lead from ``address`` to ``target``, which belongs to ``name``, until cancelled; both are ``host:port``.
 
-        ``source``: who connects there, if it is always the same.
+        ``source``: the process that connects there, if it is always the same.
         """
         host, port = parse_address(address)
 

@@ -112,7 +112,7 @@ class Network:
     def __init__(self, seed: int, nursery: trio.Nursery) -> None:
         self.seed = seed
         self.fingerprint = 0
-        """A hash of all arrivals with place and time; equal for identical runs."""
+        """A hash of the delivered bytes with their connections and times; equal for identical runs."""
         self._nursery = nursery
         self._links: dict[tuple[str, str], Link] = {}
         self._listeners: dict[tuple[str, int], MemoryListener] = {}
