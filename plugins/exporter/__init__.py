@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gantrymq.exporter.place import find_fault
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.tasks import BackgroundTask
@@ -59,9 +60,11 @@ class ExporterPlugin:
         section = config.section(ExporterConfig)
         if not section.topics or not section.to:
             raise StartError("plugin 'exporter': set plugin.exporter.topics, such as [\"orders\"], and .to, a folder")
-        _check_format(section)
-        self._broker = broker
         to = section.to.replace("{broker}", broker.name)
+        _check_format(section)
+        if section.format == "parquet" and (fault := find_fault(to)):
+            raise StartError(f"plugin 'exporter': {fault}")
+        self._broker = broker
         self._exporter = Exporter(broker, section, to, load_state(broker.env, broker.root, to))
 
     @hookimpl

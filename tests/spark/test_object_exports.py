@@ -28,6 +28,7 @@ from gantrymq.spark import (
     ExportFenced,
     FolderInUse,
     SparkError,
+    SparkMissing,
     Unreachable,
     WrongOption,
     compact_export,
@@ -431,3 +432,9 @@ def test_wrong_settings_are_reported_in_one_line(orders: FakeCluster, monkeypatc
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(WrongOption, match=r"^cannot export to 'abfs://x/y': [^\n]+$"):
         go(orders, "abfs://x/y")
+
+
+def test_a_missing_package_is_named(orders: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
+    with pytest.raises(SparkMissing, match=r"needs the package obstore: pip install 'gantrymq\[objectstore\]'"):
+        go(orders, "s3://bucket/x")

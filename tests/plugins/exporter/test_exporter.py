@@ -195,6 +195,7 @@ def test_a_run_starts_when_the_log_has_grown_by_at_bytes(place: Exporting) -> No
     [
         ({"topics": "orders"}, r"set plugin\.exporter\.topics"),
         ({"topics": "orders", "to": "x", "format": "delta", "engine": "spark"}, "'delta' needs the engine 'local'"),
+        ({"topics": "orders", "to": "hdfs://names/{broker}"}, "cannot export to 'hdfs://names/broker-a'"),
     ],
 )
 def test_a_start_that_could_not_export_is_refused(tmp_path: Path, settings: dict[str, str], says: str) -> None:
