@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
@@ -14,6 +14,19 @@ class Readers:
 def read_requests(
     connection: Connection, buffer: bytes | bytearray, limit: int, readers: Readers | None = None
 ) -> tuple[list[Request], int]: ...
+def receive_ready(
+    events: list[tuple[int, int]],
+    position: int,
+    connections: dict[int, Connection],
+    requests: list[Request],
+    now: float,
+    read: Callable[[Connection, bytes, list[Request], float], object],
+    limit: int,
+    readers: Readers,
+    most: int,
+    rows: int,
+) -> tuple[int, int]: ...
+def send_ready(connections: Collection[Connection]) -> tuple[list[Connection], int]: ...
 def answer_rows(batch: AppendBatch) -> None: ...
 def read_records(data: memoryview | bytes, start: int, offsets: Sequence[int]) -> list[Record | None]: ...
 def delivery_columns(records: bytes) -> DeliveryColumns: ...

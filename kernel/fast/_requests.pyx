@@ -302,6 +302,18 @@ cdef Py_ssize_t whole_frames(const uint8_t* data, Py_ssize_t size, int64_t limit
     return position
 
 
+cdef inline void set_place(
+    HotRequest request, connection, Block block, const uint8_t* frame, Py_ssize_t header_size, Py_ssize_t length
+):
+    """Set where the request is from and where its bytes are."""
+    request.connection = connection
+    request.block = block
+    request.head = frame + 8
+    request.header_size = header_size
+    request.payload = request.head + header_size
+    request.body_size = length - 4 - header_size
+
+
 def read_requests(connection, buffer, limit, Readers readers=None):
     """See :func:`gantrymq.kernel.fast.plain_requests.read_requests`."""
     cdef const uint8_t[::1] view = buffer
@@ -328,12 +340,7 @@ def read_requests(connection, buffer, limit, Readers readers=None):
             block, data + position + 8, header_size, mark >> 24, readers, <size_t><PyObject*>connection
         )
         if request is not None:
-            request.connection = connection
-            request.block = block
-            request.head = data + position + 8
-            request.header_size = header_size
-            request.payload = request.head + header_size
-            request.body_size = length - 4 - header_size
+            set_place(request, connection, block, data + position, header_size, length)
             requests.append(request)
             if request.keeps_frame:
                 sent += length
@@ -355,3 +362,6 @@ def read_requests(connection, buffer, limit, Readers readers=None):
             if isinstance(one, HotRequest):
                 (<HotRequest>one).move_out()
     return requests, taken
+
+
+include "_transfer.pxi"

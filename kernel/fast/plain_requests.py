@@ -7,7 +7,7 @@ and refuse alike, with the same texts. Plugins bring their own readers for the f
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gantrymq.kernel.batch import STORED, AppendBatch
@@ -29,7 +29,8 @@ takes milliseconds."""
 
 __all__ = [
     "DeliveryColumns", "Readers", "Unusual", "answer_rows", "delivery_columns", "dispatch_batch", "encode_rows",
-    "new_batch", "queue_entries", "read_records", "read_requests", "scan",
+    "new_batch", "queue_entries", "read_records", "read_requests", "receive_ready", "scan",
+    "send_ready",
 ]  # fmt: skip
 
 DeliveryColumns = tuple[list[int], list[str], list[int], list[int], list[int], list[int], list[bytes], list[bytes]]
@@ -101,6 +102,33 @@ def read_requests(
             requests.append(Request(connection, command))
     cut_frames(data[position : position + 8], limit)  # refuses what can be no frame
     return requests, position
+
+
+def receive_ready(
+    events: list[tuple[int, int]],
+    position: int,
+    connections: dict[int, Connection],
+    requests: list[Request],
+    now: float,
+    read: Callable[[Connection, bytes, list[Request], float], object],
+    limit: int,
+    readers: Readers,
+    most: int,
+    rows: int,
+) -> tuple[int, int]:
+    """Receive from the ready sockets of ``events``, from ``position`` on, and append their requests to ``requests``.
+
+    It stops after ``most`` bytes or ``rows`` requests, and at each event that needs the caller: of the waker, of a
+    connection with an incomplete frame, and so on. ``read`` is the caller's function for received data that is not
+    usual. Returns the position of the next event, and the bytes received. This twin leaves all events to the caller.
+    """
+    return position, 0
+
+
+def send_ready(connections: Collection[Connection]) -> tuple[list[Connection], int]:
+    """Send the waiting response of each connection, and return the connections that still have something to send or
+    have failed, and the bytes sent. This twin leaves all to the caller."""
+    return list(connections), 0
 
 
 def new_batch(done: Callable[[AppendBatch], None], source: str) -> AppendBatch:

@@ -20,7 +20,7 @@ import trio
 from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env import Env, Listener
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.fast import Readers, read_requests
+from gantrymq.kernel.fast import Readers, read_requests, receive_ready, send_ready
 from gantrymq.kernel.fast.durations import Durations
 from gantrymq.kernel.network.adaptive_wait import AdaptiveWait
 from gantrymq.kernel.network.admission import Admission
@@ -206,7 +206,17 @@ class Sweep:
         effort_until = EFFORT.values + TURN_VALUES
         waker = self.waker.fileno()
         listener = self._listener.fileno() if self._accepting and self._listener is not None else -1
-        for descriptor, event in events:
+        position = 0
+        while True:
+            position, size = receive_ready(
+                events, position, self._connections, requests, now, self._read, self._limits.frame_bytes,
+                self.readers, budget, self._limits.sweep_rows,
+            )  # fmt: skip
+            budget = 0 if EFFORT.values >= effort_until else budget - size
+            if position == len(events):
+                break
+            descriptor, event = events[position]
+            position += 1
             if descriptor == waker:
                 self.waker.drain()
             elif descriptor == listener:
@@ -464,7 +474,9 @@ class Sweep:
     def _flush_dirty(self) -> None:
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
-            for connection in dirty:
+            left, sent = send_ready(dirty)
+            self._unsent -= sent
+            for connection in left:
                 self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.fast import plain_requests
 from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.network.sweep import LONE_TURNS, Sweep
 from gantrymq.kernel.processors import Request
@@ -661,6 +662,7 @@ def test_peers_deferred_by_a_full_turn_come_first_in_the_next(monkeypatch: pytes
         return LimitsSection().sweep_bytes
 
     monkeypatch.setattr(Sweep, "_receive", receive)
+    monkeypatch.setattr("gantrymq.kernel.network.sweep.receive_ready", plain_requests.receive_ready)
     for peer in peers:
         peer.sendall(request(1))
     bench.turns(lambda: len(served) == 30)

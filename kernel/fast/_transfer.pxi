@@ -1,0 +1,140 @@
+# Receives from and sends to many sockets at once. A part of _requests.pyx.
+
+from socket import socket as system_socket
+
+cdef extern from "sys/socket.h" nogil:
+    Py_ssize_t c_recv "recv"(int, void*, size_t, int)
+    Py_ssize_t c_send "send"(int, const void*, size_t, int)
+    enum:
+        MSG_DONTWAIT
+        MSG_NOSIGNAL
+
+cdef enum:
+    RECEIVED_MAX = 262144
+    SENT_MAX = 65536
+    READABLE = 1  # EPOLLIN
+
+# Used only while the global interpreter lock is held.
+cdef uint8_t[RECEIVED_MAX] received
+
+
+cdef struct Sending:
+    int descriptor
+    const char* data
+    Py_ssize_t size
+    Py_ssize_t sent
+
+
+cdef bint read_hot_frames(connection, bytes data, Readers readers, list requests) except -1:
+    """Append the requests of ``data``, which consists of whole frames. False, without a change, if the plain decoder
+    has to decode one of them."""
+    cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), position = 0, length, header_size, kept = 0
+    cdef Py_ssize_t first = len(requests), number
+    cdef uint32_t mark
+    cdef HotRequest request
+    cdef Block block = Block.__new__(Block)
+    block.data = data
+    while position < size:
+        length = get32(at + position)
+        mark = get32(at + position + 4)
+        header_size = mark & 0xFFFFFF
+        request = read_hot(
+            block, at + position + 8, header_size, mark >> 24, readers, <size_t><PyObject*>connection
+        )
+        if request is None:
+            del requests[first:]
+            return False
+        set_place(request, connection, block, at + position, header_size, length)
+        requests.append(request)
+        if request.keeps_frame:
+            kept += length
+        position += 4 + length
+    if 4 * kept < size:
+        for number in range(first, len(requests)):
+            (<HotRequest>requests[number]).move_out()
+    return True
+
+
+def receive_ready(
+    list events, Py_ssize_t position, dict connections, list requests, now, read, int64_t limit, Readers readers,
+    Py_ssize_t most, Py_ssize_t rows
+):
+    """See :func:`gantrymq.kernel.fast.plain_requests.receive_ready`."""
+    cdef Py_ssize_t size, total = 0
+    cdef tuple event
+    cdef bytes data
+    cdef object connection
+    while position < len(events) and total < most and len(requests) < rows:
+        event = events[position]
+        connection = connections.get(event[0])
+        if connection is None or event[1] != READABLE or connection.is_paused or connection.inbound:
+            break
+        if type(connection.sock) is not system_socket:
+            break
+        size = c_recv(event[0], received, RECEIVED_MAX, MSG_DONTWAIT)
+        if size <= 0:
+            break  # the caller receives the same result again
+        data = PyBytes_FromStringAndSize(<const char*>received, size)
+        total += size
+        position += 1
+        connection.active_at = now
+        if (
+            whole_frames(<const uint8_t*>PyBytes_AS_STRING(data), size, limit) != size
+            or not read_hot_frames(connection, data, readers, requests)
+        ):
+            read(connection, data, requests, now)
+            break  # it may have used up the turn
+        if connection.silent_since is not None:
+            connection.silent_since = None
+    return position, total
+
+
+def send_ready(connections):
+    """See :func:`gantrymq.kernel.fast.plain_requests.send_ready`."""
+    cdef list whole = [], left = []
+    cdef list outbound
+    cdef object connection, data
+    cdef Py_ssize_t number, count = 0, total = 0
+    cdef Sending* sendings = <Sending*>PyMem_Malloc((len(connections) + 1) * sizeof(Sending))
+    cdef Sending* one
+    if sendings == NULL:
+        raise MemoryError
+    try:
+        for connection in connections:
+            if connection.closed:
+                continue
+            outbound = connection.outbound
+            data = outbound[0] if len(outbound) == 1 else None
+            if type(data) is not bytes or PyBytes_GET_SIZE(data) > SENT_MAX or connection.wants_write:
+                left.append(connection)
+            elif type(connection.sock) is not system_socket:
+                left.append(connection)
+            else:
+                one = &sendings[count]
+                one.descriptor = connection.sock.fileno()
+                one.data = PyBytes_AS_STRING(data)
+                one.size = PyBytes_GET_SIZE(data)
+                whole.append(connection)
+                count += 1
+        with nogil:
+            for number in range(count):
+                one = &sendings[number]
+                one.sent = c_send(one.descriptor, one.data, one.size, MSG_DONTWAIT | MSG_NOSIGNAL)
+        for number in range(count):
+            connection = whole[number]
+            one = &sendings[number]
+            outbound = connection.outbound
+            if one.sent > 0:
+                total += one.sent
+                connection.outbound_bytes -= one.sent
+            if one.sent == one.size:
+                outbound.clear()
+                connection.largest_answer = 0
+            else:
+                if one.sent > 0:
+                    outbound[0] = outbound[0][one.sent:]
+                left.append(connection)
+    finally:
+        PyMem_Free(sendings)
+    return left, total
