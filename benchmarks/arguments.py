@@ -11,9 +11,27 @@ from measuring import Timing
 from scenarios import GROUPS, USUAL_GROUPS
 from special_groups import Sizes
 
-QUICK = {"seconds": 1.5, "settle": 0.5, "warm": 5.0, "growth": "0.5,1", "old": 0.5, "crash": 0.5, "keyed": 100_000}
+QUICK = {
+    "seconds": 1.5,
+    "settle": 0.5,
+    "warm": 5.0,
+    "growth": "0.5,1",
+    "old": 0.5,
+    "crash": 0.5,
+    "keyed": 100_000,
+    "spark_rows": 100_000,
+}
 ALL = {"growth": "1,10,20", "keyed": 10_000_000}
-USUAL = {"seconds": 3.0, "settle": 1.0, "warm": 10.0, "growth": "1,2", "old": 1.0, "crash": 1.0, "keyed": 1_000_000}
+USUAL = {
+    "seconds": 3.0,
+    "settle": 1.0,
+    "warm": 10.0,
+    "growth": "1,2",
+    "old": 1.0,
+    "crash": 1.0,
+    "keyed": 1_000_000,
+    "spark_rows": 1_000_000,
+}
 
 
 class WrongUsage(Exception):
@@ -59,7 +77,7 @@ def read(words: Sequence[str]) -> Arguments:
     if (
         given.rounds < 1
         or given.idle < 1
-        or min([picked["seconds"], picked["old"], picked["crash"], picked["keyed"], *growth]) <= 0
+        or min([picked["seconds"], picked["spark_rows"], picked["old"], picked["crash"], picked["keyed"], *growth]) <= 0
     ):
         raise WrongUsage("rounds, seconds, connections and sizes must be more than nothing")
     return Arguments(
@@ -67,7 +85,9 @@ def read(words: Sequence[str]) -> Arguments:
         only=given.only,
         rounds=given.rounds,
         timing=Timing(picked["seconds"], picked["settle"], picked["warm"]),
-        sizes=Sizes(given.idle, picked["old"], picked["crash"], growth, picked["keyed"]),
+        sizes=Sizes(
+            given.idle, picked["old"], picked["crash"], growth, picked["keyed"], spark_rows=picked["spark_rows"]
+        ),
         java=not given.no_java,
         redis=not given.no_redis,
         kafka=given.kafka,
@@ -98,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--old", type=float, help="GiB that a consumer catches up with")
     add("--crash", type=float, help="GiB that are there when the broker is killed")
     add("--keyed", type=int, help="messages whose keys are indexed")
+    add("--spark-rows", type=int, help="rows that Spark writes and reads")
     add("--no-java", action="store_true")
     add("--no-redis", action="store_true")
     add("--kafka", action="store_true", help="Kafka too, fetched from Maven Central")

@@ -21,6 +21,7 @@ from measuring import CEILING_GOOD, Failed, Round, ceiling, measure
 from page import ROOT, write_page
 from reporting import Report, figure_lines
 from scenarios import Scenario
+from spark_rows import measure_spark_with_kafka
 from special_groups import SPECIAL
 from systems import INTEROP, JAVA_VERSION, Setup, start, start_seconds
 
@@ -104,8 +105,12 @@ class Run:
             for measure_it in SPECIAL[group]:
                 for system in self.systems:
                     self._special(group, system, measure_it)
-        if "client" in self.special and self.given.kafka:
-            self._kafka_clients()
+        if self.given.kafka:
+            seconds, rows = self.given.timing.seconds, self.given.sizes.spark_rows
+            if "client" in self.special:
+                self._beside("client, Kafka's Python clients", measure_kafka_clients, seconds)
+            if "spark" in self.special:
+                self._beside("spark, Kafka's connector", measure_spark_with_kafka, rows)
 
     def publish(self) -> None:
         """Print the tables; write the page, the pictures and the JSON. Write nothing if nothing was measured."""
@@ -209,13 +214,13 @@ class Run:
             self.failures.append(f"{group}, {system}: {error}")
             print_progress(self.failures[-1])
 
-    def _kafka_clients(self) -> None:
-        """Measure Kafka's Python clients; a failure becomes a note and does not end the run."""
-        print_progress("client, Kafka's Python clients")
+    def _beside(self, what: str, measure_it: Callable[..., None], amount: float) -> None:
+        """Measure something of Kafka's; a failure becomes a note and does not end the run."""
+        print_progress(what)
         try:
-            measure_kafka_clients(self.given.timing.seconds, self.report.figures, self._note)
+            measure_it(amount, self.report.figures, self._note)
         except FAILURES_OF_OTHERS as error:
-            self.report.notes.append(f"Kafka's Python clients failed: {error}")
+            self.report.notes.append(f"{what}: failed: {error}")
             print_progress(self.report.notes[-1])
 
     def _note(self, line: str) -> None:

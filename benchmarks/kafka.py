@@ -87,7 +87,7 @@ class Kafka:
         """Messages a second of the first run that takes ``seconds``: its tools start cold and count that too; and
         microseconds of the node's processor time for each message of that run."""
         topic = f"{scenario.topic}-{scenario.connections}x{scenario.in_flight}"
-        self._create(topic)
+        self.create(topic)
         if scenario.kind == "pull":
             self._produce(topic, scenario, PULL_MESSAGES)
             used = -processor_seconds(self._pid)
@@ -102,7 +102,8 @@ class Kafka:
                 return rate, used / messages * 1e6
             messages = int(rate * seconds * GROWTH)
 
-    def _create(self, topic: str) -> None:
+    def create(self, topic: str) -> None:
+        """Make a topic with :data:`QUEUES` partitions."""
         options = ["--bootstrap-server", self._address, "--create", "--topic", topic, "--partitions", str(QUEUES)]
         options += ["--replication-factor", "1"]
         if self._flush == "sync":

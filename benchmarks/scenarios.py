@@ -23,9 +23,10 @@ GROUPS = {
     "hooks": "Plugins that look on",
     "processes": "More than one process",
     "security": "Signatures and TLS",
+    "spark": "Spark",
 }
 """By name, with the title of its section. The budget is run in several rounds, the others in one."""
-RARE_GROUPS = ("indexing", "nameserver", "replication", "floods", "client", "hooks", "processes", "security")
+RARE_GROUPS = ("indexing", "nameserver", "replication", "floods", "client", "hooks", "processes", "security", "spark")
 USUAL_GROUPS = tuple(name for name in GROUPS if name not in RARE_GROUPS)
 """The groups that run by default; the others take minutes more."""
 QUEUES = 8

@@ -22,6 +22,7 @@ from processes import scale
 from replication import ROUNDS, answer, replicate
 from scenarios import Scenario
 from security import secure
+from spark_rows import measure_spark
 from stores import GIB, cached_share, fill, free_bytes, leave_page_cache, log_files
 from systems import Running, Setup, home_of, resident_bytes, start
 
@@ -49,7 +50,7 @@ Progress = Callable[[str], None]
 @attrs.frozen
 class Sizes:
     """Sizes: idle connections, GiB of old messages, GiB before the crash, the steps of growth, messages with keys to
-    index, and topics of a nameserver."""
+    index, topics of a nameserver, and rows of Spark."""
 
     idle: int = 10_000
     old: float = 1.0
@@ -57,6 +58,7 @@ class Sizes:
     growth: Sequence[float] = (1.0, 2.0)
     keyed: int = 1_000_000
     topics: int = 10_000
+    spark_rows: int = 1_000_000
 
 
 def idle(system: str, timing: Timing, sizes: Sizes, figures: Figures, progress: Progress) -> None:
@@ -190,7 +192,7 @@ SPECIAL = {
     "indexing": (index,),
     "nameserver": (measure_lookups,), "replication": (replicate, *(answer,) * ROUNDS), "floods": (measure_floods,),
     "client": (measure_client,), "hooks": (measure_hooks,), "processes": (scale,),
-    "security": (secure,),
+    "security": (secure,), "spark": (measure_spark,),
 }  # fmt: skip
 """What each group measures in addition to its scenarios."""
 
