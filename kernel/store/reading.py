@@ -128,13 +128,13 @@ def read_messages(store: Store, topic: str, queue_id: int, offset: int, count: i
 
 
 def is_wrong_entry(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: int) -> bool:
-    """Return whether the entry at a queue offset, with ``at`` and ``size``, points to a wrong record and will be
-    repaired.
+    """Return whether the entry that was read at a queue offset, with ``at`` and ``size``, points to a wrong record and
+    will be repaired, or was repaired since.
 
     False if the log or its disk is damaged: then the message is lost.
     """
     try:
-        return not is_right(log, queue, offset, at, size) and queue.suspect(offset)
+        return not is_right(log, queue, offset, at, size) and queue.is_wrong(offset, at, size)
     except CorruptRange:
         return False
 

@@ -153,7 +153,7 @@ def _gather(
         if windows.holds_damaged(at, size, (queue.topic, queue.queue_id, where)):
             # The record names this entry, so its body is damaged and the queue is correct.
             windows.quarantine_range(at, at + size)
-        elif queue.suspect(where):
+        elif queue.is_wrong(where, at, size):
             raise _Stop(number) from QueueDisagrees(f"the queue's entry {where} is being corrected from the log")
         log.error("record_damaged", queue_offset=where, offset=at, size=size)
 

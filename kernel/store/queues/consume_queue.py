@@ -327,6 +327,13 @@ class ConsumeQueue:
             return False  # it was built from the log since the start, or points to another topic's records by design
         return self._report(self, offset)
 
+    def is_wrong(self, offset: int, at: int, size: int) -> bool:
+        """Report an entry as :meth:`suspect` does; ``at`` and ``size`` are what the caller has read as the entry.
+
+        Also true if the entry was repaired after the caller had read it: the caller must read it again.
+        """
+        return self.suspect(offset) or self.entries(offset, 1)[:12] != ENTRY.pack(at, size, 0)[:12]
+
     def correct(self, entries: Mapping[int, bytes]) -> None:
         """Replace entries, given by queue offset; :class:`OSError`."""
         with self._writing:
