@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -237,7 +238,12 @@ def test_a_stream_survives_the_restart_of_its_broker(spark: SparkSession, tmp_pa
 
 def test_two_streams_go_on_from_a_slave_and_from_the_promoted_broker(spark: SparkSession, tmp_path: Path) -> None:
     """The master is killed while both read. Its slave gives them the rest; promoted, it gives them what is new."""
-    one, two = Batches(lambda number: time.sleep(0.2)), Batches(lambda number: time.sleep(0.2))
+    killed = threading.Event()
+
+    def wait_for_the_kill(number: int) -> None:
+        assert number == 0 or killed.wait(120)
+
+    one, two = Batches(wait_for_the_kill), Batches(wait_for_the_kill)
 
     def send(count: int) -> None:
         with sync.connect(pair.nameserver) as client, client.producer("spark-tests") as producer:
@@ -261,11 +267,13 @@ def test_two_streams_go_on_from_a_slave_and_from_the_promoted_broker(spark: Spar
             wait_for_rows(1)
             master.kill()
             assert max(len(one.rows), len(two.rows)) < 200, "so the slave has to give the rest"
+            killed.set()
             wait_for_rows(200)
             assert cli(["cluster", "promote", NAME, "--nameserver", pair.nameserver]) == 0
             wait_for(lambda: can_send(send), 60)
             wait_for_rows(300)
         finally:
+            killed.set()
             for query in queries:
                 query.stop()
     assert len(set(one.rows)) == len(one.rows) == len(two.rows) == 300
