@@ -41,6 +41,7 @@ from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.kernel.watchdog import Watchdog
 from gantrymq.remoting.address import encode_host, format_address, parse_address
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.peers import is_loopback
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Broker:
         self._draining = False
         self._drained_in_order = False
         self._unwritten: dict[str, bytes] = {}
+        self._outages = Outages(log, env.monotonic)
 
     @property
     def log(self) -> CommitLog:
@@ -474,8 +476,9 @@ class Broker:
             try:
                 self.env.replace(path, data)
             except OSError as error:
-                log.warning("state_not_written", path=path, error=str(error))
+                self._outages.warning("state_not_written", path, path=path, error=str(error))
             else:
+                self._outages.over("state_not_written", path)
                 self._unwritten.pop(path, None)
 
 

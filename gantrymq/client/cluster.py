@@ -25,7 +25,6 @@ from gantrymq.client.errors import AccessDenied, ClientClosed, ConnectError, Con
 from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.client.namespace import Namespace
-from gantrymq.client.rare_warnings import RareWarnings
 from gantrymq.client.replies import Replies
 from gantrymq.client.routes import MASTER_ID, Routes
 from gantrymq.client.silent_masters import SilentMasters
@@ -49,6 +48,7 @@ from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.offsets import ResetOffsetHeader
 from gantrymq.remoting.headers.transactions import CheckTransactionHeader
 from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.properties import PGROUP
 from gantrymq.remoting.records import decode_records
 
@@ -112,7 +112,7 @@ class Cluster:
     """Shared state of one client. :meth:`start` connects; producers and consumers join and leave."""
 
     def __init__(self, tasks: TaskGroup, options: ConnectOptions) -> None:
-        self.rare: RareWarnings = RareWarnings()
+        self.rare: Outages = Outages(log)
         self._tasks = tasks
         self.connections: Connections = Connections(tasks, self._take_request, options)
         self._options = options
@@ -235,6 +235,7 @@ class Cluster:
                 await self.connections.get(address, self._greet)
             else:
                 await self._greet(channel)
+            self.rare.over("broker_unreachable", address)
         except ConnectError as error:
             self.rare.warning("broker_unreachable", address, broker=address, reason=error.reason)
 
@@ -244,6 +245,7 @@ class Cluster:
         members = list(self._consumers.values())
         try:
             await self._beat_once(channel, list(self._producers), members)
+            self.rare.over("heartbeat_failed", channel.address)
         except GantryError as error:
             self.rare.warning("heartbeat_failed", channel.address, broker=channel.address, reason=str(error))
             if isinstance(error, AccessDenied):

@@ -561,7 +561,9 @@ class Consumer(Lifetime, Generic[R]):
 
     async def _settle(self, *, joining: bool = False) -> bool:
         try:
-            return await self._rebalance()
+            settled = await self._rebalance()
+            self._cluster.rare.over("rebalance_failed", self.group)
+            return settled
         except GantryError as error:
             if joining and isinstance(error, NotANameserver | AccessDenied):
                 raise  # no later attempt will do better
@@ -702,6 +704,7 @@ class Consumer(Lifetime, Generic[R]):
     async def _commit_quietly(self, puller: Puller[R], *, confirmed: bool) -> None:
         try:
             await puller.commit(confirmed=confirmed)
+            self._cluster.rare.over("commit_failed", puller.queue.broker_name, self.group)
         except GantryError as error:
             self.failed(error)
             queue = puller.queue

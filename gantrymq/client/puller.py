@@ -177,6 +177,7 @@ class Puller(Generic[R]):
                         self._progress = Progress(await self._start_offset(), self._options.settings.prefetch)
                     elif started:
                         await self._pull(self._progress)
+                        self._cluster.rare.over("pull_failed", self.queue.broker_name, self._options.group)
                 except GantryError as error:
                     self._log_failure(error)
                     if isinstance(error, AccessDenied):

@@ -12,10 +12,10 @@ import anyio
 
 from gantrymq.client.errors import GantryError, NoRoute
 from gantrymq.client.nameservers import Nameservers
-from gantrymq.client.rare_warnings import RareWarnings
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
+from gantrymq.remoting.outages import Outages
 
 DEFAULT_TOPIC: Final = "TBW102"
 """Its route says which brokers create topics on first send."""
@@ -69,7 +69,7 @@ def _ordered_queues(topic: str, conf: str) -> list[MessageQueue]:
 class Routes:
     """The routes of the topics in use. ``changed`` is called with a topic whose route is another than before."""
 
-    def __init__(self, nameservers: Nameservers, changed: Callable[[str], None], rare: RareWarnings) -> None:
+    def __init__(self, nameservers: Nameservers, changed: Callable[[str], None], rare: Outages) -> None:
         self._nameservers = nameservers
         self._changed = changed
         self._rare = rare
@@ -169,6 +169,7 @@ class Routes:
         """Ask for the route of ``topic`` now, because a broker in it cannot be reached; it may stay as it was."""
         try:
             await self._ask(topic, again=True)
+            self._rare.over("route_refresh_failed", *self._nameservers.addresses)
         except GantryError as error:
             self._rare.warning("route_refresh_failed", *self._nameservers.addresses, topic=topic, reason=str(error))
 

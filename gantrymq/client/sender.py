@@ -287,6 +287,7 @@ class Sender:
     def _stored(self, outgoing: Outgoing, target: MessageQueue, answer: Command, address: str) -> Stored:
         stored = outgoing.stored(target, answer, address)
         self._faults.worked(target.broker_name)
+        self._cluster.rare.over("send_failed", target.broker_name)
         if self._unanswered:
             self._unanswered.discard(outgoing.topic)
         return stored

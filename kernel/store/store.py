@@ -29,6 +29,7 @@ from gantrymq.kernel.store.queues.table import ConsumeQueues, ExtensionPlace, ch
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.store.recovery.recovery import Recovery, RecoveryReport
 from gantrymq.kernel.store.recovery.salvage import save_to_lost_and_found
+from gantrymq.remoting.outages import Outages
 
 log = structlog.get_logger("gantrymq.store")
 
@@ -68,6 +69,7 @@ class Store:
 
     def __init__(self, env: Env, root: str, config: StoreConfig | None = None) -> None:
         self._env = env
+        self._outages = Outages(log, env.monotonic)
         self.root = root
         self.config = config = config or StoreConfig()
         staging = f"{root}/staging"
@@ -405,8 +407,9 @@ class Store:
                 self.queues.flush()
                 files.save(marks, durable_timestamp, timestamp, self.index_timestamp)
             except NoRoom as error:
-                log.warning("consume_queues_not_flushed", reason=str(error))
+                self._outages.warning("consume_queues_not_flushed", reason=str(error))
                 return False
             except OSError as error:
                 raise self.log.poison("writing the watermark", error) from error
+            self._outages.over("consume_queues_not_flushed")
             return True

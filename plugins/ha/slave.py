@@ -21,6 +21,7 @@ from gantrymq.plugins.interfaces import Encryption
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.epoch import Epoch
 from gantrymq.remoting.errors import ConnectError, RemoteFault
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     import ssl
@@ -63,6 +64,7 @@ class Slave:
         self.level_at = broker.env.monotonic()
         """When this log last reached the known end of the master's log."""
         self._reported = 0
+        self._outages = Outages(log, broker.env.monotonic)
         self._following = epochs.known
         self._comparison = Comparison(broker, epochs)
         self._settled = trio.Event()
@@ -138,15 +140,12 @@ class Slave:
         """Follow the master until cancelled; reconnects after a lost connection."""
         await self._settled.wait()
         delay = FIRST_RETRY_S
-        reported = ""
         while True:
             address = await self._master_address.ha_address()
             before = self._broker.log.end
             reason = await self._compare() or await self._follow(address)
             delay = FIRST_RETRY_S if self._broker.log.end > before else min(delay * 2, LAST_RETRY_S)
-            if reason != reported or self._broker.log.end > before:
-                log.warning("master_not_connected", master=address, reason=reason, offset=self._broker.log.end)
-                reported = reason
+            self._outages.warning("master_not_connected", master=address, reason=reason, offset=self._broker.log.end)
             with trio.CancelScope() as self._attempt:
                 await trio.sleep(delay)
             if self._attempt.cancelled_caught:
@@ -212,6 +211,7 @@ class Slave:
             self.connected_to = address
             self.heard_at = broker.env.monotonic()
             log.info("following_master", master=address, offset=broker.log.end)
+            self._outages.over("master_not_connected")
             nursery.start_soon(self._report, stream)
             tail = Tail(broker)
             try:

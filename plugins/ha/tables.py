@@ -20,6 +20,7 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError, RemoteFault
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -46,6 +47,7 @@ class Tables:
         self._master_address = master_address
         self._interval = interval
         self._failure = ""
+        self._outages = Outages(log, trio.current_time)
         self._asked_for: set[str] = set()
         """Topics that need no fetch: they are known, or the master does not have them."""
         self._unknown = trio.Event()
@@ -73,8 +75,7 @@ class Tables:
                 async with open_channel(address) as channel:
                     await self._stay(channel, address)
             except (ConnectError, RemoteFault) as error:
-                if str(error) != self._failure:
-                    log.warning("tables_not_fetched", master=address, reason=str(error))
+                self._outages.warning("tables_not_fetched", master=address, reason=str(error))
                 self._failure = str(error)
             pause = min(self._interval, max(pause, FIRST_S) * 2)
 
@@ -88,6 +89,7 @@ class Tables:
             if self._failure or not self.fetched:
                 log.info("tables_fetched", master=address)
             self._failure = ""
+            self._outages.over("tables_not_fetched")
             self.fetched += 1
             with trio.move_on_after(self._interval):
                 await channel.while_open(self._unknown.wait)

@@ -19,6 +19,7 @@ from gantrymq.remoting.epoch import epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.nameserver import RegisterBrokerResponse
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.plugins.register.body import Announcement
@@ -56,8 +57,7 @@ class Link:
         self._seek = FIRST_RETRY_S
         """How soon a slave without a known master asks again."""
         self._knows_epochs = False
-        self._failure: str | None = None
-        """Why the nameserver is unreachable, after this was logged."""
+        self._outages = Outages(log, trio.current_time)
 
     def poke(self) -> None:
         """Register soon, because something changed."""
@@ -116,7 +116,7 @@ class Link:
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
             self.registered = self._duplicate_check.has_registered = True
-            self._failure = None
+            self._outages.over("nameserver_unreachable")
             self._delay = FIRST_RETRY_S
             self.tried.set()
             until = trio.current_time() + pause
@@ -209,6 +209,5 @@ class Link:
 
     def _failed(self, reason: str) -> None:
         self.registered = False
-        if self._failure is None and not self._leaving.is_set():
-            log.warning("nameserver_unreachable", address=self.address, reason=reason)
-        self._failure = reason
+        if not self._leaving.is_set():
+            self._outages.warning("nameserver_unreachable", address=self.address, reason=reason)

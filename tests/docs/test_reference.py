@@ -213,8 +213,8 @@ LOGGED = (
     "gantrymq/remoting",
     "gantrymq/spark",
 )
-RARE = ("self.rare", "self._rare", "self._cluster.rare")
-"""What logs each warning of the client twice a minute at most: gantrymq/client/rare_warnings.py."""
+RARE = ("self.rare", "self._rare", "self._cluster.rare", "self._outages")
+"""What logs each warning twice a minute at most: gantrymq/remoting/outages.py."""
 LEVELS = {"warning": "warning", "error": "error", "exception": "error"}
 ALL_LEVELS = {**LEVELS, "debug": "debug", "info": "info"}
 

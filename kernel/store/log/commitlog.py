@@ -24,6 +24,7 @@ from gantrymq.kernel.store.log.segments import Segment, Segments
 from gantrymq.kernel.store.log.unreadable import UnreadablePlaces
 from gantrymq.kernel.store.log.write_behind import WriteBehind
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.outages import Outages
 
 log = structlog.get_logger("gantrymq.commitlog")
 
@@ -57,6 +58,8 @@ class CommitLog:
         self._next_offsets = next_offsets
         self._layout = Layout(store_host, max_body_bytes, file_bytes - BLANK_BYTES)
         self._tail = (0, 0)
+        self._outages = Outages(log, env.monotonic)
+        self._is_refusing = False
         self._flusher = env.flusher()
         self._followed: Segment | None = None
         self._behind: WriteBehind | None = None
@@ -167,9 +170,14 @@ class CommitLog:
             while index < len(rows):
                 index, position = self._append_to_file(batch, rows, index, position)
         except NoRoom as error:
+            self._is_refusing = True
             for row in rows[index:]:
                 batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
-            log.warning("rows_refused", reason=str(error), rows=len(rows) - index)
+            self._outages.warning("rows_refused", reason=str(error), rows=len(rows) - index)
+        else:
+            if self._is_refusing and rows and batch.refused == len(batch) - len(rows):
+                self._is_refusing = False
+                self._outages.over("rows_refused")
         if position > start:
             batch.end = position
             self._tail = (position, timestamp)
@@ -221,7 +229,8 @@ class CommitLog:
                 self._write(batch, rows, index, next_index, position, parts)
                 for row in rows[next_index:]:
                     batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
-                log.warning("rows_refused", reason=str(error), rows=len(rows) - next_index)
+                self._is_refusing = True
+                self._outages.warning("rows_refused", reason=str(error), rows=len(rows) - next_index)
                 return len(rows), end
             parts.append(blank(segment.end - end))
             end = segment.end

@@ -15,6 +15,7 @@ import structlog
 
 from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.errors import NO_DESCRIPTORS, NO_ROOM, NoRoom, StartError
+from gantrymq.remoting.outages import Outages
 
 log = structlog.get_logger("gantrymq.segments")
 
@@ -77,7 +78,7 @@ class Segments:
         self._sparse = sparse
         self._segments: list[Segment] = []
         self._prepared: Segment | None = None
-        self._lacks_room = False
+        self._outages = Outages(log, env.monotonic)
         self._names_unsynced = False
         self._creating = threading.Lock()
 
@@ -218,11 +219,9 @@ class Segments:
                 try:
                     self._prepared = self._create(self.end)
                 except NoRoom as error:
-                    if not self._lacks_room:
-                        log.warning("next_file_not_prepared", reason=str(error))
-                    self._lacks_room = True
+                    self._outages.warning("next_file_not_prepared", reason=str(error))
                     return False
-                self._lacks_room = False
+                self._outages.over("next_file_not_prepared")
         return True
 
     def _create(self, base: int) -> Segment:
