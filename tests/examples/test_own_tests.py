@@ -92,3 +92,30 @@ def test_the_installed_examples_pass_their_own_tests(python: Path, tmp_path: Pat
     for package in PACKAGES:
         assert f"{package.name}/tests/test_{package.name}.py::" in told
     assert "skipped" not in told
+
+
+READ_WITH_SPARK = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+import pyspark_gantrymq
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+assert not [name for name in sys.modules if name.partition(".")[0] == "gantrymq"]
+try:
+    spark.read.format("gantrymq").options(nameserver="127.0.0.1:1", topic="orders", retrySeconds="0").load().count()
+except PySparkException as error:
+    print(pyspark_gantrymq.__file__, "Unreachable: no nameserver answers" in str(error))
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+def test_spark_finds_the_source_of_an_installed_wheel_without_registration(python: Path, tmp_path: Path) -> None:
+    from gantrymq.spark import spark_status
+
+    if not (status := spark_status()):
+        pytest.skip(f"Spark cannot run here: {status.reason}")
+    environ = ["env", f"PYSPARK_PYTHON={python}", f"PYSPARK_DRIVER_PYTHON={python}", "SPARK_LOCAL_IP=127.0.0.1"]
+    told = run([*environ, str(python), "-c", READ_WITH_SPARK], tmp_path).split()
+    assert told[-2].startswith(str(python.parents[1]))
+    assert told[-1] == "True"
