@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final, Generic, TypeVar
 
@@ -39,6 +40,7 @@ def is_loopback(host: str) -> bool:
     return address is not None and address.is_loopback
 
 
+@lru_cache(4096)
 def site_of(host: str) -> str:
     """The owner of connections from ``host``: an IPv4 address, or the first 64 bits of an IPv6 address."""
     address = _parse(host)

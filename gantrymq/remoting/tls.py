@@ -77,6 +77,7 @@ class ServerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        context.num_tickets = 1  # for TLS 1.3: a client has one connection to a broker, to resume after it ended
         if self.test_mode:
             self._load_test_certificate(context)
             return context

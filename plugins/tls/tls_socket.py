@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 256 * 1024
 """How much is encrypted before it is sent."""
 ALERT_BYTE: Final = 0x15
-READ_BYTES: Final = 64 * 1024
+READ_BYTES: Final = 16 * 1024
+"""The most bytes that a record of TLS has."""
 UNSENT_MAX: Final = 64 * 1024
 """Bytes that TLS itself has to send to a peer that does not read: answers to its key updates."""
 
@@ -105,7 +106,6 @@ class TlsSocket:
         """
         if self._tls is None or not self._is_open:
             raise BlockingIOError
-        view = memoryview(data)
         sent = 0
         while True:
             if self._unsent and not self._push():
@@ -114,9 +114,10 @@ class TlsSocket:
                 raise BlockingIOError
             sent += self._in_flight
             self._in_flight = 0
-            if sent >= len(view):
+            if sent >= len(data):
                 return sent
-            self._in_flight = self._tls.write(view[sent : sent + CHUNK_BYTES])
+            is_rest = sent or len(data) > CHUNK_BYTES
+            self._in_flight = self._tls.write(memoryview(data)[sent : sent + CHUNK_BYTES] if is_rest else data)
             self._unsent = self._outgoing.read()
 
     def close(self) -> None:
@@ -142,21 +143,26 @@ class TlsSocket:
 
     def _shake_hands(self, tls: ssl.SSLObject) -> None:
         begun = self._owner.now()
+        failure: ssl.SSLError | None = None
         try:
             tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._answer()
-            raise BlockingIOError from None
+        except ssl.SSLWantReadError as error:
+            failure = error
         except ssl.SSLError as error:
+            failure = error
+            self._has_failed = True
+        # Without the time of the sends: the system may let the peer work first.
+        self._owner.worked(begun)
+        if self._has_failed:
+            assert failure is not None
             with suppress(OSError):
                 self._answer()  # the alert
-            reason = (error.reason or "it is no TLS").replace("_", " ").lower()
-            self._has_failed = True
+            reason = (failure.reason or "it is no TLS").replace("_", " ").lower()
             self._owner.ended(self._connection, "failed", reason)
-            raise ConnectionError(f"the TLS handshake failed: {reason}") from None
-        finally:
-            self._owner.worked(begun)
+            raise ConnectionError(f"the TLS handshake failed: {reason}")
         self._answer()
+        if failure is not None:
+            raise BlockingIOError
         self._is_open = True
         self.subject = subject_of(tls.getpeercert())
         if self.subject is not None:
@@ -164,19 +170,18 @@ class TlsSocket:
         self._owner.ended(self._connection, "ok", tls.version() or "")
 
     def _read(self, tls: ssl.SSLObject) -> bytes:
-        parts: list[bytes] = []
-        is_over = False
-        while not is_over:
-            try:
-                part = tls.read(READ_BYTES)
-            except ssl.SSLWantReadError:
-                break
-            except ssl.SSLZeroReturnError:
-                part = b""
-            is_over = not part
-            parts.append(part)
-        more = self._outgoing.read()
-        if more:
+        data = self._read_record(tls)
+        # Only as long as there may be more: a read that finds nothing raises, which costs as much as a read.
+        if data and (self._incoming.pending or tls.pending()):
+            parts = [data]
+            while self._incoming.pending or tls.pending():
+                part = self._read_record(tls)
+                if not part:
+                    break
+                parts.append(part)
+            data = b"".join(parts)
+        if self._outgoing.pending:
+            more = self._outgoing.read()
             if more[0] == ALERT_BYTE:  # while all is well, OpenSSL sends an alert for this reason only
                 self._owner.violated(
                     self._connection, "renegotiation", "the peer asked to renegotiate, and was refused"
@@ -184,9 +189,18 @@ class TlsSocket:
             self._unsent += more
             if not self._push() and len(self._unsent) > UNSENT_MAX + 2 * CHUNK_BYTES:
                 raise ConnectionError("the peer asks for new keys and does not read them")
-        if not parts:
+        if data is None:
             raise BlockingIOError
-        return b"".join(parts)
+        return data
+
+    def _read_record(self, tls: ssl.SSLObject) -> bytes | None:
+        """The decrypted bytes of the next record; empty at the end, None if it is not there."""
+        try:
+            return tls.read(READ_BYTES)
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLZeroReturnError:
+            return b""
 
     def _answer(self) -> None:
         """Send what the handshake has for the peer; a socket without room for so little is not read."""
@@ -200,5 +214,8 @@ class TlsSocket:
             sent = self._raw.send(self._unsent)
         except BlockingIOError:
             return False
+        if sent == len(self._unsent):
+            self._unsent = b""
+            return True
         self._unsent = self._unsent[sent:]
-        return not self._unsent
+        return False

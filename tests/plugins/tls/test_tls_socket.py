@@ -136,6 +136,60 @@ def test_every_byte_arrives_once_and_in_order(pair: tuple[socket.socket, socket.
     assert [result for result, _ in owner.results] == ["ok"]
 
 
+class CountingTls:
+    """The TLS of a socket, with the number of its reads."""
+
+    def __init__(self, tls: ssl.SSLObject) -> None:
+        self.tls = tls
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tls, name)
+
+    def read(self, size: int) -> bytes:
+        self.reads += 1
+        return self.tls.read(size)
+
+
+def test_one_record_is_read_once_and_sends_do_not_count_as_handshakes(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """A read that finds nothing raises, which costs as much as the read; and while the system sends a handshake's
+    answer, it may let the peer work."""
+    owner, holder = Owner(), Holder(pair[0])
+    clock, spent = [0.0], [0.0]
+    owner.now = lambda: clock[0]  # type: ignore[method-assign]
+    owner.worked = lambda begun: spent.append(clock[0] - begun)  # type: ignore[method-assign]
+    network = Network(pair[0], 1)
+    network.recv = pair[0].recv  # type: ignore[method-assign]
+
+    def send_slowly(data: bytes) -> int:
+        clock[0] += 1.0
+        return pair[0].send(data)
+
+    network.send = send_slowly  # type: ignore[method-assign]
+    holder.sock = network
+    server: Any = TlsSocket(holder, owner, server_context, allows_plain=False)  # type: ignore[arg-type]
+    client = Client(pair[1])
+    for _ in range(4):
+        client.step()
+        with suppress(BlockingIOError):
+            server.recv(262_144)
+    assert [result for result, _ in owner.results] == ["ok"]
+    assert clock[0] > 0
+    assert sum(spent) == 0
+    counting = server._tls = CountingTls(server._tls)
+    client.tls.write(b"x" * 16_384)
+    client.step()
+    assert server.recv(262_144) == b"x" * 16_384
+    assert counting.reads == 1
+    for piece in (b"a" * 16_384, b"b", b"c" * 100):
+        client.tls.write(piece)
+    client.step()
+    assert server.recv(262_144) == b"a" * 16_384 + b"b" + b"c" * 100
+    assert counting.reads == 4
+
+
 def accepted(server: ssl.SSLContext, version: ssl.TLSVersion, ciphers: str) -> str | None:
     """The cipher on which a client with this version and these ciphers agrees with the server; None: on none."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
