@@ -11,6 +11,7 @@ import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.options import duration_option, topic_parameter
+from gantrymq.cli.tables import plural
 
 if TYPE_CHECKING:
     from gantrymq.bench.plan import Load, Plan
@@ -250,7 +251,7 @@ def _print(name: str, options: Options, result: Result) -> None:
     from gantrymq.bench.latencies import microseconds_text
 
     click.echo(
-        f"{name} {options.topic}: {_plural(options.connections, 'connection')} x {options.in_flight} in flight, "
+        f"{name} {options.topic}: {plural(options.connections, 'connection')} x {options.in_flight} in flight, "
         f"{options.batch} a request" + ("" if name == "consume" else f", bodies of {options.size} bytes")
     )
     for outcome in result.outcomes:
@@ -260,11 +261,7 @@ def _print(name: str, options: Options, result: Result) -> None:
             click.echo(f"  {'failed':9} {failure.count} x {what}: {failure.remark}")
     last = result.outcomes[-1]
     note = f": more --processes may show more ({last.processes} now)" if last.cpu_most >= BUSY else ""
-    click.echo(f"  {'generator':9} {last.cpu:.2f} of a core in {_plural(last.processes, 'process', 'processes')}{note}")
-
-
-def _plural(count: int, one: str, many: str = "") -> str:
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    click.echo(f"  {'generator':9} {last.cpu:.2f} of a core in {plural(last.processes, 'process', 'processes')}{note}")
 
 
 def _volume(outcome: Outcome) -> str:

@@ -52,3 +52,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
 def clock(milliseconds: int) -> str:
     """A time in ms since 1970 in ISO 8601, in the local time zone."""
     return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="milliseconds")
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Return the number with its noun: ``1 group``, ``2 groups``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

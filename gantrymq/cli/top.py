@@ -14,7 +14,7 @@ import rich_click as click
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.failures import warn
 from gantrymq.cli.options import duration_option, json_option
-from gantrymq.cli.tables import print_rows
+from gantrymq.cli.tables import plural, print_rows
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -184,7 +184,8 @@ def _title(load: Load) -> str:
         for name in ("stored_per_second", "delivered_per_second")
     )
     waiting = sum(each.lag for each in load.groups)
-    return f"{stored:.1f} stored/s, {delivered:.1f} delivered/s, {waiting} messages wait in {len(load.groups)} groups"
+    groups = plural(len(load.groups), "group")
+    return f"{stored:.1f} stored/s, {delivered:.1f} delivered/s, {waiting} messages wait in {groups}"
 
 
 def _print_tables(load: Load, limit: int) -> None:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 16
 """Groups that are asked about at the same time."""
+MEMBERS_AT_ONCE: Final = 64
+"""Members that are asked at the same time: each waiting question is kept by its broker."""
+MEMBERS_SECONDS: Final = 5.0
+"""How long all members of a group together have for their reports."""
 FROM_END: Final = -1
 """RocketMQ's time for the end of a queue, in a reset of offsets."""
 
@@ -138,21 +142,38 @@ async def group_members(
     client: Client, group: str, *, ask: bool = False, masters: Masters | None = None
 ) -> list[Member]:
     """Return the members that are connected, sorted by client id; with ``ask`` each is asked for its subscriptions."""
+    connections = [pair async for pair in _connections(client, group, masters)]
+    reports = await _reports(client, group, connections) if ask else {}
     found: dict[str, Member] = {}
-    async for address, each in _connections(client, group, masters):
-        if each.client_id not in found:
-            report = await member_report(client, address, group, each.client_id) if ask else None
-            subscriptions = None if report is None else report.subscriptions
-            found[each.client_id] = Member(each.client_id, each.client_addr, each.language, each.version, subscriptions)
+    for _, each in connections:
+        report = reports.get(each.client_id)
+        subscriptions = None if report is None else report.subscriptions
+        member = Member(each.client_id, each.client_addr, each.language, each.version, subscriptions)
+        found.setdefault(each.client_id, member)
     return [found[name] for name in sorted(found)]
 
 
 async def member_reports(client: Client, group: str) -> dict[str, MemberReport | None]:
     """Return what each connected member reports of itself, by client id; None for a member that does not answer."""
-    found: dict[str, MemberReport | None] = {}
-    async for address, each in _connections(client, group):
-        if found.get(each.client_id) is None:
-            found[each.client_id] = await member_report(client, address, group, each.client_id)
+    return await _reports(client, group, [pair async for pair in _connections(client, group)])
+
+
+async def _reports(
+    client: Client, group: str, connections: Sequence[tuple[str, ClientConnection]]
+) -> dict[str, MemberReport | None]:
+    """Ask all members at the same time: one that hangs delays the others by no more than its own time."""
+    found: dict[str, MemberReport | None] = dict.fromkeys(each.client_id for _, each in connections)
+    limit = anyio.CapacityLimiter(MEMBERS_AT_ONCE)
+
+    async def ask(address: str, client_id: str) -> None:
+        async with limit:
+            report = await member_report(client, address, group, client_id)
+        found[client_id] = found[client_id] or report
+
+    with anyio.move_on_after(MEMBERS_SECONDS):
+        async with anyio.create_task_group() as tasks:
+            for address, each in connections:
+                tasks.start_soon(ask, address, each.client_id)
     return found
 
 

@@ -282,7 +282,8 @@ def compact(folder: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(attrs.asdict(result)))
     else:
-        click.echo(f"{result.before} files became {result.after}: {folder}, {result.seconds:.1f} s")
+        noun = "file" if result.before == 1 else "files"
+        click.echo(f"{result.before} {noun} became {result.after}: {folder}, {result.seconds:.1f} s")
 
 
 def _status_lines(status: ExportStatus, file_format: str) -> Iterator[str]:
@@ -292,7 +293,8 @@ def _status_lines(status: ExportStatus, file_format: str) -> Iterator[str]:
     for queue in status.queues:
         lag = "" if queue.lag is None else f", lag {queue.lag:,}"
         lost = f", {queue.lost:,} lost" if queue.lost else ""
-        files = f" in {queue.files} files, {queue.bytes:,} bytes" if file_format == "parquet" else ""
+        noun = "file" if queue.files == 1 else "files"
+        files = f" in {queue.files} {noun}, {queue.bytes:,} bytes" if file_format == "parquet" else ""
         yield (
             f"{queue.topic} {queue.broker} queue {queue.queue_id}: {queue.rows:,} messages{files}, "
             f"continues at {queue.next_offset}{lag}{lost}"
@@ -304,9 +306,11 @@ def _status_lines(status: ExportStatus, file_format: str) -> Iterator[str]:
 def _as_line(topic: str, file_format: str, result: ExportResult) -> str:
     rate = result.rows / max(result.seconds, 0.001)
     lost = f", {result.lost:,} messages were no longer there" if result.lost else ""
-    kind = {"parquet": "Parquet files", "delta": "files of a Delta table", "iceberg": "files of an Iceberg table"}
+    kind = {"parquet": "Parquet {}", "delta": "{} of a Delta table", "iceberg": "{} of an Iceberg table"}
+    files = kind[file_format].format("file" if result.files == 1 else "files")
+    messages = "message" if result.rows == 1 else "messages"
     return (
-        f"{result.rows:,} messages of {topic} in {result.files} {kind[file_format]}, {result.bytes:,} bytes, "
+        f"{result.rows:,} {messages} of {topic} in {result.files} {files}, {result.bytes:,} bytes, "
         f"{result.seconds:.1f} s ({rate:,.0f} a second): {result.folder}{lost}"
     )
 

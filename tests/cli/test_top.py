@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from gantrymq import Message
+from gantrymq.cli.tables import plural
 from gantrymq.cli.top import LiveView
 from gantrymq.operations.load import BrokerSample, GroupSample, Sample, load_between
 from gantrymq.sync import Client
@@ -84,6 +85,11 @@ def test_the_terminal_is_redrawn_with_the_slowest_groups() -> None:
     assert "hangs" in shown
     assert "left" not in shown
     assert "no sample: 127.0.0.1:9876" in shown
+
+
+def test_a_count_of_one_has_a_singular() -> None:
+    assert [plural(count, "group") for count in (0, 1, 2)] == ["0 groups", "1 group", "2 groups"]
+    assert plural(1, "process", "processes") == "1 process"
 
 
 def test_one_interval_is_printed_as_a_table_and_as_json(
