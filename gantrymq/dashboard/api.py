@@ -281,6 +281,13 @@ async def _trace(client: Client, request: Request, body: dict[str, Any]) -> Any:
     return await views.trace(client, request.path_params["id"])
 
 
+async def _why(client: Client, request: Request, body: dict[str, Any]) -> Any:
+    name = request.query_params.get("group", "")
+    if not name:
+        raise BadRequest("group is missing: the consumer group that did not get the message")
+    return {"reasons": await views.why(client, request.path_params["topic"], request.path_params["id"], name)}
+
+
 async def _transactions(client: Client, request: Request, body: dict[str, Any]) -> Any:
     return await views.transactions(client, _int(request.query_params, "max", 32, 1))
 
@@ -364,6 +371,8 @@ OPERATIONS: Final = (
         _disconnect, {}, CONFIRM,
     ),
     Operation("GET", "/messages/{id}/trace", "Who sent and who consumed a message, as clients recorded", _trace),
+    Operation("GET", "/topics/{topic}/messages/{id}/why", "Why a group did not get a message", _why,
+              {"group": "the consumer group"}),
     Operation("GET", "/transactions", "Open transactions, and discarded half messages", _transactions,
               {"max": "messages, at most 64"}),
     Operation("POST", "/transactions/{id}/resume", "Resume the check-backs of a discarded half message", _resume),

@@ -18,10 +18,11 @@ from gantrymq.operations.clients import connected_producers
 from gantrymq.operations.topics import is_brokers_topic, named_after
 from gantrymq.operations.traces import message_traces
 from gantrymq.operations.transactions import DISCARDED_TOPIC, open_transactions
+from gantrymq.remoting.bodies.offsets import DelayOffsetSerializeWrapper
 from gantrymq.remoting.bodies.queues import TopicStatsReply
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.names import DLQ_PREFIX, dlq_topic
+from gantrymq.remoting.names import DLQ_PREFIX, SCHEDULE_TOPIC, dlq_topic
 from gantrymq.remoting.versions import version_name
 
 if TYPE_CHECKING:
@@ -240,6 +241,13 @@ async def trace(client: Client, message_id: str) -> dict[str, Any]:
         return {"events": [], "unreadable": 0, "complete": True}
 
 
+async def why(client: Client, topic_name: str, message_id: str, group_name: str) -> list[dict[str, str]]:
+    """Why a group did not get a message."""
+    from gantrymq.operations.why import why as reasons
+
+    return [attrs.asdict(each) for each in await reasons(client, topic_name, message_id, group_name)]
+
+
 async def dead_letter_rows(client: Client) -> list[dict[str, Any]]:
     """How many dead letters each group has, and how many of them were not replayed yet."""
     return [attrs.asdict(row) for row in await dead_letters.dead_letters(client)]
@@ -255,7 +263,28 @@ async def delayed(client: Client, topic_name: str | None) -> dict[str, Any]:
     from gantrymq.operations.delayed import waiting_messages
 
     found = await waiting_messages(client, topic_name)
-    return {"total": len(found), "messages": [attrs.asdict(one) for one in found[:PAGE_MAX]]}
+    levels = await delay_levels(client)
+    return {"total": len(found), "messages": [attrs.asdict(one) for one in found[:PAGE_MAX]], "levels": levels}
+
+
+async def delay_levels(client: Client) -> list[dict[str, Any]]:
+    """The delay levels in which messages wait, with their number, by broker."""
+    rows = []
+    for name, address in sorted((await master_addresses(client)).items()):
+        try:
+            answer = await client.admin.request(address, Command(RequestCode.GET_ALL_DELAY_OFFSET))
+            stats = await client.admin.request(
+                address, Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": SCHEDULE_TOPIC})
+            )
+        except BrokerError:
+            continue  # it has no delay levels, or no message has waited yet
+        delivered = DelayOffsetSerializeWrapper.from_bytes(answer.body).offset_table
+        for queue, offsets in sorted(TopicStatsReply.from_bytes(stats.body).offsets, key=lambda each: each[0].queue_id):
+            level = queue.queue_id + 1
+            waiting = offsets.max_offset - max(delivered.get(level, 0), offsets.min_offset)
+            if waiting > 0:
+                rows.append({"broker": name, "level": level, "waiting": waiting})
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------------------- messages

@@ -179,6 +179,25 @@ def test_a_timed_message_is_recalled_and_a_trace_is_shown(site: Site) -> None:
     wait_for(lambda: [one["group"] for one in site.get(f"/messages/{sent}/trace")["events"]] == ["timer"])
 
 
+def test_delay_levels_with_waiting_messages_are_counted(site: Site) -> None:
+    with site.client.producer("delaying") as producer:
+        for _ in range(3):
+            producer.send(Message("leveled", b"later", delay_level=18))
+    levels = {row["level"]: row["waiting"] for row in site.get("/delayed")["levels"]}
+    assert levels[18] == 3
+
+
+def test_reasons_why_a_group_did_not_get_a_message_are_returned(site: Site) -> None:
+    site.client.admin.create_topic("missed", 1)
+    with site.client.producer("P") as producer:
+        sent = producer.send("missed", b"x").message_id
+    path = f"/topics/missed/messages/{sent}/why"
+    (reason, *_) = site.get(f"{path}?group=absent")["reasons"]
+    assert reason["code"]
+    assert "absent" in reason["text"] or "missed" in reason["text"]
+    assert site.request("GET", f"{PREFIX}{path}")[0] == 400
+
+
 def test_log_events_are_shown_newest_first_and_by_level(site: Site) -> None:
     for level, name in (("debug", "unseen"), ("info", "first"), ("warning", "second")):
         keep_recent(None, level, {"event": name, "component": "tester", "peer": object(), "count": 3})

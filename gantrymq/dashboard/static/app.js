@@ -115,6 +115,7 @@ function showMessage(message) {
   views.Hex = hex(bytes);
   const body = h("pre", { tabindex: "0" });
   const trace = h("div", { role: "status" });
+  const group = h("input", { type: "text", placeholder: "Group", "aria-label": "Group that did not get the message" });
   const tabs = h("div", { class: "tabs" });
   for (const [name, text] of Object.entries(views))
     tabs.append(h("button", { class: "small", type: "button", onclick: (event) => {
@@ -131,6 +132,14 @@ function showMessage(message) {
         try { trace.replaceChildren(traceTable((await api(`/messages/${encodeURIComponent(message.id)}/trace`)).events)); }
         catch (problem) { trace.replaceChildren(h("p", { class: "error", role: "alert" }, problem.message)); }
       } }, "Trace"),
+      group, h("button", { type: "button", onclick: async () => {
+        if (!group.value) { group.focus(); return; }
+        try {
+          const path = `/topics/${encodeURIComponent(message.topic)}/messages/${encodeURIComponent(message.id)}/why`;
+          const found = await api(`${path}?${new URLSearchParams({ group: group.value })}`);
+          trace.replaceChildren(table([["Reason", (row) => row.code], ["", (row) => row.text]], found.reasons, "No reason was found."));
+        } catch (problem) { trace.replaceChildren(h("p", { class: "error", role: "alert" }, problem.message)); }
+      } }, "Why not delivered"),
       h("button", { type: "button", onclick: () => dialog.close() }, "Close"))));
   dialog.showModal();
   tabs.firstChild.click();
@@ -392,7 +401,10 @@ async function delayed() {
       title: "Recall the message", confirm: row.topic, button: "Recall", danger: true, text: `Message ${row.message_id} is not delivered.`,
       work: async () => `Message ${(await api("/delayed/recall", "POST", { topic: row.topic, handle: row.handle, confirm: row.topic })).id} is recalled.`,
     }), { class: "small" }), true],
-  ], found.messages, "No timed message waits. Messages with a delay level are counted in the metrics."))];
+  ], found.messages, "No timed message waits.")),
+  panel("Messages with a delay level", table([
+    ["Broker", (row) => row.broker], ["Level", (row) => number(row.level), true], ["Waiting", (row) => number(row.waiting), true],
+  ], found.levels, "No message waits in a delay level."))];
 }
 
 async function plugins() {
