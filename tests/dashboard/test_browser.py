@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[da
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (gantrymq[test])")
 
 from gantrymq.sync import connect  # noqa: E402
-from support.dashboard import Site  # noqa: E402
+from support.dashboard import Site, started_site  # noqa: E402
 from support.debian import find_browser  # noqa: E402
 from support.foreign import ToolMissing, cache_folder  # noqa: E402
 from support.processes import gantrymq_child, wait_for  # noqa: E402
@@ -28,6 +29,12 @@ PAGES = (
     "overview", "brokers", "topics", "groups", "clients", "messages", "dead-letters", "delayed", "transactions",
     "plugins", "log", "api",
 )  # fmt: skip
+
+
+LOADED = """() =>
+  [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")].map((entry) => (
+    { name: entry.name, bytes: entry.decodedBodySize, milliseconds: entry.responseEnd - entry.requestStart }))"""
+"""What the browser has loaded for the page."""
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +220,28 @@ def test_the_pages_work_with_the_keyboard_on_a_phone_and_in_the_dark(site: Site,
     phone.get_by_text("No topic has such a name.").wait_for()
     assert phone.evaluate("document.activeElement.id") == "search"
     assert phone.locator("#search").input_value() == "no such"
+
+
+def test_a_page_of_ten_thousand_topics_is_small_and_quick(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    topics = {
+        f"many-{number:05}": {"topicName": f"many-{number:05}", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+        for number in range(10_000)
+    }
+    table = {"dataVersion": {"counter": 1, "timestamp": 1}, "topicConfigTable": topics}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "topics.json").write_text(json.dumps(table))
+    page = open_page()
+    with started_site(tmp_path) as site:
+        wait_for(lambda: site.get("/topics?search=many&size=1")["total"] == 10_000, 60)
+        page.goto(f"http://{site.address}/#/topics?search=many")
+        times, sizes = [], []
+        for _ in range(5):
+            page.reload()
+            page.get_by_role("row").filter(has_text="many-00049").wait_for()
+            loaded = page.evaluate(LOADED)
+            answers = [entry for entry in loaded if "/api/v1/topics" in entry["name"]]
+            times.append(min(entry["milliseconds"] for entry in answers))
+            sizes.append(sum(entry["bytes"] for entry in loaded))
+    print(f"10,000 topics: {min(times):.0f} ms for the topics, {max(sizes):,} bytes for all")
+    assert 10_000 < max(sizes) < 1024 * 1024
+    assert min(times) < 1000, "200 ms on an idle machine"
