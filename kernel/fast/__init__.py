@@ -73,13 +73,32 @@ try:
     answer_rows = requests.answer_rows
     read_records = requests.read_records
     read_requests = requests.read_requests
-    receive_ready = requests.receive_ready
-    send_ready = requests.send_ready
+    read_ready = requests.read_ready
+    write_ready = requests.write_ready
 except AttributeError as error:
     raise ImportError(STALE.format(error)) from error
 
 __all__ = [
-    "KIND", "STALE", "Flusher", "Layout", "QueueEntries", "Readers", "Stop", "answer_rows", "delivery_columns",
-    "dispatch_batch", "encode_rows", "end_where_memory_ends", "new_batch", "queue_entries", "read_records",
-    "read_requests", "receive_ready", "scan", "send_ready", "tag_code", "tag_codes", "twin_of",
+    "KIND",
+    "STALE",
+    "Flusher",
+    "Layout",
+    "QueueEntries",
+    "Readers",
+    "Stop",
+    "answer_rows",
+    "delivery_columns",
+    "dispatch_batch",
+    "encode_rows",
+    "end_where_memory_ends",
+    "new_batch",
+    "queue_entries",
+    "read_ready",
+    "read_records",
+    "read_requests",
+    "scan",
+    "tag_code",
+    "tag_codes",
+    "twin_of",
+    "write_ready",
 ]  # fmt: skip

@@ -3,8 +3,8 @@
 from socket import socket as system_socket
 
 cdef extern from "sys/socket.h" nogil:
-    Py_ssize_t c_recv "recv"(int, void*, size_t, int)
-    Py_ssize_t c_send "send"(int, const void*, size_t, int)
+    Py_ssize_t socket_read "recv"(int, void*, size_t, int)
+    Py_ssize_t socket_write "send"(int, const void*, size_t, int)
     enum:
         MSG_DONTWAIT
         MSG_NOSIGNAL
@@ -56,11 +56,11 @@ cdef bint read_hot_frames(connection, bytes data, Readers readers, list requests
     return True
 
 
-def receive_ready(
+def read_ready(
     list events, Py_ssize_t position, dict connections, list requests, now, read, int64_t limit, Readers readers,
     Py_ssize_t most, Py_ssize_t rows
 ):
-    """See :func:`gantrymq.kernel.fast.plain_requests.receive_ready`."""
+    """See :func:`gantrymq.kernel.fast.plain_requests.read_ready`."""
     cdef Py_ssize_t size, total = 0
     cdef tuple event
     cdef bytes data
@@ -72,7 +72,7 @@ def receive_ready(
             break
         if type(connection.sock) is not system_socket:
             break
-        size = c_recv(event[0], received, RECEIVED_MAX, MSG_DONTWAIT)
+        size = socket_read(event[0], received, RECEIVED_MAX, MSG_DONTWAIT)
         if size <= 0:
             break  # the caller receives the same result again
         data = PyBytes_FromStringAndSize(<const char*>received, size)
@@ -90,8 +90,8 @@ def receive_ready(
     return position, total
 
 
-def send_ready(connections):
-    """See :func:`gantrymq.kernel.fast.plain_requests.send_ready`."""
+def write_ready(connections):
+    """See :func:`gantrymq.kernel.fast.plain_requests.write_ready`."""
     cdef list whole = [], left = []
     cdef list outbound
     cdef object connection, data
@@ -120,7 +120,7 @@ def send_ready(connections):
         with nogil:
             for number in range(count):
                 one = &sendings[number]
-                one.sent = c_send(one.descriptor, one.data, one.size, MSG_DONTWAIT | MSG_NOSIGNAL)
+                one.sent = socket_write(one.descriptor, one.data, one.size, MSG_DONTWAIT | MSG_NOSIGNAL)
         for number in range(count):
             connection = whole[number]
             one = &sendings[number]

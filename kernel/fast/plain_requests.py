@@ -28,9 +28,20 @@ UNUSUAL_VALUES: Final = 512
 takes milliseconds."""
 
 __all__ = [
-    "DeliveryColumns", "Readers", "Unusual", "answer_rows", "delivery_columns", "dispatch_batch", "encode_rows",
-    "new_batch", "queue_entries", "read_records", "read_requests", "receive_ready", "scan",
-    "send_ready",
+    "DeliveryColumns",
+    "Readers",
+    "Unusual",
+    "answer_rows",
+    "delivery_columns",
+    "dispatch_batch",
+    "encode_rows",
+    "new_batch",
+    "queue_entries",
+    "read_ready",
+    "read_records",
+    "read_requests",
+    "scan",
+    "write_ready",
 ]  # fmt: skip
 
 DeliveryColumns = tuple[list[int], list[str], list[int], list[int], list[int], list[int], list[bytes], list[bytes]]
@@ -104,7 +115,7 @@ def read_requests(
     return requests, position
 
 
-def receive_ready(
+def read_ready(
     events: list[tuple[int, int]],
     position: int,
     connections: dict[int, Connection],
@@ -125,7 +136,7 @@ def receive_ready(
     return position, 0
 
 
-def send_ready(connections: Collection[Connection]) -> tuple[list[Connection], int]:
+def write_ready(connections: Collection[Connection]) -> tuple[list[Connection], int]:
     """Send the waiting response of each connection, and return the connections that still have something to send or
     have failed, and the bytes sent. This twin leaves all to the caller."""
     return list(connections), 0

@@ -20,7 +20,7 @@ import trio
 from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env import Env, Listener
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.fast import Readers, read_requests, receive_ready, send_ready
+from gantrymq.kernel.fast import Readers, read_ready, read_requests, write_ready
 from gantrymq.kernel.fast.durations import Durations
 from gantrymq.kernel.network.adaptive_wait import AdaptiveWait
 from gantrymq.kernel.network.admission import Admission
@@ -202,13 +202,40 @@ class Sweep:
         self._in_turn = True
         self._now = now = self._env.monotonic()
         requests: list[Request] = []
-        budget = self._limits.sweep_bytes if receive else 0
         effort_until = EFFORT.values + TURN_VALUES
+        self._serve(events, requests, now, self._limits.sweep_bytes if receive else 0, effort_until)
+        while self._handed_over:
+            self._open(*self._handed_over.pop(), now)
+        if rest:
+            self._read_rest(requests, now, effort_until)
+        self._few = len(requests) == 1
+        if self._few and requests[0].connection is self._lone:
+            self._lone_turns += 1
+        elif requests:
+            self._lone, self._lone_turns = (requests[0].connection if self._few else None), 0
+        if requests or waiting:
+            self.is_handling = True
+            self._handle(requests)
+            self.is_handling = False
+        self._progress()
+        self._report_changes()
+        self._in_turn = False
+        # Only the waker was ready and nothing was sent, so no client is about to send the next request.
+        quiet = not self._dirty and len(events) == 1 and events[0][0] == self.waker.fileno()
+        self._flush_dirty()
+        if self._turn_times is not None and requests:
+            self._turn_times.add(self._env.monotonic() - now)
+        return receive and not quiet
+
+    def _serve(
+        self, events: list[tuple[int, int]], requests: list[Request], now: float, budget: int, effort_until: int
+    ) -> None:
+        """Receive what the events are about, ``budget`` bytes at most, and append the requests to ``requests``."""
         waker = self.waker.fileno()
         listener = self._listener.fileno() if self._accepting and self._listener is not None else -1
         position = 0
         while True:
-            position, size = receive_ready(
+            position, size = read_ready(
                 events, position, self._connections, requests, now, self._read, self._limits.frame_bytes,
                 self.readers, budget, self._limits.sweep_rows,
             )  # fmt: skip
@@ -238,28 +265,6 @@ class Sweep:
                             budget = 0
                 else:
                     self._unserved.append(descriptor)
-        while self._handed_over:
-            self._open(*self._handed_over.pop(), now)
-        if rest:
-            self._read_rest(requests, now, effort_until)
-        self._few = len(requests) == 1
-        if self._few and requests[0].connection is self._lone:
-            self._lone_turns += 1
-        elif requests:
-            self._lone, self._lone_turns = (requests[0].connection if self._few else None), 0
-        if requests or waiting:
-            self.is_handling = True
-            self._handle(requests)
-            self.is_handling = False
-        self._progress()
-        self._report_changes()
-        self._in_turn = False
-        # Only the waker was ready and nothing was sent, so no client is about to send the next request.
-        quiet = not self._dirty and len(events) == 1 and events[0][0] == waker
-        self._flush_dirty()
-        if self._turn_times is not None and requests:
-            self._turn_times.add(self._env.monotonic() - now)
-        return receive and not quiet
 
     def _events(self, linger: bool) -> list[tuple[int, int]]:
         """Return the ready descriptors and event bits; lingers unless recent waits had no result."""
@@ -474,7 +479,7 @@ class Sweep:
     def _flush_dirty(self) -> None:
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
-            left, sent = send_ready(dirty)
+            left, sent = write_ready(dirty)
             self._unsent -= sent
             for connection in left:
                 self._flush(connection)

@@ -14,6 +14,7 @@ from gantrymq.kernel.config.declarations import KERNEL_SECTIONS, plugin_sections
 from gantrymq.kernel.config.rocketmq_keys import KeyGroup
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS, OPTIONAL_PLUGINS
+from gantrymq.plugins.acl.config import FIRST_USER, INNER_CREDENTIALS
 
 pytestmark = pytest.mark.once
 
@@ -23,6 +24,8 @@ SECTIONS = {**KERNEL_SECTIONS, **PLUGIN_SECTIONS}
 
 OLDER = {name for key in declared_keys(SECTIONS).values() for name in key.older}
 """Spellings that are read and never written."""
+SECRETS = {FIRST_USER, INNER_CREDENTIALS}
+"""Keys that are read and never shown."""
 
 
 def groups_of(sections: Mapping[str, type]) -> Iterator[KeyGroup]:
@@ -73,14 +76,16 @@ def test_each_rocketmq_key_sets_one_setting_and_is_read() -> None:
             assert list(translate({name: "1"}, SECTIONS).settings) == [place]
 
 
-def test_exactly_the_readable_keys_are_shown() -> None:
+def test_exactly_the_readable_keys_that_are_no_secrets_are_shown() -> None:
     sections = {name: kind() for name, kind in SECTIONS.items()}
     assert sections["plugin.ha"].listen == sections["broker"].advertise == "", "what is empty is not shown"
     sections["plugin.ha"] = attrs.evolve(sections["plugin.ha"], listen="127.0.0.1:10912")
     sections["broker"] = attrs.evolve(sections["broker"], advertise="10.0.0.7:10911")
-    sections["plugin.acl"] = attrs.evolve(sections["plugin.acl"], users="/auth/users.json")
+    sections["plugin.acl"] = attrs.evolve(
+        sections["plugin.acl"], users="/auth/users.json", first_user="{}", inner_credentials="{}"
+    )
     shown = write_keys(sections)
-    assert set(shown) == names_of(SECTIONS) - OLDER
+    assert set(shown) == names_of(SECTIONS) - OLDER - SECRETS
     again = translate(shown, SECTIONS)
     assert again.unmapped == ()
     assert again.settings["plugin.ha", "listen"] == "127.0.0.1:10912"

@@ -66,7 +66,7 @@ def receive(
     readers = Readers() if twin is fast else plain_requests.Readers()
     connections = {peer.sock.fileno(): peer for peer in peers}
     read_all = lambda _peer, data, *_: read.append(data)  # noqa: E731
-    position, _ = twin.receive_ready(events, 0, connections, requests, 7.0, read_all, FRAME_BYTES, readers, most, rows)
+    position, _ = twin.read_ready(events, 0, connections, requests, 7.0, read_all, FRAME_BYTES, readers, most, rows)
     return [one.body for one in requests], read, position
 
 
@@ -119,13 +119,13 @@ def test_unsent_bytes_of_a_full_socket_are_kept(twin: Any, peers: list[Peer]) ->
     while sent < 40 and not full.outbound:
         full.queue(data)
         sent += 1
-        left, _ = twin.send_ready([full])
+        left, _ = twin.write_ready([full])
         if left:
             break
     closed.queue(b"never")
     closed.closed = True
     fine.queue(b"response")
-    left, size = twin.send_ready({full: None, closed: None, fine: None})
+    left, size = twin.write_ready({full: None, closed: None, fine: None})
     assert full in left
     assert closed not in left or twin is plain_requests or fast.KIND == "plain"
     if fine not in left:

@@ -662,7 +662,7 @@ def test_peers_deferred_by_a_full_turn_come_first_in_the_next(monkeypatch: pytes
         return LimitsSection().sweep_bytes
 
     monkeypatch.setattr(Sweep, "_receive", receive)
-    monkeypatch.setattr("gantrymq.kernel.network.sweep.receive_ready", plain_requests.receive_ready)
+    monkeypatch.setattr("gantrymq.kernel.network.sweep.read_ready", plain_requests.read_ready)
     for peer in peers:
         peer.sendall(request(1))
     bench.turns(lambda: len(served) == 30)
