@@ -12,7 +12,7 @@ from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.delays import read_moment
 from gantrymq.cli.failures import CommandFailed, warn
 from gantrymq.cli.options import json_option, print_result
-from gantrymq.cli.tables import print_rows, print_table
+from gantrymq.cli.tables import plural, print_rows, print_table
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -79,7 +79,7 @@ def describe(group: str, as_json: bool, nameserver: str) -> None:
     print_table(
         ("client_id", "address", "language", "subscriptions"),
         [(each.client_id, each.address, each.language, _expressions(each)) for each in members],
-        title=f"{len(members)} members",
+        title=plural(len(members), "member"),
     )
     columns = ("topic", "broker", "queue", "committed", "end", "lag", "behind")
     print_rows(columns, queues, title=f"{sum(lag.lag for lag in lags)} messages wait")

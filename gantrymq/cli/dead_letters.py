@@ -9,7 +9,7 @@ import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.options import json_option, print_result
-from gantrymq.cli.tables import print_rows
+from gantrymq.cli.tables import plural, print_rows
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -80,4 +80,4 @@ def replay(
             )
 
     count = with_client(nameserver, work)
-    print_result(f"replayed {count} messages", {"group": group, "to": to, "messages": count}, as_json)
+    print_result(f"replayed {plural(count, 'message')}", {"group": group, "to": to, "messages": count}, as_json)

@@ -9,7 +9,8 @@ import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.failures import CommandFailed
-from gantrymq.cli.tables import print_rows
+from gantrymq.cli.progress import Meter
+from gantrymq.cli.tables import plural, print_rows
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -32,7 +33,8 @@ def export_definitions(file: IO[str], nameserver: str) -> None:
 
     document = with_client(nameserver, work.export_definitions)
     file.write(json.dumps(document, indent=2) + "\n")
-    click.echo(f"{len(document['topics'])} topics and {len(document['groups'])} groups were exported", err=True)
+    counts = plural(len(document["topics"]), "topic"), plural(len(document["groups"]), "group")
+    click.echo(f"exported {' and '.join(counts)}", err=True)
 
 
 @definitions.command("import")
@@ -67,7 +69,8 @@ def import_definitions(file: IO[str], dry_run: bool, force: bool, as_json: bool,
                 f" ({len(lost)} such changes); nothing was changed; --dry-run lists them, --force makes them"
             )
         if not dry_run:
-            await work.apply(client, changes)
+            with Meter("importing") as meter:
+                await work.apply(client, changes, meter.set)
         return changes
 
     try:
@@ -76,4 +79,5 @@ def import_definitions(file: IO[str], dry_run: bool, force: bool, as_json: bool,
         raise CommandFailed(f"{file.name}: {error}") from None
     columns = ("kind", "name", "broker", "action", "removed_queues")
     print_rows(columns, [{name: getattr(change, name) for name in columns} for change in changes], as_json)
-    click.echo(f"{len(changes)} changes {'would be' if dry_run else 'were'} made", err=True)
+    made = "would be" if dry_run else "was" if len(changes) == 1 else "were"
+    click.echo(f"{plural(len(changes), 'change')} {made} made", err=True)

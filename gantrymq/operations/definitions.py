@@ -9,7 +9,7 @@ of the brokers themselves, retry topics and dead-letter topics are left out: bro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
@@ -86,11 +86,15 @@ async def plan_import(client: Client, document: object) -> list[Change]:
     return changes
 
 
-async def apply(client: Client, changes: Sequence[Change]) -> None:
-    """Make the changes, in order, on the masters of their brokers."""
+async def apply(
+    client: Client, changes: Sequence[Change], progress: Callable[[int, int], None] = lambda done, total: None
+) -> None:
+    """Make the changes, in order, on the masters of their brokers. ``progress`` gets their number so far, and of
+    all."""
     masters = await master_addresses(client)
-    for change in changes:
+    for number, change in enumerate(changes, 1):
         await client.admin.request(masters[change.broker], _command(change))
+        progress(number, len(changes))
 
 
 def _command(change: Change) -> Command:

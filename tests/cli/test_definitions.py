@@ -48,7 +48,8 @@ def test_an_import_creates_what_was_exported_with_its_settings(
         with client.consumer("orders", "billing", start="first") as consumer:
             next(iter(consumer)).ack()
     file = str(tmp_path / "definitions.json")
-    assert cli("definitions", "export", "--file", file, "--nameserver", source.nameserver).code == 0
+    made = cli("definitions", "export", "--file", file, "--nameserver", source.nameserver)
+    assert (made.code, made.err) == (0, "exported 2 topics and 1 group\n")
     exported = json.loads(Path(file).read_text())
     assert [entry["name"] for entry in exported["topics"]] == ["archive", "orders"]
     assert [entry["name"] for entry in exported["groups"]] == ["billing"]
@@ -63,6 +64,8 @@ def test_an_import_creates_what_was_exported_with_its_settings(
                        (("topic", "archive"), ("topic", "orders"), ("group", "billing"))]  # fmt: skip
     assert changes() == planned, "a dry run changes nothing"
     assert changes() == [], "everything is there"
+    again = cli("definitions", "import", file, "--nameserver", target.nameserver)
+    assert again.err == "0 changes were made\n"
     copied = json.loads(cli("definitions", "export", "--nameserver", target.nameserver).out)
     assert [entry | {"brokers": ["other"]} for entry in exported["topics"] + exported["groups"]] == (
         copied["topics"] + copied["groups"]

@@ -161,7 +161,7 @@ def test_dead_letters_are_counted_printed_and_replayed_once_to_their_group(shell
     wait_for(lambda: json.loads(shell("dlq", "list", "failer", "--json").out)[0]["messages"] == 3)
     assert sorted(shell("dlq", "peek", "failer").out.splitlines()) == ["0", "1", "2"]
     assert len(shell("dlq", "peek", "failer", "--max", "1").out.splitlines()) == 1
-    assert shell("dlq", "replay", "failer", "--max", "1").out == "replayed 1 messages\n"
+    assert shell("dlq", "replay", "failer", "--max", "1").out == "replayed 1 message\n"
     (row,) = json.loads(shell("dlq", "list", "failer", "--json").out)
     assert row == {"group": "failer", "messages": 3, "unreplayed": 2}
     assert shell("dlq", "replay", "failer", "--rate", "100").out == "replayed 2 messages\n"
@@ -214,8 +214,8 @@ def test_dead_letters_are_replayed_to_a_topic_with_their_tags_keys_and_propertie
         with client.consumer("tagged", "tagger", start="first", max_retries=0) as consumer:
             next(iter(consumer)).retry()
     wait_for(lambda: json.loads(shell("dlq", "list", "tagger", "--json").out)[0]["messages"] == 1)
-    assert shell("dlq", "replay", "tagger", "--to", "again").out == "replayed 1 messages\n"
-    assert shell("dlq", "replay", "tagger", "--to", "again", "--again").out == "replayed 1 messages\n"
+    assert shell("dlq", "replay", "tagger", "--to", "again").out == "replayed 1 message\n"
+    assert shell("dlq", "replay", "tagger", "--to", "again", "--again").out == "replayed 1 message\n"
     wait_for(lambda: shell("topic", "peek", "again").code == 0)
     rows = [json.loads(line) for line in shell("topic", "peek", "again", "--json").out.splitlines()]
     assert [(row["body"], row["tags"], row["keys"], row["properties"]["own"]) for row in rows] == [
