@@ -71,7 +71,7 @@ def test_a_group_is_listed_and_described_with_its_members_and_its_lag(shell: Cli
         assert (listed["describer"]["members"], listed["describer"]["topics"]) == (1, 1)
         table = shell("group", "describe", "describer").out
         assert "described: a || b" in table
-        assert "1 members" in table
+        assert "1 member" in table
     assert "TOOLS_CONSUMER" not in listed
     unknown = shell("group", "describe", "nobody")
     assert (unknown.code, "no broker has members or offsets of a group nobody" in unknown.err) == (1, True)
@@ -147,7 +147,7 @@ def test_a_group_is_deleted_only_without_members(shell: Cli, nameserver: str) ->
     with gantrymq.sync.connect(nameserver) as client, client.consumer("left", "leaver"):
         wait_for(lambda: json.loads(shell("group", "describe", "leaver", "--json").out)["members"])
         refused = shell("group", "delete", "leaver", "--yes")
-        assert (refused.code, "has 1 members; stop them first" in refused.err) == (1, True)
+        assert (refused.code, "has 1 member; stop them first" in refused.err) == (1, True)
     wait_for(lambda: not json.loads(shell("group", "describe", "leaver", "--json").out)["members"])
     assert json.loads(shell("group", "delete", "leaver", "--yes", "--json").out) == {"group": "leaver", "deleted": True}
     assert "leaver" not in shell("group", "list").out
