@@ -127,7 +127,8 @@ def delete(group: str, yes: bool, force: bool, as_json: bool, nameserver: str) -
     async def work(client: Client) -> None:
         members = await group_members(client, group)
         if members and not force:
-            raise CommandFailed(f"group {group} has {len(members)} members; stop them first, or use --force")
+            count = plural(len(members), "member")
+            raise CommandFailed(f"group {group} has {count}; stop them first, or use --force")
         await delete_group(client, group)
 
     with_client(nameserver, work)
