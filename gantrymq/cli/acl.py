@@ -6,13 +6,15 @@ import functools
 import hmac
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
 
-from gantrymq.cli.connecting import connect_settings, context_option, use_everywhere
+from gantrymq.cli.acl_brokers import ask, brokers_option, call, change_brokers, changes_json
+from gantrymq.cli.acl_users import users as users_of_rocketmq5
+from gantrymq.cli.connecting import context_option
 from gantrymq.cli.failures import CommandFailed, warn
 from gantrymq.cli.options import json_option, print_result
 from gantrymq.cli.plugin_activity import check_broker
@@ -24,11 +26,8 @@ if TYPE_CHECKING:
     from gantrymq.remoting.bodies.access import AccountConfig, AclConfigBody
     from gantrymq.remoting.channel import Channel
     from gantrymq.remoting.codes import RequestCode
-    from gantrymq.remoting.command import Command
 
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-ANSWER_S: Final = 10.0
 SECRET_BYTES: Final = 24
 PERMISSIONS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
 SHORT: Final = {"send": "SEND_MESSAGE", "consume": "PULL_MESSAGE", "transaction": "END_TRANSACTION",
@@ -54,18 +53,6 @@ def _file_option(function: F) -> F:
 
 def _one_broker(function: F) -> F:
     return click.option("--broker", callback=check_broker, metavar="HOST:PORT", help="Ask this broker.")(function)
-
-
-def _brokers_option(function: F) -> F:
-    return click.option(
-        "--broker", "brokers", multiple=True, required=True, metavar="HOST:PORT",
-        callback=lambda context, parameter, given: [check_broker(context, parameter, each) for each in given],
-        help="The broker whose accounts change; repeat it for each broker of the cluster.",
-    )(function)  # fmt: skip
-
-
-def _changes_json(function: F) -> F:
-    return json_option("Print a JSON list, one object per broker that has changed.")(function)
 
 
 @acl.command()
@@ -130,15 +117,20 @@ def explain(access_key: str, request: str, topic: str, group: str, address: str,
         decision = _explain_user(users, access_key, code, cluster=cluster, address=address, **given)
         _print_decision(decision, access_key, code, as_json)
         return
-    accounts = _read(path) if path is not None else _accounts_of(_ask(broker or "", _config_of))
+    accounts = _read(path) if path is not None else _accounts_of(ask(broker or "", _config_of))
     found = explained(accounts, access_key, code, topic=topic, group=group, address=address)
     account = accounts.by_key.get(access_key) if path is not None else None
     _print_decision(found, access_key, code, as_json, None if account is None else account.secret)
 
 
+acl.add_command(users_of_rocketmq5)
+
+
 @acl.group()
 def user() -> None:
     """List, create, change and delete the accounts of running brokers.
+
+    Accounts are those of RocketMQ 4's `plain_acl.yml`; for users of RocketMQ 5 see `gantrymq acl users`.
 
     The requests are signed with the context's keys, or GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY, which must be those
     of an admin account.
@@ -151,7 +143,7 @@ def user() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per account.")
 def list_users(broker: str, as_json: bool) -> None:
     """List the accounts of a broker with their permissions, without secret keys."""
-    body = _ask(broker, _config_of)
+    body = ask(broker, _config_of)
     rows = [
         {
             "access_key": each.access_key,
@@ -174,9 +166,9 @@ def list_users(broker: str, as_json: bool) -> None:
 @click.option("--topic-default", type=click.Choice(PERMISSIONS), help="The permission for topics that are not listed.")
 @click.option("--group-default", type=click.Choice(PERMISSIONS), help="The permission for groups that are not listed.")
 @click.option("--address", default=None, help="The addresses at which the account needs no signature.")
-@_brokers_option
+@brokers_option
 @context_option
-@_changes_json
+@changes_json
 def set_user(access_key: str, admin: bool | None, topic_default: str | None, group_default: str | None,
              address: str | None, brokers: list[str], as_json: bool) -> None:  # fmt: skip
     """Create an account, or change what the options name.
@@ -199,35 +191,35 @@ def set_user(access_key: str, admin: bool | None, topic_default: str | None, gro
         await _update(channel, access_key, {**fields, "secretKey": chosen}, flag)
         return {"access_key": access_key} | ({"secret_key": chosen} if made and chosen == made[0] else {})
 
-    _change(brokers, work, f"account {access_key} is set", as_json)
+    change_brokers(brokers, work, f"account {access_key} is set", as_json)
     if made and not as_json:
         click.echo(f"secret key: {made[0]}")
 
 
 @user.command("delete")
 @click.argument("access_key")
-@_brokers_option
+@brokers_option
 @context_option
-@_changes_json
+@changes_json
 def delete_user(access_key: str, brokers: list[str], as_json: bool) -> None:
     """Delete an account."""
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 
     async def work(channel: Channel) -> dict[str, Any]:
-        await _call(channel, Command(RequestCode.DELETE_ACL_CONFIG, {"accessKey": access_key}))
+        await call(channel, Command(RequestCode.DELETE_ACL_CONFIG, {"accessKey": access_key}))
         return {"access_key": access_key, "deleted": True}
 
-    _change(brokers, work, f"account {access_key} is deleted", as_json)
+    change_brokers(brokers, work, f"account {access_key} is deleted", as_json)
 
 
 @acl.command()
 @click.argument("access_key")
 @click.option("--topic", "topics", multiple=True, metavar="NAME=PERM", help="A topic and its permission.")
 @click.option("--group", "groups", multiple=True, metavar="NAME=PERM", help="A consumer group and its permission.")
-@_brokers_option
+@brokers_option
 @context_option
-@_changes_json
+@changes_json
 def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], brokers: list[str], as_json: bool) -> None:
     """Set permissions of an account for topics and groups; the others stay.
 
@@ -250,31 +242,10 @@ def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], bro
         await _update(channel, access_key, fields, found.admin)
         return {"access_key": access_key, "topics": topics, "groups": groups}
 
-    _change(brokers, work, f"{access_key} has {' '.join((*topics, *groups))}", as_json)
+    change_brokers(brokers, work, f"{access_key} has {' '.join((*topics, *groups))}", as_json)
 
 
 # -------------------------------------------------------------------------------------------------------- internals
-
-
-def _change(
-    brokers: Sequence[str],
-    work: Callable[[Channel], Awaitable[Mapping[str, Any]]],
-    text: str,
-    as_json: bool,
-) -> None:
-    """Change one broker after the other; print ``text`` for each, or a JSON list of what ``work`` returns.
-
-    After an error the list has the brokers that have changed.
-    """
-    rows: list[Mapping[str, Any]] = []
-    try:
-        for broker in brokers:
-            rows.append({"broker": broker, **_ask(broker, work)})
-            if not as_json:
-                click.echo(f"{broker}: {text}")
-    finally:
-        if as_json:
-            print_rows((), rows, as_json)
 
 
 def _code_of(text: str) -> RequestCode:
@@ -371,38 +342,12 @@ def _is_same_secret(expected: bytes, access_key: str) -> bool:
     return hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), expected)
 
 
-def _ask(broker: str, work: Callable[[Channel], Awaitable[T]]) -> T:
-    import trio
-
-    from gantrymq.remoting.channel import open_channel
-
-    settings = connect_settings()
-
-    async def main() -> T:
-        use_everywhere(settings)
-        async with open_channel(broker) as channel:
-            return await work(channel)
-
-    return trio.run(main)
-
-
-async def _call(channel: Channel, command: Command) -> Command:
-    from gantrymq.remoting.codes import ResponseCode
-
-    answer = await channel.call(command, ANSWER_S)
-    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        raise CommandFailed(f"{channel.address} has no accounts: the plugin 'acl' is not enabled there")
-    if answer.code != ResponseCode.SUCCESS:
-        raise CommandFailed(f"{channel.address}: {answer.remark or f'code {answer.code}'}")
-    return answer
-
-
 async def _config_of(channel: Channel) -> AclConfigBody:
     from gantrymq.remoting.bodies.access import AclConfigBody
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 
-    answer = await _call(channel, Command(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG))
+    answer = await call(channel, Command(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG))
     return AclConfigBody.from_bytes(answer.body)
 
 
@@ -412,7 +357,7 @@ async def _update(channel: Channel, access_key: str, fields: dict[str, str | Non
 
     ext = {"accessKey": access_key, "admin": str(admin).lower()}
     ext |= {name: value for name, value in fields.items() if value is not None}
-    await _call(channel, Command(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext))
+    await call(channel, Command(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext))
 
 
 def _account_in(body: AclConfigBody, access_key: str) -> AccountConfig | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,11 +21,13 @@ import pytest
 import gantrymq
 import gantrymq.sync
 from gantrymq import Message
+from gantrymq.cli.__main__ import run as run_command
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import Credentials
 from gantrymq.spark.errors import Refused, SendFailed
 from support.foreign import Java, JavaServer, ask, start_broker, start_nameserver
 from support.spark_streams import check_security
+from support.user_commands import check_user_commands
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.anyio, pytest.mark.slow]
 
@@ -239,3 +242,21 @@ def test_spark_reads_and_writes_with_keys(guarded: str) -> None:
         check_security({**signed, "groupId": "others"}, "orders")
     with pytest.raises(SendFailed):
         check_security({**signed, "secretKey": "guessed", "groupId": "billing"}, "orders")
+
+
+@pytest.mark.parametrize("guarded", ["5.3.3"], indirect=True)
+def test_our_commands_manage_users_and_policies_of_rocketmq_5(
+    guarded: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
+
+    def call(*arguments: str) -> str:
+        capsys.readouterr()
+        done = run_command(list(arguments))
+        out, err = capsys.readouterr()
+        assert done == 0, err
+        return out
+
+    rows = json.loads(call("cluster", "status", "--nameserver", guarded, "--json"))
+    check_user_commands(call, rows[0]["address"], tmp_path)

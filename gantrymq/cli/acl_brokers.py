@@ -1,0 +1,86 @@
+"""Shared parts of the commands that change accounts and users of running brokers, one broker after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import rich_click as click
+
+from gantrymq.cli.connecting import connect_settings, use_everywhere
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.options import json_option
+from gantrymq.cli.plugin_activity import check_broker
+from gantrymq.cli.tables import print_rows
+
+if TYPE_CHECKING:
+    from gantrymq.remoting.channel import Channel
+    from gantrymq.remoting.command import Command
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+ANSWER_S: Final = 10.0
+NO_ACCOUNTS: Final = "has no accounts: the plugin 'acl' is not enabled there"
+
+
+def brokers_option(function: F) -> F:
+    """The option ``--broker``, of which the function gets a list as ``brokers``."""
+    return click.option(
+        "--broker", "brokers", multiple=True, required=True, metavar="HOST:PORT",
+        callback=lambda context, parameter, given: [check_broker(context, parameter, each) for each in given],
+        help="The broker to change; repeat it for each broker of the cluster.",
+    )(function)  # fmt: skip
+
+
+def changes_json(function: F) -> F:
+    """The option ``--json`` of a command that uses :func:`change_brokers`."""
+    return json_option("Print a JSON list, one object per broker that has changed.")(function)
+
+
+def change_brokers(
+    brokers: Sequence[str],
+    work: Callable[[Channel], Awaitable[Mapping[str, Any]]],
+    text: str,
+    as_json: bool,
+) -> None:
+    """Change one broker after the other; print ``text`` for each, or a JSON list of what ``work`` returns.
+
+    After an error the list has the brokers that have changed.
+    """
+    rows: list[Mapping[str, Any]] = []
+    try:
+        for broker in brokers:
+            rows.append({"broker": broker, **ask(broker, work)})
+            if not as_json:
+                click.echo(f"{broker}: {text}")
+    finally:
+        if as_json:
+            print_rows((), rows, as_json)
+
+
+def ask(broker: str, work: Callable[[Channel], Awaitable[T]]) -> T:
+    """What ``work`` returns with a connection to ``broker`` whose requests are signed."""
+    import trio
+
+    from gantrymq.remoting.channel import open_channel
+
+    settings = connect_settings()
+
+    async def main() -> T:
+        use_everywhere(settings)
+        async with open_channel(broker) as channel:
+            return await work(channel)
+
+    return trio.run(main)
+
+
+async def call(channel: Channel, command: Command, lacks: str = NO_ACCOUNTS) -> Command:
+    """The successful answer; :class:`CommandFailed` for another. ``lacks``: what a refusal of the code means."""
+    from gantrymq.remoting.codes import ResponseCode
+
+    answer = await channel.call(command, ANSWER_S)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise CommandFailed(f"{channel.address} {lacks}")
+    if answer.code != ResponseCode.SUCCESS:
+        raise CommandFailed(f"{channel.address}: {answer.remark or f'code {answer.code}'}")
+    return answer

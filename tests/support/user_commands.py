@@ -1,0 +1,48 @@
+"""What ``gantrymq acl users`` does at a broker, the same for GantryMQ's and RocketMQ 5.3.3's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Run = Callable[..., str]
+
+
+def check_user_commands(run: Run, broker: str, folder: Path) -> None:
+    """Create, change, list and delete a user and its policies.
+
+    ``run`` runs ``gantrymq`` with the keys of a super user and returns stdout; the command must succeed.
+    """
+    at = ("--broker", broker)
+
+    def listed(*command: str) -> list[Any]:
+        rows = json.loads(run("acl", "users", *command, *at, "--json"))
+        return [row for row in rows if row["user"] == "newcomer"]
+
+    made = json.loads(run("acl", "users", "set", "newcomer", *at, "--json"))
+    assert [(row["broker"], row["user"], row["created"], len(row["password"])) for row in made] == [
+        (broker, "newcomer", True, 32)
+    ]
+    assert listed("list") == [{"user": "newcomer", "type": "Normal", "status": "enable"}]
+    password = folder / "password"
+    password.write_text("from-a-file\n")
+    run("acl", "users", "set", "newcomer", "--password-file", str(password), "--status", "disable", *at)
+    assert listed("list") == [{"user": "newcomer", "type": "Normal", "status": "disable"}]
+    run("acl", "users", "set", "newcomer", "--status", "enable", *at)
+
+    run("acl", "users", "grant", "newcomer", "Topic:orders", "Topic:paid-*", "--action", "Pub", "--action", "Sub", *at)
+    run("acl", "users", "grant", "newcomer", "Group:billing", "--action", "Sub", "--deny", "--address", "10.0.0.1", *at)
+    row = {"user": "newcomer", "policy": "Custom", "actions": ["Pub", "Sub"], "addresses": [], "decision": "Allow"}
+    orders, paid = row | {"resource": "Topic:orders"}, row | {"resource": "Topic:paid-*"}
+    denied = {"resource": "Group:billing", "actions": ["Sub"], "addresses": ["10.0.0.1"], "decision": "Deny"}
+    assert listed("policies") == [row | denied, orders, paid]
+    run("acl", "users", "grant", "newcomer", "Topic:orders", "--action", "Pub", *at)
+    run("acl", "users", "revoke", "newcomer", "Topic:paid-*", *at)
+    assert listed("policies", "--user", "newcomer") == [row | denied, orders | {"actions": ["Pub"]}]
+    run("acl", "users", "revoke", "newcomer", "--all", *at)
+    assert listed("policies") == []
+
+    run("acl", "users", "delete", "newcomer", *at)
+    assert listed("list") == []
