@@ -164,6 +164,31 @@ async def test_a_busy_broker_is_asked_again_until_the_timeout(fake_cluster: Clus
         assert len(free.seen(310)) + len(busy.seen(310)) > 4 + 3, "more than the attempts that count"
 
 
+async def test_an_outage_of_a_broker_has_one_line_at_its_begin_and_one_at_its_end(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        (broker,) = cluster.brokers
+        broker.answers[310] = refuse(2)
+        for _ in range(2):
+            with pytest.raises(gantrymq.BrokerError):
+                await producer.send("T", b"x", timeout=0.3)
+        refused = len(broker.seen(310))
+        del broker.answers[310]
+        for _ in range(2):
+            await producer.send("T", b"x")
+    lines = [record.getMessage() for record in caplog.records if "broker=" in record.getMessage()]
+    first, last = lines
+    assert "send_failed" in first
+    assert "outage_ended" in last
+    assert "of='send_failed'" in last
+    assert f"failures={refused}" in last
+
+
 @pytest.mark.parametrize("code", [3, 13, 26])
 async def test_other_refusals_are_raised_at_once(fake_cluster: Cluster, code: int) -> None:
     async with (
