@@ -299,3 +299,10 @@ def test_explain_says_what_policies_decide_about_a_user(
     assert (done.code == 0) is allowed, done.err
     assert reason in done.out
     assert "password" not in done.out + done.err
+
+
+def test_a_broker_without_users_of_rocketmq_5_is_named(cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
+    done = cli("acl", "users", "list", "--broker", broker)
+    assert (done.code, f"{broker} has no users of RocketMQ 5" in done.err) == (1, True), done.err

@@ -10,7 +10,7 @@ import pytest
 
 from gantrymq.testing.harness import Cluster, cluster_in_thread
 from support.accounts import ACL
-from support.user_commands import check_user_commands
+from support.user_commands import check_password_from_file, check_user_commands
 
 Cli = Callable[..., Any]
 
@@ -79,10 +79,4 @@ def test_a_new_password_is_printed_once_and_an_empty_file_or_no_resource_is_refu
 def test_a_password_from_a_file_signs_and_is_kept_when_something_else_changes(
     run: Callable[..., str], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = ("--broker", cluster.address)
-    (tmp_path / "password").write_text("of-the-file\n")
-    run("acl", "users", "set", "carol", "--password-file", str(tmp_path / "password"), *at)
-    run("acl", "users", "set", "carol", "--type", "Super", *at)
-    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", "carol")
-    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", "of-the-file")
-    assert "carol" in run("acl", "users", "list", *at)
+    check_password_from_file(run, cluster.address, tmp_path, monkeypatch)

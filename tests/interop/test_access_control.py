@@ -27,7 +27,7 @@ from gantrymq.remoting.signing import Credentials
 from gantrymq.spark.errors import Refused, SendFailed
 from support.foreign import Java, JavaServer, ask, start_broker, start_nameserver
 from support.spark_streams import check_security
-from support.user_commands import check_user_commands
+from support.user_commands import check_password_from_file, check_user_commands
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.anyio, pytest.mark.slow]
 
@@ -260,3 +260,4 @@ def test_our_commands_manage_users_and_policies_of_rocketmq_5(
 
     rows = json.loads(call("cluster", "status", "--nameserver", guarded, "--json"))
     check_user_commands(call, rows[0]["address"], tmp_path)
+    check_password_from_file(call, rows[0]["address"], tmp_path, monkeypatch)

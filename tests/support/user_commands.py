@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Run = Callable[..., str]
 
 
@@ -46,3 +48,14 @@ def check_user_commands(run: Run, broker: str, folder: Path) -> None:
 
     run("acl", "users", "delete", "newcomer", *at)
     assert listed("list") == []
+
+
+def check_password_from_file(run: Run, broker: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user signs with the password of a file, also after its type has changed. The environment then has its keys."""
+    at = ("--broker", broker)
+    (folder / "password").write_text("of-the-file\n")
+    run("acl", "users", "set", "carol", "--password-file", str(folder / "password"), *at)
+    run("acl", "users", "set", "carol", "--type", "Super", *at)
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", "carol")
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", "of-the-file")
+    assert "carol" in run("acl", "users", "list", *at)
