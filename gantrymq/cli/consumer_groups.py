@@ -24,6 +24,9 @@ def group_commands() -> None:
     """List and describe consumer groups, reset their offsets, delete them."""
 
 
+QUEUE_COLUMNS = ("topic", "broker", "queue", "committed", "end", "lag", "behind")
+
+
 @group_commands.command("list")
 @click.option("--system", is_flag=True, help="Include RocketMQ's own groups.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per group.")
@@ -58,18 +61,7 @@ def describe(group: str, as_json: bool, nameserver: str) -> None:
     members, lags = with_client(nameserver, work)
     if not members and not lags:
         raise CommandFailed(f"no broker has members or offsets of a group {group}; gantrymq group list has the names")
-    queues: list[dict[str, Any]] = [
-        {
-            "topic": lag.topic,
-            "broker": lag.broker,
-            "queue": lag.queue,
-            "committed": lag.committed,
-            "end": lag.end,
-            "lag": lag.lag,
-            "behind": None if lag.behind_ms is None else round(lag.behind_ms / 1000, 1),
-        }
-        for lag in lags
-    ]
+    queues = _queue_rows(lags)
     if differing(members):
         warn(f"members of group {group} subscribe to different topics or expressions, so each misses messages")
     if as_json:
@@ -81,8 +73,47 @@ def describe(group: str, as_json: bool, nameserver: str) -> None:
         [(each.client_id, each.address, each.language, _expressions(each)) for each in members],
         title=plural(len(members), "member"),
     )
-    columns = ("topic", "broker", "queue", "committed", "end", "lag", "behind")
-    print_rows(columns, queues, title=f"{sum(lag.lag for lag in lags)} messages wait")
+    print_rows(QUEUE_COLUMNS, queues, title=_waiting(lags))
+
+
+@group_commands.command("lag")
+@click.argument("group")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per queue.")
+@nameserver_option
+def show_lag(group: str, as_json: bool, nameserver: str) -> None:
+    """Show the offset and the lag of a group in each queue, without asking its members.
+
+    `behind` is how long the next message of the queue has waited, in seconds.
+    """
+    from gantrymq.operations.groups import group_lags
+
+    async def work(client: Client) -> list[QueueLag]:
+        return await group_lags(client, group, times=True)
+
+    lags = with_client(nameserver, work)
+    if not lags:
+        raise CommandFailed(f"no broker has offsets of a group {group}; gantrymq group list has the names")
+    print_rows(QUEUE_COLUMNS, _queue_rows(lags), as_json, title=_waiting(lags))
+
+
+def _waiting(lags: list[QueueLag]) -> str:
+    count = sum(lag.lag for lag in lags)
+    return f"{plural(count, 'message')} {'waits' if count == 1 else 'wait'}"
+
+
+def _queue_rows(lags: list[QueueLag]) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": lag.topic,
+            "broker": lag.broker,
+            "queue": lag.queue,
+            "committed": lag.committed,
+            "end": lag.end,
+            "lag": lag.lag,
+            "behind": None if lag.behind_ms is None else round(lag.behind_ms / 1000, 1),
+        }
+        for lag in lags
+    ]
 
 
 @group_commands.command("reset-offsets")

@@ -141,6 +141,19 @@ def test_offsets_are_reset_to_a_time(shell: Cli, nameserver: str) -> None:
     assert (nobody.code, "has committed no offsets; name a topic" in nobody.err) == (1, True)
 
 
+def test_the_lag_of_a_group_is_shown_without_its_members(shell: Cli, nameserver: str) -> None:
+    fill(nameserver, "lagged", 5)
+    read(nameserver, "lagged", "lagger", 2)
+    described = json.loads(shell("group", "describe", "lagger", "--json").out)["queues"]
+    lags = json.loads(shell("group", "lag", "lagger", "--json").out)
+    assert [row["lag"] for row in lags] == [row["lag"] for row in described]
+    waiting = sum(row["lag"] for row in lags)
+    assert waiting > 1
+    assert f"{waiting} messages wait" in shell("group", "lag", "lagger").out
+    unknown = shell("group", "lag", "nobody")
+    assert (unknown.code, "no broker has offsets of a group nobody" in unknown.err) == (1, True)
+
+
 def test_a_group_is_deleted_only_without_members(shell: Cli, nameserver: str) -> None:
     fill(nameserver, "left", 2)
     read(nameserver, "left", "leaver", 2)
