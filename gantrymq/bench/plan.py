@@ -33,6 +33,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     the send to the receipt is measured; empty: bodies are constant, and the time of the request is measured.
     ``success``: the response code that counts as success. ``topics``: each request of a send goes to the next queue of
     all of these, which have the same queues; empty: a request in flight keeps its queue of ``topic``.
+    ``rate``: requests a second of a send, whose times begin when they are due; 0: as fast as they are answered.
     ``access_key``, ``secret_key``: sends are signed with them.
     ``authority``: a file with the certificate of the authority whose servers are reached with TLS; empty: without TLS.
     """
@@ -46,6 +47,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 100
     batch: int = 1
     requests: int = 0
+    rate: float = 0.0
     run: str = ""
     success: int = 0
     topics: list[str] = []

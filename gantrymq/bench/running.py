@@ -73,7 +73,9 @@ def share(plan: Plan, processes: int) -> list[Plan]:
             first = worker * (load.connections // processes) + min(worker, load.connections % processes)
             requests = load.requests // processes + (worker < load.requests % processes)
             if connections and (requests or not load.requests):
-                loads.append(msgspec.structs.replace(load, connections=connections, first=first, requests=requests))
+                rate = load.rate * connections / load.connections
+                part = {"connections": connections, "first": first, "requests": requests, "rate": rate}
+                loads.append(msgspec.structs.replace(load, **part))
         if loads:
             plans.append(msgspec.structs.replace(plan, loads=loads))
     return plans

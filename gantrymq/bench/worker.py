@@ -18,6 +18,7 @@ import attrs
 import msgspec
 
 from gantrymq.bench.connection import Connection
+from gantrymq.bench.pacing import PacedLoad
 from gantrymq.bench.plan import BenchFailed, Done, Load, Plan, Target
 from gantrymq.bench.pulling import PullLoad
 from gantrymq.bench.sending import SendLoad
@@ -51,7 +52,8 @@ class Worker:
         self._ended = ""
         self._last_answer = 0
         self._last_message = (0, 0)
-        self.loads: list[AnyLoad] = [KINDS.get(load.kind, PullLoad)(load) for load in plan.loads]
+        self.loads: list[AnyLoad] = [_load_of(load) for load in plan.loads]
+        self._paced = [load for load in self.loads if isinstance(load, PacedLoad)]
         for load in self.loads:
             self._connect(load, load.load)
 
@@ -81,7 +83,7 @@ class Worker:
         report_at = started + REPORT_NS
         cpu = time.process_time()
         while not self._ended:
-            self._turn(0.05)
+            self._turn(self._send_due(0.05) if self._paced else 0.05)
             now = time.perf_counter_ns()
             if not measuring and now >= begin:
                 measuring, begin, cpu = True, now, time.process_time()
@@ -130,6 +132,17 @@ class Worker:
     def _target(self, each: _Open) -> Target:
         targets = each.load.load.targets
         return targets[each.connection.number % len(targets)]
+
+    def _send_due(self, wait: float) -> float:
+        """Send what is due, and wait for a response or the next due time, at most ``wait`` seconds.
+
+        Returns the time that is left to wait, which is none: epoll waits for whole milliseconds, select does not.
+        """
+        for load in self._paced:
+            for connection, data in load.due(time.perf_counter_ns()):
+                self._send(self._open[connection.fd], data)
+        select.select([self._epoll], [], [], min(wait, *(load.wait_seconds() for load in self._paced)))
+        return 0.0
 
     def _turn(self, wait: float) -> None:
         clock = time.perf_counter_ns
@@ -184,6 +197,10 @@ class Worker:
         elif now - self._last_message[1] > LINGER_SECONDS * _SECOND:
             self._ended = f"{acknowledged - received} acknowledged messages did not come in {LINGER_SECONDS:g} s"
         return False
+
+
+def _load_of(load: Load) -> AnyLoad:
+    return PacedLoad(load) if load.rate else KINDS.get(load.kind, PullLoad)(load)
 
 
 def _print_line(message: object) -> None:

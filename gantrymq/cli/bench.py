@@ -43,6 +43,7 @@ class Options:
     timeout: float
     processes: int | None
     as_json: bool
+    rate: int | None = None
 
     def requests(self) -> int:
         """``--count`` in requests, rounded up to whole batches; 0 to measure for a time."""
@@ -107,6 +108,11 @@ def bench() -> None:
 
 @bench.command()
 @_options(connections=8, in_flight=16, batch=1)
+@click.option(
+    "--rate",
+    type=click.IntRange(min=1),
+    help="Messages a second in all; each time begins when the message was due, not when it was sent.",
+)
 def produce(**given: Any) -> int:
     """Send messages as fast as they are acknowledged."""
     return _produce("produce", _read(given))
@@ -200,6 +206,7 @@ def _send_load(options: Options, targets: list[Any], mark: str = "") -> Load:
         body_bytes=options.size,
         batch=options.batch,
         requests=options.requests(),
+        rate=(options.rate or 0) / options.batch,
         run=mark,
     )
 

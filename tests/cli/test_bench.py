@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def load_of(address: tuple[str, int], **changes: Any) -> Load:
 class Answering:
     """A broker that answers each request with the next of ``codes``, and closes where that is None."""
 
-    def __init__(self, *codes: int | None) -> None:
+    def __init__(self, *codes: int | None, stall: float = 0.0) -> None:
+        self._stall = stall
         self._codes = codes
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()
@@ -72,6 +74,7 @@ class Answering:
     def _serve(self) -> None:
         connection, _ = self._listener.accept()
         buffer, codes = bytearray(), list(self._codes)
+        time.sleep(self._stall)
         with connection:
             while data := connection.recv(65_536):
                 buffer += data
@@ -93,8 +96,8 @@ class Answering:
 def answering() -> Iterator[Callable[..., Answering]]:
     made: list[Answering] = []
 
-    def make(*codes: int | None) -> Answering:
-        made.append(Answering(*codes))
+    def make(*codes: int | None, stall: float = 0.0) -> Answering:
+        made.append(Answering(*codes, stall=stall))
         return made[-1]
 
     yield make
@@ -131,6 +134,21 @@ def test_produce_sends_exactly_what_it_counts(bench: Callable[..., Any], cli: Cl
     described = json.loads(cli("topic", "describe", topic, "--json", "--nameserver", cluster.nameserver).out)
     assert len(described) == 2
     assert sum(row["messages"] for row in described) == 1000
+
+
+def test_a_stall_counts_for_each_message_that_was_due(answering: Callable[..., Answering]) -> None:
+    load = load_of(answering(*[ResponseCode.SUCCESS] * 100, stall=0.3).address, requests=100, rate=400)
+    (outcome,) = run(Plan(loads=[load])).outcomes
+    assert outcome.messages == 100
+    assert outcome.latencies["p50"] > 100_000  # all are due within 0.25 s; a closed loop has one slow request
+    assert outcome.latencies["max"] >= 290_000
+
+
+def test_produce_keeps_to_its_rate(bench: Callable[..., Any]) -> None:
+    found = bench("produce", "--topic", "paced", "--rate", "400", "--count", "200", "--batch", "2", "--processes", "2")
+    (outcome,) = found["outcomes"]
+    assert (outcome["messages"], outcome["failures"]) == (200, {})
+    assert outcome["seconds"] >= 0.48  # the last request is due after 49 intervals of 10 ms in each process
 
 
 def test_batches_are_counted_by_their_messages_and_rounded_up(bench: Callable[..., Any]) -> None:
