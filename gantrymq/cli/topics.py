@@ -41,7 +41,31 @@ def create(
     again.
     """
 
+    _set_queues(topic, queues, cluster, as_json, nameserver, update=update, force=force)
+
+
+@topic_commands.command()
+@topic_parameter()
+@click.option("--queues", type=click.IntRange(1, 1024), required=True, metavar="N", help="Queues on each broker.")
+@click.option("--cluster", metavar="CLUSTER", help="Use only the brokers of this cluster.")
+@click.option("--force", is_flag=True, help="Remove queues even if they have messages.")
+@json_option()
+@nameserver_option
+def update(topic: str, queues: int, cluster: str | None, force: bool, as_json: bool, nameserver: str) -> None:
+    """Change the number of queues of a topic that exists, on every master broker.
+
+    As `gantrymq topic create --update`, but it fails for a topic that does not exist.
+    """
+    _set_queues(topic, queues, cluster, as_json, nameserver, update=True, force=force, must_exist=True)
+
+
+def _set_queues(
+    topic: str, queues: int, cluster: str | None, as_json: bool, nameserver: str, *, update: bool, force: bool,
+    must_exist: bool = False,
+) -> None:  # fmt: skip
     async def work(client: Client) -> list[str]:
+        if must_exist:
+            await client.admin.route(topic)
         await _check_existing(client, topic, queues, cluster, update=update, force=force)
         return await client.admin.create_topic(topic, queues, cluster=cluster)
 

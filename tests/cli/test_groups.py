@@ -141,6 +141,20 @@ def test_offsets_are_reset_to_a_time(shell: Cli, nameserver: str) -> None:
     assert (nobody.code, "has committed no offsets; name a topic" in nobody.err) == (1, True)
 
 
+def test_a_topic_that_exists_gets_more_queues_and_loses_none_with_messages(shell: Cli, nameserver: str) -> None:
+    assert shell("topic", "update", "not-there", "--queues", "2").code == 1
+    assert "not-there" not in json.loads(shell("topic", "list", "--json").out)
+    with gantrymq.sync.connect(nameserver) as client:
+        client.admin.create_topic("growing", 2)
+        with client.producer() as producer:
+            for queue in client.admin.queues("growing"):
+                producer.send("growing", b"x", queue=queue)
+    assert json.loads(shell("topic", "update", "growing", "--queues", "4", "--json").out)["queues"] == 4
+    assert len(json.loads(shell("topic", "describe", "growing", "--json").out)) % 4 == 0
+    refused = shell("topic", "update", "growing", "--queues", "1")
+    assert (refused.code, "--force removes the queues all the same" in refused.err) == (1, True)
+
+
 def test_the_lag_of_a_group_is_shown_without_its_members(shell: Cli, nameserver: str) -> None:
     fill(nameserver, "lagged", 5)
     read(nameserver, "lagged", "lagger", 2)
