@@ -580,7 +580,7 @@ def test_the_command_exports_without_spark_and_shows_the_status(
     assert run(["export", "status", str(folder), "--nameserver", orders.address]) == 0
     told = capsys.readouterr().out
     assert "manifest 1, " in told
-    assert "orders broker-a queue 0: 10 messages in 1 files, " in told
+    assert "orders broker-a queue 0: 10 messages in 1 file, " in told
     assert "continues at 10, lag 2" in told
     assert run(["export", "status", str(folder), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)

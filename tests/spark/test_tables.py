@@ -322,7 +322,7 @@ def test_the_command_writes_tables_and_shows_their_status(
 ) -> None:
     arguments = ["export", "--topic", "orders", "--to", place.to, "--nameserver", orders.address]
     assert run([*arguments, "--format", place.file_format]) == 0
-    assert capsys.readouterr().out.startswith("20 messages of orders in 1 files of a")
+    assert capsys.readouterr().out.startswith("20 messages of orders in 1 file of a")
     put(orders, 3)
     assert run([*arguments, "--format", place.file_format, "--json"]) == 0
     assert (answer := json.loads(capsys.readouterr().out))["rows"] == 3
