@@ -223,7 +223,7 @@ def _print(report: StoreReport, done: dict[str, Any]) -> None:
     _rest(report.wrong_entry_count)
     for record in report.suspect_records[:SHOWN]:
         place = f"topic {record.topic}, queue {record.queue}, queue offset {record.queue_offset}"
-        click.echo(f"record: {place}: the properties are not text")
+        click.echo(f"record: {place}: {record.reason}")
     _rest(len(report.suspect_records))
     for index in report.index:
         click.echo(f"index: {index.path}: {index.reason}" + (f" ({index.entries})" if index.entries else ""))

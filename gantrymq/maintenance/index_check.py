@@ -5,6 +5,8 @@ Source of the format: ``docs/format/index.md``.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -12,10 +14,11 @@ import attrs
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env, File
+from gantrymq.maintenance.store_files import read_small
 from gantrymq.plugins.index.build import key_hash, message_keys
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import ENTRY, HEADER_BYTES, NAME, Header, Shape, decode_header
-from gantrymq.plugins.index.marks import read_marks
+from gantrymq.plugins.index.marks import IndexMarks, decode_marks
 
 _CHUNK: Final = 4096
 _ROLLED_BACK: Final = 0xC
@@ -40,7 +43,7 @@ class IndexCheck:
     clean: bool
     entries: int = 0
     _problems: dict[str, IndexProblem] = attrs.field(factory=dict, init=False)
-    _unmatched: list[tuple[str, int]] = attrs.field(factory=list, init=False)
+    _unmatched: dict[str, array[int]] = attrs.field(factory=dict, init=False)
     _cursor: Iterator[tuple[str, int, int]] = attrs.field(init=False)
     _next: tuple[str, int, int] | None = attrs.field(init=False)
     _first: int | None = attrs.field(init=False)
@@ -52,16 +55,24 @@ class IndexCheck:
 
     def _all_entries(self) -> Iterator[tuple[str, int, int]]:
         """Path, key hash and log offset of each entry of the files that are not damaged by themselves."""
-        marks = read_marks(self.env, f"{self.root}/gantrymq.index")
+        marks = self._marks()
         known = {} if marks is None else {mark.name: mark for mark in marks.files}
         folder = f"{self.root}/index"
+        if not self.env.is_dir(folder):
+            if self.env.exists(folder):
+                self._add(folder, "is not a folder")
+            return
         names = [name for name in self.env.listdir(folder) if NAME.fullmatch(name)]
         for name in sorted({*names, *(known if marks is not None else ())}):
             path = f"{folder}/{name}"
             if name not in names:
                 self._add(path, "the file is missing")
                 continue
-            opened = self.env.open(path)
+            try:
+                opened = self.env.open(path)
+            except OSError as error:
+                self._add(path, f"cannot be opened: {error.strerror}")
+                continue
             try:
                 if opened.size() != self.shape.file_bytes:
                     self._add(path, f"has {opened.size()} bytes instead of {self.shape.file_bytes}")
@@ -85,6 +96,14 @@ class IndexCheck:
                 yield from self._entries_of(opened, header, path)
             finally:
                 opened.close()
+
+    def _marks(self) -> IndexMarks | None:
+        path = f"{self.root}/gantrymq.index"
+        try:
+            return decode_marks(read_small(self.env, path)) if self.env.exists(path) else None
+        except (ValueError, OSError, OverflowError, RecursionError) as error:
+            self._add(path, f"is not what the broker writes: {error}")
+            return None
 
     def _chains_are_right(self, path: str, header: Header, is_settled: bool) -> bool:
         built = IndexFile(self.env, path, self.shape, header, (header.encode(),))
@@ -124,7 +143,7 @@ class IndexCheck:
 
     def _compare(self, offset: int, expected: Sequence[int]) -> None:
         while self._next is not None and self._next[2] < offset:
-            self._unmatched.append((self._next[0], self._next[2]))
+            self._unmatched.setdefault(self._next[0], array("q")).append(self._next[2])
             self._next = next(self._cursor, None)
         found: list[int] = []
         path = ""
@@ -141,13 +160,17 @@ class IndexCheck:
             self._add(self._next[0], "keys of messages are missing", 1)
 
     def finish(self, damage: Sequence[tuple[int, int]], log_end: int) -> list[IndexProblem]:
-        """The problems. Entries in damaged ranges of the log are valid."""
+        """The problems. ``damage``: ranges of the log in ascending order, whose entries are right to be there."""
         while self._next is not None:
-            self._unmatched.append((self._next[0], self._next[2]))
+            self._unmatched.setdefault(self._next[0], array("q")).append(self._next[2])
             self._next = next(self._cursor, None)
-        for path, offset in self._unmatched:
-            if not any(start <= offset < end for start, end in damage) and (self.clean or offset < log_end):
-                self._add(path, "entries name offsets at which no message with a key is", 1)
+        starts = [start for start, _ in damage]
+        for path, offsets in self._unmatched.items():
+            for offset in offsets:
+                number = bisect_right(starts, offset) - 1
+                is_damaged = number >= 0 and offset < damage[number][1]
+                if not is_damaged and (self.clean or offset < log_end):
+                    self._add(path, "entries name offsets at which no message with a key is", 1)
         return list(self._problems.values())
 
     def _add(self, path: str, reason: str, entries: int = 0) -> None:

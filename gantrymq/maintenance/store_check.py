@@ -7,6 +7,8 @@ so the check compares their lengths and offsets, and the topic, queue, queue off
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -39,6 +41,9 @@ from gantrymq.plugins.index.layout import Shape
 
 LISTED_MAX: Final = 10_000
 """The most messages, entries and properties that are listed, each; the counts are complete."""
+OTHER_PLACE: Final = "the topic, queue or queue offset in the record is damaged"
+OFFSET_AND_SIZE: Final = struct.Struct(">qi")
+"""The first 12 bytes of a queue entry."""
 _ROWS: Final = 4096
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 
@@ -79,12 +84,16 @@ class WrongEntry:
 
 @attrs.frozen
 class SuspectRecord:
-    """A record whose properties are not text, although its lengths are right."""
+    """A record that is damaged outside of its body, although its lengths are right; no repair changes its entry.
+
+    ``topic``, ``queue`` and ``queue_offset`` are those of its queue entry if it has one, else its own.
+    """
 
     topic: str
     queue: int
     queue_offset: int
     offset: int
+    reason: str = "the properties are not text"
 
 
 @attrs.define
@@ -144,6 +153,7 @@ class StoreCheck:
     _unlisted: int = attrs.field(default=0, init=False)
     _floor: int = attrs.field(default=0, init=False)
     _state: StoreState = attrs.field(init=False)
+    _runs: list[LogRun] = attrs.field(factory=list, init=False)
     report: StoreReport = attrs.field(init=False)
     _deletions: dict[str, int] = attrs.field(init=False)
     _queues: dict[tuple[str, int], QueueFiles] = attrs.field(init=False)
@@ -159,6 +169,7 @@ class StoreCheck:
         if state.marks is None and not self.env.listdir(f"{self.root}/commitlog"):
             report.written_by = "none"
         runs, problems = log_runs(self.env, self.root)
+        self._runs = runs
         report.files += problems
         self._deletions = read_deletions(self.env, self.root) if state.marks is not None else {}
         files = OpenedFiles(self.env)
@@ -271,9 +282,12 @@ class StoreCheck:
         for row, (topic, properties) in enumerate(zip(batch.topics, batch.properties, strict=True)):
             if _is_text(properties) and TOPIC_PATTERN.fullmatch(topic):
                 continue
-            if len(self.report.suspect_records) < LISTED_MAX:
-                place = batch.queue_ids[row], batch.queue_offsets[row], batch.offsets[row]
-                self.report.suspect_records.append(SuspectRecord(topic, *place))
+            place = batch.queue_ids[row], batch.queue_offsets[row], batch.offsets[row]
+            self._suspect(topic, *place, "the properties are not text")
+
+    def _suspect(self, topic: str, queue: int, queue_offset: int, offset: int, reason: str) -> None:
+        if len(self.report.suspect_records) < LISTED_MAX:
+            self.report.suspect_records.append(SuspectRecord(topic, queue, queue_offset, offset, reason))
 
     def _check_entries(self, each: QueueEntries) -> None:
         count = len(each.entries) // UNIT
@@ -300,6 +314,9 @@ class StoreCheck:
                 # Below the range of 32 bits it is an address in the queue's extension.
                 if other != code and _INT_MIN <= other <= _INT_MAX and each.topic not in self.rules:
                     self._note_wrong(each, place, "the tag code is not that of the message's tags", entry)
+            elif queue.is_right(place):
+                # Another record has this place. No CRC covers the number, so this record's is damaged.
+                self._suspect(each.topic, each.queue_id, place, at, OTHER_PLACE)
             elif at >= dead and self._must_be_there(at, size):
                 empty = not found.strip(b"\0")
                 self._note_wrong(each, place, "the entry is missing" if empty else "names another record", entry)
@@ -328,13 +345,43 @@ class StoreCheck:
                 continue
             if at >= 0 and size > 0 and at + size <= start:
                 continue  # the log's file has expired
-            hit = next((each for each in self.report.damage if at < each.end and at + size > each.start), None)
-            if hit is not None and size > 0:
+            hit = self._damage_in(at, at + size) if size > 0 else None
+            if hit is not None:
                 hit.message_count += 1
                 if len(hit.messages) < LISTED_MAX:
                     hit.messages.append(LostMessage(queue.topic, queue.queue_id, place, at, size))
-            elif not self._is_expected(queue.topic, at, end):
+            elif not self._is_expected(queue.topic, at, end) and not self._names_other_place(queue, place, at, size):
                 self._note(WrongEntry(queue.topic, queue.queue_id, place, "there is no record for the entry", None))
+
+    def _damage_in(self, start: int, end: int) -> Damage | None:
+        """The last damaged range that overlaps this range of the log; the ranges are in ascending order."""
+        damage = self.report.damage
+        number = bisect_left(damage, end, key=lambda each: each.start) - 1
+        return damage[number] if number >= 0 and damage[number].end > start else None
+
+    def _names_other_place(self, queue: QueueFiles, place: int, at: int, size: int) -> bool:
+        """Whether an intact record is there that names another place, at which its entry is not.
+
+        Then the numbers in the record are damaged, and its entry is the only one that leads to the message.
+        """
+        run = next((each for each in self._runs if each.start <= at < each.end), None)
+        if run is None or size <= 0:
+            return False
+        try:
+            batch, _ = scan_block(run, at, run.end, 1, check_body=False)
+        except OSError:
+            return False
+        if not len(batch) or batch.sizes[0] != size:
+            return False
+        topic, queue_id, queue_offset = batch.topics[0], batch.queue_ids[0], batch.queue_offsets[0]
+        own = self._queues.get((topic, queue_id))
+        if own is not None and queue_offset >= 0 and own.read(queue_offset, 1)[:12] == OFFSET_AND_SIZE.pack(at, size):
+            return False
+        noted = self._wrong.get((topic, queue_id, queue_offset))
+        if noted is not None and noted.expected is not None and noted.expected[:12] == OFFSET_AND_SIZE.pack(at, size):
+            del self._wrong[topic, queue_id, queue_offset]
+        self._suspect(queue.topic, queue.queue_id, place, at, OTHER_PLACE)
+        return True
 
     def _is_expected(self, topic: str, at: int, end: int) -> bool:
         """Whether the next start removes an entry without a record by itself."""

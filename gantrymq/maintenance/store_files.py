@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -26,6 +27,13 @@ _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 UNIT: Final = ENTRY.size
 _OPEN_FILES: Final = 256
 _MARK_BYTES: Final = 4096
+_OFFSET_MAX: Final = 2**63 - 1
+_QUEUE_ID_MAX: Final = 2**31 - 1
+MISSING_LISTED: Final = 100
+"""The most missing files that are listed for one gap; one more entry has the rest of the gap."""
+SMALL_BYTES: Final = 64 * 1024 * 1024
+"""No broker writes a larger state file; a larger one is not read into memory."""
+FOREIGN: Final = "does not belong into this folder"
 
 
 @attrs.frozen
@@ -76,11 +84,17 @@ def read_state(env: Env, root: str) -> StoreState:
 def _head_of(env: Env, path: str) -> bytes:
     if not env.exists(path):
         return b""
-    file = env.open(path)
     try:
-        return file.pread(_MARK_BYTES, 0)
-    finally:
-        file.close()
+        file = env.open(path)
+        try:
+            return file.pread(_MARK_BYTES, 0)
+        finally:
+            file.close()
+    except OSError as error:  # a folder, a pipe, a symbolic link
+        raise StartError(
+            f"{path}: {error.strerror}, and no broker starts with it: move it away; "
+            "the next start then reads the whole log"
+        ) from None
 
 
 def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int], list[FileProblem]]:
@@ -94,13 +108,12 @@ def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int],
     for name in env.listdir(folder):
         path = f"{folder}/{name}"
         if not _NAME.fullmatch(name) or env.is_dir(path):
-            problems.append(FileProblem(path, "does not belong into this folder"))
+            problems.append(FileProblem(path, FOREIGN))
             continue
-        file = env.open(path)
         try:
-            sizes[name] = file.size()
-        finally:
-            file.close()
+            sizes[name] = size_of(env, path)
+        except OSError as error:  # a symbolic link, a socket, another user's file
+            problems.append(FileProblem(path, f"cannot be opened: {error.strerror}"))
     common = Counter(size for size in sizes.values() if size and size % unit == 0).most_common(1)
     file_bytes = common[0][0] if common else 0
     bases = []
@@ -109,14 +122,50 @@ def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int],
         if size == 0 and name == max(sizes):
             continue
         if size != file_bytes or not file_bytes:
+            end = base + file_bytes if base <= _OFFSET_MAX - file_bytes else 0
             problems.append(
-                FileProblem(f"{folder}/{name}", f"has {size} bytes instead of {file_bytes}", base, base + file_bytes)
+                FileProblem(f"{folder}/{name}", f"has {size} bytes instead of {file_bytes}", base if end else 0, end)
             )
-        elif base % file_bytes:
+        elif base % file_bytes or base > _OFFSET_MAX - file_bytes:
             problems.append(FileProblem(f"{folder}/{name}", f"begins where no file of {file_bytes} bytes can"))
         else:
             bases.append(base)
     return file_bytes, bases, problems
+
+
+def size_of(env: Env, path: str) -> int:
+    """The size of a file. :class:`OSError` if it is no file, a symbolic link, or cannot be opened."""
+    file = env.open(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def read_small(env: Env, path: str) -> bytes:
+    """The content of a state file; empty if it is missing. :class:`ValueError` if it is too large to be one,
+    :class:`OSError` if it is no file, such as a pipe, or a symbolic link."""
+    if not env.exists(path):
+        return b""
+    file = env.open(path)
+    try:
+        size = file.size()
+        if size > SMALL_BYTES:
+            raise ValueError(f"has {size} bytes; no broker writes more than {SMALL_BYTES}")
+        return file.pread(size, 0)
+    finally:
+        file.close()
+
+
+def _missing(folder: str, start: int, end: int, file_bytes: int, known: set[int]) -> Iterator[FileProblem]:
+    """The files that are missing from ``start`` to ``end``, without those that begin at an offset in ``known``."""
+    listed_end = min(end, start + MISSING_LISTED * file_bytes)
+    for base in range(start, listed_end, file_bytes):
+        if base not in known:
+            yield FileProblem(f"{folder}/{base:020d}", "is missing", base, base + file_bytes)
+    if listed_end < end:
+        count = (end - listed_end) // file_bytes
+        yield FileProblem(f"{folder}/{listed_end:020d}", f"and {count - 1} more are missing", listed_end, end)
 
 
 def log_runs(env: Env, root: str) -> tuple[list[LogRun], list[FileProblem]]:
@@ -132,26 +181,24 @@ def log_runs(env: Env, root: str) -> tuple[list[LogRun], list[FileProblem]]:
         if base == end:
             groups[-1].append(base)
             continue
-        problems += [
-            FileProblem(f"{folder}/{missing:020d}", "is missing", missing, missing + file_bytes)
-            for missing in range(end, base, file_bytes)
-            if missing not in wrong
-        ]
+        problems += _missing(folder, end, base, file_bytes, wrong)
         groups.append([base])
     return [LogRun(env, folder, file_bytes, group) for group in groups], problems
 
 
 def read_deletions(env: Env, root: str) -> dict[str, int]:
     """Topics and the log offsets before which their records are deleted; invalid lines are ignored."""
-    path = f"{root}/gantrymq.deleted"
     ends: dict[str, int] = {}
-    if env.exists(path):
-        for line in env.read_bytes(path).rstrip(b"\0").splitlines():
-            try:
-                topic, end = json.loads(line)
-                ends[str(topic)] = max(int(end), ends.get(str(topic), 0))
-            except (ValueError, TypeError, RecursionError):
-                continue
+    try:
+        data = read_small(env, f"{root}/gantrymq.deleted")
+    except (ValueError, OSError):
+        return ends
+    for line in data.rstrip(b"\0").splitlines():
+        try:
+            topic, end = json.loads(line)
+            ends[str(topic)] = max(int(end), ends.get(str(topic), 0))
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            continue
     return ends
 
 
@@ -190,7 +237,9 @@ class QueueFiles:
         self._file_bytes = file_bytes
         self._bases = frozenset(bases)
         self.right: list[tuple[int, int]] = []
-        """Ranges of queue offsets whose entries match their records, in ascending order."""
+        """Ranges of queue offsets whose entries match their records."""
+        self._newest_right = 0
+        self._is_ascending = True
 
     def read(self, first: int, count: int) -> bytes:
         """Up to ``count`` entries; fewer where no file is."""
@@ -218,20 +267,35 @@ class QueueFiles:
 
     def add_right(self, first: int, end: int) -> None:
         """The entries from ``first`` to ``end`` match their records."""
+        self._is_ascending = self._is_ascending and first >= self._newest_right
+        self._newest_right = max(self._newest_right, end)
         if self.right and self.right[-1][1] == first:
             self.right[-1] = (self.right[-1][0], end)
         else:
             self.right.append((first, end))
 
+    def is_right(self, place: int) -> bool:
+        """Whether the entry at a queue offset matches a record that was compared before."""
+        if place >= self._newest_right:
+            return False
+        if not self._is_ascending:
+            return any(first <= place < end for first, end in self.right)
+        at = bisect_right(self.right, place, key=lambda each: each[0]) - 1
+        return at >= 0 and place < self.right[at][1]
+
     def others(self) -> Iterator[tuple[int, int, int, int]]:
         """Entries that are not among :attr:`right` and are not empty: queue offset, log offset, size, tag code."""
-        right = sorted(self.right)
+        right, at = sorted(self.right), 0
         for base in sorted(self._bases):
             start, end = base // UNIT, (base + self._file_bytes) // UNIT
-            for low, high in right:
-                if high > start and low < end:
+            while at < len(right) and right[at][0] < end:
+                low, high = right[at]
+                if high > start:
                     yield from self._written(base, start, min(low, end))
                     start = max(start, high)
+                if high > end:
+                    break  # it goes on in the next file
+                at += 1
             yield from self._written(base, start, end)
 
     def _written(self, base: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
@@ -250,21 +314,31 @@ class QueueFiles:
                 first += max(len(data) // UNIT, 1)
 
 
+def is_queue_id(name: str) -> bool:
+    """Whether a folder of this name is a queue's: RocketMQ's number, without leading zeros."""
+    return bool(_QUEUE_ID.fullmatch(name)) and str(int(name)) == name and int(name) <= _QUEUE_ID_MAX
+
+
 def find_queues(env: Env, root: str, files: OpenedFiles) -> tuple[dict[tuple[str, int], QueueFiles], list[FileProblem]]:
     """All consume queues, and the files among them that are wrong."""
     found: dict[tuple[str, int], QueueFiles] = {}
     problems: list[FileProblem] = []
+    if not env.is_dir(f"{root}/consumequeue"):
+        if env.exists(f"{root}/consumequeue"):
+            problems.append(FileProblem(f"{root}/consumequeue", "is not a folder"))
+        return found, problems
     for topic in env.listdir(f"{root}/consumequeue"):
+        if not env.is_dir(f"{root}/consumequeue/{topic}"):
+            problems.append(FileProblem(f"{root}/consumequeue/{topic}", FOREIGN))
+            continue
         for name in env.listdir(f"{root}/consumequeue/{topic}"):
             folder = f"{root}/consumequeue/{topic}/{name}"
-            if not _QUEUE_ID.fullmatch(name) or not env.is_dir(folder):
+            if not is_queue_id(name) or not env.is_dir(folder):
+                problems.append(FileProblem(folder, FOREIGN))
                 continue
             file_bytes, bases, wrong = find_files(env, folder, unit=UNIT)
             problems += wrong
-            problems += [
-                FileProblem(f"{folder}/{base:020d}", "is missing", base, base + file_bytes)
-                for before, after in pairwise(bases)
-                for base in range(before + file_bytes, after, file_bytes)
-            ]
+            for before, after in pairwise(bases):
+                problems += _missing(folder, before + file_bytes, after, file_bytes, set())
             found[topic, int(name)] = QueueFiles(files, folder, topic, int(name), file_bytes or UNIT, bases)
     return found, problems

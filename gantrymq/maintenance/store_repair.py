@@ -1,8 +1,9 @@
 """Repair what the check of a store found, as far as it can be rebuilt from the log; nothing of the log changes.
 
-Wrong queue entries are corrected in place. Index files are deleted from the first damaged one on, and the broker builds
-them again when it starts. Quarantining and cutting damaged ranges of the log are separate, because they decide about
-messages.
+Wrong queue entries are corrected in place. Queues with wrong files, and files that do not belong there, move to
+``lost+found``. Index files are deleted from the first damaged one on. The broker builds both again when it starts, and
+an interrupted repair can be repeated. Quarantining and cutting damaged ranges of the log are separate, because they
+decide about messages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance.store_check import StoreReport
-from gantrymq.maintenance.store_files import UNIT, OpenedFiles, find_files, find_queues, read_state
+from gantrymq.maintenance.store_files import (
+    FOREIGN,
+    UNIT,
+    OpenedFiles,
+    find_files,
+    find_queues,
+    read_small,
+    read_state,
+)
 from gantrymq.plugins.index.layout import NAME
 
 
@@ -27,6 +36,8 @@ class RepairReport:
     corrected_entries: int = 0
     queues_to_rebuild: list[str] = attrs.field(factory=list)
     index_files_removed: list[str] = attrs.field(factory=list)
+    moved: list[str] = attrs.field(factory=list)
+    """Files and folders in ``lost+found`` that the repair has moved there."""
 
 
 def repair(env: Env, root: str, found: StoreReport) -> RepairReport:
@@ -45,30 +56,70 @@ def repair(env: Env, root: str, found: StoreReport) -> RepairReport:
                 rebuild[f"{root}/consumequeue/{wrong.topic}/{wrong.queue}"] = None
     finally:
         files.close()
+    foreign = []
     for problem in found.files:
         folder = problem.path.rpartition("/")[0]
-        if folder.startswith(f"{root}/consumequeue/"):
+        if not folder.startswith(f"{root}/consumequeue"):
+            continue
+        if problem.reason == FOREIGN:
+            foreign.append(problem.path)
+        elif folder.count("/") == root.count("/") + 3:
             rebuild[folder] = None
     if read_state(env, root).marks is None:
         rebuild.clear()  # RocketMQ's store: the broker replaces queues with wrong files when it starts
+    all_queues = f"{root}/consumequeue"
+    if env.exists(all_queues) and not env.is_dir(all_queues):
+        foreign.append(all_queues)
+    for path in foreign:
+        done.moved.append(move_to_lost_and_found(env, root, path))
     for folder in rebuild:
         # A missing queue makes the count of entries in the watermark wrong, so the next start reads the whole log.
-        env.rmtree(folder)
+        if env.exists(folder):
+            done.moved.append(move_to_lost_and_found(env, root, folder))
         env.mkdirs(folder)
     done.queues_to_rebuild = list(rebuild)
     _remove_index(env, root, found, done)
     return done
 
 
+def move_to_lost_and_found(env: Env, root: str, path: str) -> str:
+    """Move a file or folder of the store to a free name in ``lost+found``, durably. Returns the new path."""
+    if env.exists(f"{root}/lost+found") and not env.is_dir(f"{root}/lost+found"):
+        raise StartError(f"{root}/lost+found is not a folder: move it away, what the repair replaces goes there")
+    env.mkdirs(f"{root}/lost+found")
+    target = f"{root}/lost+found/{path[len(root) + 1 :].replace('/', '-')}"
+    taken = set(env.listdir(f"{root}/lost+found"))
+    number = 1
+    while f"{target}.{number}".rpartition("/")[2] in taken:
+        number += 1
+    env.rename(path, f"{target}.{number}")
+    env.sync_dir(f"{root}/lost+found")
+    env.sync_dir(path.rpartition("/")[0])
+    return f"{target}.{number}"
+
+
 def _remove_index(env: Env, root: str, found: StoreReport, done: RepairReport) -> None:
-    damaged = [problem.path for problem in found.index]
-    if damaged:
-        for name in env.listdir(f"{root}/index"):
-            path = f"{root}/index/{name}"
-            if NAME.fullmatch(name) and path >= min(damaged):
-                env.unlink(path)
-                done.index_files_removed.append(path)
-        env.sync_dir(f"{root}/index")
+    """Remove the first damaged file and all behind it, the newest first: a crash leaves a shorter index, no gap."""
+    folder = f"{root}/index"
+    if not found.index:
+        return
+    names = [problem.path.rpartition("/")[2] for problem in found.index]
+    first = min(names) if all(map(NAME.fullmatch, names)) else ""
+    for problem in found.index:
+        if problem.path == f"{root}/gantrymq.index":
+            done.moved.append(move_to_lost_and_found(env, root, problem.path))
+    if not env.is_dir(folder):
+        done.moved.append(move_to_lost_and_found(env, root, folder))
+        return
+    names = [name for name in env.listdir(folder) if NAME.fullmatch(name) and name >= first]
+    for name in reversed(names):
+        path = f"{folder}/{name}"
+        if env.is_dir(path):
+            done.moved.append(move_to_lost_and_found(env, root, path))
+        else:
+            env.unlink(path)
+            done.index_files_removed.insert(0, path)
+    env.sync_dir(folder)
 
 
 def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]:
@@ -76,11 +127,10 @@ def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]
     them. Returns all ranges that the file has now."""
     path = f"{root}/gantrymq.quarantine"
     known: list[tuple[int, int]] = []
-    if env.exists(path):
-        try:
-            known = [(int(start), int(end)) for start, end in json.loads(env.read_bytes(path))]
-        except (ValueError, TypeError):
-            known = []  # the broker ignores it as well
+    try:
+        known = [(int(start), int(end)) for start, end in json.loads(read_small(env, path) or b"[]")]
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        known = []  # the broker ignores it as well
     ranges: list[tuple[int, int]] = []
     for start, end in sorted({*known, *((each.start, each.end) for each in found.damage)}):
         if ranges and start <= ranges[-1][1]:
@@ -115,8 +165,11 @@ def cut(env: Env, root: str, found: StoreReport, offset: int) -> tuple[str, ...]
 def queue_units(env: Env, root: str) -> int:
     """How many entries a file of the store's queues has; RocketMQ's default if there is no file."""
     for topic in env.listdir(f"{root}/consumequeue"):
+        if not env.is_dir(f"{root}/consumequeue/{topic}"):
+            continue
         for name in env.listdir(f"{root}/consumequeue/{topic}"):
-            size, _, _ = find_files(env, f"{root}/consumequeue/{topic}/{name}", unit=UNIT)
+            folder = f"{root}/consumequeue/{topic}/{name}"
+            size, _, _ = find_files(env, folder, unit=UNIT) if env.is_dir(folder) else (0, [], [])
             if size:
                 return size // UNIT
     return StoreConfig().queue_file_units

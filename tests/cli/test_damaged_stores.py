@@ -1,0 +1,253 @@
+"""The check of a store and its repair: arbitrary bytes, huge, linked, missing and foreign files.
+
+The check ends with a report and changes nothing. The repair changes nothing of the log, and afterwards a broker
+delivers each message whose record is intact.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gantrymq.sync
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.errors import StartError
+from gantrymq.maintenance import store_repair
+from gantrymq.maintenance.store_check import OTHER_PLACE, StoreCheck, StoreReport
+from gantrymq.plugins.index.layout import Shape
+from gantrymq.testing.harness import cluster_in_thread
+from support.stores import log_records
+
+pytestmark = pytest.mark.timeout(120)
+
+MESSAGES = 60
+LOG_FILE = 16 * 1024
+QUEUE_OFFSET_AT = 20
+"""Where a record has its queue offset, of 8 bytes."""
+SETTINGS = {
+    "store.commit_log_file_bytes": "16 KiB",
+    "store.queue_file_units": "10",
+    "plugin.index.slots": "16",
+    "plugin.index.entries": "50",
+}
+SHAPE = Shape(16, 50)
+EXAMPLES = int(os.environ.get("GANTRYMQ_STORE_EXAMPLES", "20"))
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with 60 messages in two queues."""
+    folder = tmp_path_factory.mktemp("sample") / "store"
+    with cluster_in_thread(folder, settings=SETTINGS) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
+        client.admin.create_topic("orders", 2)
+        with client.producer() as producer:
+            for number in range(MESSAGES):
+                producer.send("orders", b"%03d " % number + b"x" * 500, keys=[f"k{number}"], tags="red")
+    return folder
+
+
+@pytest.fixture
+def store(sample: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sample, tmp_path / "store")
+
+
+def examine(store: Path) -> StoreReport:
+    return StoreCheck(SystemEnv(), str(store), SHAPE, deep=True).run()
+
+
+def repair(store: Path) -> store_repair.RepairReport:
+    return store_repair.repair(SystemEnv(), str(store), examine(store))
+
+
+def contents(store: Path) -> dict[str, bytes | str]:
+    """Each file's bytes, without huge ones, and the targets of links."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(store.rglob("*")):
+        if path.is_symlink():
+            found[str(path)] = str(path.readlink())
+        elif path.is_file():
+            small = path.stat().st_size < 1 << 26
+            found[str(path)] = path.read_bytes() if small else str(path.stat().st_size)
+    return found
+
+
+def log_of(store: Path) -> dict[str, bytes | str]:
+    return contents(store / "commitlog")
+
+
+def is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def bodies_of(store: Path) -> set[bytes]:
+    with cluster_in_thread(store, settings=SETTINGS) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
+        with client.reader("orders", start="first", until="end") as reader:
+            return {message.body for message in reader}
+
+
+# ------------------------------------------------------------------------------------------------- any damage
+
+
+@attrs.frozen
+class Flip:
+    """Change a byte of the ``number``-th file, at a share of its size."""
+
+    number: int
+    at: float
+    mask: int
+
+    def apply(self, store: Path) -> None:
+        paths = [path for path in sorted(store.rglob("*")) if path.is_file() and not path.is_symlink()]
+        path = paths[self.number % len(paths)]
+        if 0 < path.stat().st_size < 1 << 26:
+            data = bytearray(path.read_bytes())
+            data[int(self.at * (len(data) - 1))] ^= self.mask
+            path.write_bytes(data)
+
+
+@attrs.frozen
+class Replace:
+    """Replace the ``number``-th file or folder."""
+
+    number: int
+    kind: str
+    data: bytes
+
+    def apply(self, store: Path) -> None:
+        paths = [path for path in sorted(store.rglob("*")) if path != store / "commitlog" and path.exists()]
+        path = paths[self.number % len(paths)]
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if self.kind == "bytes":
+            path.write_bytes(self.data)
+        elif self.kind == "sparse":
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+        elif self.kind == "link":
+            path.symlink_to(store.parent / "elsewhere")
+        elif self.kind == "folder":
+            path.mkdir()
+        elif self.kind == "pipe":
+            os.mkfifo(path)
+
+
+@attrs.frozen
+class Add:
+    """Add a foreign file to the ``number``-th folder."""
+
+    number: int
+    name: str
+    data: bytes
+
+    def apply(self, store: Path) -> None:
+        paths = [path for path in [store, *sorted(store.rglob("*"))] if path.is_dir() and not path.is_symlink()]
+        folder = paths[self.number % len(paths)]
+        if not os.path.lexists(folder / self.name):
+            (folder / self.name).write_bytes(self.data)
+
+
+NUMBERS = st.integers(0, 200)
+SHORT = st.binary(max_size=200)
+DAMAGE = st.one_of(
+    st.builds(Flip, NUMBERS, st.floats(0, 1), st.integers(1, 255)),
+    st.builds(Replace, NUMBERS, st.sampled_from(["nothing", "bytes", "sparse", "link", "folder", "pipe"]), SHORT),
+    st.builds(
+        Add, NUMBERS,
+        st.sampled_from(["notes.txt", "99999999999999990000", "0", "00", "00000000000000000200", "\udcff", "a" * 200]),
+        SHORT,
+    ),
+)  # fmt: skip
+
+
+@settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(st.lists(DAMAGE, min_size=1, max_size=4))
+def test_any_damage_is_reported_and_the_repair_keeps_the_log(sample: Path, tmp_path: Path, damage: list[Any]) -> None:
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    store = shutil.copytree(sample, tmp_path / "store")
+    (tmp_path / "elsewhere").write_bytes(b"of another program")
+    for each in damage:
+        each.apply(store)
+    before = contents(store)
+    if any((store / name).exists() and not is_plain(store / name) for name in ("checkpoint", "gantrymq.watermark")):
+        with pytest.raises(StartError, match="no broker starts with it: move it away"):
+            examine(store)
+        return
+    examine(store)
+    assert contents(store) == before, "the check changes nothing"
+    lost = store / "lost+found"
+    if os.path.lexists(lost) and not lost.is_dir():
+        lost.unlink()  # the repair says so otherwise
+        before = contents(store)
+    repair(store)
+    assert log_of(store) == {path: data for path, data in before.items() if "/commitlog/" in path}
+    assert (tmp_path / "elsewhere").read_bytes() == b"of another program"
+    # Whatever is not the broker's own is still somewhere.
+    kept = list(contents(store).values())
+    for path, data in before.items():
+        if path.endswith("notes.txt"):
+            assert data in kept
+    repair(store)  # a second one finds a store that it can read
+
+
+# ------------------------------------------------------------------------------------------------- chosen damage
+
+
+def test_a_record_with_a_damaged_queue_offset_is_reported_and_keeps_its_entry(store: Path) -> None:
+    record = [record for record, _ in log_records(store) if record.topic == "orders"][17]
+    base = record.offset // LOG_FILE * LOG_FILE
+    with (store / "commitlog" / f"{base:020d}").open("r+b") as file:
+        file.seek(record.offset - base + QUEUE_OFFSET_AT + 7)
+        file.write(bytes([record.queue_offset ^ 1]))  # the place of another record
+    report = examine(store)
+    (suspect,) = report.suspect_records
+    place = suspect.topic, suspect.queue, suspect.queue_offset, suspect.offset
+    assert place == ("orders", record.queue_id, record.queue_offset, record.offset)
+    assert suspect.reason == OTHER_PLACE
+    assert report.wrong_entry_count == 0, "its entry alone leads to the message"
+    before = contents(store)
+    store_repair.repair(SystemEnv(), str(store), report)
+    assert contents(store) == before
+
+
+def test_a_huge_state_file_is_not_read_into_memory(store: Path) -> None:
+    for name in ("gantrymq.index", "gantrymq.deleted", "gantrymq.quarantine"):
+        with (store / name).open("wb") as file:
+            file.truncate(1 << 40)
+    tracemalloc.start()
+    try:
+        report = examine(store)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+    assert [index.reason for index in report.index] == [
+        f"is not what the broker writes: has {1 << 40} bytes; no broker writes more than {64 << 20}"
+    ]
+
+
+def test_a_file_far_away_lists_a_bounded_number_of_missing_ones(store: Path) -> None:
+    queue = store / "consumequeue" / "orders" / "0"
+    shutil.copy(queue / f"{0:020d}", queue / f"{200 * 10**12:020d}")
+    assert len(examine(store).files) < 200
+
+
+def test_foreign_files_move_to_lost_and_found_and_the_queues_are_rebuilt(store: Path) -> None:
+    (store / "consumequeue" / "notes.txt").write_bytes(b"1")
+    (store / "consumequeue" / "orders" / "00").mkdir()
+    (store / "consumequeue" / "orders" / "00" / "notes.txt").write_bytes(b"2")
+    (store / "consumequeue" / "orders" / "1" / f"{200:020d}").write_bytes(b"short")
+    moved = repair(store).moved
+    assert len(moved) == 3
+    assert {path.read_bytes() for path in (store / "lost+found").rglob("*") if path.name.startswith("notes")} == {b"2"}
+    assert any(path.is_file() and path.read_bytes() == b"1" for path in (store / "lost+found").iterdir())
+    assert len(bodies_of(store)) == MESSAGES
