@@ -9,6 +9,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import pytest
 import trio
@@ -199,12 +200,13 @@ def test_reasons_why_a_group_did_not_get_a_message_are_returned(site: Site) -> N
 
 
 def test_log_events_are_shown_newest_first_and_by_level(site: Site) -> None:
+    component = uuid4().hex  # the process keeps the events of other tests and attempts
     for level, name in (("debug", "unseen"), ("info", "first"), ("warning", "second")):
-        keep_recent(None, level, {"event": name, "component": "tester", "peer": object(), "count": 3})
-    found = site.get("/log-events?search=tester")["events"]
+        keep_recent(None, level, {"event": name, "component": component, "peer": object(), "count": 3})
+    found = site.get(f"/log-events?search={component}")["events"]
     assert [(one["level"], one["event"]) for one in found[:2]] == [("warning", "second"), ("info", "first")]
     assert (found[0]["fields"]["count"], found[0]["fields"]["peer"][:7]) == (3, "<object")
-    assert [one["event"] for one in site.get("/log-events?search=tester&level=warning")["events"]] == ["second"]
+    assert [one["event"] for one in site.get(f"/log-events?search={component}&level=warning")["events"]] == ["second"]
     assert site.request("GET", f"{PREFIX}/log-events?level=loud")[0] == 400
 
 
