@@ -53,19 +53,30 @@ def find() -> tuple[str, Path]:
 
     Raises ToolMissing without a JDK or Maven, RuntimeError with Maven's words when it cannot be fetched.
     """
-    java, maven = shutil.which("java"), shutil.which("mvn")
-    if java is None or maven is None:
+    java = shutil.which("java")
+    if java is None or shutil.which("mvn") is None:
         raise ToolMissing("java and mvn are needed to fetch and run Kafka")
-    folder = cache_folder(INTEROP / ".cache") / f"kafka-{VERSION}"
+    return java, fetch_jars(POM, "Kafka", "kafka", VERSION)
+
+
+def fetch_jars(pom: Path, what: str, name: str, version: str) -> Path:
+    """Return the folder of the jars that ``pom`` names, fetched from Maven Central unless they are there.
+
+    Maven gets the version as ``NAME.version``. Raises ToolMissing without Maven, RuntimeError with its words.
+    """
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise ToolMissing(f"mvn is needed to fetch {what}")
+    folder = cache_folder(INTEROP / ".cache") / f"{name}-{version}"
     if not (folder / "complete").exists():
-        command = [maven, "-q", "-B", f"-Dkafka.version={VERSION}", f"-Dcache={folder.absolute()}"]
+        command = [maven, "-q", "-B", f"-D{name}.version={version}", f"-Dcache={folder.absolute()}"]
         done = subprocess.run(
-            [*command, "dependency:copy-dependencies"], cwd=POM, capture_output=True, text=True, check=False
+            [*command, "dependency:copy-dependencies"], cwd=pom, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise RuntimeError(f"Maven could not fetch Kafka: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+            raise RuntimeError(f"Maven could not fetch {what}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
         (folder / "complete").touch()
-    return java, folder / "lib"
+    return folder / "lib"
 
 
 class Kafka:

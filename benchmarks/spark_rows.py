@@ -7,7 +7,6 @@ same. A floor says what Spark's Python data sources reach if they do nothing: th
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -26,13 +25,12 @@ import trio
 from figures import Figures
 from measuring import Failed
 from scenarios import QUEUES
-from systems import INTEROP, home_of, start
+from systems import home_of, start
 
 from gantrymq.bench.cluster import prepare_topic
 from gantrymq.client import connect
 from gantrymq.spark import export, session, spark_status
 from gantrymq.spark.columns import COLUMNS, arrow_schema
-from support.foreign import ToolMissing, cache_folder
 
 if TYPE_CHECKING:
     from measuring import Timing
@@ -234,19 +232,8 @@ async def _make_topics(nameserver: str) -> None:
 
 def find_connector() -> list[Path]:
     """Kafka's connector as jars, fetched from Maven Central unless they are there. Raises ToolMissing, RuntimeError."""
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise ToolMissing("mvn is needed to fetch Kafka's connector for Spark")
-    folder = cache_folder(INTEROP / ".cache") / f"spark-kafka-{CONNECTOR_VERSION}"
-    if not (folder / "complete").exists():
-        command = [maven, "-q", "-B", f"-Dspark.version={CONNECTOR_VERSION}", f"-Dcache={folder.absolute()}"]
-        done = subprocess.run(
-            [*command, "dependency:copy-dependencies"], cwd=POM, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"Maven could not fetch Kafka's connector: {done.stdout[-1000:]}{done.stderr[-1000:]}")
-        (folder / "complete").touch()
-    return [path for path in sorted((folder / "lib").glob("*.jar")) if path.name.startswith(CONNECTOR_JARS)]
+    folder = kafka.fetch_jars(POM, "Kafka's connector for Spark", "spark-kafka", CONNECTOR_VERSION)
+    return [path for path in sorted(folder.glob("*.jar")) if path.name.startswith(CONNECTOR_JARS)]
 
 
 @contextmanager

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
 
-from gantrymq.cli.acl_brokers import ask, brokers_option, call, change_brokers, changes_json
+from gantrymq.cli.acl_brokers import (
+    NewSecret,
+    ask,
+    brokers_option,
+    call,
+    change_brokers,
+    changes_json,
+    secret_of_environment,
+)
 from gantrymq.cli.acl_users import users as users_of_rocketmq5
 from gantrymq.cli.connecting import context_option
 from gantrymq.cli.failures import CommandFailed, warn
@@ -28,12 +36,10 @@ if TYPE_CHECKING:
     from gantrymq.remoting.codes import RequestCode
 
 F = TypeVar("F", bound=Callable[..., Any])
-SECRET_BYTES: Final = 24
 PERMISSIONS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
 SHORT: Final = {"send": "SEND_MESSAGE", "consume": "PULL_MESSAGE", "transaction": "END_TRANSACTION",
                 "admin": "UPDATE_AND_CREATE_TOPIC"}  # fmt: skip
 """Words for the requests that people ask about most."""
-NEW_SECRET: Final = "GANTRYMQ_NEW_SECRET_KEY"  # noqa: S105 - the name of a variable
 
 
 @click.group()
@@ -176,24 +182,17 @@ def set_user(access_key: str, admin: bool | None, topic_default: str | None, gro
     GANTRYMQ_NEW_SECRET_KEY is the account's secret key. If it is not set, an account keeps its secret key, and a new
     one gets a random secret key, which is printed once.
     """
-    secret = os.environ.get(NEW_SECRET) or None
+    secret = NewSecret(secret_of_environment())
     fields = {"defaultTopicPerm": topic_default, "defaultGroupPerm": group_default, "whiteRemoteAddress": address}
-    made: list[str] = []
 
     async def work(channel: Channel) -> dict[str, Any]:
         found = _account_in(await _config_of(channel), access_key)
-        chosen = secret
-        if found is None and chosen is None:
-            if not made:
-                made.append(secrets.token_urlsafe(SECRET_BYTES))
-            chosen = made[0]
+        chosen = secret.choose(found is not None)
         flag = admin if admin is not None else found is not None and found.admin
         await _update(channel, access_key, {**fields, "secretKey": chosen}, flag)
-        return {"access_key": access_key} | ({"secret_key": chosen} if made and chosen == made[0] else {})
+        return {"access_key": access_key} | secret.shown("secret_key", chosen)
 
-    change_brokers(brokers, work, f"account {access_key} is set", as_json)
-    if made and not as_json:
-        click.echo(f"secret key: {made[0]}")
+    change_brokers(brokers, work, f"account {access_key} is set", as_json, ("secret key", secret))
 
 
 @user.command("delete")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import attrs
 import rich_click as click
 
 from gantrymq.cli.connecting import connect_settings, use_everywhere
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 ANSWER_S: Final = 10.0
+NEW_SECRET: Final = "GANTRYMQ_NEW_SECRET_KEY"  # noqa: S105 - the name of a variable
+SECRET_BYTES: Final = 24
 NO_ACCOUNTS: Final = "has no accounts: the plugin 'acl' is not enabled there"
 
 
@@ -37,15 +42,41 @@ def changes_json(function: F) -> F:
     return json_option("Print a JSON list, one object per broker that has changed.")(function)
 
 
+def secret_of_environment() -> str | None:
+    """The secret key that :data:`NEW_SECRET` names."""
+    return os.environ.get(NEW_SECRET) or None
+
+
+@attrs.define
+class NewSecret:
+    """The secret key to set: the ``given`` one, or a random one where there is none yet, the same at all brokers."""
+
+    given: str | None
+    made: str | None = None
+
+    def choose(self, exists: bool) -> str | None:
+        """The secret key to send to a broker; None keeps that of an account that exists there."""
+        if self.given is not None or exists:
+            return self.given
+        self.made = self.made or secrets.token_urlsafe(SECRET_BYTES)
+        return self.made
+
+    def shown(self, name: str, chosen: str | None) -> dict[str, str]:
+        """What the JSON of a broker has of it: only a random one, which is not known otherwise."""
+        return {name: self.made} if self.made is not None and chosen == self.made else {}
+
+
 def change_brokers(
     brokers: Sequence[str],
     work: Callable[[Channel], Awaitable[Mapping[str, Any]]],
     text: str,
     as_json: bool,
+    secret: tuple[str, NewSecret] | None = None,
 ) -> None:
     """Change one broker after the other; print ``text`` for each, or a JSON list of what ``work`` returns.
 
-    After an error the list has the brokers that have changed.
+    After an error the list has the brokers that have changed. A random ``secret`` is printed under its name at the end,
+    also after an error: the brokers before it have it.
     """
     rows: list[Mapping[str, Any]] = []
     try:
@@ -56,6 +87,8 @@ def change_brokers(
     finally:
         if as_json:
             print_rows((), rows, as_json)
+        elif secret is not None and secret[1].made is not None:
+            click.echo(f"{secret[0]}: {secret[1].made}")
 
 
 def ask(broker: str, work: Callable[[Channel], Awaitable[T]]) -> T:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
 
-from gantrymq.cli.acl_brokers import ask, brokers_option, call, change_brokers, changes_json
+from gantrymq.cli.acl_brokers import (
+    NewSecret,
+    ask,
+    brokers_option,
+    call,
+    change_brokers,
+    changes_json,
+    secret_of_environment,
+)
 from gantrymq.cli.connecting import context_option
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.plugin_activity import check_broker
@@ -23,8 +29,6 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound="Body")
 F = TypeVar("F", bound=Callable[..., Any])
-NEW_SECRET: Final = "GANTRYMQ_NEW_SECRET_KEY"  # noqa: S105 - the name of a variable
-SECRET_BYTES: Final = 24
 ACTIONS: Final = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 PREFIX: Final = "User:"
 NO_USERS: Final = "has no users of RocketMQ 5: the plugin 'acl' is not enabled there, or has no `plugin.acl.users`"
@@ -78,27 +82,17 @@ def set_user(name: str, user_type: str | None, status: str | None, password_file
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 
-    given = _password(password_file)
-    made: list[str] = []
+    secret = NewSecret(_password(password_file))
 
     async def work(channel: Channel) -> dict[str, Any]:
         known = (await _call(channel, Command(RequestCode.AUTH_GET_USER, {"username": name}))).body
-        password = given
-        if not known and password is None:
-            if not made:
-                made.append(secrets.token_urlsafe(SECRET_BYTES))
-            password = made[0]
+        password = secret.choose(bool(known))
         code = RequestCode.AUTH_UPDATE_USER if known else RequestCode.AUTH_CREATE_USER
         body = UserInfo(name, password, user_type, status).to_bytes()
         await _call(channel, Command(code, {"username": name}, body=body))
-        return {"user": name, "created": not known} | ({"password": password} if made and password == made[0] else {})
+        return {"user": name, "created": not known} | secret.shown("password", password)
 
-    try:
-        change_brokers(brokers, work, f"user {name} is set", as_json)
-    finally:
-        # also after an error: brokers before it have the password
-        if made and not as_json:
-            click.echo(f"password: {made[0]}")
+    change_brokers(brokers, work, f"user {name} is set", as_json, ("password", secret))
 
 
 @users.command("delete")
@@ -198,7 +192,7 @@ def revoke(name: str, resources: tuple[str, ...], everything: bool, brokers: lis
 
 def _password(file: Any) -> str | None:
     if file is None:
-        return os.environ.get(NEW_SECRET) or None
+        return secret_of_environment()
     text: str = file.read().removesuffix("\n").removesuffix("\r")
     if not text.strip():
         raise CommandFailed("the file of --password-file has no password")

@@ -203,7 +203,7 @@ class OtelPlugin:
             self._warned_at = now
             log.warning("spans_not_exported", lost=self._outage_lost, reason=reason)
 
-    # ------------------------------------------------------------------------------------------------- what is told
+    # ------------------------------------------------------------------------------------------------- metrics
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

@@ -146,15 +146,12 @@ class TlsSocket:
         failure: ssl.SSLError | None = None
         try:
             tls.do_handshake()
-        except ssl.SSLWantReadError as error:
+        except ssl.SSLError as error:  # SSLWantReadError among them
             failure = error
-        except ssl.SSLError as error:
-            failure = error
-            self._has_failed = True
         # Without the time of the sends: the system may let the peer work first.
         self._owner.worked(begun)
-        if self._has_failed:
-            assert failure is not None
+        if failure is not None and not isinstance(failure, ssl.SSLWantReadError):
+            self._has_failed = True
             with suppress(OSError):
                 self._answer()  # the alert
             reason = (failure.reason or "it is no TLS").replace("_", " ").lower()

@@ -172,6 +172,16 @@ def broker(tmp_path: Path) -> Iterator[str]:
         yield cluster.address
 
 
+def test_a_new_secret_key_is_printed_if_a_later_broker_fails(
+    cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
+    done = cli("acl", "user", "set", "newcomer", "--broker", broker, "--broker", "127.0.0.1:1")
+    assert (done.code, "127.0.0.1:1" in done.err) == (1, True), done.err
+    assert "secret key: " in done.out, "the first broker has it, and nobody else knows it"
+
+
 def test_accounts_of_a_broker_are_listed_created_granted_and_deleted(
     cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

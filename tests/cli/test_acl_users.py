@@ -76,6 +76,12 @@ def test_a_new_password_is_printed_once_and_an_empty_file_or_no_resource_is_refu
         assert cli("acl", "users", "revoke", *arguments, *at).code == 2
 
 
+def test_a_new_password_is_printed_if_a_later_broker_fails(run: Callable[..., str], cli: Cli, cluster: Cluster) -> None:
+    run("acl", "users", "list", "--broker", cluster.address)  # it sets the keys of the environment
+    done = cli("acl", "users", "set", "carol", "--broker", cluster.address, "--broker", "127.0.0.1:1")
+    assert (done.code, "password: " in done.out) == (1, True), (done.out, done.err)
+
+
 def test_a_password_from_a_file_signs_and_is_kept_when_something_else_changes(
     run: Callable[..., str], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

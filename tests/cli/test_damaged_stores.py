@@ -24,7 +24,7 @@ from gantrymq.maintenance import store_repair
 from gantrymq.maintenance.store_check import OTHER_PLACE, StoreCheck, StoreReport
 from gantrymq.plugins.index.layout import Shape
 from gantrymq.testing.harness import cluster_in_thread
-from support.stores import log_records
+from support.stores import log_records, make_store
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,13 +45,7 @@ EXAMPLES = int(os.environ.get("GANTRYMQ_STORE_EXAMPLES", "20"))
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with 60 messages in two queues."""
-    folder = tmp_path_factory.mktemp("sample") / "store"
-    with cluster_in_thread(folder, settings=SETTINGS) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
-        client.admin.create_topic("orders", 2)
-        with client.producer() as producer:
-            for number in range(MESSAGES):
-                producer.send("orders", b"%03d " % number + b"x" * 500, keys=[f"k{number}"], tags="red")
-    return folder
+    return make_store(tmp_path_factory.mktemp("sample") / "store", SETTINGS, 2, MESSAGES, 500)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, Targ
 from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup
 from gantrymq.message import Message
 from gantrymq.testing.harness import cluster_in_thread
-from support.stores import log_records
+from support.stores import log_records, make_store
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -51,13 +51,7 @@ class Sample:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    folder = tmp_path_factory.mktemp("sample") / "store"
-    with cluster_in_thread(folder, settings=SETTINGS) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
-        client.admin.create_topic("orders", 4)
-        with client.producer() as producer:
-            for number in range(MESSAGES):
-                body = b"%03d " % number + b"x" * 400
-                producer.send("orders", body, keys=[f"k{number}"], tags="red")
+    folder = make_store(tmp_path_factory.mktemp("sample") / "store", SETTINGS, 4, MESSAGES, 400)
     rows = [
         (record.offset, len(raw), record.queue_id, record.queue_offset, record.body)
         for record, raw in log_records(folder)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,20 @@ class FakeCluster:
         queue.records[offset] = encode_record(topic, queue_id, offset, body, **fields)
         queue.max_offset += 1
         return offset
+
+    def fill(self, count: int, topic: str = "orders", **fields: Any) -> None:
+        """Store messages in the topic's first two queues by turns."""
+        for number in range(count):
+            self.put(topic, number % 2, b"body %d" % number, **fields)
+
+    def everything(self, topic: str | None = None) -> Counter[tuple[str, int, int]]:
+        """Topic, queue and offset of each message, of all topics or of one."""
+        return Counter(
+            (name, queue_id, offset)
+            for (name, queue_id), queue in self.queues.items()
+            if topic in (None, name)
+            for offset in queue.records
+        )
 
     def answer(self, request: Command) -> Command | bytes:
         self.requests.append(request)
@@ -197,6 +212,14 @@ def cluster() -> Iterator[FakeCluster]:
     cluster = FakeCluster()
     yield cluster
     cluster.close()
+
+
+@pytest.fixture
+def orders(cluster: FakeCluster) -> FakeCluster:
+    """20 messages in two queues of ``orders``."""
+    cluster.add_topic("orders", queues=2)
+    cluster.fill(20)
+    return cluster
 
 
 @pytest.fixture

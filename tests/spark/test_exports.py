@@ -53,20 +53,8 @@ BORN_MILLIS = 1_700_000_000_123
 
 
 @pytest.fixture
-def orders(cluster: FakeCluster) -> FakeCluster:
-    cluster.add_topic("orders", queues=2)
-    put(cluster, 20)
-    return cluster
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "out"
-
-
-def put(cluster: FakeCluster, count: int, topic: str = "orders", **fields: Any) -> None:
-    for number in range(count):
-        cluster.put(topic, number % 2, b"body %d" % number, **fields)
 
 
 def go(cluster: FakeCluster, folder: Path, topic: str = "orders", **options: Any) -> Any:
@@ -87,15 +75,6 @@ def rows(files: list[Path]) -> Counter[tuple[str, int, int]]:
 def visible(folder: Path) -> list[Path]:
     """What a reader finds that knows nothing of manifests."""
     return sorted(folder.glob("topic=*/date=*/*.parquet"))
-
-
-def everything(cluster: FakeCluster, topic: str = "orders") -> Counter[tuple[str, int, int]]:
-    return Counter(
-        (name, queue_id, offset)
-        for (name, queue_id), queue in cluster.queues.items()
-        if name == topic
-        for offset in queue.records
-    )
 
 
 def _export_command(cluster: FakeCluster, folder: Path) -> list[str]:
@@ -133,11 +112,11 @@ def test_the_next_run_writes_new_messages_only(orders: FakeCluster, folder: Path
     result = go(orders, folder)
     assert (result.rows, result.files, result.number) == (0, 0, 1)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
-    put(orders, 5)
+    orders.fill(5)
     orders.add_topic("refunds")
     orders.put("refunds", 0, b"x")
     assert go(orders, folder, "orders,refunds").rows == 6
-    assert rows(export_files(folder)) == everything(orders) + everything(orders, "refunds")
+    assert rows(export_files(folder)) == orders.everything("orders") + orders.everything("refunds")
     assert visible(folder) == sorted(export_files(folder))
 
 
@@ -150,7 +129,7 @@ def test_messages_that_arrive_after_the_start_are_left_to_the_next_run(orders: F
     assert go(orders, folder).rows == 20
     orders.script = lambda request: None
     go(orders, folder)
-    assert rows(visible(folder)) == everything(orders)
+    assert rows(visible(folder)) == orders.everything("orders")
 
 
 def test_files_are_split_by_messages_bytes_and_day(orders: FakeCluster, folder: Path) -> None:
@@ -166,7 +145,7 @@ def test_files_are_split_by_messages_bytes_and_day(orders: FakeCluster, folder: 
     assert [path.name for path in visible(folder / ".") if "orders" in str(path)][:3] == [
         "broker-a-0-0-3.parquet", "broker-a-0-4-7.parquet", "broker-a-0-8-9.parquet",
     ]  # fmt: skip
-    assert rows(visible(folder)) == everything(orders) + everything(orders, "days")
+    assert rows(visible(folder)) == orders.everything("orders") + orders.everything("days")
 
 
 def test_a_topic_with_percent_signs_and_a_time_out_of_range_have_a_partition(
@@ -197,19 +176,23 @@ def test_overwrite_replaces_the_topic_alone(orders: FakeCluster, folder: Path) -
     with pytest.raises(WrongOption, match=r"exported up to offset 10, but ends at 1: .* Overwrite the export"):
         go(orders, folder)
     assert go(orders, folder, overwrite=True).rows == 11
-    assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders) + everything(orders, "refunds")
+    assert (
+        rows(visible(folder))
+        == rows(export_files(folder))
+        == orders.everything("orders") + orders.everything("refunds")
+    )
     assert [path.name for path in visible(folder)] == [
         "broker-a-0-0-0-r2.parquet", "broker-a-1-0-9-r2.parquet", "broker-a-0-0-0.parquet",
     ]  # fmt: skip
     assert not [name for name in names(folder) if "work" in name or "plan" in name]
-    put(orders, 2)
+    orders.fill(2)
     assert go(orders, folder).rows == 2
-    assert rows(visible(folder)) == everything(orders) + everything(orders, "refunds")
+    assert rows(visible(folder)) == orders.everything("orders") + orders.everything("refunds")
 
 
 def test_messages_that_expired_before_they_were_exported_are_counted(orders: FakeCluster, folder: Path) -> None:
     go(orders, folder)
-    put(orders, 10)
+    orders.fill(10)
     queue = orders.queues["orders", 0]
     queue.min_offset = 13
     for offset in range(13):
@@ -247,14 +230,14 @@ def test_a_failed_run_publishes_nothing_and_the_next_run_completes_it(orders: Fa
     assert export_status(folder).unfinished
     orders.script = lambda request: None
     orders.requests.clear()
-    put(orders, 2)
+    orders.fill(2)
     result = go(orders, folder)
     assert (result.rows, result.number, result.resumed) == (22, 2, True)
     first = {(request.ext or {}).get("queueOffset") for request in orders.requests if request.code == 11}
     assert "0" in first, "of queue 1"
     queue0 = [r.ext["queueOffset"] for r in orders.requests if r.code == 11 and r.ext and r.ext["queueId"] == "0"]
     assert queue0 == ["10"], "what was written before the failure is not read again"
-    assert rows(visible(folder)) == everything(orders)
+    assert rows(visible(folder)) == orders.everything("orders")
 
 
 def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: Path) -> None:
@@ -291,7 +274,7 @@ def test_a_second_writer_is_fenced_and_leaves_no_file(
 ) -> None:
     """The lock does not hold across machines: the second one published while the first was writing."""
     go(orders, folder)
-    put(orders, 4)
+    orders.fill(4)
     create = disk.create_durably
 
     def be_late(path: Path, data: bytes) -> None:
@@ -306,12 +289,12 @@ def test_a_second_writer_is_fenced_and_leaves_no_file(
         go(orders, folder, overwrite=overwrite)
     assert visible(folder) == sorted(export_files(folder))
     assert go(orders, folder).rows == 4
-    assert rows(visible(folder)) == everything(orders)
+    assert rows(visible(folder)) == orders.everything("orders")
 
 
 def test_a_damaged_export_is_reported(orders: FakeCluster, folder: Path, tmp_path: Path) -> None:
     go(orders, folder)
-    put(orders, 2)
+    orders.fill(2)
     go(orders, folder)
     first = folder / "_gantrymq" / "manifest-00000001.json"
     text = first.read_bytes()
@@ -356,7 +339,7 @@ def test_many_runs_are_read_from_the_last_complete_manifest(
         go(orders, folder)
     for number in range(1, 6):
         (folder / "_gantrymq" / f"manifest-{number:08}.json").unlink()
-    assert rows(export_files(folder)) == everything(orders)
+    assert rows(export_files(folder)) == orders.everything("orders")
     orders.put("orders", 0, b"x")
     assert go(orders, folder).number == 8
 
@@ -398,10 +381,10 @@ def test_a_run_stopped_at_any_step_is_completed_by_the_next(
     while True:
         folder = tmp_path / f"stopped-{step}"
         orders.add_topic("orders", queues=2)  # empty again
-        put(orders, 4)
-        first = everything(orders)
+        orders.fill(4)
+        first = orders.everything("orders")
         go(orders, folder)
-        put(orders, 6)
+        orders.fill(6)
         with pytest.MonkeyPatch.context() as patch:
             happened = stop_at(step, lambda path, name, work: patch.setattr(path, work))
             try:
@@ -411,12 +394,12 @@ def test_a_run_stopped_at_any_step_is_completed_by_the_next(
             else:
                 break
         published = rows(export_files(folder))
-        assert published in (first, everything(orders)), happened
+        assert published in (first, orders.everything("orders")), happened
         assert max(rows(visible(folder)).values()) == 1, happened
         assert rows(visible(folder)) >= (Counter() if overwrite else first), happened
-        put(orders, 1)
+        orders.fill(1)
         go(orders, folder)
-        assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders), happened
+        assert rows(visible(folder)) == rows(export_files(folder)) == orders.everything("orders"), happened
         assert not [name for name in names(folder) if "work" in name or "plan" in name or "staged" in name], happened
         step += 1
     assert step > 15
@@ -442,7 +425,7 @@ RUN_S = 0.8
 def test_compaction_merges_files_that_follow_each_other(orders: FakeCluster, folder: Path) -> None:
     for day in (0, 1):
         for _ in range(3):
-            put(orders, 4, store_timestamp=1_700_000_000_000 + day * DAY)
+            orders.fill(4, store_timestamp=1_700_000_000_000 + day * DAY)
             go(orders, folder)
     before = rows(visible(folder))
     result = compact_export(folder)
@@ -458,9 +441,9 @@ def test_compaction_merges_files_that_follow_each_other(orders: FakeCluster, fol
     assert not [name for name in names(folder) if "work" in name or "staged" in name]
     again = compact_export(folder)
     assert (again.before, again.after, export_status(folder).number) == (4, 4, 7)
-    put(orders, 2)
+    orders.fill(2)
     go(orders, folder)
-    assert rows(visible(folder)) == everything(orders)
+    assert rows(visible(folder)) == orders.everything("orders")
 
 
 def test_compaction_keeps_gaps_and_full_files(orders: FakeCluster, folder: Path) -> None:
@@ -470,7 +453,7 @@ def test_compaction_keeps_gaps_and_full_files(orders: FakeCluster, folder: Path)
     go(orders, folder, fail_on_data_loss=False, file_rows=2)
     original = {path: pq.ParquetFile(path).read() for path in visible(folder)}
     assert compact_export(folder, file_rows=4).after < len(original)
-    assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders)
+    assert rows(visible(folder)) == rows(export_files(folder)) == orders.everything("orders")
     kept = [path for path in visible(folder) if path in original]
     assert kept, "a file with no neighbor to merge with"
     assert [path.name for path in visible(folder)][:3] == [
@@ -491,9 +474,9 @@ def test_a_compaction_stopped_at_any_step_is_completed_or_discarded(orders: Fake
         folder = tmp_path / f"stopped-{step}"
         orders.add_topic("orders", queues=2)
         for _ in range(2):
-            put(orders, 4)
+            orders.fill(4)
             go(orders, folder)
-        put(orders, 2, store_timestamp=1_700_000_000_000 + DAY)
+        orders.fill(2, store_timestamp=1_700_000_000_000 + DAY)
         go(orders, folder)
         with pytest.MonkeyPatch.context() as patch:
             happened = stop_at(step, lambda path, name, work, patch=patch: patch.setattr(path, work))
@@ -503,12 +486,12 @@ def test_a_compaction_stopped_at_any_step_is_completed_or_discarded(orders: Fake
                 pass
             else:
                 break
-        assert rows(export_files(folder)) == everything(orders), happened
+        assert rows(export_files(folder)) == orders.everything("orders"), happened
         assert max(rows(visible(folder)).values()) == 1, happened
-        assert rows(visible(folder)) == everything(orders), happened
-        put(orders, 1)
+        assert rows(visible(folder)) == orders.everything("orders"), happened
+        orders.fill(1)
         go(orders, folder)
-        assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders), happened
+        assert rows(visible(folder)) == rows(export_files(folder)) == orders.everything("orders"), happened
         assert not [name for name in names(folder) if "work" in name or "plan" in name or "staged" in name], happened
         step += 1
     assert step > 10
@@ -534,13 +517,13 @@ def test_killed_runs_neither_lose_nor_duplicate_messages(orders: FakeCluster, tm
         folder = tmp_path / str(first)
         orders.add_topic("orders", queues=2)  # empty again
         for number in range(first, min(first + KILLS_A_FOLDER, kills)):
-            put(orders, 12)
+            orders.fill(12)
             _kill_a_run(orders, folder, chance.uniform(0, RUN_S), overwrite=number % 4 == 3)
             assert max(rows(visible(folder)).values(), default=1) == 1
             left = sorted(path.name.partition("-")[0] for path in (folder / "_gantrymq").glob("[psw]*-*"))
             found["+".join(left) or ("between runs" if folder.exists() else "before the first")] += 1
         go(orders, folder)
-        assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders)
+        assert rows(visible(folder)) == rows(export_files(folder)) == orders.everything("orders")
     print(f"{kills} kills; what they left: {dict(found)}")
 
 
@@ -553,7 +536,7 @@ def _kill_a_run(cluster: FakeCluster, folder: Path, after: float, *, overwrite: 
         began.set()
         asked += 1
         if asked % 10 == 0:
-            put(cluster, 3)
+            cluster.fill(3)
 
     arguments = [sys.executable, "-c", CHILD, str(folder), cluster.address]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
@@ -576,7 +559,7 @@ def test_the_command_exports_without_spark_and_shows_the_status(
     where = ["--to", str(folder), "--nameserver", orders.address]
     assert run(["export", "--topic", "orders", "--engine", "local", *where]) == 0
     assert capsys.readouterr().out.startswith("20 messages of orders in 2 Parquet files, ")
-    put(orders, 3)
+    orders.fill(3)
     assert run(["export", "status", str(folder), "--nameserver", orders.address]) == 0
     told = capsys.readouterr().out
     assert "manifest 1, " in told
@@ -633,7 +616,7 @@ def test_large_messages_make_more_tasks(cluster: FakeCluster, folder: Path) -> N
     seen: list[ExportProgress] = []
     go(cluster, folder, file_bytes=20_000, progress=seen.append)
     assert 5 <= seen[-1].tasks_total <= 10  # of about 20 messages each
-    assert rows(visible(folder)) == everything(cluster)
+    assert rows(visible(folder)) == cluster.everything("orders")
 
 
 def test_progress_reports_messages_bytes_and_lag_within_tasks(
@@ -645,7 +628,7 @@ def test_progress_reports_messages_bytes_and_lag_within_tasks(
 
     def take(now: ExportProgress) -> None:
         if not seen:
-            put(orders, 4)
+            orders.fill(4)
         seen.append(now)
 
     result = go(orders, folder, progress=take)
@@ -699,7 +682,7 @@ def test_following_exports_what_comes_until_it_is_stopped(
         if len(pauses) == 3:
             raise KeyboardInterrupt
         if len(pauses) == 1:
-            put(orders, 4)
+            orders.fill(4)
 
     monkeypatch.setattr("trio.run", wait)
     arguments = [
@@ -716,5 +699,5 @@ def test_following_exports_what_comes_until_it_is_stopped(
     assert run([*arguments, "--follow", "--every", "7", "--json"]) == 130
     found = [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()]
     assert (found, pauses) == ([20, 4], [7.0, 7.0, 7.0])
-    assert rows(export_files(folder)) == everything(orders)
+    assert rows(export_files(folder)) == orders.everything("orders")
     assert run([*arguments, "--follow", "--overwrite"]) == 2

@@ -49,13 +49,6 @@ pytest.importorskip("obstore", reason="pip install 'gantrymq[objectstore]'")
 
 
 @pytest.fixture
-def orders(cluster: FakeCluster) -> FakeCluster:
-    cluster.add_topic("orders", queues=2)
-    put(cluster, 20)
-    return cluster
-
-
-@pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Objects]:
     """``s3://bucket/...`` is a folder, which obstore writes as it does a store."""
     from obstore.store import LocalStore
@@ -68,15 +61,6 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Ob
 
 
 TO = "s3://bucket/out"
-
-
-def put(cluster: FakeCluster, count: int) -> None:
-    for number in range(count):
-        cluster.put("orders", number % 2, b"body %d" % number)
-
-
-def everything(cluster: FakeCluster) -> Counter[tuple[str, int, int]]:
-    return Counter((topic, queue_id, offset) for (topic, queue_id), q in cluster.queues.items() for offset in q.records)
 
 
 def go(cluster: FakeCluster, to: str = TO, topic: str = "orders", **options: Any) -> Any:
@@ -116,29 +100,29 @@ def test_an_export_in_s3_is_incremental_and_is_read_by_manifest(
     orders: FakeCluster, s3_settings: None, capsys: pytest.CaptureFixture[str], to: str
 ) -> None:
     assert go(orders, to).rows == 20
-    put(orders, 3)
+    orders.fill(3)
     arguments = ["export", "--topic", "orders", "--to", to, "--nameserver", orders.address, "--engine", "local"]
     assert run([*arguments, "--json"]) == 0
     assert (answer := json.loads(capsys.readouterr().out))["rows"] == 3
     assert (answer["folder"], answer["manifest"]) == (to, 2)
     assert go(orders, to).rows == 0
     objects = open_store(to)
-    assert rows(objects, to) == everything(orders)
+    assert rows(objects, to) == orders.everything()
     assert data_files(objects)[0].startswith("topic=orders/date=2023-11-14/broker-a-0-0-9-")
     assert run(["export", "status", to, "--nameserver", orders.address]) == 0
     assert "orders broker-a queue 0: 12 messages in 2 files" in capsys.readouterr().out
     assert run(["export", "compact", to]) == 0
     assert capsys.readouterr().out.startswith("4 files became 2")
-    assert rows(objects, to) == everything(orders)
+    assert rows(objects, to) == orders.everything()
     assert go(orders, to, overwrite=True).rows == 23
-    assert rows(objects, to) == everything(orders)
+    assert rows(objects, to) == orders.everything()
     assert_clean(objects, to)
 
 
 def test_two_writers_of_s3_publish_each_message_once(orders: FakeCluster, s3_settings: None) -> None:
     to = "s3://bucket/fenced"
     go(orders, to)
-    put(orders, 4)
+    orders.fill(4)
     others: list[int] = []
 
     def run_another(request: Command) -> None:
@@ -150,7 +134,7 @@ def test_two_writers_of_s3_publish_each_message_once(orders: FakeCluster, s3_set
     with pytest.raises(ExportFenced, match="another writer has published manifest 2 of s3://bucket/fenced"):
         go(orders, to)
     assert others == [0, 4]
-    assert rows(open_store(to), to) == everything(orders)
+    assert rows(open_store(to), to) == orders.everything()
     assert_clean(open_store(to), to)
 
 
@@ -207,15 +191,15 @@ def test_a_stop_at_any_step_loses_and_duplicates_nothing(
     while True:
         to = f"{TO}-{step}"
         orders.add_topic("orders", queues=2)  # empty again
-        put(orders, 4)
-        first = everything(orders)
+        orders.fill(4)
+        first = orders.everything()
         go(orders, to)
         objects = local(to)
-        put(orders, 2)
+        orders.fill(2)
         if act in ("compact", "discard"):
             go(orders, to)
-            first = everything(orders)
-        put(orders, 2)
+            first = orders.everything()
+        orders.fill(2)
         if act == "discard":  # of a run that was stopped before it published
             with pytest.MonkeyPatch.context() as patch:
                 kill_at(3, patch)
@@ -232,10 +216,10 @@ def test_a_stop_at_any_step_loses_and_duplicates_nothing(
                 pass
             else:
                 break
-        assert rows(objects, to) in (first, everything(orders)), happened
-        put(orders, 1)
+        assert rows(objects, to) in (first, orders.everything()), happened
+        orders.fill(1)
         go(orders, to)
-        assert rows(objects, to) == everything(orders), happened
+        assert rows(objects, to) == orders.everything(), happened
         assert_clean(objects, to)
         step += 1
     assert step > 5
@@ -269,7 +253,7 @@ def test_writers_that_are_killed_publish_each_message_once(
         nonlocal asked
         asked += 1
         if asked % 20 == 0:
-            put(orders, 3)
+            orders.fill(3)
 
     def begin() -> subprocess.Popen[str]:
         child = subprocess.Popen([sys.executable, "-c", CHILD, to, orders.address], stdout=subprocess.PIPE, text=True)
@@ -297,11 +281,11 @@ def test_writers_that_are_killed_publish_each_message_once(
             if child.stdout is not None and not child.stdout.closed:
                 child.communicate()
     go(orders, to)
-    assert rows(open_store(to), to) == everything(orders)
+    assert rows(open_store(to), to) == orders.everything()
     monkeypatch.setattr(object_destination, "UNREFERENCED_AGE", timedelta(0))
     compact_export(to)
     go(orders, to)
-    assert rows(open_store(to), to) == everything(orders)
+    assert rows(open_store(to), to) == orders.everything()
     assert_clean(open_store(to), to)
     print(f"{kills} kills, {said.count('fenced')} runs fenced, manifest {export_status(to).number}")
 
@@ -311,7 +295,7 @@ def test_a_writer_that_is_thought_dead_publishes_or_is_fenced(
 ) -> None:
     """The other run drops its plan; it goes on, publishes first, and no file of it is deleted."""
     go(orders)
-    put(orders, 4)
+    orders.fill(4)
 
     def drop_plan(request: Command) -> None:
         if (
@@ -327,10 +311,10 @@ def test_a_writer_that_is_thought_dead_publishes_or_is_fenced(
 
     orders.script = drop_plan
     assert go(orders).rows == 4
-    assert rows(local(TO)) == everything(orders)
-    put(orders, 1)
+    assert rows(local(TO)) == orders.everything()
+    orders.fill(1)
     go(orders)
-    assert rows(local(TO)) == everything(orders)
+    assert rows(local(TO)) == orders.everything()
     assert_clean(local(TO))
 
 
@@ -353,7 +337,7 @@ def test_a_failed_run_is_completed_without_reading_again(orders: FakeCluster, lo
 
 def test_messages_that_expired_are_counted(orders: FakeCluster, local: Callable[[str], Objects]) -> None:
     go(orders)
-    put(orders, 10)
+    orders.fill(10)
     queue = orders.queues["orders", 0]
     queue.min_offset = 13
     for offset in range(13):
@@ -404,7 +388,7 @@ def test_many_runs_are_read_from_the_last_complete_manifest(
         orders.put("orders", 0, b"x")
         go(orders)
     local(TO).delete([f"_gantrymq/manifest-{number:08}.json" for number in range(1, 6)])
-    assert rows(local(TO)) == everything(orders)
+    assert rows(local(TO)) == orders.everything()
     local(TO).delete(["_gantrymq/manifest-00000006.json"])
     with pytest.raises(ExportDamaged, match=r"manifest-00000006\.json is missing"):
         export_files(TO)
@@ -417,7 +401,7 @@ def test_the_exporter_of_a_broker_writes_to_a_store(orders: FakeCluster, local: 
     reports: list[Report] = []
     worker.run(job, reports.append)
     assert (reports[-1].rows, reports[-1].error, reports[-1].ends) == (20, "", {0: 10, 1: 10})
-    assert rows(local(TO)) == everything(orders)
+    assert rows(local(TO)) == orders.everything()
 
 
 def test_a_place_with_other_objects_is_refused(orders: FakeCluster, local: Callable[[str], Objects]) -> None:

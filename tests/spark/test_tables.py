@@ -96,22 +96,6 @@ def set_catalog(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> No
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
 
 
-@pytest.fixture
-def orders(cluster: FakeCluster) -> FakeCluster:
-    cluster.add_topic("orders", queues=2)
-    put(cluster, 20)
-    return cluster
-
-
-def put(cluster: FakeCluster, count: int, topic: str = "orders", **fields: Any) -> None:
-    for number in range(count):
-        cluster.put(topic, number % 2, b"body %d" % number, **fields)
-
-
-def everything(cluster: FakeCluster) -> Counter[tuple[str, int, int]]:
-    return Counter((topic, queue_id, offset) for (topic, queue_id), q in cluster.queues.items() for offset in q.records)
-
-
 def test_each_run_adds_what_is_new(orders: FakeCluster, place: Place) -> None:
     result = place.export(orders)
     assert (result.rows, result.files, result.lost) == (20, 1, 0)
@@ -126,13 +110,13 @@ def test_each_run_adds_what_is_new(orders: FakeCluster, place: Place) -> None:
     again = place.export(orders)
     assert (again.rows, again.files, again.number) == (0, 0, result.number)
     orders.add_topic("%RETRY%g", queues=2)
-    put(orders, 3, "%RETRY%g", store_timestamp=2**62, properties={"TAGS": "a", "k": "v"})
-    put(orders, 4)
+    orders.fill(3, "%RETRY%g", store_timestamp=2**62, properties={"TAGS": "a", "k": "v"})
+    orders.fill(4)
     assert place.export(orders, "orders,%RETRY%g").rows == 7
-    assert place.rows() == everything(orders)
+    assert place.rows() == orders.everything()
     retried = [row for row in place.table().to_pylist() if row["topic"] != "orders"]
     assert {(row["date"], row["tags"], dict(row["properties"])["k"]) for row in retried} == {(None, "a", "v")}
-    put(orders, 1)
+    orders.fill(1)
     status = place.status(orders.address)
     assert [(q.topic, q.queue_id, q.next_offset, q.rows, q.lost, q.lag) for q in status.queues] == [
         ("%RETRY%g", 0, 2, 2, 0, 0), ("%RETRY%g", 1, 1, 1, 0, 0),
@@ -155,19 +139,19 @@ def test_a_run_makes_a_commit_for_each_full_file_and_a_failure_keeps_them(
 
     def take(now: ExportProgress) -> None:
         if not seen:
-            put(orders, 4)
+            orders.fill(4)
         seen.append(now)
 
     result = place.export(orders, progress=take)
     assert result.rows == 10
     assert (seen[0].rows, seen[0].lag, seen[-1].rows, seen[-1].lag, seen[-1].bytes) == (0, 10, 10, 4, result.bytes)
     place.export(orders)
-    assert place.rows() == everything(orders)
+    assert place.rows() == orders.everything()
 
 
 def test_messages_that_are_gone_are_counted(orders: FakeCluster, place: Place) -> None:
     place.export(orders)
-    put(orders, 10)
+    orders.fill(10)
     queue = orders.queues["orders", 0]
     queue.min_offset = 13
     for offset in (*range(13), 14):
@@ -187,7 +171,7 @@ def test_messages_that_are_gone_are_counted(orders: FakeCluster, place: Place) -
 
 def test_a_second_writer_is_fenced(orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.export(orders)
-    put(orders, 4)
+    orders.fill(4)
     table = find_table(place.file_format, place.to)
     read = type(table).read_state
 
@@ -200,7 +184,7 @@ def test_a_second_writer_is_fenced(orders: FakeCluster, place: Place, monkeypatc
     monkeypatch.setattr(type(table), "read_state", be_late)
     with pytest.raises(ExportFenced, match="another writer has committed to"):
         place.export(orders)
-    assert place.rows() == everything(orders)
+    assert place.rows() == orders.everything()
     assert place.export(orders).rows == 0
 
 
@@ -211,7 +195,7 @@ def test_writers_of_other_queues_share_the_table(
     place.export(orders)
     for topic in ("refunds", "returns"):
         orders.add_topic(topic, queues=2)
-        put(orders, 6, topic)
+        orders.fill(6, topic)
     table = find_table(place.file_format, place.to)
     append = type(table).append
 
@@ -225,7 +209,7 @@ def test_writers_of_other_queues_share_the_table(
     assert {q.topic: q.next_offset for q in place.status().queues} == {"orders": 10, "refunds": 3, "returns": 3}
     for topic in ("orders", "refunds", "returns"):
         assert place.export(orders, topic).rows == 0
-    assert place.rows() == everything(orders)
+    assert place.rows() == orders.everything()
 
 
 def test_other_changes_of_the_table_do_no_harm(
@@ -233,7 +217,7 @@ def test_other_changes_of_the_table_do_no_harm(
 ) -> None:
     """A compaction between the plan and the commit of a run, and before the next one."""
     place.export(orders)
-    put(orders, 4)
+    orders.fill(4)
     table = find_table(place.file_format, place.to)
     append = type(table).append
 
@@ -246,7 +230,7 @@ def test_other_changes_of_the_table_do_no_harm(
     monkeypatch.setattr(type(table), "append", append)
     change_otherwise(place)
     assert place.export(orders).rows == 0
-    assert place.rows() == everything(orders)
+    assert place.rows() == orders.everything()
 
 
 def change_otherwise(place: Place) -> None:
@@ -323,7 +307,7 @@ def test_the_command_writes_tables_and_shows_their_status(
     arguments = ["export", "--topic", "orders", "--to", place.to, "--nameserver", orders.address]
     assert run([*arguments, "--format", place.file_format]) == 0
     assert capsys.readouterr().out.startswith("20 messages of orders in 1 file of a")
-    put(orders, 3)
+    orders.fill(3)
     assert run([*arguments, "--format", place.file_format, "--json"]) == 0
     assert (answer := json.loads(capsys.readouterr().out))["rows"] == 3
     assert (answer["format"], answer["folder"]) == (place.file_format, place.to)
@@ -348,10 +332,10 @@ def test_tables_may_be_in_an_object_store(
     set_catalog(monkeypatch, settings)
     place = Place("delta" if "/" in to else "iceberg", to)
     assert place.export(orders).rows == 20
-    put(orders, 4)
+    orders.fill(4)
     result = place.export(orders)
     assert (result.rows, str(result.folder), result.bytes > 0) == (4, to, True)
-    assert place.rows() == everything(orders)
+    assert place.rows() == orders.everything()
     assert [queue.next_offset for queue in place.status().queues] == [12, 12]
     assert [path.name for path in tmp_path.iterdir()] in ([], ["catalog.db"]), "nothing is written here"
 
@@ -373,13 +357,13 @@ while True:
 def test_killed_runs_neither_lose_nor_duplicate_messages(orders: FakeCluster, place: Place) -> None:
     chance = random.Random(19)
     for _ in range(DELTA_KILLS):
-        put(orders, 10)
+        orders.fill(10)
         with child_of(orders, place) as child:
             time.sleep(chance.uniform(0, 0.6))
             child.kill()
     orders.script = lambda request: None
     place.export(orders)
-    assert place.rows() == everything(orders)
+    assert place.rows() == orders.everything()
 
 
 @contextmanager
@@ -392,7 +376,7 @@ def child_of(cluster: FakeCluster, place: Place) -> Iterator[subprocess.Popen[st
         began.set()
         asked += 1
         if asked % 10 == 0:
-            put(cluster, 2)
+            cluster.fill(2)
 
     arguments = [sys.executable, "-c", CHILD, place.file_format, place.to, cluster.address]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, text=True) as child:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import gantrymq.sync
 from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BLANK_MAGIC, Record, decode, encode
+from gantrymq.testing.harness import cluster_in_thread
 
 Queues = dict[str, bytes]
 """``topic/queue id`` to the entries of that consume queue."""
@@ -39,6 +41,16 @@ def expected_queues(records: Iterator[tuple[Record, bytes]]) -> Queues:
             raise AssertionError(f"{record} follows {len(entries) // ENTRY.size} others in its queue")
         entries += ENTRY.pack(record.offset, len(raw), tag_code(record.properties))
     return {name: bytes(entries) for name, entries in queues.items()}
+
+
+def make_store(folder: Path, settings: dict[str, str], queues: int, messages: int, body_bytes: int) -> Path:
+    """A broker's store with ``messages`` of the topic ``orders``, each with a key and the tag ``red``."""
+    with cluster_in_thread(folder, settings=settings) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
+        client.admin.create_topic("orders", queues)
+        with client.producer() as producer:
+            for number in range(messages):
+                producer.send("orders", b"%03d " % number + b"x" * body_bytes, keys=[f"k{number}"], tags="red")
+    return folder
 
 
 def log_records(store: Path) -> Iterator[tuple[Record, bytes]]:

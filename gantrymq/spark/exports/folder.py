@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,17 @@ COMPLETE_EVERY = 100
 """Every so many manifests one is complete, so that a reader never reads more of them."""
 MANIFEST = re.compile(r"manifest-(\d{8,})\.json")
 OURS = re.compile(r"_gantrymq|topic=.+")
+_RESULT = re.compile(r"task-(\d{8,})\.json")
+
+
+def result_name(task: int) -> str:
+    """The name of the file or object with the result of a task."""
+    return f"task-{task:08}.json"
+
+
+def tasks_in(names: Iterable[str]) -> set[int]:
+    """The tasks whose results are among these names."""
+    return {int(match[1]) for match in map(_RESULT.fullmatch, names) if match}
 
 
 class ExportFolder:
@@ -104,7 +115,7 @@ class ExportFolder:
 
     def result_path(self, number: int, task: int) -> Path:
         """Where the result of one task of run ``number`` is."""
-        return self.work_path(number) / f"task-{task:08}.json"
+        return self.work_path(number) / result_name(task)
 
     def read_plan(self, number: int) -> Plan | None:
         """The plan of a run that has not ended."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +11,7 @@ from pathlib import Path
 from gantrymq.spark.errors import ExportFenced, SparkError
 from gantrymq.spark.exports import disk, placing
 from gantrymq.spark.exports.checking import check_file
-from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.folder import ExportFolder, tasks_in
 from gantrymq.spark.exports.manifest import (
     DataFile,
     Manifest,
@@ -27,8 +26,6 @@ from gantrymq.spark.exports.manifest import (
     topic_folder,
 )
 from gantrymq.spark.exports.parquet_output import FolderOutput
-
-_RESULT = re.compile(r"task-(\d{8,})\.json")
 
 
 class FolderDestination:
@@ -70,8 +67,7 @@ class FolderDestination:
 
     def finished(self, plan: Plan) -> set[int]:
         work = self._folder.work_path(plan.number)
-        found = (_RESULT.fullmatch(path.name) for path in (work.iterdir() if work.is_dir() else ()))
-        return {int(match[1]) for match in found if match}
+        return tasks_in(path.name for path in (work.iterdir() if work.is_dir() else ()))
 
     def read_result(self, plan: Plan, task: int) -> Written | None:
         return self._folder.read_result(plan.number, task)

@@ -25,7 +25,7 @@ import attrs
 
 from gantrymq.spark.errors import ExportDamaged, ExportFenced, FolderInUse, SparkError
 from gantrymq.spark.exports.checking import check_file
-from gantrymq.spark.exports.folder import COMPLETE_EVERY, MANIFEST, OURS, RECORDS
+from gantrymq.spark.exports.folder import COMPLETE_EVERY, MANIFEST, OURS, RECORDS, result_name, tasks_in
 from gantrymq.spark.exports.manifest import (
     DataFile,
     Kind,
@@ -47,7 +47,6 @@ from gantrymq.spark.exports.parquet_output import ObjectOutput
 
 UNREFERENCED_AGE = timedelta(days=1)
 """A file that no manifest names and that is older belongs to no run that is alive."""
-_RESULT = re.compile(r"task-(\d{8,})\.json")
 _OF_RUN = re.compile(r"(?:plan-(\d{8,})|(?:dropped|compact)-(\d{8,})-[0-9a-f]{12})\.json|work-(\d{8,})-[0-9a-f]{12}")
 _ID_LENGTH = 12
 
@@ -134,14 +133,13 @@ class ObjectDestination:
         return True
 
     def finished(self, plan: Plan) -> set[int]:
-        found = (_RESULT.fullmatch(name) for name in self._objects.names(_work_name(plan.number, plan.id)))
-        return {int(match[1]) for match in found if match}
+        return tasks_in(self._objects.names(_work_name(plan.number, plan.id)))
 
     def read_result(self, plan: Plan, task: int) -> Written | None:
-        return self._read(f"{_work_name(plan.number, plan.id)}/task-{task:08}.json", Written)
+        return self._read(f"{_work_name(plan.number, plan.id)}/{result_name(task)}", Written)
 
     def write_result(self, plan: Plan, task: int, written: Written) -> None:
-        self._objects.write(f"{_work_name(plan.number, plan.id)}/task-{task:08}.json", encode(written))
+        self._objects.write(f"{_work_name(plan.number, plan.id)}/{result_name(task)}", encode(written))
 
     def suffix(self, number: int, run: str, kind: str) -> str:
         return f"-{kind}{number}-{_short(run)}-{uuid4().hex[:_ID_LENGTH]}"

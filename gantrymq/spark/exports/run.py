@@ -144,9 +144,8 @@ def export_with(
     run = _Run(destination, options, engine, sizes, progress)
     with _clear_errors(destination), Wire(security=options.security, known=known) as wire:
         if not destination.exists():
-            make_plan(
-                run.options, destination.read_state(), wire, run.sizes, overwrite
-            )  # what is wrong makes no folder
+            # What is wrong makes no folder.
+            make_plan(run.options, destination.read_state(), wire, run.sizes, overwrite)
         with destination.lock():
             destination.finish()
             run.continue_plan(wire, discard_plan or overwrite)
