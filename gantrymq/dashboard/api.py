@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +37,8 @@ from gantrymq.operations.transactions import resume_transaction
 from gantrymq.remoting.recent_events import RANKS, recent_events
 
 if TYPE_CHECKING:
+    from starlette.types import Send
+
     from gantrymq.client import Client
 
 log = structlog.get_logger("gantrymq.dashboard")
@@ -402,7 +404,7 @@ def make_app(source: Source, access: Access) -> Starlette:
     async def stream(request: Request) -> Response:
         if source.streams >= STREAMS_MAX:
             return refuse(503, "streams", f"{STREAMS_MAX} pages are being kept up to date already; try again later")
-        return StreamingResponse(_events(source), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return EventStream(_events(source), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def session(request: Request) -> Response:
         return await _session(access, request)
@@ -486,7 +488,20 @@ async def _session(access: Access, request: Request) -> Response:
     return JSONResponse({"role": access.role_of(request), "tokens": bool(access.tokens), "version": __version__})
 
 
-async def _events(source: Source) -> AsyncIterator[str]:
+class EventStream(StreamingResponse):
+    """Server-sent events, whose generator ends with the response: where a reader leaves while an event is sent to it,
+    Starlette would leave the generator to the garbage collector, and the page would count as open until then."""
+
+    def __init__(self, events: AsyncGenerator[str], **options: Any) -> None:
+        super().__init__(events, **options)
+        self._events = events
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().stream_response(send)
+
+
+async def _events(source: Source) -> AsyncGenerator[str]:
     """Server-sent events: all kept samples, then each new one."""
     source.streams += 1
     try:

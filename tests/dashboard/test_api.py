@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[da
 
 
 from gantrymq import Message, Outcome
-from gantrymq.dashboard.access import read_tokens
-from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX
+from gantrymq.dashboard.access import Access, read_tokens
+from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX, Source, make_app
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
@@ -249,6 +251,41 @@ def test_samples_come_as_server_sent_events(site: Site) -> None:
         elif line.startswith("data:") and names == ["event: history", "event: sample"]:
             assert json.loads(line[5:])["brokers"][0]["role"] == "master"
     connection.close()
+
+
+def test_a_page_that_leaves_while_an_event_is_sent_ends_its_stream_at_once() -> None:
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET", "scheme": "http",
+        "path": f"{PREFIX}/stream", "query_string": b"", "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+    source, sending = Source(), trio.Event()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sending.set()
+            await trio.sleep_forever()
+
+    async def leave() -> dict[str, Any]:
+        await sending.wait()
+        assert source.streams == 1
+        return {"type": "http.disconnect"}
+
+    async def visit() -> None:
+        with trio.fail_after(10), gc_disabled():
+            await make_app(source, Access())(scope, leave, send)
+            assert source.streams == 0
+
+    trio.run(visit)
+
+
+@contextmanager
+def gc_disabled() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def test_the_openapi_document_has_every_operation(site: Site) -> None:
