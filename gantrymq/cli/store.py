@@ -53,10 +53,11 @@ def check(
 ) -> int:
     """Check every record of the log, and the queues against the log. The broker must not run.
 
-    Without options, the command changes nothing. It lists the damaged ranges of the log and the messages in them. The
-    exit code is 1 if something is damaged, also after a repair if it remains.
+    Without options, the command changes nothing, and the store may be on a read-only file system. It lists the damaged
+    ranges of the log and the messages in them. The exit code is 1 if something is damaged, also after a repair if it
+    remains.
     """
-    from gantrymq.kernel.env.system import SystemEnv
+    from gantrymq.kernel.env.system import ReadOnlyEnv, SystemEnv
     from gantrymq.maintenance import store_repair
     from gantrymq.maintenance.store_check import StoreCheck
     from gantrymq.maintenance.store_files import read_state
@@ -64,8 +65,9 @@ def check(
     if cut is not None and (repair or quarantine):
         raise click.UsageError("--cut cannot be combined with --repair or --quarantine; check again after it")
     loaded = load(ConfigFlags(config=config, data=data))
-    env, root = SystemEnv(), loaded.config.broker.data
-    read_state(env, root)
+    root = loaded.config.broker.data
+    env = SystemEnv() if repair or quarantine or cut is not None else ReadOnlyEnv()
+    read_state(ReadOnlyEnv(), root)  # before the lock, so that no file is created in another folder
     rules, shape = _rules(loaded), _shape(loaded)
 
     def run() -> StoreReport:
@@ -82,10 +84,10 @@ def check(
             done["quarantined"] = store_repair.quarantine(env, root, report)
         if repair:
             report = run()
+        if cut is not None:
+            done["cut"] = {"offset": cut, "kept": store_repair.cut(env, root, report, cut, lock)}
     finally:
         lock.close()
-    if cut is not None:
-        done["cut"] = {"offset": cut, "kept": store_repair.cut(env, root, report, cut)}
     if as_json:
         click.echo(json.dumps(_tree(report) | done, indent=2))
     else:

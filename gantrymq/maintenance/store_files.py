@@ -90,6 +90,8 @@ def _head_of(env: Env, path: str) -> bytes:
             return file.pread(_MARK_BYTES, 0)
         finally:
             file.close()
+    except PermissionError:
+        raise
     except OSError as error:  # a folder, a pipe, a symbolic link
         raise StartError(
             f"{path}: {error.strerror}, and no broker starts with it: move it away; "

@@ -12,7 +12,7 @@ import json
 
 import attrs
 
-from gantrymq.kernel.env import Env
+from gantrymq.kernel.env import Env, Lock
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.kernel.store.store import Store, StoreConfig
@@ -141,8 +141,8 @@ def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]
     return ranges
 
 
-def cut(env: Env, root: str, found: StoreReport, offset: int) -> tuple[str, ...]:
-    """Cut the log off at ``offset``, which must be the start of a damaged range. Takes the store's lock itself.
+def cut(env: Env, root: str, found: StoreReport, offset: int, lock: Lock) -> tuple[str, ...]:
+    """Cut the log off at ``offset``, which must be the start of a damaged range. Releases ``lock``, the store's lock.
 
     Returns the files in ``lost+found`` that hold what was cut off. The next start rebuilds the queues.
     :class:`StartError` for another offset.
@@ -155,7 +155,7 @@ def cut(env: Env, root: str, found: StoreReport, offset: int) -> tuple[str, ...]
         raise StartError(f"{root} was last written by RocketMQ's broker: start GantryMQ's broker on it once, then cut")
     file_bytes, _, _ = find_files(env, f"{root}/commitlog")
     store = Store(env, root, StoreConfig(commit_log_file_bytes=file_bytes, queue_file_units=queue_units(env, root)))
-    store.open()
+    store.open(lock)
     try:
         return store.cut(offset)
     finally:

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import socket
+import stat
 import struct
 import threading
 import time
@@ -162,20 +163,26 @@ _FLOCK = struct.Struct("@hhqqi4x")
 """``struct flock`` of Linux with 64-bit offsets: type, whence, start, length, process (fcntl(2))."""
 
 
-def _holder(descriptor: int) -> int:
-    """Return the id of the process whose record lock covers byte 0; 0 if there is none, or in another PID namespace."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+def _holder(descriptor: int, wanted: int) -> int:
+    """Return the id of the process whose record lock excludes one of the kind ``wanted`` on byte 0.
+
+    0 if there is none, or if it is in another PID namespace.
+    """
+    asked = _FLOCK.pack(wanted, os.SEEK_SET, 0, 1, 0)
     kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     return 0 if kind == fcntl.F_UNLCK else max(process, 0)
 
 
 class SystemLock:
-    """A POSIX record lock on byte 0 of a file that says ``lock``, as ``DefaultMessageStore.start`` takes it."""
+    """A POSIX record lock on byte 0 of a file that says ``lock``, as ``DefaultMessageStore.start`` takes it.
+
+    ``shared``: a read lock on an existing file, which needs no write access and several processes can hold.
+    """
 
     _held: set[str] = set()  # noqa: RUF012 - one for the process, on purpose
     _guard = threading.Lock()
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, shared: bool = False) -> None:
         self._path = os.path.realpath(path)
         # Record locks belong to the process: a second store in this process would get the lock too, and closing any
         # descriptor of the file would release it. So the process's own holders are checked before the file is opened.
@@ -185,11 +192,13 @@ class SystemLock:
             self._held.add(self._path)
         holder = 0
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            access = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
+            self._descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                holder = _holder(self._descriptor)
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-                os.pwrite(self._descriptor, b"lock", 0)
+                holder = _holder(self._descriptor, fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
+                fcntl.lockf(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, 1, 0)
+                if not shared:
+                    os.pwrite(self._descriptor, b"lock", 0)
             except BaseException:
                 os.close(self._descriptor)
                 raise
@@ -401,3 +410,31 @@ class SystemEnv:
         from gantrymq.kernel.fast import Flusher as SystemFlusher  # which asks this module which of its twins to use
 
         return SystemFlusher()
+
+
+class NoLock:
+    """The lock of a store that has no lock file: no broker has ever started on it."""
+
+    def close(self) -> None:
+        pass
+
+
+class ReadOnlyEnv(SystemEnv):
+    """Linux, for reading a store that this user may not write, also on a read-only file system.
+
+    Files cannot be written, and the store's lock is shared: brokers do not start meanwhile, other readers do.
+    """
+
+    def open(self, path: str, create: bool = False) -> File:
+        # Without O_NONBLOCK, the opening of a pipe waits for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return SystemFile(descriptor)
+
+    def lock(self, path: str) -> Lock:
+        try:
+            return SystemLock(path, shared=True)
+        except FileNotFoundError:
+            return NoLock()

@@ -116,11 +116,13 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------ open, close
 
-    def open(self) -> None:
+    def open(self, lock: StoreLock | None = None) -> None:
         """Lock the store and open its files; creates a store in an empty folder.
 
+        ``lock``: the store's lock, if the caller holds it already; the store then releases it.
         Raises ``StoreInUse``, ``StoreNotWritable``, ``NoRoom`` or ``StoreDamaged``; then nothing stays open.
         """
+        self._lock = lock
         try:
             self._open()
         except OSError as error:
@@ -133,7 +135,8 @@ class Store:
     def _open(self) -> None:
         env, root = self._env, self.root
         env.mkdirs(root)
-        self._lock = env.lock(f"{root}/lock")
+        if self._lock is None:
+            self._lock = env.lock(f"{root}/lock")
         if env.exists(f"{root}/{RESTORING}"):
             raise StoreDamaged(UNFINISHED_RESTORE.format(root=root))
         env.rmtree(f"{root}/staging")

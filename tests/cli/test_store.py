@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +20,13 @@ import attrs
 import pytest
 
 import gantrymq.sync
+from gantrymq.kernel.env import Env
 from gantrymq.kernel.env.system import SystemEnv
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.errors import StartError, StoreInUse
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.maintenance import store_repair
 from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, Target
 from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup
 from gantrymq.message import Message
@@ -211,6 +216,66 @@ def test_a_missing_log_file_is_damage_with_its_messages(check: Any, store: Path,
     (damage,) = found["damage"]
     assert (code, damage["start"], damage["end"]) == (1, 65536, 131072)
     assert damage["message_count"] == sum(65536 <= row[0] < 131072 for row in sample.records)
+
+
+@pytest.fixture
+def read_only(store: Path) -> Iterator[Path]:
+    """The store on a read-only file system; without the right to mount, in a folder that this user may not write."""
+    if os.geteuid() != 0:
+        everything = [store, *store.rglob("*")]
+        for path in everything:
+            path.chmod(0o500 if path.is_dir() else 0o400)
+        yield store
+        for path in everything:
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        return
+    bound = subprocess.run(["mount", "--bind", str(store), str(store)], capture_output=True, text=True)
+    if bound.returncode != 0:
+        pytest.skip(f"this user may not mount: {bound.stderr.strip()}")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(store)], check=True)
+        yield store
+    finally:
+        subprocess.run(["umount", "-l", str(store)], check=True)
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_store_on_a_read_only_file_system_is_checked_but_not_repaired(
+    cli: Cli, check: Any, store: Path, request: pytest.FixtureRequest, has_lock: bool
+) -> None:
+    flip(store / "consumequeue" / "orders" / "0" / f"{0:020d}", 10 * ENTRY.size + 5)
+    if not has_lock:
+        (store / "lock").unlink()  # as in a restored store on which no broker has started
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    request.getfixturevalue("read_only")
+    code, found = check("--deep")
+    assert (code, [each["queue_offset"] for each in found["wrong_entries"]]) == (1, [10])
+    refused = cli("store", "check", "--data", str(store), "--repair")
+    assert refused.code == 1
+    reason = " ".join(refused.err.split())
+    assert re.search(f"gantrymq: .*{store}.*(the file system is read-only|no permission)", reason)
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+
+
+def test_a_cut_keeps_the_lock_from_the_check_to_the_end(
+    cli: Cli, store: Path, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offset = sample.records[200][0]
+    place, at = log_file(store, offset)
+    flip(place, at, 40)
+    held: list[str] = []
+    original = store_repair.cut
+
+    def cut(env: Env, root: str, *rest: Any) -> tuple[str, ...]:
+        with pytest.raises(StoreInUse):
+            env.lock(f"{root}/lock")
+        held.append(root)
+        return original(env, root, *rest)
+
+    monkeypatch.setattr(store_repair, "cut", cut)
+    assert cli("store", "check", "--data", str(store), "--cut", str(offset)).code == 0
+    assert held == [str(store)]
+    SystemEnv().lock(f"{store}/lock").close()  # and it is released then
 
 
 def test_a_running_broker_is_not_checked_and_a_folder_without_store_is_refused(cli: Cli, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from gantrymq.kernel.env import Env, system
-from gantrymq.kernel.env.system import EventWaker, SystemEnv
+from gantrymq.kernel.env.system import EventWaker, ReadOnlyEnv, SystemEnv
 from gantrymq.kernel.errors import NoRoom, StartError, StoreInUse, StoreNotWritable, blame
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
@@ -184,6 +184,42 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     assert f"another broker (process {os.getpid()}) holds" in held.stdout
     lock.close()
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_readers_share_the_lock_and_exclude_a_broker(tmp_path: Path) -> None:
+    read = (
+        "import sys; from gantrymq.kernel.env.system import *; from gantrymq.kernel.errors import StoreInUse\n"
+        "try: ReadOnlyEnv().lock(sys.argv[1]); print('shared')\n"
+        "except StoreInUse as error: print(error)"
+    )
+    path = f"{tmp_path}/lock"
+
+    def other(script: str) -> str:
+        return subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True).stdout
+
+    assert other(read) == "shared\n", "no broker has ever started here"
+    assert not os.path.exists(path)
+    broker = SystemEnv().lock(path)
+    assert f"another broker (process {os.getpid()}) holds" in other(read)
+    broker.close()
+    reader = ReadOnlyEnv().lock(path)
+    assert other(read) == "shared\n"
+    assert f"(process {os.getpid()})" in other(read.replace("ReadOnlyEnv", "SystemEnv"))
+    reader.close()
+
+
+def test_a_reader_writes_nothing_and_opens_only_files(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"kept")
+    os.mkfifo(tmp_path / "pipe")
+    env = ReadOnlyEnv()
+    file = env.open(f"{tmp_path}/f")
+    assert file.pread(10, 0) == b"kept"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.pwrite(b"lost", 0)
+    with pytest.raises(IsADirectoryError):
+        env.open(str(tmp_path))
+    with pytest.raises(OSError, match="Illegal seek"):
+        env.open(f"{tmp_path}/pipe").pread(1, 0)  # and the opening does not wait for a writer
 
 
 def test_the_lock_is_a_record_lock_on_the_first_byte(tmp_path: Path) -> None:
