@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import hmac
-import os
-import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
@@ -21,6 +16,7 @@ from gantrymq.cli.acl_brokers import (
     changes_json,
     secret_of_environment,
 )
+from gantrymq.cli.acl_explain import config_of, explain, read_accounts
 from gantrymq.cli.acl_users import users as users_of_rocketmq5
 from gantrymq.cli.connecting import context_option
 from gantrymq.cli.failures import CommandFailed, warn
@@ -29,36 +25,15 @@ from gantrymq.cli.plugin_activity import check_broker
 from gantrymq.cli.tables import print_rows
 
 if TYPE_CHECKING:
-    from gantrymq.plugins.acl.accounts import Accounts
-    from gantrymq.plugins.acl.explain import Explanation
     from gantrymq.remoting.bodies.access import AccountConfig, AclConfigBody
     from gantrymq.remoting.channel import Channel
-    from gantrymq.remoting.codes import RequestCode
 
-F = TypeVar("F", bound=Callable[..., Any])
 PERMISSIONS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
-SHORT: Final = {"send": "SEND_MESSAGE", "consume": "PULL_MESSAGE", "transaction": "END_TRANSACTION",
-                "admin": "UPDATE_AND_CREATE_TOPIC"}  # fmt: skip
-"""Words for the requests that people ask about most."""
 
 
 @click.group()
 def acl() -> None:
     """Check and explain the accounts of brokers with access control, and change them."""
-
-
-def _file_option(function: F) -> F:
-    return click.option(
-        "--file",
-        "path",
-        type=click.Path(exists=True, dir_okay=False),
-        default=None,
-        help="The file of the accounts, `plain_acl.yml`.",
-    )(function)
-
-
-def _one_broker(function: F) -> F:
-    return click.option("--broker", callback=check_broker, metavar="HOST:PORT", help="Ask this broker.")(function)
 
 
 @acl.command()
@@ -71,7 +46,7 @@ def check(path: str, as_json: bool) -> None:
     """
     from gantrymq.plugins.acl.explain import warnings_of
 
-    accounts = _read(path)
+    accounts = read_accounts(path)
     texts = warnings_of(accounts)
     if Path(path).stat().st_mode & 0o077:
         texts.append(f"other users can read or change the file: chmod 600 {path}")
@@ -83,52 +58,7 @@ def check(path: str, as_json: bool) -> None:
     print_result(text, fields, as_json)
 
 
-@acl.command()
-@click.argument("access_key")
-@click.argument("request")
-@click.option("--topic", default="", help="The topic of the request, or of the message that it names by its offset.")
-@click.option("--group", default="", help="The consumer group.")
-@click.option("--address", default="", metavar="HOST", help="The address from which the client connects.")
-@_file_option
-@click.option(
-    "--users",
-    type=click.Path(exists=True, dir_okay=False),
-    default=None,
-    help="The file of RocketMQ 5's users, `plugin.acl.users`.",
-)
-@click.option("--cluster", default="DefaultCluster", show_default=True, help="With --users: the broker's cluster.")
-@_one_broker
-@context_option
-@json_option()
-def explain(access_key: str, request: str, topic: str, group: str, address: str, path: str | None,
-            users: str | None, cluster: str, broker: str | None, as_json: bool) -> None:  # fmt: skip
-    """Say whether a broker serves a request of ACCESS_KEY, and why.
-
-    ACCESS_KEY is that of an account, or the name of a user of RocketMQ 5, for whom --users names the file.
-    REQUEST is `send`, `consume`, `transaction`, `admin`, or the name or number of a request code. The accounts come
-    from a file, or from a running broker. With a file, the secret key in GANTRYMQ_SECRET_KEY is compared as well, if
-    GANTRYMQ_ACCESS_KEY is ACCESS_KEY. The exit code is 1 if the request is refused.
-    """
-    from gantrymq.plugins.acl.explain import explain as explained
-    from gantrymq.plugins.acl.explain import needed_names
-
-    code = _code_of(request)
-    if sum(given is not None for given in (path, users, broker)) != 1:
-        raise click.UsageError("name the accounts: one of --file, --users and --broker")
-    given = {"topic": topic, "group": group}
-    missing = [f"--{name}" for name in needed_names(code) if not given[name]]
-    if missing:
-        raise click.UsageError(f"{code.name} needs {' and '.join(missing)}")
-    if users is not None:
-        decision = _explain_user(users, access_key, code, cluster=cluster, address=address, **given)
-        _print_decision(decision, access_key, code, as_json)
-        return
-    accounts = _read(path) if path is not None else _accounts_of(ask(broker or "", _config_of))
-    found = explained(accounts, access_key, code, topic=topic, group=group, address=address)
-    account = accounts.by_key.get(access_key) if path is not None else None
-    _print_decision(found, access_key, code, as_json, None if account is None else account.secret)
-
-
+acl.add_command(explain)
 acl.add_command(users_of_rocketmq5)
 
 
@@ -149,7 +79,7 @@ def user() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per account.")
 def list_users(broker: str, as_json: bool) -> None:
     """List the accounts of a broker with their permissions, without secret keys."""
-    body = ask(broker, _config_of)
+    body = ask(broker, config_of)
     rows = [
         {
             "access_key": each.access_key,
@@ -186,7 +116,7 @@ def set_user(access_key: str, admin: bool | None, topic_default: str | None, gro
     fields = {"defaultTopicPerm": topic_default, "defaultGroupPerm": group_default, "whiteRemoteAddress": address}
 
     async def work(channel: Channel) -> dict[str, Any]:
-        found = _account_in(await _config_of(channel), access_key)
+        found = _account_in(await config_of(channel), access_key)
         chosen = secret.choose(found is not None)
         flag = admin if admin is not None else found is not None and found.admin
         await _update(channel, access_key, {**fields, "secretKey": chosen}, flag)
@@ -231,7 +161,7 @@ def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], bro
             raise click.BadParameter(f"{text!r}: NAME=PERM is expected, PERM one of {', '.join(PERMISSIONS)}")
 
     async def work(channel: Channel) -> dict[str, Any]:
-        found = _account_in(await _config_of(channel), access_key)
+        found = _account_in(await config_of(channel), access_key)
         if found is None:
             raise CommandFailed(f"no account has the access key {access_key}: create it with gantrymq acl user set")
         fields = {
@@ -245,109 +175,6 @@ def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], bro
 
 
 # -------------------------------------------------------------------------------------------------------- internals
-
-
-def _code_of(text: str) -> RequestCode:
-    from gantrymq.remoting.codes import RequestCode
-    from gantrymq.remoting.rights import BROKER_RIGHTS
-
-    name = SHORT.get(text.lower(), text.upper().replace("-", "_"))
-    try:
-        code = RequestCode(int(text)) if text.isdigit() else RequestCode[name]
-    except (KeyError, ValueError):
-        raise click.BadParameter(
-            f"{text!r}: expected {', '.join(SHORT)}, or a request code (docs/reference/request-codes.md)"
-        ) from None
-    if code not in BROKER_RIGHTS:
-        raise click.BadParameter(f"brokers do not serve {code.name}")
-    return code
-
-
-def _needs_yaml(function: F) -> F:
-    """The parser of the file is part of an extra."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        try:
-            return function(*arguments, **named)
-        except ModuleNotFoundError as error:
-            raise CommandFailed(f"{error}; install it with `pip install 'gantrymq[acl]'`") from None
-
-    return call  # type: ignore[return-value]
-
-
-@_needs_yaml
-def _read(path: str) -> Accounts:
-    from gantrymq.plugins.acl.accounts import Accounts
-
-    try:
-        return Accounts.parse(Path(path).read_bytes())
-    except ValueError as error:
-        raise CommandFailed(f"{path}: {error}") from None
-
-
-@_needs_yaml
-def _accounts_of(body: AclConfigBody) -> Accounts:
-    """The accounts of a broker, which does not show the secret keys: no signature can be checked with these."""
-    from gantrymq.plugins.acl.accounts import Accounts, write_document
-
-    entries = [
-        {
-            "accessKey": each.access_key,
-            "secretKey": secrets.token_hex(),
-            "whiteRemoteAddress": each.white_remote_address,
-            "admin": each.admin,
-            "defaultTopicPerm": each.default_topic_perm,
-            "defaultGroupPerm": each.default_group_perm,
-            "topicPerms": each.topic_perms,
-            "groupPerms": each.group_perms,
-        }
-        for each in body.plain_access_configs
-    ]
-    document = {"globalWhiteRemoteAddresses": body.global_white_addrs, "accounts": entries}
-    return Accounts.parse(write_document(document))
-
-
-def _explain_user(path: str, name: str, code: int, **given: str) -> Explanation:
-    from gantrymq.plugins.acl.explain import explain_user
-    from gantrymq.plugins.acl.users import UserDocument
-
-    try:
-        return explain_user(UserDocument.parse(Path(path).read_bytes()), name, code, **given)
-    except ValueError as error:
-        raise CommandFailed(f"{path}: {error}") from None
-
-
-def _print_decision(
-    found: Explanation, access_key: str, code: RequestCode, as_json: bool, secret: bytes | None = None
-) -> None:
-    """Print the reasons; :class:`CommandFailed` for a refusal. ``secret``: that of the account, if it is known."""
-    reasons, allowed = list(found.reasons), found.allowed
-    if secret is not None and not _is_same_secret(secret, access_key):
-        reasons.append("the secret key in GANTRYMQ_SECRET_KEY is not that of the account: the signature would be wrong")
-        allowed = False
-    text = "\n".join([*reasons, *(["allowed"] if allowed else [])])
-    fields = {"access_key": access_key, "request": code.name, "allowed": allowed, "reasons": reasons}
-    print_result(text, fields, as_json)
-    if not allowed:
-        raise CommandFailed(f"refused: {code.name} of {access_key}")
-
-
-def _is_same_secret(expected: bytes, access_key: str) -> bool:
-    """Whether the secret key of the environment is the account's; also if there is none to compare."""
-    secret = os.environ.get("GANTRYMQ_SECRET_KEY")
-    if not secret or os.environ.get("GANTRYMQ_ACCESS_KEY") != access_key:
-        return True
-    return hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), expected)
-
-
-async def _config_of(channel: Channel) -> AclConfigBody:
-    from gantrymq.remoting.bodies.access import AclConfigBody
-    from gantrymq.remoting.codes import RequestCode
-    from gantrymq.remoting.command import Command
-
-    answer = await call(channel, Command(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG))
-    return AclConfigBody.from_bytes(answer.body)
 
 
 async def _update(channel: Channel, access_key: str, fields: dict[str, str | None], admin: bool) -> None:

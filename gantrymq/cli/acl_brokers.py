@@ -109,11 +109,19 @@ def ask(broker: str, work: Callable[[Channel], Awaitable[T]]) -> T:
 
 async def call(channel: Channel, command: Command, lacks: str = NO_ACCOUNTS) -> Command:
     """The successful answer; :class:`CommandFailed` for another. ``lacks``: what a refusal of the code means."""
+    answer = await call_if_served(channel, command)
+    if answer is None:
+        raise CommandFailed(f"{channel.address} {lacks}")
+    return answer
+
+
+async def call_if_served(channel: Channel, command: Command) -> Command | None:
+    """As :func:`call`; None from a broker that does not serve the code."""
     from gantrymq.remoting.codes import ResponseCode
 
     answer = await channel.call(command, ANSWER_S)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        raise CommandFailed(f"{channel.address} {lacks}")
+        return None
     if answer.code != ResponseCode.SUCCESS:
         raise CommandFailed(f"{channel.address}: {answer.remark or f'code {answer.code}'}")
     return answer

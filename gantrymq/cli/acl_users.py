@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound="Body")
 F = TypeVar("F", bound=Callable[..., Any])
 ACTIONS: Final = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
+POLICIES: Final = ("Custom", "Default")
 PREFIX: Final = "User:"
 NO_USERS: Final = "has no users of RocketMQ 5: the plugin 'acl' is not enabled there, or has no `plugin.acl.users`"
 
@@ -47,6 +48,13 @@ def _one_broker(function: F) -> F:
     return click.option("--broker", required=True, callback=check_broker, metavar="HOST:PORT", help="Ask this broker.")(
         function
     )
+
+
+def _policy_option(function: F) -> F:
+    return click.option(
+        "--policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True,
+        help="Entries of `Default` count where no entry of `Custom` matches a request.",
+    )(function)  # fmt: skip
 
 
 @users.command("list")
@@ -136,11 +144,12 @@ def policies(name: str | None, broker: str, as_json: bool) -> None:
 @click.option("--deny", is_flag=True, help="Refuse the actions instead of allowing them.")
 @click.option("--address", "addresses", multiple=True, metavar="ADDRESS",
               help="Only for clients from this address or network; repeat it.")  # fmt: skip
+@_policy_option
 @brokers_option
 @context_option
 @changes_json
 def grant(name: str, resources: tuple[str, ...], actions: tuple[str, ...], deny: bool, addresses: tuple[str, ...],
-          brokers: list[str], as_json: bool) -> None:  # fmt: skip
+          policy: str, brokers: list[str], as_json: bool) -> None:  # fmt: skip
     """Set what a user may do with each RESOURCE; its other resources stay.
 
     RESOURCE is such as `Topic:orders`, `Topic:orders-*`, `Group:billing` or `Cluster:*`. Quote `*`.
@@ -152,25 +161,28 @@ def grant(name: str, resources: tuple[str, ...], actions: tuple[str, ...], deny:
     decision = "Deny" if deny else "Allow"
     entries = [PolicyEntryInfo(each, list(actions), list(addresses) or None, decision) for each in resources]
     subject = PREFIX + name
-    body = AclInfo(subject, [PolicyInfo("Custom", entries)]).to_bytes()
+    body = AclInfo(subject, [PolicyInfo(policy, entries)]).to_bytes()
 
     async def work(channel: Channel) -> dict[str, Any]:
         await _call(channel, Command(RequestCode.AUTH_CREATE_ACL, {"subject": subject}, body=body))
-        return {"user": name, "resources": list(resources), "actions": list(actions), "decision": decision}
+        granted = {"policy": policy, "resources": list(resources), "actions": list(actions), "decision": decision}
+        return {"user": name, **granted}
 
-    text = f"{decision} {','.join(actions)} on {' '.join(resources)} is set for {name}"
+    text = f"{decision} {','.join(actions)} on {' '.join(resources)} is set for {name} ({policy})"
     change_brokers(brokers, work, text, as_json)
 
 
 @users.command()
 @click.argument("name")
 @click.argument("resources", nargs=-1, metavar="[RESOURCE...]")
-@click.option("--all", "everything", is_flag=True, help="All policies of the user.")
+@click.option("--all", "everything", is_flag=True, help="All entries of both policies of the user.")
+@_policy_option
 @brokers_option
 @context_option
 @changes_json
-def revoke(name: str, resources: tuple[str, ...], everything: bool, brokers: list[str], as_json: bool) -> None:
-    """Delete what policies of a user say about each RESOURCE, or with --all all of them."""
+def revoke(name: str, resources: tuple[str, ...], everything: bool, policy: str, brokers: list[str],
+           as_json: bool) -> None:  # fmt: skip
+    """Delete what a policy of a user says about each RESOURCE, or with --all all of both policies."""
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 
@@ -179,7 +191,7 @@ def revoke(name: str, resources: tuple[str, ...], everything: bool, brokers: lis
     subject = {"subject": PREFIX + name}
 
     async def work(channel: Channel) -> dict[str, Any]:
-        fields: list[Mapping[str, str]] = [{"policyType": "Custom", "resource": each} for each in resources] or [{}]
+        fields: list[Mapping[str, str]] = [{"policyType": policy, "resource": each} for each in resources] or [{}]
         for each in fields:
             await _call(channel, Command(RequestCode.AUTH_DELETE_ACL, {**subject, **each}))
         return {"user": name, "resources": list(resources) or None, "revoked": True}
@@ -222,19 +234,29 @@ def _list_in(body: bytes, kind: type[B]) -> list[B]:
     return [kind.from_value(each) for each in fastjson.loads(body) or ()] if body else []
 
 
-async def _users_of(channel: Channel) -> list[UserInfo]:
+def users_in(answer: Command) -> list[UserInfo]:
+    """The users of a response to AUTH_LIST_USER."""
     from gantrymq.remoting.bodies.access import UserInfo
-    from gantrymq.remoting.codes import RequestCode
-    from gantrymq.remoting.command import Command
 
-    answer = await _call(channel, Command(RequestCode.AUTH_LIST_USER, {}))
     return _list_in(answer.body, UserInfo)
 
 
-async def _acls_of(channel: Channel) -> list[AclInfo]:
+def acls_in(answer: Command) -> list[AclInfo]:
+    """The policies of a response to AUTH_LIST_ACL."""
     from gantrymq.remoting.bodies.access import AclInfo
+
+    return _list_in(answer.body, AclInfo)
+
+
+async def _users_of(channel: Channel) -> list[UserInfo]:
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 
-    answer = await _call(channel, Command(RequestCode.AUTH_LIST_ACL, {}))
-    return _list_in(answer.body, AclInfo)
+    return users_in(await _call(channel, Command(RequestCode.AUTH_LIST_USER, {})))
+
+
+async def _acls_of(channel: Channel) -> list[AclInfo]:
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+
+    return acls_in(await _call(channel, Command(RequestCode.AUTH_LIST_ACL, {})))

@@ -79,9 +79,11 @@ def explain(
 
 
 def explain_user(
-    document: UserDocument, name: str, code: int, *, cluster: str, topic: str = "", group: str = "", address: str = ""
-) -> Explanation:
-    """As :func:`explain`, for a user of RocketMQ 5 and its policies. ``cluster``: the name of the broker's cluster."""
+    document: UserDocument, name: str, code: int, *, cluster: str, authorization: bool = True,
+    topic: str = "", group: str = "", address: str = "",
+) -> Explanation:  # fmt: skip
+    """As :func:`explain`, for a user of RocketMQ 5 and its policies. ``cluster``: the name of the broker's cluster;
+    ``authorization``: ``plugin.acl.authorization``."""
     user = document.users.get(name)
     if user is None:
         return Explanation(False, (f"no user has the name {name!r}",))
@@ -89,6 +91,8 @@ def explain_user(
         return Explanation(False, (f"the user {name!r} is disabled",))
     if user.user_type == SUPER:
         return Explanation(True, (f"{name!r} is a super user: it may do everything",))
+    if not authorization:
+        return Explanation(True, ("users need no policies at this broker (plugin.acl.authorization = false)",))
     right = BROKER_RIGHTS[code]
     needs = None if right is Right.ADMIN else _needs(right, topic, group)
     rows = needed_actions(code, {"topic": topic, "groupName": group}, needs, f"Cluster:{cluster}")

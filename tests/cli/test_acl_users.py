@@ -86,3 +86,58 @@ def test_a_password_from_a_file_signs_and_is_kept_when_something_else_changes(
     run: Callable[..., str], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_password_from_file(run, cluster.address, tmp_path, monkeypatch)
+
+
+def test_explain_asks_the_broker_about_its_users_as_it_decides(
+    run: Callable[..., str], cli: Cli, cluster: Cluster
+) -> None:
+    at = ("--broker", cluster.address)
+    run("acl", "users", "set", "dora", *at)
+    run("acl", "users", "grant", "dora", "Topic:orders", "--action", "Pub", *at)
+    run("acl", "users", "grant", "dora", "Topic:*", "--action", "Sub", "--address", "10.0.0.0/8", "--policy",
+        "Default", *at)  # fmt: skip
+
+    def explained(*arguments: str) -> tuple[int, str]:
+        done = cli("acl", "explain", *arguments, *at)
+        return done.code, done.out
+
+    for arguments, code, text in (
+        (("dora", "send", "--topic", "orders"), 0, "Topic:orders: needs Pub: a policy allows it"),
+        (("dora", "send", "--topic", "other"), 1, "Topic:other: needs Pub: no matched policies"),
+        (("dora", "VIEW_MESSAGE_BY_ID", "--topic", "other", "--address", "10.1.2.3"), 0, "Topic:other: needs Sub"),
+        (("dora", "VIEW_MESSAGE_BY_ID", "--topic", "other", "--address", "11.1.2.3"), 1, "Topic:other: needs Sub"),
+        (("dora", "GET_BROKER_CONFIG"), 1, "Cluster:DefaultCluster: needs Get or List: no matched policies"),
+        (("root", "admin"), 0, "'root' is a super user"),
+        (("dor", "send", "--topic", "orders"), 1, "no account has the access key 'dor', and no user has this name"),
+    ):
+        found = explained(*arguments)
+        assert (found[0], text in found[1]) == (code, True), (arguments, found)
+    run("acl", "users", "set", "dora", "--status", "disable", *at)
+    assert "the user 'dora' is disabled" in explained("dora", "send", "--topic", "orders")[1]
+
+
+def test_explain_knows_a_broker_whose_users_need_no_policies_and_one_without_access_control(
+    run: Callable[..., str], cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "tools.yml").write_text("accessKey: root\nsecretKey: root-password\n")
+    settings = {
+        "plugin.acl.file": str(tmp_path / "none.yml"), "plugin.acl.users": str(tmp_path / "users.json"),
+        "plugin.acl.keys": str(tmp_path / "tools.yml"), "plugin.acl.authorization": "false",
+    }  # fmt: skip
+    with cluster_in_thread(tmp_path / "store", settings=settings, enable=[ACL]) as cluster:
+        run("acl", "users", "set", "emma", "--broker", cluster.address)
+        assert "need no policies" in run("acl", "explain", "emma", "admin", "--broker", cluster.address)
+    with cluster_in_thread(tmp_path / "open") as cluster:
+        done = cli("acl", "explain", "emma", "admin", "--broker", cluster.address)
+        assert (done.code, "the plugin 'acl' is not enabled there" in done.err) == (1, True), done.err
+
+
+def test_explain_compares_the_password_of_a_file_of_users(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "users.json").write_text('{"users": {"fred": {"password": "of-fred", "userType": "Super"}}}')
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", "fred")
+    for password, code in (("of-fred", 0), ("another", 1)):
+        monkeypatch.setenv("GANTRYMQ_SECRET_KEY", password)
+        done = cli("acl", "explain", "fred", "admin", "--users", str(tmp_path / "users.json"))
+        assert (done.code, "the signature would be wrong" in done.out) == (code, bool(code))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import gantrymq.sync
 from support.accounts import ACCOUNTS, ACL, ADMIN, WORKER
 from support.certificates import CA, FOLDER, client_context
 from support.processes import gantrymq_child
+from support.user_commands import check_user_commands
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -30,6 +31,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (home / "tools.yml").write_text(f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
     settings = {
         "plugin.acl.file": home / "plain_acl.yml", "plugin.acl.keys": home / "tools.yml",
+        "plugin.acl.users": home / "users.json",
         "plugin.tls.certificate": FOLDER / "server.pem", "broker.listen": "127.0.0.1:0",
     }  # fmt: skip
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -106,6 +108,32 @@ def test_a_context_has_the_keys_and_tls_settings_of_its_cluster(secured: str, tm
     assert row["role"] == "master"
     run("context", "use", "prod")
     assert run("topic", "list").split()
+
+
+def test_accounts_and_users_change_over_tls_with_the_keys_of_a_context(
+    secured: str, cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_CONFIG_HOME", str(tmp_path / "home"))
+    (tmp_path / "secret").write_text(f"{ADMIN.secret_key}\n")
+
+    def run(*words: str) -> str:
+        done = cli(*words)
+        assert done.code == 0, done.err
+        return str(done.out)
+
+    run("context", "add", "prod", "--nameserver", secured, "--access-key", ADMIN.access_key, "--secret-key-file",
+        str(tmp_path / "secret"), "--tls-ca", str(CA))  # fmt: skip
+    (row,) = json.loads(run("cluster", "status", "--json", "--context", "prod"))
+    at = ("--broker", row["address"], "--context", "prod")
+    run("acl", "user", "set", "invoices", "--topic-default", "DENY", *at)
+    run("acl", "grant", "invoices", "--topic", "paid=PUB", *at)
+    assert "allowed" in run("acl", "explain", "invoices", "send", "--topic", "paid", *at)
+    assert "invoices" in run("acl", "user", "list", *at)
+    run("acl", "user", "delete", "invoices", *at)
+    assert "invoices" not in run("acl", "user", "list", *at)
+    check_user_commands(lambda *words: run(*words, "--context", "prod"), row["address"], tmp_path)
+    done = cli("acl", "user", "list", "--broker", row["address"])
+    assert (done.code, "TLS" in done.err) == (1, True), done.err
 
 
 def test_no_output_shows_a_secret(secured: str, tmp_path: Path) -> None:

@@ -260,4 +260,7 @@ def test_our_commands_manage_users_and_policies_of_rocketmq_5(
 
     rows = json.loads(call("cluster", "status", "--nameserver", guarded, "--json"))
     check_user_commands(call, rows[0]["address"], tmp_path)
+    worker = ("acl", "explain", WORKER.access_key, "send", "--broker", rows[0]["address"])
+    assert "Topic:orders: needs Pub: a policy allows it" in call(*worker, "--topic", "orders")
+    assert run_command([*worker, "--topic", "secrets"]) == 1
     check_password_from_file(call, rows[0]["address"], tmp_path, monkeypatch)

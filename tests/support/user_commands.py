@@ -43,6 +43,13 @@ def check_user_commands(run: Run, broker: str, folder: Path) -> None:
     run("acl", "users", "grant", "newcomer", "Topic:orders", "--action", "Pub", *at)
     run("acl", "users", "revoke", "newcomer", "Topic:paid-*", *at)
     assert listed("policies", "--user", "newcomer") == [row | denied, orders | {"actions": ["Pub"]}]
+    default = ("--policy", "Default")
+    run("acl", "users", "grant", "newcomer", "Topic:orders", "Topic:*", "--action", "Get", *default, *at)
+    orders |= {"actions": ["Pub"]}
+    last = [row | {"policy": "Default", "resource": each, "actions": ["Get"]} for each in ("Topic:*", "Topic:orders")]
+    assert listed("policies") == [row | denied, orders, *last]
+    run("acl", "users", "revoke", "newcomer", "Topic:orders", *default, *at)
+    assert listed("policies") == [row | denied, orders, last[0]]
     run("acl", "users", "revoke", "newcomer", "--all", *at)
     assert listed("policies") == []
 
