@@ -19,12 +19,16 @@ QUEUES_AT_ONCE = 32
 
 @attrs.frozen
 class Expired:
-    """The result of one round: the number of deleted files, and the bytes that the plugin ``holder`` prevents from
-    being deleted."""
+    """The result of one round: the number of files taken out of the log, and the bytes that the plugin ``holder``
+    prevents from being deleted.
+
+    ``error``: why the files could not be deleted on the disk, which the next start does; empty if they were.
+    """
 
     files: int
     held_bytes: int = 0
     holder: str = ""
+    error: str = ""
 
 
 async def drop_before(broker: Broker, offset: int) -> Expired:
@@ -48,7 +52,7 @@ async def drop_before(broker: Broker, offset: int) -> Expired:
     try:
         await trio.to_thread.run_sync(broker.store.discard, detached)
     except OSError as error:
-        log.warning("expired_files_not_deleted", error=str(error))
+        expired = attrs.evolve(expired, error=str(error))
     await trio.to_thread.run_sync(broker.queues.drop_expired)
     return expired
 

@@ -42,6 +42,7 @@ class Outages:
             outage = self._known[key] = _Outage(now, now, 1, 0, fields)
         else:
             outage.failures += 1
+            outage.fields = fields
             if now - outage.logged < REPEAT_SECONDS:
                 outage.left_out += 1
                 return
@@ -49,8 +50,12 @@ class Outages:
         write(event, **fields, repeated=outage.left_out)
         outage.logged, outage.left_out = now, 0
 
+    def is_open(self, event: str, *subject: str) -> bool:
+        """Return whether ``event`` has happened to ``subject``, and is not over."""
+        return (event, *subject) in self._known
+
     def over(self, event: str, *subject: str) -> None:
-        """It works again: log the end of the outage, if there was one."""
+        """It works again: log the end of the outage, if there was one, with the last failure's fields."""
         outage = self._known.pop((event, *subject), None) if self._known else None
         if outage is not None:
             about = {name: value for name, value in outage.fields.items() if name != "reason"}

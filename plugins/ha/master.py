@@ -24,6 +24,7 @@ from gantrymq.plugins.ha.streams import Link, accepted
 from gantrymq.plugins.interfaces import RefusalLog
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.audit_events import SLAVE_CONNECTION
+from gantrymq.remoting.outages import REPEAT_SECONDS, Outages
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Master:
         self._grown = trio.lowlevel.ParkingLot()
         self._windows = LogWindows(broker.env, broker.log)
         self._peers = PeerRule(config.peers or LOOPBACK)
+        self._outages = Outages(log, broker.env.monotonic)
         self._listener, self.address = _listen(broker, config.listen)
 
     def log_grew(self) -> None:
@@ -120,9 +122,9 @@ class Master:
             return False
         return True
 
-    def _refuse(self, kind: str, peer: str, address: str, reason: str) -> None:
+    def _refuse(self, kind: str, host: str, address: str, reason: str) -> None:
         self.refused[kind] += 1
-        log.warning("slave_refused", peer=peer, reason=reason)
+        self._outages.warning("slave_refused", kind, host, peer=host, reason=reason)
         refusals = self._broker.registry.find(RefusalLog)
         if refusals is not None:
             refusals.connection_refused(SLAVE_CONNECTION, address, "replication", reason)
@@ -130,14 +132,17 @@ class Master:
     # ------------------------------------------------------------------------------------------------- one slave
 
     async def _serve(self, stream: trio.SocketStream, copy: Copy) -> None:
-        reason = "it has closed the connection"
+        reason, begun = "it has closed the connection", None
         try:
             async with stream:
                 link = accepted(stream, self.encryption)
                 begun = await self._begin(link, copy)
                 if begun is None:
                     return
-                log.info("slave_connected", peer=copy.address)
+                for kind in self.refused:
+                    self._outages.over("slave_refused", kind, copy.host)
+                if not self._outages.is_open("slave_disconnected", copy.host):
+                    log.info("slave_connected", peer=copy.address)
                 await self._replicate(link, copy, begun)
         except BaseExceptionGroup as group:
             refusal, others = group.split((BadFrame, OutOfLog, CorruptRange, OSError, trio.BrokenResourceError))
@@ -146,7 +151,11 @@ class Master:
             reason = str(refusal.exceptions[0]) if refusal is not None else reason
         finally:
             self._copies.remove(copy)
-            log.warning("slave_disconnected", peer=copy.address, reason=reason, acknowledged=copy.acknowledged)
+            if begun is not None:
+                self._outages.warning(
+                    "slave_disconnected", copy.host,
+                    peer=copy.address, reason=reason, acknowledged=copy.acknowledged,
+                )  # fmt: skip
 
     async def _begin(self, link: Link, copy: Copy) -> bytes | None:
         """Return the first bytes of a slave's reports, behind its ticket; None if it was refused or disconnected."""
@@ -175,7 +184,7 @@ class Master:
                 "plugin.ha.authentication to none"
             )
         if refused:
-            self._refuse(refused, copy.address, copy.address, reason)
+            self._refuse(refused, copy.host, copy.address, reason)
             return None
         return rest
 
@@ -198,12 +207,16 @@ class Master:
                 for offset in reports.feed(received):
                     if copy.start < 0:
                         copy.start = copy.sent = self._start_for(offset)
-                        log.info("sending_log", peer=copy.address, start=copy.start, reported=offset)
+                        if not self._outages.is_open("slave_disconnected", copy.host):
+                            log.info("sending_log", peer=copy.address, start=copy.start, reported=offset)
                         nursery.start_soon(self._send, link, copy)
                     elif offset > copy.sent:
                         raise BadFrame(f"it reports {offset}, but was sent the log only up to {copy.sent}")
                     self._copies.acknowledge(copy, offset, self._broker.env.monotonic())
                     copy.update_level(self._broker.log.end, self._broker.env.monotonic())
+                if self._broker.env.monotonic() - copy.since >= REPEAT_SECONDS:
+                    # Not at its begin: the outage of a slave that comes and goes continues.
+                    self._outages.over("slave_disconnected", copy.host)
             nursery.cancel_scope.cancel()
 
     def _start_for(self, offset: int) -> int:

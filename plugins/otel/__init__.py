@@ -35,6 +35,7 @@ from gantrymq.plugins.otel.spans import (
     target_of,
 )
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckedBatch
@@ -48,7 +49,6 @@ log = structlog.get_logger("gantrymq.otel")
 
 EXPORT_SPANS: Final = 512
 """The most spans of one request, as of OpenTelemetry's own processor."""
-WARN_EVERY_S: Final = 30.0
 LAST_EXPORT_S: Final = 3.0
 """How long a stopping broker waits for its last spans."""
 _DELIVERIES: Final = {"pull": "deliver", "direct": "deliver", "check": "check"}
@@ -64,13 +64,12 @@ class OtelPlugin:
     _config: OtelConfig
     _notes: Notes
     _exporter: Exporter
+    _outages: Outages
 
     def __init__(self) -> None:
         self._exported = 0
         self._lost = 0
-        self._outage_lost = 0
-        self._outage_began: float | None = None
-        self._warned_at = 0.0
+        self._lost_in_outage = 0
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -85,6 +84,7 @@ class OtelPlugin:
         except ImportError as error:
             raise StartError(f"plugin 'otel': {error}; install it with `pip install 'gantrymq[otel]'`") from None
         self._broker = broker
+        self._outages = Outages(log, broker.env.monotonic)
         self._config = section = config.section(OtelConfig)
         self._notes = Notes(broker, section)
         version = next(info.version for info in broker.manager.plugins if info.plugin is self)
@@ -184,24 +184,12 @@ class OtelPlugin:
         finally:
             if reason is None:
                 self._exported += len(notes)
+                self._lost_in_outage = 0
+                self._outages.over("spans_not_exported")
             else:
                 self._lost += len(notes)
-            self._report(reason, len(notes))
-
-    def _report(self, reason: str | None, count: int) -> None:
-        """Log the begin of an outage, every half minute that it continues, and its end."""
-        now = self._broker.env.monotonic()
-        if reason is None:
-            if self._outage_began is not None:
-                seconds = round(now - self._outage_began, 1)
-                log.info("spans_exported_again", after_seconds=seconds, lost=self._outage_lost)
-                self._outage_began, self._outage_lost = None, 0
-            return
-        self._outage_lost += count
-        if self._outage_began is None or now - self._warned_at >= WARN_EVERY_S:
-            self._outage_began = now if self._outage_began is None else self._outage_began
-            self._warned_at = now
-            log.warning("spans_not_exported", lost=self._outage_lost, reason=reason)
+                self._lost_in_outage += len(notes)
+                self._outages.warning("spans_not_exported", lost=self._lost_in_outage, reason=reason)
 
     # ------------------------------------------------------------------------------------------------- metrics
 

@@ -16,6 +16,7 @@ from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.retention.loss import begins_of, loss_since
 from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, old_before, used_ratio
 from gantrymq.plugins.retention.reserve import Reserve
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -39,6 +40,7 @@ class Cleaner:
         self._interval_s = interval_s
         self._asked = trio.Event()
         self._is_short = False
+        self._outages = Outages(log, broker.env.monotonic)
         self._reserve = Reserve(broker.env, f"{broker.root}/{RESERVE_FILE}", 0)
         self.full = ""
         self.held = Expired(0)
@@ -67,14 +69,17 @@ class Cleaner:
         try:
             usage = await trio.to_thread.run_sync(broker.env.disk_usage, broker.root)
         except OSError as error:
-            log.warning("disk_not_measured", path=broker.root, error=str(error))
+            self._outages.warning("disk_not_measured", path=broker.root, reason=str(error))
             return 0
+        self._outages.over("disk_not_measured")
         self._judge(is_full(usage, rules, bool(self.full)), used_ratio(usage, rules))
         self._reserve.size = min(rules.reserve_file, broker.log.segments.file_bytes // RESERVE_SHARE)
         try:
             await trio.to_thread.run_sync(partial(self._reserve.adapt, usage.free, is_refusing=bool(self.refusal())))
         except OSError as error:
-            log.warning("reserve_not_changed", path=broker.root, error=str(error))
+            self._outages.warning("reserve_not_changed", path=broker.root, reason=str(error))
+        else:
+            self._outages.over("reserve_not_changed")
         now_ms = broker.env.wall_ms()
         hour = datetime.fromtimestamp(now_ms / 1000).hour
         files = self._files()
@@ -82,6 +87,10 @@ class Cleaner:
         is_forced = offset > old_before(files, now_ms, rules)
         before = begins_of(broker) if is_forced else {}
         held, self.held = self.held, await drop_before(broker, offset) if offset else Expired(0)
+        if self.held.error:
+            self._outages.warning("expired_files_not_deleted", files=self.held.files, reason=self.held.error)
+        elif self.held.files:
+            self._outages.over("expired_files_not_deleted")
         if is_forced and self.held.files:
             loss = loss_since(broker, before)
             log.warning(

@@ -17,6 +17,7 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
 from gantrymq.kernel.store.queues.extension import QueueExtension, last_address
 from gantrymq.kernel.store.queues.open_files import OpenFiles
+from gantrymq.kernel.store.queues.queue_outages import QueueOutages
 from gantrymq.kernel.store.queues.search import first, first_kept, nearest_in_time
 
 log = structlog.get_logger("gantrymq.queues")
@@ -52,9 +53,12 @@ class ConsumeQueue:
         open_files: OpenFiles,
         extension: QueueExtension | None = None,
         report: Callable[[ConsumeQueue, int], bool] = lambda queue, offset: False,
+        outages: QueueOutages | None = None,
     ) -> None:
+        """``outages``: shared with the other queues; None if this is the only one."""
         self._env = env
         self._report = report
+        self._outages = outages or QueueOutages(env)
         self._extension = extension or QueueExtension(env, f"{folder}_ext", staging)
         self._open_files = open_files
         self.folder = folder
@@ -227,7 +231,7 @@ class ConsumeQueue:
             try:
                 self._write_tail()
             except NoRoom as error:
-                log.warning("queue_entries_not_written", path=self.folder, reason=str(error))
+                self._outages.queue_failed(self.folder, error)
             finally:
                 self._writing.release()
 
@@ -295,6 +299,7 @@ class ConsumeQueue:
             with self._guard:
                 del self._tail[:done]
                 self._written = start + done
+        self._outages.queue_written(self.folder)
 
     def flush(self) -> None:
         """Flush all entries. :class:`NoRoom`, :class:`OSError`."""
@@ -414,6 +419,7 @@ class ConsumeQueue:
             self._gone = True
             self._segments.close()
             self._extension.discard()
+        self._outages.queue_written(self.folder)
         self._open_files.forget(self)
 
     def close_files(self) -> bool:

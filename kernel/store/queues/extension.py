@@ -19,6 +19,7 @@ from gantrymq.kernel.fast import QueueEntries
 from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
+from gantrymq.kernel.store.queues.queue_outages import QueueOutages
 
 log = structlog.get_logger("gantrymq.queues")
 
@@ -57,8 +58,17 @@ def last_address(entries: bytes | None) -> int | None:
 class QueueExtension:
     """The extension of one queue, in ``folder``. One thread writes; reading may be done from any."""
 
-    def __init__(self, env: Env, folder: str, staging: str, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self,
+        env: Env,
+        folder: str,
+        staging: str,
+        file_bytes: int = FILE_BYTES,
+        outages: QueueOutages | None = None,
+    ) -> None:
+        """``outages``: shared with the extensions of other queues; None if this is the only one."""
         self._env = env
+        self._outages = outages or QueueOutages(env)
         self.folder = folder
         self._staging = staging
         self._file_bytes = file_bytes
@@ -96,6 +106,7 @@ class QueueExtension:
             self._env.rmtree(self.folder)
         self._segments = self._make_segments()
         self._end = 0
+        self._outages.extension_written(self.folder)
 
     # ------------------------------------------------------------------------------------------------------- read
 
@@ -159,8 +170,9 @@ class QueueExtension:
         try:
             places = self.put([(code, stored[offset]) for offset, _, code in rows[known:]])
         except OSError as error:
-            log.warning("queue_extension_not_written", path=self.folder, reason=str(error))
+            self._outages.extension_failed(self.folder, error)
             return more
+        self._outages.extension_written(self.folder)
         entries = [ENTRY.pack(*row) for row in rows[:known]]
         entries += [ENTRY.pack(*row[:2], place) for row, place in zip(rows[known:], places, strict=True)]
         return more._replace(entries=b"".join(entries))

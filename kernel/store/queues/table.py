@@ -24,6 +24,7 @@ from gantrymq.kernel.store.queues.consume_queue import UNIT, ConsumeQueue
 from gantrymq.kernel.store.queues.deletions import Deletions
 from gantrymq.kernel.store.queues.extension import FILE_BYTES, QueueExtension
 from gantrymq.kernel.store.queues.open_files import OpenFiles
+from gantrymq.kernel.store.queues.queue_outages import QueueOutages
 from gantrymq.remoting.descriptors import descriptors_allowed
 
 log = structlog.get_logger("gantrymq.queues")
@@ -90,6 +91,7 @@ class ConsumeQueues:
         self._staging = staging
         self._file_units = file_units
         self._tail_bytes = tail_bytes
+        self._outages = QueueOutages(env)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unflushed: set[ConsumeQueue] = set()
         self._guard = Lock()
@@ -162,8 +164,13 @@ class ConsumeQueues:
             tail_bytes=self._tail_bytes,
             open_files=self.open_files,
             report=self._report,
+            outages=self._outages,
             extension=QueueExtension(
-                self._env, f"{self._extension.folder}/{topic}/{queue_id}", self._staging, self._extension.file_bytes
+                self._env,
+                f"{self._extension.folder}/{topic}/{queue_id}",
+                self._staging,
+                self._extension.file_bytes,
+                self._outages,
             ),
         )
         self._queues[topic, queue_id] = queue

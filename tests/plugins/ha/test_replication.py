@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.errors import NoRoom, StartError
@@ -119,11 +120,41 @@ async def test_a_partial_report_times_out_at_housekeeping(pair: Any) -> None:
                 assert not await slow.receive_some(100)
 
 
-async def test_unlisted_addresses_are_disconnected(pair: Any) -> None:
+async def test_unlisted_addresses_are_disconnected_and_logged_once(pair: Any) -> None:
     async with pair.master(peers="10.1.2.3") as master:
-        async with stranger(master) as other:
-            with trio.fail_after(30):
-                assert not await other.receive_some(100)
+        with capture_logs() as logs:
+            for _ in range(3):
+                async with stranger(master) as other:
+                    with trio.fail_after(30):
+                        assert not await other.receive_some(100)
+        assert [each["peer"] for each in logs if each["event"] == "slave_refused"] == ["127.0.0.1"]
+
+
+async def test_a_slave_that_comes_and_goes_is_logged_once_until_it_stays(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair.master() as master:
+
+        async def report(stream: trio.SocketStream) -> None:
+            await stream.send_all(REPORT.pack(master.log.end))
+            with trio.fail_after(10):
+                assert await stream.receive_some(100), "a heartbeat"
+
+        await pair.send(master, b"first")
+        with capture_logs() as logs:
+            for _ in range(3):
+                async with stranger(master) as slave:
+                    await report(slave)
+            async with stranger(master) as slave:
+                await report(slave)
+                monkeypatch.setattr(master_module, "REPEAT_SECONDS", 0.0)
+                await slave.send_all(REPORT.pack(master.log.end))
+                await pair.until(lambda: any(each["event"] == "outage_ended" for each in logs))
+            async with stranger(master):
+                pass  # it never reported, as the probe of a monitor: nothing is lost
+        events = [each["event"] for each in logs if each["log_level"] != "debug"]
+        assert events[:4] == ["slave_connected", "sending_log", "slave_disconnected", "outage_ended"]
+        assert [each["failures"] for each in logs if each["event"] == "outage_ended"] == [3]
 
 
 async def test_an_idle_master_sends_heartbeats_with_its_log_end(pair: Any) -> None:

@@ -180,8 +180,35 @@ async def test_a_disk_that_cannot_be_measured_deletes_nothing(tmp_path: Path) ->
     env = DiskEnv()
     async with filled(tmp_path, env) as (_, channel, cleaner):
         env.error = OSError(5, "Input/output error")
-        assert await cleaner.clean(asked=True) == 0
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                assert await cleaner.clean(asked=True) == 0
+            env.error = None
+            await cleaner.clean()
+        assert [each["event"] for each in logs] == ["disk_not_measured", "outage_ended"], "not for each attempt"
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
+
+
+async def test_files_that_cannot_be_deleted_are_logged_once_until_some_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "1"}) as (broker, _, cleaner):
+        env.usage = DiskUsage(100 * GIB, 9 * GIB)
+
+        def failing(detached: list[Segment]) -> None:
+            raise OSError(30, "Read-only file system")
+
+        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+            patch.setattr(broker.store, "discard", failing)
+            for _ in range(3):
+                assert await cleaner.clean() == 1
+        named = [each for each in logs if each["event"] == "expired_files_not_deleted"]
+        assert [each["reason"] for each in named] == ["[Errno 30] Read-only file system"]
+        with structlog.testing.capture_logs() as logs:
+            assert await cleaner.clean() == 1
+        ended = [each for each in logs if each["event"] == "outage_ended"]
+        assert [(each["of"], each["failures"]) for each in ended] == [("expired_files_not_deleted", 3)]
 
 
 async def test_asking_wakes_the_service(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import struct
 
 import attrs
 import pytest
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast import tag_code
@@ -139,13 +140,17 @@ def test_tag_codes_stay_in_the_entries_if_the_extension_cannot_be_written(kind: 
         finally:
             env.there = False
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
         patch.setattr(QueueExtension, "put", failing)
-        store.append(batch(1, 6))
+        store.append(batch(1, 5))
+        commit(store)
+        store.append(batch(6, 1))
         commit(store)
     assert env.failed
     assert codes(store) == [code(number) for number in range(7)]
-    fill(store, 7, 2)
+    with capture_logs() as later:
+        fill(store, 7, 2)
+    assert [each["event"] for each in logs + later] == ["queue_extension_not_written", "outage_ended"]
     assert codes(store) == [code(number) for number in range(9)]
     store.close()
 

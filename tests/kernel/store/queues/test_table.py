@@ -9,6 +9,7 @@ import threading
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.errors import NoRoom
@@ -476,6 +477,20 @@ def test_new_queues_that_a_full_disk_interrupted_are_flushed_together_later() ->
     queues.flush()
     assert (env.calls["sync_tree"], env.calls["datasync"]) == (1, 0)
     assert survivors(disk) == MANY_NEW + 1
+
+
+def test_a_full_disk_is_logged_once_for_all_queues_and_once_more_when_the_last_is_written() -> None:
+    env = FaultEnv(MemoryEnv(), number=errno.ENOSPC, kinds=("pwrite",), fail_at=1, forever=True)
+    queues = make(env, tail_bytes=20)
+    with capture_logs() as logs:
+        for offset in range(3):
+            many(queues, 5, offset=offset)
+        assert [each["event"] for each in logs] == ["queue_entries_not_written"]
+        env.fail_at = 0
+        many(queues, 4, offset=3)
+        assert len(logs) == 1, "one queue still waits"
+        queues.flush()
+    assert [(each["event"], each.get("failures")) for each in logs[1:]] == [("outage_ended", 15)]
 
 
 def test_without_a_flush_of_the_file_system_each_queue_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
