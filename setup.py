@@ -26,7 +26,7 @@ MODULES = (
     "plugins/produce/_fast",
     "plugins/transaction/_fast",
 )
-PARTS = sorted([*glob("kernel/fast/*.pxi"), *glob("plugins/*/*.pxi")])
+PARTS = sorted([*glob("gantrymq/remoting/*.pxi"), *glob("kernel/fast/*.pxi"), *glob("plugins/*/*.pxi")])
 # By the name under which other modules look for it, which a source distribution has too.
 SHARED = ["gantrymq/kernel/fast/_requests.pxd"]
 

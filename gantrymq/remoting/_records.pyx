@@ -6,10 +6,10 @@ raises the error for it. A record here is a structure in C: no dictionary, and n
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from zlib import crc32
+include "_crc.pxi"
 
 from gantrymq.remoting.properties import decode_properties
 
@@ -17,6 +17,8 @@ cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         object (*tp_new)(PyTypeObject*, object, void*)
     int PyType_Check(object)
+
+prepare_crc()
 
 DEF HOST_V6_MORE = 12
 DEF SHORTEST_HEAD = 88
@@ -219,9 +221,9 @@ def cut_records(bytes data not None, make, bint check_crc, broker_name, delivery
         end = topic_start + topic_size
         if end + 2 > size or end + 2 + get16(at + end) != size:
             break
-        body = PyBytes_FromStringAndSize(<const char*>at + head, body_size)
-        if check_crc and (<uint32_t>crc32(body)) & 0x7FFFFFFF != get32(at + 8):
+        if check_crc and crc32(at + head, body_size) & 0x7FFFFFFF != get32(at + 8):
             break
+        body = PyBytes_FromStringAndSize(<const char*>at + head, body_size)
         if topic_size != last_topic_size or memcmp(at + topic_start, last_topic, <size_t>topic_size) != 0:
             topic = (<bytes>PyBytes_FromStringAndSize(<const char*>at + topic_start, topic_size)).decode("utf-8", "replace")
             last_topic = at + topic_start

@@ -6,12 +6,14 @@ It takes records that are in order, and leaves what is not to the plain twin, wh
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from zlib import crc32
+include "../remoting/_crc.pxi"
+
+prepare_crc()
 
 DEF HOST_V6_MORE = 12
 DEF SHORTEST_HEAD = 88
@@ -169,6 +171,9 @@ cdef class Columns:
     cdef readonly Py_ssize_t size
     cdef Py_ssize_t body_max
     cdef object decompress, show_host
+    cdef uint64_t shown_host  # the bytes of the last IPv4 host, and its text: a queue has few producers
+    cdef char host_text[32]
+    cdef int host_length
 
     def __cinit__(self, names, Py_ssize_t body_max, decompress, show_host):
         memset(self.columns, 0, sizeof(self.columns))
@@ -206,7 +211,8 @@ cdef class Columns:
         cdef int64_t size, body_size, topic_at, topic_end, queue_offset
         cdef int32_t sys_flag
         cdef uint32_t magic
-        cdef bytes body
+        cdef const char* body
+        cdef bytes inflated
         while start < whole:
             at = begin + start
             room = whole - start
@@ -234,37 +240,37 @@ cdef class Columns:
                 topic_end = topic_at + 2 + get16(at + topic_at)
             if topic_end + 2 > size or topic_end + 2 + get16(at + topic_end) != size:
                 break
-            body = PyBytes_FromStringAndSize(<const char*>at + head, body_size)
-            if (<uint32_t>crc32(body)) & 0x7FFFFFFF != get32(at + 8):
+            if crc32(at + head, body_size) & 0x7FFFFFFF != get32(at + 8):
                 break
             queue_offset = get64(at + 20)
             if first <= queue_offset < end:
                 first = queue_offset + 1
                 if sys_flag & INNER_BATCH:
                     return self.rows - before, start, queue_offset
+                body = <const char*>at + head
                 if sys_flag & COMPRESSED:
                     try:
-                        body = self.decompress(body, sys_flag, self.body_max)
+                        inflated = self.decompress(PyBytes_FromStringAndSize(body, body_size), sys_flag, self.body_max)
                     except Exception as error:
                         error.queue_offset = queue_offset
                         raise
-                self.put_row(at, head, sys_flag, body, <const char*>at + topic_end + 2, size - topic_end - 2)
+                    body, body_size = PyBytes_AS_STRING(inflated), PyBytes_GET_SIZE(inflated)
+                self.put_row(at, sys_flag, body, body_size, <const char*>at + topic_end + 2, size - topic_end - 2)
             start += size
         return self.rows - before, start, -1
 
     cdef int put_row(
-        self, const uint8_t* at, Py_ssize_t head, int32_t sys_flag, bytes body, const char* properties, Py_ssize_t size
+        self, const uint8_t* at, int32_t sys_flag, const char* body, Py_ssize_t body_size, const char* properties,
+        Py_ssize_t size,
     ) except -1:
         cdef const uint8_t* born_host = at + BORN_AT + 8
         cdef Py_ssize_t born_size = 20 if sys_flag & BORN_HOST_V6 else 8
         cdef const uint8_t* stored = born_host + born_size
         cdef const uint8_t* store_host = stored + 8
         cdef Py_ssize_t store_size = 20 if sys_flag & STORE_HOST_V6 else 8
-        cdef char text[64]
-        cdef int length
         cdef bytes shown
         self.rows += 1
-        self.size += PyBytes_GET_SIZE(body)
+        self.size += body_size
         if self.wants[QUEUE_ID]:
             put32(&self.columns[QUEUE_ID], <int32_t>get32(at + 12))
         if self.wants[FLAG]:
@@ -282,20 +288,29 @@ cdef class Columns:
         if self.wants[RECONSUMES]:
             put32(&self.columns[RECONSUMES], <int32_t>get32(store_host + store_size))
         if self.wants[BODY]:
-            put_text(&self.columns[BODY], PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
+            put_text(&self.columns[BODY], body, body_size)
         if self.wants[BORN_HOST]:
             if born_size == 8:
-                length = snprintf(
-                    text, sizeof(text), b"%u.%u.%u.%u:%u", <unsigned int>born_host[0], <unsigned int>born_host[1],
-                    <unsigned int>born_host[2], <unsigned int>born_host[3], <unsigned int>get32(born_host + 4),
-                )
-                put_text(&self.columns[BORN_HOST], text, length)
+                self.show_host_v4(born_host)
+                put_text(&self.columns[BORN_HOST], self.host_text, self.host_length)
             else:
                 shown = self.show_host(PyBytes_FromStringAndSize(<const char*>born_host, born_size)).encode()
                 put_text(&self.columns[BORN_HOST], PyBytes_AS_STRING(shown), PyBytes_GET_SIZE(shown))
         if self.reads_properties:
             self.put_properties(properties, size, at + 28, store_host, store_size)
         return 0
+
+    cdef void show_host_v4(self, const uint8_t* host) noexcept:
+        """Sets ``host_text``, unless it has this host already: printing takes longer than all else of a row."""
+        cdef uint64_t raw
+        memcpy(&raw, host, 8)
+        if self.host_length and raw == self.shown_host:
+            return
+        self.shown_host = raw
+        self.host_length = snprintf(
+            self.host_text, sizeof(self.host_text), b"%u.%u.%u.%u:%u", <unsigned int>host[0], <unsigned int>host[1],
+            <unsigned int>host[2], <unsigned int>host[3], <unsigned int>get32(host + 4),
+        )
 
     cdef int put_properties(
         self, const char* data, Py_ssize_t size, const uint8_t* log_offset, const uint8_t* host, Py_ssize_t host_size

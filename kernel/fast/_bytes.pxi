@@ -4,7 +4,7 @@
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy
 
-include "_crc.pxi"
+include "../../gantrymq/remoting/_crc.pxi"
 
 
 cdef extern from *:

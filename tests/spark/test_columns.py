@@ -74,6 +74,20 @@ def test_ipv6_hosts_are_decoded(make_record: Maker) -> None:
     assert row["bornHost"] == "[::1]:5000"
 
 
+def test_each_row_has_the_host_of_its_own_producer(make_record: Maker) -> None:
+    hosts = [
+        ("10.0.0.1", 5000),
+        ("10.0.0.1", 5001),
+        ("10.0.0.1", 5001),
+        ("255.255.255.255", 65535),
+        ("::1", 5000),
+        ("10.0.0.1", 5000),
+    ]
+    raw = [make_record("orders", 3, at, b"x", born_host=encode_host(*host)) for at, host in enumerate(hosts)]
+    shown = [row["bornHost"] for row in build(b"".join(raw))]
+    assert shown == [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts]
+
+
 @pytest.mark.parametrize("born", [2**63 - 1, -(2**63)])
 def test_a_born_timestamp_that_spark_cannot_hold_is_null(make_record: Maker, born: int) -> None:
     (row,) = build(make_record("orders", 3, 0, b"x", born_timestamp=born))
@@ -132,6 +146,17 @@ def test_every_damage_to_a_record_is_reported(make_record: Maker) -> None:
     for broken in (raw[:-1], raw[:40], raw + b"\0", raw.replace(b"hello", b"hellO"), b"\0" * len(raw)):
         with pytest.raises(BrokenRecord, match="a pull at offset 0 answers with"):
             build(broken)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 63, 64, 65, 4096])
+def test_one_changed_byte_of_a_body_of_any_length_is_found(make_record: Maker, size: int) -> None:
+    body = bytes(range(256)) * 16
+    raw = make_record("orders", 3, 9, body[:size])
+    assert len(build(raw)) == 1
+    at = raw.rindex(body[:size])
+    for place in {at, at + size // 2, at + size - 1}:
+        with pytest.raises(BrokenRecord):
+            build(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
 
 
 def in_both(raw: bytes, start: int = 0) -> list[Any]:

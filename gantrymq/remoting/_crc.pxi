@@ -1,5 +1,6 @@
-# The CRC-32 of zlib, a part of ``_bytes.pxi``. It uses carry-less multiplication if the processor has it, which is
-# checked when a module is loaded, else tables, with eight bytes in each step.
+# The CRC-32 of zlib, for every compiled module that includes this file and calls ``prepare_crc()`` when it is loaded. It
+# uses carry-less multiplication if the processor has it, else tables, with eight bytes in each step. The including
+# module cimports ``memcpy`` and the integer types.
 
 cdef extern from *:
     """
