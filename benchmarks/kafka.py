@@ -94,6 +94,11 @@ class Kafka:
         """The address for clients."""
         return self._address
 
+    @property
+    def pid(self) -> int:
+        """The node's process."""
+        return self._pid
+
     def rate(self, scenario: Scenario, seconds: float) -> tuple[float, float]:
         """Messages a second of the first run that takes ``seconds``: its tools start cold and count that too; and
         microseconds of the node's processor time for each message of that run."""

@@ -1,12 +1,14 @@
 """The group ``spark``: rows a second of each use of the Spark data source, and of Kafka's connector beside it.
 
 All rows are lines like those of a web server's log, made by Spark and written by the sink, so both systems have the
-same. A floor says what Spark's Python data sources reach if they do nothing: the same columns, made once.
+same. A floor says what Spark's Python data sources reach if they do nothing: the same columns, made once. Each use is
+measured twice in one session: in the first run the JVM has compiled nothing yet, and Spark starts its Python workers.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -25,7 +27,7 @@ import trio
 from figures import Figures
 from measuring import Failed
 from scenarios import QUEUES
-from systems import home_of, start
+from systems import family_seconds, home_of, start
 
 from gantrymq.bench.cluster import prepare_topic
 from gantrymq.client import connect
@@ -52,13 +54,15 @@ STREAM = "stream: availableNow, 4 batches, discarded"
 SINK = "write: body, tags, keys"
 EXPORT_SPARK = "export to Parquet, Spark"
 EXPORT_LOCAL = "export to Parquet, local engine"
+NO_PROPERTIES = "read: count of all columns but the properties"
 FLOOR = "floor: a Python data source that yields prepared batches of all columns, count"
+FIRST = "first run, "
+"""Before the name of a use: cold. The other figures are of the second run in the session."""
 GOALS = {COUNT: 510_000.0, PARQUET: 220_000.0, SINK: 100_000.0}
 """Rows a second: 3 times the 170,000 and 2 times the 110,000 that were measured before the columns were compiled."""
 BATCHES = 4
 KAFKA_SECONDS_MAX = 900.0
-WARM_UP_SHARE = 10
-"""A tenth of the rows is written and read first, so that Spark's code is compiled and its Python workers run."""
+MEMORY = "2g"
 BODY = (
     "concat('83.149.9.', id % 256, ' - - [17/May/2015:10:05:', id % 60, ' +0000] \"GET /presentations/logstash-', id, "
     "'/images/kibana-search.png HTTP/1.1\" 200 ', id % 99991, ' \"http://semicomplete.com/presentations/\" "
@@ -82,9 +86,9 @@ class Connector:
         name = "subscribe" if self.format == "kafka" and reads else "topic"
         return {**self.server, name: topic}
 
-    def read(self, spark: SparkSession, topic: str) -> DataFrame:
+    def read(self, spark: SparkSession, topic: str, **more: str) -> DataFrame:
         """All messages of the topic."""
-        return spark.read.format(self.format).options(**self.options(topic, reads=True)).load()
+        return spark.read.format(self.format).options(**self.options(topic, reads=True), **more).load()
 
     def read_pruned(self, spark: SparkSession, topic: str) -> DataFrame:
         """The bodies of all messages."""
@@ -103,17 +107,18 @@ def measure_spark(system: str, timing: Timing, sizes: Sizes, figures: Figures, p
             "cast(id AS string) AS keys"), lambda frame: frame, "body binary",
         )  # fmt: skip
         trio.run(_make_topics, running.nameserver)
-        measure_connector(spark, found, sizes.spark_rows, home, figures, progress)
+        rows, meter = sizes.spark_rows, Meter(spark, running.pid)
+        measure_connector(spark, found, rows, home, meter, figures, progress)
+        bare = found.read(spark, TOPIC, includeProperties="false")
+        _add(figures, progress, NO_PROPERTIES, system, rows, meter, bare.count)
         for what, engine in ((EXPORT_SPARK, "spark"), (EXPORT_LOCAL, "local")):
-            rate = _rate(
-                sizes.spark_rows,
-                lambda engine=engine: export(
-                    TOPIC, home / f"export-{engine}", running.nameserver, engine=engine, spark=spark
-                ),
-            )
-            _add(figures, progress, what, system, rate)
+
+            def write(engine: str = engine) -> object:
+                return export(TOPIC, home / f"export-{engine}", running.nameserver, engine=engine, spark=spark)
+
+            _add(figures, progress, what, system, rows, meter, write)
         if system == "gantrymq":
-            measure_floor(spark, sizes.spark_rows, figures, progress)
+            measure_floor(spark, rows, meter, figures, progress)
 
 
 def measure_spark_with_kafka(rows: int, figures: Figures, progress: Progress) -> None:
@@ -124,17 +129,17 @@ def measure_spark_with_kafka(rows: int, figures: Figures, progress: Progress) ->
     jars = find_connector()
     with kafka.kafka("async") as node:
         node.create(TOPIC)
-        node.create(f"{TOPIC}-warm")
-        command = [sys.executable, __file__, node.address, str(rows), *map(str, jars)]
+        node.create(f"{TOPIC}-first")
+        command = [sys.executable, __file__, node.address, str(node.pid), str(rows), *map(str, jars)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=KAFKA_SECONDS_MAX, check=False)
     if done.returncode:
         raise RuntimeError(f"Kafka's connector ended with {done.returncode}: {done.stderr[-1000:]}")
-    for what, rate in json.loads(done.stdout).items():
-        _add(figures, progress, what, "kafka", rate)
+    for what, unit, value in json.loads(done.stdout):
+        _add_value(figures, progress, what, unit, "kafka", value)
 
 
-def main(address: str, rows: int, jars: list[str]) -> None:
-    """Measure Kafka's connector, and print the rates as JSON."""
+def main(address: str, node: int, rows: int, jars: list[str]) -> None:
+    """Measure Kafka's connector on the node with process id ``node``, and print the figures as JSON."""
     figures = Figures()
     options = {"kafka.bootstrap.servers": address}
     with _session({"spark.jars": ",".join(jars)}) as spark, home_of("spark-kafka") as home:
@@ -142,20 +147,43 @@ def main(address: str, rows: int, jars: list[str]) -> None:
             "kafka", "kafka", options, (f"{BODY} AS value", "cast(id AS string) AS key"),
             lambda frame: frame.select("value"),
         )  # fmt: skip
-        measure_connector(spark, found, rows, home, figures, lambda line: print(line, file=sys.stderr, flush=True))
-    print(json.dumps({each.what: each.median("kafka") for each in figures.found}))
+        meter = Meter(spark, node)
+        measure_connector(
+            spark, found, rows, home, meter, figures, lambda line: print(line, file=sys.stderr, flush=True)
+        )
+    print(json.dumps([(each.what, each.unit, each.median("kafka")) for each in figures.found]))
+
+
+@attrs.frozen
+class Meter:
+    """Rate and processor time of a piece of work, in Spark's JVM with its Python workers, this process and ``server``,
+    the process id of the broker."""
+
+    spark: SparkSession
+    server: int
+
+    def measure(self, rows: int, work: Callable[[], object]) -> tuple[float, float]:
+        """Rows per second, and microseconds of processor time per row."""
+        used, began = self._seconds(), time.perf_counter()
+        work()
+        took = time.perf_counter() - began
+        return rows / took, (self._seconds() - used) / rows * 1e6
+
+    def _seconds(self) -> float:
+        jvm = self.spark.sparkContext._jvm
+        assert jvm is not None  # it ends with the session
+        spark = family_seconds(jvm.java.lang.ProcessHandle.current().pid())
+        return spark + (family_seconds(self.server) if self.server != os.getpid() else 0.0) + time.process_time()
 
 
 def measure_connector(
-    spark: SparkSession, connector: Connector, rows: int, home: Path, figures: Figures, progress: Progress
-) -> None:
-    """Write ``rows`` and read them in each way, after a warm-up with fewer."""
-    few = max(rows // WARM_UP_SHARE, BATCHES)
-    for topic, count, is_measured in ((f"{TOPIC}-warm", few, False), (TOPIC, rows, True)):
-        for what, work in _works(spark, connector, topic, count, home):
-            rate = _rate(count, work)
-            if is_measured:
-                _add(figures, progress, what, connector.system, rate)
+    spark: SparkSession, connector: Connector, rows: int, home: Path, meter: Meter, figures: Figures,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Write ``rows`` and read them in each way, twice, each time another topic."""
+    for topic, name in ((f"{TOPIC}-first", FIRST), (TOPIC, "")):
+        for what, work in _works(spark, connector, topic, rows, home):
+            _add(figures, progress, f"{name}{what}", connector.system, rows, meter, work)
 
 
 def _works(
@@ -190,7 +218,7 @@ def _works(
     yield STREAM, stream
 
 
-def measure_floor(spark: SparkSession, rows: int, figures: Figures, progress: Progress) -> None:
+def measure_floor(spark: SparkSession, rows: int, meter: Meter, figures: Figures, progress: Progress) -> None:
     """Count the rows of a data source that costs nothing itself, in as many tasks as the other rows have."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
@@ -220,13 +248,13 @@ def measure_floor(spark: SparkSession, rows: int, figures: Figures, progress: Pr
     spark.dataSource.register(Prepared)
     count = spark.read.format("bench_prepared").load().count
     count()
-    _add(figures, progress, FLOOR, "gantrymq", _rate(of_each * tasks * batch.num_rows, count))
+    _add(figures, progress, FLOOR, "gantrymq", of_each * tasks * batch.num_rows, meter, count)
 
 
 async def _make_topics(nameserver: str) -> None:
     """With as many queues as Kafka's have partitions."""
     async with connect(nameserver) as client:
-        for topic in (TOPIC, f"{TOPIC}-warm"):
+        for topic in (TOPIC, f"{TOPIC}-first"):
             await prepare_topic(client, topic, QUEUES)
 
 
@@ -242,7 +270,7 @@ def _session(config: dict[str, str] | None = None) -> Iterator[SparkSession]:
     status = spark_status()
     if not status:
         raise Failed(f"Spark cannot run here: {status.reason}")
-    running = session("gantrymq-bench", memory="2g", config=config)
+    running = session("gantrymq-bench", memory=MEMORY, config=config)
     try:
         yield running
     finally:
@@ -264,16 +292,20 @@ def _discard(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _rate(rows: int, work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return rows / (time.perf_counter() - began)
+def _add(
+    figures: Figures, progress: Progress, what: str, system: str, rows: int, meter: Meter, work: Callable[[], object]
+) -> None:
+    rate, cost = meter.measure(rows, work)
+    _add_value(figures, progress, what, "rows/s", system, rate)
+    if not what.startswith(FIRST):
+        _add_value(figures, progress, f"processor time, {what}", "us/row", system, cost)
 
 
-def _add(figures: Figures, progress: Progress, what: str, system: str, rate: float) -> None:
-    figures.add("spark", what, "rows/s", system, rate, more_is_better=True, goal=GOALS.get(what, 0.0))
-    progress(f"{system:9} {what}: {rate:,.0f} rows/s")
+def _add_value(figures: Figures, progress: Progress, what: str, unit: str, system: str, value: float) -> None:
+    is_rate = unit == "rows/s"
+    figures.add("spark", what, unit, system, value, more_is_better=is_rate, goal=GOALS.get(what, 0.0))
+    progress(f"{system:9} {what}: {value:,.{0 if is_rate else 2}f} {unit}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import attrs
@@ -188,6 +188,21 @@ def processor_seconds(pid: int) -> float:
     """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def family_seconds(pid: int) -> float:
+    """Return the processor time that a process and its descendants have used, ended ones included."""
+    parents: dict[int, int] = {}
+    used: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            number = int(path.parent.name)
+            parents[number], used[number] = int(fields[1]), sum(map(int, fields[11:15]))
+    family = {pid}
+    while found := {number for number, parent in parents.items() if parent in family} - family:
+        family |= found
+    return sum(used.get(number, 0.0) for number in family) / os.sysconf("SC_CLK_TCK")
 
 
 def send_first(address: str) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,16 @@ def test_each_use_of_the_connector_is_measured_and_its_rows_are_counted(
         found = rows.Connector(
             "gantrymq", "gantrymq", server, (f"{rows.BODY} AS body",), lambda frame: frame, "body binary"
         )
-        rows.measure_connector(spark, found, 40, tmp_path, figures, lines.append)
+        rows.measure_connector(spark, found, 40, tmp_path, rows.Meter(spark, os.getpid()), figures, lines.append)
         with pytest.raises(importlib.import_module("measuring").Failed, match="41 rows were written, 40 read"):
             dict(rows._works(spark, found, rows.TOPIC, 41, tmp_path))[rows.COUNT]()
-    names = [each.what for each in figures.of("spark")]
-    assert names == [rows.SINK, rows.COUNT, rows.ALL_COLUMNS, rows.PRUNED, rows.PARQUET, rows.STREAM]
-    assert len(lines) == 6
+    uses = [rows.SINK, rows.COUNT, rows.ALL_COLUMNS, rows.PRUNED, rows.PARQUET, rows.STREAM]
+    expected = [f"first run, {name}" for name in uses]
+    for name in uses:
+        expected += [name, f"processor time, {name}"]
+    assert [each.what for each in figures.of("spark")] == expected
+    assert len(lines) == len(expected)
+    assert all((each.median("gantrymq") or 0) > 0 for each in figures.of("spark"))
     assert sum("goal" in each.verdict for each in figures.of("spark")) == 3
     assert groups.SPECIAL["spark"] == (rows.measure_spark,)
     assert "spark" not in arguments.read([]).groups
