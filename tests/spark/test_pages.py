@@ -20,9 +20,11 @@ import pytest
 
 from gantrymq.cli.__main__ import run as cli
 from support.pages import PAGES, Block, PageServer, blocks, name, run_page, run_page_server, uses_spark
+from support.spark_session import start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 CANNOT_RUN = re.compile(r"not run: (installs from an index|needs a (YARN|Kubernetes) cluster)")
 VARIABLE = re.compile(r"export (\w+)=(.*)")
@@ -40,10 +42,18 @@ class SparkBlocks:
         run: dict[str, Callable[[str], None]] = {
             "python": self._run_python, "sql": self._run_sql, "sh": self._run_commands,
         }  # fmt: skip
+        from pyspark.sql.streaming import DataStreamWriter
+
+        start = DataStreamWriter.start
+
+        def start_repeatedly(writer: DataStreamWriter, *arguments: Any, **options: Any) -> StreamingQuery:
+            return start_query(lambda: start(writer, *arguments, **options))
+
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
             for variable in ("PATH", "GANTRYMQ_NAMESERVER", "GANTRYMQ_CONFIG_HOME"):
                 patch.setenv(variable, self._server.environ[variable])
             patch.setattr(type(self._spark), "stop", lambda spark: None)
+            patch.setattr(DataStreamWriter, "start", start_repeatedly)
             run[block.language](block.text)
         return output.getvalue()
 
@@ -90,7 +100,7 @@ def server(tmp_path: Path) -> Iterator[PageServer]:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if uses_spark(page)], ids=name)
 def test_the_blocks_of_a_page_run_in_spark(page: Path, tmp_path: Path, server: PageServer, spark: SparkSession) -> None:
     views = {table.name for table in spark.catalog.listTables()}

@@ -19,6 +19,7 @@ from gantrymq.remoting.errors import GantryError
 from gantrymq.spark import lag, reason
 from support.hapair import NAME, HaPair
 from support.processes import free_ports, gantrymq_child, wait_for
+from support.spark_session import start_query
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -54,14 +55,7 @@ def start(
     writer = spark.readStream.format("gantrymq").options(**given).load().writeStream.foreachBatch(batches)
     trigger = writer.trigger(availableNow=True) if ends else writer.trigger(processingTime="50 milliseconds")
     trigger = trigger.option("checkpointLocation", str(checkpoint))
-    for _ in range(5):
-        query = trigger.start()
-        while query.isActive and query.status["message"].startswith("Initializing"):
-            time.sleep(0.02)
-        # Spark gives a worker ten seconds to start, which is short on a busy machine.
-        if (failure := query.exception()) is None or "failed to connect back" not in str(failure):
-            break
-    return query
+    return start_query(trigger.start)
 
 
 def run(spark: SparkSession, cluster: FakeCluster, checkpoint: Path, **options: Any) -> Batches:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from gantrymq.spark import session, spark_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,3 +30,14 @@ def run_spark() -> Iterator[SparkSession]:
         running = session("gantrymq-tests", cores=2, memory="512m", config={"spark.sql.shuffle.partitions": "2"})
     yield running
     running.stop()
+
+
+def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Start a stream, again if its worker needs more than the ten seconds that Spark gives it on a busy machine."""
+    for _ in range(5):
+        query = start()
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            sleep(0.02)
+        if (failure := query.exception()) is None or "failed to connect back" not in str(failure):
+            break
+    return query
