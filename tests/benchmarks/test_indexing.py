@@ -10,6 +10,7 @@ import pytest
 from support.stores import log_records
 
 
+@pytest.mark.slow
 def test_the_indexing_benchmark_keeps_the_log_only(load: Any, tmp_path: Path) -> None:
     indexing = load("indexing")
     indexing.make_store(tmp_path / "store", 2500)

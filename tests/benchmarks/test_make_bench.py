@@ -61,6 +61,7 @@ def test_quick_runs_are_shorter_and_all_includes_more_growth_steps(load: Any) ->
         (["--groups", "nonsense"], "no group is called nonsense"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_usage_is_one_line(make_bench: MakeBench, arguments: list[str], message: str) -> None:
     done = make_bench(*arguments)
     assert done.returncode == 2

@@ -118,6 +118,7 @@ class Sender:
 
 
 @pytest.mark.parametrize("directions", [("to",), ("from",), ("to", "from")], ids=["requests", "answers", "both"])
+@pytest.mark.slow
 async def test_row_34_the_other_broker_takes_messages_during_a_partition_and_none_is_lost(
     tmp_path: Path, directions: tuple[str, ...]
 ) -> None:
@@ -158,6 +159,7 @@ class Book:
         self._read[queue_id, offset] = body
 
 
+@pytest.mark.slow
 async def test_row_35_network_delays_and_broken_connections_cause_no_wrong_result(tmp_path: Path) -> None:
     """The order of each producer's messages in a queue stays, and no place is given twice."""
     ledger = Ledger(uuid.uuid4().hex)

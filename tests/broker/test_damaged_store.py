@@ -135,6 +135,7 @@ TAMPERED: dict[str, Tamper] = {
 
 @pytest.mark.trio
 @pytest.mark.parametrize("what", TAMPERED)
+@pytest.mark.slow
 async def test_acknowledged_messages_are_served_after_any_damage_to_derived_files(what: str, crashed: Path) -> None:
     TAMPERED[what](crashed)
     for life in range(2):
@@ -216,6 +217,7 @@ async def offset_of_group(broker: Broker) -> Command:
 @pytest.mark.trio
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.slow
 async def test_a_broken_state_file_is_replaced_by_its_backup_or_refuses_the_start(
     name: str, how: str, crashed: Path
 ) -> None:

@@ -182,6 +182,7 @@ def test_different_expressions_in_every_pull_do_not_accumulate(brief: Cluster) -
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_different_long_expressions_in_every_pull_do_not_accumulate(cluster: Cluster) -> None:
     tags = "||".join(f"{number:04x}" for number in range(10_000))
     with RawPeer(cluster.address) as peer:

@@ -129,6 +129,7 @@ async def check(broker: Broker, extra: int) -> None:
 @pytest.mark.trio
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", range(DAMAGES))
+@pytest.mark.slow
 async def test_every_message_is_served_while_the_log_is_intact(
     stores: dict[str, Path], tmp_path: Path, number: int
 ) -> None:

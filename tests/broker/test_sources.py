@@ -269,6 +269,7 @@ class SpoilTwice(RefuseTwice):
 
 @pytest.mark.parametrize("kind", [RefuseTwice, SpoilTwice])
 @pytest.mark.parametrize(("waits", "source"), [(DELAYED, Source.DELAY), (TIMED, Source.TIMER)], ids=["level", "timer"])
+@pytest.mark.slow
 async def test_internal_messages_refused_by_a_plugin_are_delivered_later(
     tmp_path: Path, install: Install, waits: dict[str, Any], source: str, kind: type
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_demo_exports_what_it_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("data", "told"), [(b"\n\n", "has no lines to send"), (None, "No such file or directory")])
+@pytest.mark.slow
 def test_a_file_without_lines_is_reported(tmp_path: Path, data: bytes | None, told: str) -> None:
     if data is not None:
         (tmp_path / "lines").write_bytes(data)

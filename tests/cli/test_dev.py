@@ -279,6 +279,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_cluster_starts_stops_and_starts_again(up: Callable[[], Child]) -> None:
     first = up()
     nameserver, pids = until_ready(first)
@@ -306,6 +307,7 @@ def test_a_cluster_starts_stops_and_starts_again(up: Callable[[], Child]) -> Non
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_the_next_start_after_a_promotion_has_one_master_with_all_messages(
     up: Callable[[], Child], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -342,6 +344,7 @@ def test_the_next_start_after_a_promotion_has_one_master_with_all_messages(
     assert sorted(ledger.bodies) == [b"after", b"before"]
 
 
+@pytest.mark.slow
 def test_a_member_that_does_not_start_is_reported_with_its_last_output(tmp_path: Path, cli: Callable[..., Any]) -> None:
     outcome = cli("dev", "up", "--data", str(tmp_path / "d"), "--set", "plugin.flush.mode=sometimes")
     assert outcome.code == 1
@@ -349,6 +352,7 @@ def test_a_member_that_does_not_start_is_reported_with_its_last_output(tmp_path:
     assert "sometimes" in outcome.err
 
 
+@pytest.mark.slow
 def test_the_log_of_a_member_that_does_not_start_is_kept(cli: Callable[..., Any]) -> None:
     outcome = cli("dev", "up", "--set", "plugin.flush.mode=sometimes")
     assert outcome.code == 1
@@ -358,6 +362,7 @@ def test_the_log_of_a_member_that_does_not_start_is_kept(cli: Callable[..., Any]
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_two_brokers_serve_their_metrics_side_by_side(tmp_path: Path) -> None:
     arguments = ["dev", "up", "--brokers", "2", "--enable", "metrics", "--json"]
     with gantrymq_child(arguments, tmp_path / "log") as child:

@@ -181,6 +181,7 @@ def test_a_group_is_deleted_only_without_members(shell: Cli, nameserver: str) ->
     assert shell("group", "describe", "leaver").code == 1
 
 
+@pytest.mark.slow
 def test_dead_letters_are_counted_printed_and_replayed_once_to_their_group(shell: Cli, nameserver: str) -> None:
     nothing = [{"group": "failer", "messages": 0, "unreplayed": 0}]
     assert json.loads(shell("dlq", "list", "failer", "--json").out) == nothing
@@ -250,6 +251,7 @@ def test_dead_letters_are_replayed_to_a_topic_with_their_tags_keys_and_propertie
     ] * 2
 
 
+@pytest.mark.slow
 def test_a_topic_is_peeked_without_a_group_and_deleted(shell: Cli, nameserver: str, tmp_path: Path) -> None:
     fill(nameserver, "peeked", 6)
     groups = shell("group", "list").out

@@ -118,6 +118,7 @@ def test_empty_lines_are_skipped_and_counted(shell: Cli, lines: Callable[[bytes]
     assert sent.out.endswith("skipped 3 empty lines\n")
 
 
+@pytest.mark.slow
 def test_a_line_from_a_slow_pipe_is_sent_at_once(shell: Cli, nameserver: str, tmp_path: Path) -> None:
     shell("topic", "create", "piped")
     arguments = [sys.executable, "-m", "gantrymq.cli"]

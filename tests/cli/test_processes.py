@@ -351,6 +351,7 @@ def test_sigusr1_lets_all_processes_open_the_log_file_again(running: Running) ->
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_killed_broker_restarts_alone_and_keeps_its_messages(running: Running) -> None:
     first, second = running.processes()
     with gantrymq.sync.connect(running.nameserver) as client, client.producer("p") as producer:
@@ -412,6 +413,7 @@ def test_a_broker_that_does_not_start_stops_the_unit(tmp_path: Path, cli: Cli) -
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_silent_broker_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "CHECK_SECONDS", 2.5)
     monkeypatch.setattr(units, "SILENCE_SECONDS", 5.0)

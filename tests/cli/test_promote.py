@@ -84,6 +84,7 @@ def send(nameserver: str, *bodies: bytes) -> list[tuple[int, int]]:
     return [(result.queue.queue_id, result.queue_offset) for result in sent]
 
 
+@pytest.mark.slow
 def test_the_promoted_slave_replaces_a_killed_master_which_returns_as_a_slave(
     tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
@@ -134,6 +135,7 @@ def test_the_promoted_slave_replaces_a_killed_master_which_returns_as_a_slave(
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.slow
 def test_a_promoted_broker_returns_as_a_slave_after_another_promotion(
     tmp_path: Path, cli: Callable[..., Any], how: str
 ) -> None:
@@ -178,6 +180,7 @@ def test_a_second_master_of_one_name_exits_with_one_line(tmp_path: Path) -> None
         assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_a_hanging_master_delays_a_promotion_by_one_timeout_and_each_step_is_printed(
     tmp_path: Path, cli: Callable[..., Any]
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message, SendResult
+from support.processes import wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -18,9 +19,11 @@ Cli = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def sent(shared_nameserver: str) -> list[SendResult]:
-    """Three messages with one key in common."""
+    """Three messages with one key in common, which the index has: it follows the log."""
     with gantrymq.sync.connect(shared_nameserver) as client, client.producer("p") as producer:
-        return [producer.send(Message("Orders", b"order %d" % n, keys=[f"o-{n}", "all"])) for n in range(3)]
+        results = [producer.send(Message("Orders", b"order %d" % n, keys=[f"o-{n}", "all"])) for n in range(3)]
+        wait_for(lambda: len(client.admin.find("Orders", "all")) == len(results))
+        return results
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ def serve(stack: ExitStack, folder: Path, log: Path, *options: str) -> tuple[Chi
     return child, child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -> None:
     with ExitStack() as stack:
         try:
@@ -125,6 +126,7 @@ def test_a_full_disk(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -> 
             assert row["not_ready"] is None
 
 
+@pytest.mark.slow
 def test_a_lost_master(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -> None:
     with ExitStack() as stack:
         pair = stack.enter_context(HaPair(tmp_path))
@@ -218,6 +220,7 @@ with gantrymq.sync.connect(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.slow
 def test_a_stuck_group(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -> None:
     with ExitStack() as stack:
         _, nameserver = serve(stack, tmp_path / "store", tmp_path / "log")

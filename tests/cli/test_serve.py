@@ -92,6 +92,7 @@ def test_a_signal_drains_the_broker_which_exits_with_0(serve: Serve, cli: Cli, n
     assert not (tmp_path / "store" / "abort").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_under_load_drains_and_acknowledged_messages_survive(serve: Serve) -> None:
     child = serve(*ANY_PORT)
     acknowledged: set[bytes] = set()
@@ -139,6 +140,7 @@ class Hanging:
 """
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_hanging_broker(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hanging_plugin.py").write_text(HANGING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -176,6 +178,7 @@ class Refusing:
 """
 
 
+@pytest.mark.slow
 def test_a_plugin_that_fails_ends_the_broker_with_one_line(
     serve: Serve, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,6 +439,7 @@ def test_an_unknown_nameserver_setting_is_named(cli: Cli) -> None:
     assert "nameserver: 'supportActing' cannot be changed; these can: orderMessageEnable, " in outcome.err
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_freezes_objects_of_the_start() -> None:
     before = gc.get_threshold()
 

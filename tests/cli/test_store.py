@@ -305,6 +305,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]
 
 
 @pytest.mark.parametrize("kind", ["folder", "fsspec"])
+@pytest.mark.slow
 def test_a_backup_under_load_has_every_message_acknowledged_before_it(
     cli: Cli, busy: tuple[Path, Any], tmp_path: Path, kind: str
 ) -> None:

@@ -35,6 +35,7 @@ def wait_for(manager: socket.socket, text: str) -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_a_server_reports_its_start_its_state_and_its_end(manager: socket.socket, tmp_path: Path) -> None:
     environ = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
     environ.pop("WATCHDOG_PID", None)

@@ -78,6 +78,7 @@ async def test_a_reset_takes_effect_in_a_running_consumer(fake_cluster: Callable
                 await tell(broker, 220)
 
 
+@pytest.mark.slow
 async def test_a_failed_offset_reset_is_retried(
     fake_cluster: Callable[..., Any], no_pause: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_blocking_consumer_sends_messages_back(cluster: str, topic: str) -> 
             assert next(letters).body == b"poison"
 
 
+@pytest.mark.slow
 async def test_ten_thousand_messages_arrive_once_and_unaltered(cluster: str, topic: str) -> None:
     chance = random.Random(7)
     bodies = [chance.randbytes(chance.choice((1, 50, 100, 1000))) for _ in range(9_990)]
@@ -486,6 +487,7 @@ async def test_enqueued_messages_keep_their_order_and_fields(cluster: str, topic
                         assert message.message_id == results[number].message_id
 
 
+@pytest.mark.slow
 async def test_a_timed_message_arrives_at_its_time_or_is_refused(
     cluster: str, topic: str, request: pytest.FixtureRequest
 ) -> None:
@@ -631,6 +633,7 @@ async def test_an_sql_expression_selects_by_properties(cluster: str, topic: str)
                 pytest.fail("no expression")
 
 
+@pytest.mark.slow
 async def test_an_ordered_group_keeps_order_when_queues_move(cluster: str, topic: str) -> None:
     group = f"g-{topic}"
     done: dict[int, list[int]] = {number: [] for number in range(4)}
@@ -727,6 +730,7 @@ async def test_a_reader_reads_from_any_place_to_the_end(cluster: str, topic: str
                 assert await reader.end_offsets() == dict.fromkeys(queues, 50)
 
 
+@pytest.mark.slow
 async def test_a_worker_keeps_key_order_retries_and_commits_finished_messages(cluster: str, topic: str) -> None:
     group = f"g-{topic}"
     seen: dict[str, list[int]] = {}

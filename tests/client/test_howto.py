@@ -29,6 +29,7 @@ def test_the_how_to_pages_have_snippets() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
+@pytest.mark.slow
 def test_a_snippet_runs_unchanged(nameserver: str, number: int) -> None:
     # in their order: the first one sends what the later ones receive
     code = SNIPPETS[number].replace("127.0.0.1:9876", nameserver)

@@ -43,7 +43,10 @@ def stored_traces(cluster: Any, topic: str = TRACES) -> tuple[list[list[str]], s
     return lines, keys
 
 
-async def test_message_traces_equal_those_of_javas_clients(fake_cluster: Cluster) -> None:
+async def test_message_traces_equal_those_of_javas_clients(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.message_trace.FLUSH_SECONDS", 60.0)  # traces that are late are dropped
     async with fake_cluster(**{"NS%T": 1, TRACES: 1}) as cluster:
         cluster.broker.answers[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda request: request.answer(0)
         async with gantrymq.connect(cluster.address, trace=True, namespace="NS") as client:

@@ -325,6 +325,7 @@ class Group:
 
 
 @pytest.mark.parametrize(("seed", "ordered"), [(0, True), (1, True), (2, "key")])
+@pytest.mark.slow
 async def test_order_is_kept_when_members_join_leave_or_die(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int, ordered: Ordered
 ) -> None:

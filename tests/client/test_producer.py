@@ -147,6 +147,7 @@ async def test_an_unreachable_master_does_not_cause_a_route_query_for_each_attem
         assert asked < len(cluster.nameserver.seen(105)) < asked + 4
 
 
+@pytest.mark.slow
 async def test_a_busy_broker_is_asked_again_until_the_timeout(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(brokers=2, T=2) as cluster,
@@ -258,6 +259,7 @@ async def test_a_send_to_an_unreachable_broker_is_retried_on_another_one(fake_cl
             assert (await producer.send("T", b"x")).queue.broker_name == "broker-b"
 
 
+@pytest.mark.slow
 async def test_a_missing_response_is_a_send_timeout_that_explains_possible_outcomes(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,
@@ -519,6 +521,7 @@ async def test_a_cancelled_send_leaves_the_producer_usable(fake_cluster: Cluster
         assert (await producer.send("T", b"y")).status is SendStatus.OK
 
 
+@pytest.mark.slow
 async def test_sends_beyond_the_limit_wait_before_their_timeout_starts(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,6 +574,7 @@ async def test_large_messages_are_limited_by_their_bytes(fake_cluster: Cluster) 
         assert len(cluster.broker.seen(310)) == 5
 
 
+@pytest.mark.slow
 async def test_a_blocked_event_loop_causes_no_timeout(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.producer(timeout=2) as producer:
@@ -598,6 +602,7 @@ async def test_slow_task_starts_cause_no_timeout(fake_cluster: Cluster) -> None:
         assert len(cluster.broker.queues["T", 0]) == 16
 
 
+@pytest.mark.slow
 async def test_a_restart_of_a_broker_loses_no_message(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         address = cluster.broker.address

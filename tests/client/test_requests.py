@@ -77,6 +77,7 @@ async def test_a_request_has_its_client_id_and_gets_its_own_reply(fake_cluster: 
         assert not client._cluster.replies._waiting
 
 
+@pytest.mark.slow
 async def test_a_request_without_a_reply_times_out(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=2) as cluster,

@@ -208,6 +208,7 @@ async def test_parts_of_a_batch_use_one_queue_and_a_failure_names_the_stored_one
 
 
 @pytest.mark.parametrize("way", ["send", "enqueue"])
+@pytest.mark.slow
 async def test_a_send_with_an_unmet_guarantee_is_retried_on_another_broker_on_request(
     fake_cluster: Cluster, way: str
 ) -> None:

@@ -54,6 +54,7 @@ async def test_sends_to_a_hanging_master_reach_its_successor_before_their_timeou
         assert len(successor.sent()) == 20
 
 
+@pytest.mark.slow
 async def test_a_late_successor_is_found_with_one_route_query_a_second(
     fake_cluster: Cluster,
 ) -> None:

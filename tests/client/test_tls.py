@@ -124,6 +124,7 @@ async def test_a_plain_client_at_a_tls_port_gets_a_clear_error(fake_cluster: Clu
                 await client.admin.topics()
 
 
+@pytest.mark.slow
 async def test_a_broker_with_a_bad_certificate_fails_the_send_with_its_reason(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, tls=server_context()) as good, fake_cluster(T=1, tls=server_context("expired")) as bad:
         good.nameserver.brokers[:] = bad.brokers
@@ -132,6 +133,7 @@ async def test_a_broker_with_a_bad_certificate_fails_the_send_with_its_reason(fa
                 await producer.send("T", b"x", timeout=2.0)
 
 
+@pytest.mark.slow
 async def test_a_send_reports_why_no_connection_was_made_when_the_last_attempt_hangs(fake_cluster: Cluster) -> None:
     connections = 0
 

@@ -97,6 +97,7 @@ async def beside(*tasks: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("seed", seeds(1))
 @pytest.mark.parametrize("more_s", [0.5, 14.0])
+@pytest.mark.slow
 def test_a_promoted_broker_remains_master_when_the_hanging_one_resumes(more_s: float, seed: int) -> None:
     """``more_s``: for how long the promoted one is there alone."""
 
@@ -125,6 +126,7 @@ def test_a_promoted_broker_remains_master_when_the_hanging_one_resumes(more_s: f
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.slow
 def test_asynchronous_replication_assigns_no_offset_twice(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         three = Trio(cluster, ASYNC)
@@ -149,6 +151,7 @@ def test_asynchronous_replication_assigns_no_offset_twice(seed: int) -> None:
 
 
 @pytest.mark.parametrize("settings", [QUICK, ASYNC], ids=["sync", "async"])
+@pytest.mark.slow
 def test_a_master_paused_beyond_its_lease_takes_no_message_before_it_renews_it(
     settings: dict[str, str],
 ) -> None:
@@ -185,6 +188,7 @@ def test_a_master_paused_beyond_its_lease_takes_no_message_before_it_renews_it(
     simulate(scenario, 5)
 
 
+@pytest.mark.slow
 def test_without_fencing_a_master_without_a_lease_stores_messages_and_acknowledges_none() -> None:
     async def scenario(cluster: Cluster) -> None:
         two = Trio(cluster, {**QUICK, "plugin.ha.refuse_without_lease": "false", "plugin.ha.lease": "12s"})
@@ -206,6 +210,7 @@ def test_without_fencing_a_master_without_a_lease_stores_messages_and_acknowledg
 
 
 @pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.slow
 def test_a_promotion_within_the_lease_fences_every_slave_before_it_chooses(seed: int) -> None:
     """The old master hangs for a few seconds only: it still has its lease, and its slaves are still connected."""
 
@@ -267,6 +272,7 @@ def test_a_promotion_is_refused_where_something_acknowledged_could_be_lost() -> 
 
 
 @pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.slow
 def test_only_one_of_two_simultaneous_promotions_succeeds(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         three = Trio(cluster, QUICK)
@@ -301,6 +307,7 @@ def test_only_one_of_two_simultaneous_promotions_succeeds(seed: int) -> None:
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("release", [4, 5])
+@pytest.mark.slow
 def test_a_deposed_master_leaves_the_route_of_a_rocketmq_nameserver_and_takes_no_message(
     release: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ class Reader:
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(20))
+@pytest.mark.slow
 def test_acknowledged_messages_survive_any_network_faults_and_the_cluster_recovers(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         pair, reader = Pair(cluster), Reader(cluster)
@@ -169,6 +170,7 @@ def test_acknowledged_messages_survive_any_network_faults_and_the_cluster_recove
 @pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize("lost", ["master", "slave"])
+@pytest.mark.slow
 def test_acknowledged_messages_survive_the_permanent_loss_of_either_machine(lost: str, seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         pair = Pair(cluster)
@@ -195,6 +197,7 @@ def test_acknowledged_messages_survive_the_permanent_loss_of_either_machine(lost
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize("lost", ["neither", "master", "slave"])
+@pytest.mark.slow
 def test_acknowledged_messages_survive_a_power_cut_of_both_machines_on_either_one(lost: str, seed: int) -> None:
     """Their disks are slow: most of the time something is written and not yet synced."""
 
@@ -228,6 +231,7 @@ def test_acknowledged_messages_survive_a_power_cut_of_both_machines_on_either_on
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.slow
 def test_acknowledged_messages_survive_repeated_kills_and_power_cuts_of_any_broker(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         pair = Pair(cluster)
@@ -259,6 +263,7 @@ def test_acknowledged_messages_survive_repeated_kills_and_power_cuts_of_any_brok
 @pytest.mark.parametrize(
     "closed", [[(MASTER, SLAVE)], [(SLAVE, MASTER)], [(MASTER, SLAVE), (SLAVE, MASTER)]], ids=["to", "from", "both"]
 )
+@pytest.mark.slow
 def test_a_partitioned_slave_does_not_count_as_a_replica_and_catches_up(
     closed: list[tuple[str, str]], seed: int
 ) -> None:
@@ -283,6 +288,7 @@ def test_a_partitioned_slave_does_not_count_as_a_replica_and_catches_up(
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.slow
 def test_a_returning_master_serves_no_unreplicated_tail_and_follows_the_new_master(seed: int) -> None:
     """Its log ends before that of the new master, which has other records where its tail lies."""
 
@@ -323,6 +329,7 @@ def test_a_returning_master_serves_no_unreplicated_tail_and_follows_the_new_mast
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("directions", [("to",), ("from",), ("to", "from")], ids=["requests", "answers", "both"])
+@pytest.mark.slow
 def test_clients_cut_off_from_the_master_continue_when_they_reach_it_again(
     directions: tuple[str, ...],
 ) -> None:
@@ -378,6 +385,7 @@ def test_a_slow_slave_slows_senders_and_weakens_no_guarantee(slow: str) -> None:
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.slow
 def test_bytes_flipped_on_the_way_to_the_slave_alter_no_message_and_block_no_sender(seed: int) -> None:
     """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""
 
@@ -411,6 +419,7 @@ def bodies_in(broker: Broker) -> Iterator[range]:
             yield range(start, start + int.from_bytes(broker.log.view(offset + BODY_SIZE_AT, 4), "big"))
 
 
+@pytest.mark.slow
 def test_a_forged_acknowledgment_of_a_slave_acknowledges_no_message() -> None:
     """Somebody who was sent nothing says that he has everything; the slave is cut off meanwhile."""
 
@@ -438,6 +447,7 @@ def test_a_forged_acknowledgment_of_a_slave_acknowledges_no_message() -> None:
     simulate(scenario, 58)
 
 
+@pytest.mark.slow
 def test_clients_continue_without_a_nameserver_and_it_learns_all_routes_on_return() -> None:
     async def scenario(cluster: Cluster) -> None:
         pair = Pair(cluster)
@@ -467,6 +477,7 @@ def test_clients_continue_without_a_nameserver_and_it_learns_all_routes_on_retur
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("step_s", [-3600, 1, 3600])
+@pytest.mark.slow
 def test_a_clock_change_during_a_crash_loses_no_message_and_keeps_delays(step_s: int) -> None:
     """The slave's clock is two hours ahead all the time. A delay ends by the clock of who delivers."""
 

@@ -95,6 +95,7 @@ class Watched:
 @pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.slow
 def test_a_slave_replaces_a_lost_master(how: str, seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
@@ -142,6 +143,7 @@ def test_a_send_waiting_for_the_lost_master_reaches_the_promoted_one_before_its_
 @pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.slow
 def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -> None:
     """A synchronous master without a slave acknowledges nothing; the next registration is up to 30 s away."""
 
@@ -190,6 +192,7 @@ def test_a_deposed_broker_follows_its_successor_automatically(seed: int) -> None
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.slow
 def test_a_watcher_with_an_expired_lease_leaves_the_promotion_to_the_next_holder(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
@@ -209,6 +212,7 @@ def test_a_watcher_with_an_expired_lease_leaves_the_promotion_to_the_next_holder
     simulate(scenario, seed)
 
 
+@pytest.mark.slow
 def test_no_watcher_promotes_without_its_lock_store_and_one_does_when_it_returns() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
@@ -295,6 +299,7 @@ def test_a_slave_lost_with_the_master_blocks_a_promotion_because_it_may_have_mor
     simulate(scenario, 1)
 
 
+@pytest.mark.slow
 def test_a_missing_slave_is_reported_and_can_be_removed_while_the_master_is_alive() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 2, SETTINGS) as three:

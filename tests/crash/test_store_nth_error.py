@@ -73,6 +73,7 @@ def test_acknowledged_messages_survive_an_error_of_any_system_call(number: int, 
     assert fail_at > 100
 
 
+@pytest.mark.slow
 def test_row_6_a_process_without_memory_in_any_call_ends_and_leaves_no_partial_batch() -> None:
     """Broken on purpose: with what is appended counted as flushed (acknowledged before the sync), it failed."""
     fail_at = 0

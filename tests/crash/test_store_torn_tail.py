@@ -26,6 +26,7 @@ def torn(cut: int, rubbish: bytes) -> tuple[MemoryEnv, list[int]]:
 
 
 @pytest.mark.parametrize("rubbish", [b"\0", b"\xff", b"\xda\xa3\x20\xa7"], ids=["zeros", "ones", "magics"])
+@pytest.mark.slow
 def test_truncating_at_every_byte_of_the_last_three_records_keeps_intact_records(rubbish: bytes) -> None:
     _, offsets = torn(200, b"\0")
     for cut in range(offsets[0], offsets[-1] + 1):

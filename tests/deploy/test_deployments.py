@@ -139,6 +139,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     assert own == []
 
 
+@pytest.mark.slow
 def test_the_units_use_commands_and_options_that_exist() -> None:
     for path in sorted((DEPLOY / "systemd").glob("*.service")):
         (command,) = re.findall(r"^ExecStart=/opt/gantrymq/bin/gantrymq (.*)$", path.read_text(), re.M)

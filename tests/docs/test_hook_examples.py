@@ -83,6 +83,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda each: f"{each.hook}-{each.number}")
+@pytest.mark.slow
 def test_an_example_of_a_hook_runs_in_a_broker(example: Example, tmp_path: Path) -> None:
     called: set[str] = set()
     kind = plugin_of(example.source, called)

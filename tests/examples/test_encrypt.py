@@ -135,6 +135,7 @@ async def test_a_transaction_is_checked_back_and_committed_with_its_body(tmp_pat
     assert not is_on_disk(tmp_path, SECRET)
 
 
+@pytest.mark.slow
 async def test_delayed_retried_and_batched_messages_are_encrypted_once(tmp_path: Path) -> None:
     settings = options(tmp_path, **{"plugin.delay.levels": "1s 1s 1s 1s 1s"})
     async with (

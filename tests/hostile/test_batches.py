@@ -60,6 +60,7 @@ async def test_a_batch_beyond_its_limit_is_refused(tmp_path: Path, kind: int) ->
 @pytest.mark.soak(2)
 @JSON_AND_BINARY
 @pytest.mark.parametrize("advertise", ["127.0.0.1:10911", "[2001:db8::1]:10911"], ids=["ipv4", "ipv6"])
+@pytest.mark.slow
 async def test_a_response_header_holds_the_ids_of_the_largest_batch(tmp_path: Path, kind: int, advertise: str) -> None:
     """With messages of 16 MiB a batch could have 700,000; a header's length has 24 bits."""
     given = {
@@ -96,6 +97,7 @@ async def test_a_message_of_16_mib_is_acknowledged_and_delivered(tmp_path: Path)
         assert (message.commit_log_offset, message.body) == (offset, body)
 
 
+@pytest.mark.slow
 async def test_a_message_has_a_limited_number_of_index_entries(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         keys = " ".join(f"key{number}" for number in range(4000))

@@ -398,6 +398,7 @@ LARGE = {
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.slow
 def test_a_large_request_is_processed_in_many_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Processor time, and each turn's part of it: see above."""
     turns: list[float] = []

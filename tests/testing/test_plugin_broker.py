@@ -73,6 +73,7 @@ def send(running: PluginBroker, topic: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.slow
 def test_a_restart_creates_a_new_plugin_object_and_keeps_the_store(
     plugin_broker: StartPluginBroker, killed: bool
 ) -> None:

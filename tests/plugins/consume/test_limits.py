@@ -176,6 +176,7 @@ async def test_a_pull_that_waited_keeps_its_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
+@pytest.mark.slow
 async def test_the_limits_are_read_and_changed_by_rocketmqs_names(
     tmp_path: Path, memory: Callable[[int], None]
 ) -> None:

@@ -267,6 +267,7 @@ def deliveries_of(what: str) -> Deliveries | None:
     broker_id=st.sampled_from([0, 0, 1]),
     what=st.sampled_from(["", "", "look", "change", "withhold", "fail"]),
 )
+@pytest.mark.slow
 def test_both_twins_answer_pulls_the_same(
     store: Store, some: list[Command], max_bytes: int, suggests: bool, broker_id: int, what: str
 ) -> None:

@@ -88,6 +88,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporting]:
     exporting.running.stop()
 
 
+@pytest.mark.slow
 def test_each_run_adds_what_is_new_of_the_topics_that_match(place: Exporting) -> None:
     place.send("orders-1", 20)
     place.send("other", 3)
@@ -104,6 +105,7 @@ def test_each_run_adds_what_is_new_of_the_topics_that_match(place: Exporting) ->
     assert set(find_topics(place.broker, ["*"])) & {"RMQ_SYS_TRANS_HALF_TOPIC", "%RETRY%x"} == set()
 
 
+@pytest.mark.slow
 def test_metrics_and_runtime_information_have_lag_and_runs(place: Exporting) -> None:
     place.send("orders-figures", 4)
     place.run_now()
@@ -122,6 +124,7 @@ def test_metrics_and_runtime_information_have_lag_and_runs(place: Exporting) -> 
     assert info["exporterState"] == "waiting"
 
 
+@pytest.mark.slow
 def test_the_log_is_held_from_the_first_message_that_is_not_exported(place: Exporting) -> None:
     place.send("orders-held", 2)
     place.run_now()
@@ -142,6 +145,7 @@ def test_the_log_is_held_from_the_first_message_that_is_not_exported(place: Expo
     assert floor_of(broker, topics, exporter.state.ends, hold, broker.log.last_timestamp + 1) == broker.log.end
 
 
+@pytest.mark.slow
 def test_a_pause_lasts_over_a_restart_and_run_now_works_meanwhile(
     place: Exporting, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +163,7 @@ def test_a_pause_lasts_over_a_restart_and_run_now_works_meanwhile(
     assert "exact: lag 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_tried_again(place: Exporting) -> None:
     place.to.mkdir(exist_ok=True)
     place.send("orders-failing", 1)
@@ -176,6 +181,7 @@ def test_a_failed_run_is_reported_and_tried_again(place: Exporting) -> None:
     assert exported(place.to, "orders-failing") == place.stored("orders-failing")
 
 
+@pytest.mark.slow
 def test_a_run_starts_when_the_log_has_grown_by_at_bytes(place: Exporting) -> None:
     if not place.exporter.state.last.ended:
         place.send("orders-size", 1)

@@ -31,6 +31,7 @@ async def fill(broker: Broker, count: int) -> None:
             assert (await channel.call(command)).code == 0
 
 
+@pytest.mark.slow
 async def test_retention_keeps_what_is_not_exported_and_the_rest_is_counted(tmp_path: Path) -> None:
     to = tmp_path / "out"
     settings = {

@@ -39,6 +39,7 @@ EXPORTER_ACCOUNT = """\
 
 
 @pytest.mark.trio
+@pytest.mark.slow
 async def test_only_the_master_exports_and_a_promoted_slave_goes_on_with_its_folder(tmp_path: Path) -> None:
     to = tmp_path / "out"
     given = {"plugin.exporter.topics": "orders", "plugin.exporter.to": str(to), "plugin.exporter.every": "1h",
@@ -74,6 +75,7 @@ async def test_only_the_master_exports_and_a_promoted_slave_goes_on_with_its_fol
     assert bodies(to) == Counter([b"one", b"two", b"three", b"four"])
 
 
+@pytest.mark.slow
 def test_a_run_signs_its_requests_and_connects_with_tls(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS + EXPORTER_ACCOUNT)
     settings = {

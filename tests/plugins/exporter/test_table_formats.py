@@ -38,6 +38,7 @@ def to_catalog(folder: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("file_format", ["delta", "iceberg"])
+@pytest.mark.slow
 async def test_each_run_adds_what_is_new_to_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: str
 ) -> None:

@@ -116,6 +116,7 @@ async def test_a_slave_whose_log_ends_with_a_half_message_resumes_at_once(pair: 
             await pair.until(lambda: slave.store.dispatched == master.log.end > end, timeout=5)
 
 
+@pytest.mark.slow
 async def test_a_block_that_the_master_cannot_read_truncates_no_slave(pair: Any) -> None:
     """The slave may have the only copy."""
     env = BadBlocksEnv()

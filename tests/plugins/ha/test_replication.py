@@ -90,6 +90,7 @@ async def test_a_silent_slave_causes_a_timeout_and_the_message_is_readable(pair:
 
 
 @pytest.mark.parametrize("said", [b"\xff" * 8, REPORT.pack(2**40), REPORT.pack(-5), random.Random(3).randbytes(64)])
+@pytest.mark.slow
 async def test_invalid_bytes_of_a_slave_close_that_connection_only(pair: Any, said: bytes) -> None:
     async with pair.master(role="sync_master") as master, pair.slave(master):
         await pair.connected(master)
@@ -184,6 +185,7 @@ async def test_a_slow_slave_delays_no_other_slave(pair: Any) -> None:
 
 
 @pytest.mark.parametrize(("flipped", "room"), [(True, 2**19), (False, 2**19), (False, 256)])
+@pytest.mark.slow
 async def test_a_truncated_or_corrupt_stream_is_rejected_and_resumed(
     pair: Any, monkeypatch: pytest.MonkeyPatch, flipped: bool, room: int
 ) -> None:

@@ -107,6 +107,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_row_57_a_connection_cut_at_any_byte_resumes_to_the_same_log(master: Store) -> None:
     whole = stream_from(master, 0)
     for cut in around_the_end_of_a_file(master, whole):
@@ -141,6 +142,7 @@ def test_row_57_a_blank_of_wrong_size_is_rejected_without_waiting(at: int, maste
     assert bytes_of(slave.store) == bytes_of(master)
 
 
+@pytest.mark.slow
 def test_row_57_any_flipped_byte_alters_no_body_and_no_offset(master: Store) -> None:
     """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""
     rng, whole, refused = random.Random(57), stream_from(master, 0), 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -67,6 +68,7 @@ def machine(open_indexed: Callable[..., Any]) -> type[RuleBasedStateMachine]:
     return IndexMachine
 
 
+@pytest.mark.slow
 def test_every_key_finds_its_messages_after_whatever_happened(open_indexed: Callable[..., Any]) -> None:
     run_state_machine_as_test(
         machine(open_indexed), settings=settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -54,6 +54,7 @@ def test_after_a_kill_only_what_came_after_the_last_save_is_built_again(open_ind
 
 
 @pytest.mark.parametrize("settle", [False, True])
+@pytest.mark.slow
 def test_any_crash_leaves_an_index_that_becomes_whole(open_indexed: Callable, settle: bool) -> None:
     """Every call that changes the disk is the last one once, then the process is killed or the power is cut."""
     moment = 0

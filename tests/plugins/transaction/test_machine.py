@@ -169,6 +169,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.slow
 def test_any_order_of_events_and_any_end(name: str) -> None:
     class Machine(TransactionMachine):
         strategy = name

@@ -301,7 +301,7 @@ async def test_a_broker_leaves_a_table_that_the_next_start_takes_as_it_is(
             assert ended.code == ResponseCode.SUCCESS, ended.remark
             [message] = decode_records((await channel.call(pull("T"))).body)
             assert (message.body, message.queue_offset) == (b"0", 0)
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while (marks := read_marks(broker.env, broker.root)) is None or marks.offset < broker.log.end:  # noqa: ASYNC110 - a file
                     await trio.sleep(0.02)
             assert (marks.entries, marks.rows, marks.clean) == (4, 3, False)
