@@ -353,6 +353,9 @@ class Encryption(Protocol):
         peer must send first.
         """
 
+    def encrypts(self, port: str) -> bool:
+        """Whether the port serves TLS; with ``plugin.tls.mode = "permissive"`` plain connections too."""
+
     def client_context(self) -> SSLContext | None:
         """The context for connections to other brokers; None: they are plain."""
 

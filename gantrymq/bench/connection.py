@@ -8,6 +8,8 @@ import struct
 
 from gantrymq.bench.plan import BenchFailed
 from gantrymq.remoting.address import format_address
+from gantrymq.remoting.advice import ADVICE
+from gantrymq.remoting.channel import tls_reason
 
 CONNECT_SECONDS = 10.0
 RECEIVE_BYTES_MIN = 16 * 1024
@@ -26,6 +28,8 @@ class Connection:
             self.socket = socket.create_connection((host, port), CONNECT_SECONDS)
             if tls is not None:
                 self.socket = tls.wrap_socket(self.socket, server_hostname=host)
+        except ssl.SSLError as error:
+            raise BenchFailed(f"{format_address(host, port)}: {tls_reason(error)}") from None
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             raise BenchFailed(f"cannot connect to the broker at {format_address(host, port)}: {reason}") from None
@@ -36,6 +40,7 @@ class Connection:
         self._unsent = memoryview(b"")
         self._room = RECEIVE_BYTES_MIN
         self._tls = tls is not None
+        self._answered = False
 
     def send(self, data: bytes) -> bool:
         """Send; False if the socket did not take all of it (:meth:`flush` sends the rest). OSError: the peer closed."""
@@ -69,10 +74,17 @@ class Connection:
             self._room = min(self._room * 4, RECEIVE_BYTES_MAX)
         if not data:
             raise ConnectionResetError("the broker closed the connection")
+        self._answered = True
         if self._rest:
             data = self._rest + data
             self._rest = b""
         return data
+
+    def explain(self, reason: str) -> str:
+        """Return ``reason``, why it was lost, with what to do about a broker that closes plain connections."""
+        if self._tls or self._answered:
+            return reason
+        return f"{reason} before it answered anything: if it speaks TLS only, {ADVICE.get().encrypt}"
 
     def _decrypt(self) -> bytes:
         """Read all received bytes: epoll does not report bytes that OpenSSL has already taken from the socket."""

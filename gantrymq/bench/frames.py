@@ -5,9 +5,11 @@ Source of the batch's rows: RocketMQ 4.9.7 ``MessageDecoder.encodeMessage``.
 
 from __future__ import annotations
 
+import hmac
 import struct
 import time
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from gantrymq.bench.plan import Load
@@ -16,7 +18,7 @@ from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
 from gantrymq.remoting.properties import PGROUP, TRAN_MSG, encode_properties
 from gantrymq.remoting.records import BATCH_ROW
-from gantrymq.remoting.signing import Credentials
+from gantrymq.remoting.signing import SIGNATURE, Credentials
 
 GROUP = "gantrymq-bench"
 _LENGTH = struct.Struct(">i")
@@ -39,24 +41,42 @@ def body_of(load: Load) -> bytes:
 
 
 def sends(load: Load, body: bytes, *, sys_flag: int = 0, properties: str = "") -> Callable[[str, int, int], bytes]:
-    """Return a function of topic, queue id and opaque to the frame, each encoded once. With ``body`` left out of the
-    frame's end, a stamped load puts its own there."""
-    code = RequestCode.SEND_BATCH_MESSAGE if load.batch > 1 else RequestCode.SEND_MESSAGE_V2
-    born = str(int(time.time() * 1000))
-    cut = len(body) if load.run else 0
-    credentials = Credentials(load.access_key, load.secret_key) if load.access_key else None
+    """Return a function of topic, queue id and opaque to the frame, each encoded once."""
+    request = _sends_of(load, sys_flag, properties)
+    credentials = credentials_of(load)
 
     @cache
     def frame(topic: str, queue: int, opaque: int) -> bytes:
+        command = request(topic, queue, opaque, body)
+        return encode(command if credentials is None else credentials.sign(command))
+
+    return frame
+
+
+def stamped_sends(load: Load) -> Callable[[str, int, int], Callable[[bytes], bytes]]:
+    """As :func:`sends`; the frames are functions of the body."""
+    request = _sends_of(load, 0, "")
+
+    @cache
+    def frame(topic: str, queue: int, opaque: int) -> Callable[[bytes], bytes]:
+        template = Template(load, request(topic, queue, opaque, b""), {})
+        return lambda body: template.fill({}, body)
+
+    return frame
+
+
+def _sends_of(load: Load, sys_flag: int, properties: str) -> Callable[[str, int, int, bytes], Command]:
+    code = RequestCode.SEND_BATCH_MESSAGE if load.batch > 1 else RequestCode.SEND_MESSAGE_V2
+    born = str(int(time.time() * 1000))
+
+    def request(topic: str, queue: int, opaque: int, body: bytes) -> Command:
         ext = {
             "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue), "f": str(int(sys_flag)), "g": born,
             "h": "0", "i": properties, "j": "0", "k": "false", "m": "true" if load.batch > 1 else "false",
         }  # fmt: skip
-        command = Command(code, ext, body, opaque, language="JAVA")
-        whole = encode(command if credentials is None else credentials.sign(command))
-        return whole[: len(whole) - cut]
+        return Command(code, ext, body, opaque, language="JAVA")
 
-    return frame
+    return request
 
 
 def halves(load: Load, body: bytes) -> Callable[[str, int, int], bytes]:
@@ -72,42 +92,73 @@ def commits(load: Load) -> Callable[[int, int, int], bytes]:
         producer_group=GROUP, tran_state_table_offset=0, commit_log_offset=0,
         commit_or_rollback=TransactionState.COMMIT, msg_id="bench", topic=load.topic,
     )  # fmt: skip
-    ext = header.to_ext() | {"commitLogOffset": "LOG", "tranStateTableOffset": "QUEUE"}
-    whole = encode(Command(RequestCode.END_TRANSACTION, ext, b"", _OPAQUE_MARK, language="JAVA"))[8:]
-    template = whole.replace(b"%", b"%%").replace(b"LOG", b"%(log)d").replace(b"QUEUE", b"%(queue)d")
-    template = template.replace(b"%d" % _OPAQUE_MARK, b"%(opaque)d")
+    ext = header.to_ext() | {"commitLogOffset": "<log>", "tranStateTableOffset": "<queue>"}
+    command = Command(RequestCode.END_TRANSACTION, ext, b"", _OPAQUE_MARK, language="JAVA")
+    template = Template(load, command, {"<log>": "log", "<queue>": "queue", str(_OPAQUE_MARK): "opaque"})
 
     def frame(log_offset: int, queue_offset: int, opaque: int) -> bytes:
-        text = template % {b"log": log_offset, b"queue": queue_offset, b"opaque": opaque}
-        return b"".join((_LENGTH.pack(len(text) + 4), _LENGTH.pack(len(text)), text))
+        return template.fill({b"log": log_offset, b"queue": queue_offset, b"opaque": opaque})
 
     return frame
 
 
 def pulls(load: Load) -> Callable[[int, int, int], bytes]:
     """Return a function of queue id, opaque and offset to the frame of a pull; only the offset is put in when it is
-    called."""
+    called, and the signature."""
     flags = SUBSCRIPTION_INLINE | (MAY_SUSPEND if load.kind == "follow" else 0)
-    mark = "0000000000000000000"
 
     @cache
-    def template(queue: int, opaque: int) -> tuple[bytes, bytes]:
+    def template(queue: int, opaque: int) -> Template:
         ext = {
-            "consumerGroup": GROUP, "topic": load.topic, "queueId": str(queue), "queueOffset": mark,
+            "consumerGroup": GROUP, "topic": load.topic, "queueId": str(queue), "queueOffset": "<offset>",
             "maxMsgNums": str(load.batch), "sysFlag": str(flags), "commitOffset": "0",
             "suspendTimeoutMillis": str(SUSPEND_MS), "subscription": "*", "subVersion": "0", "expressionType": "TAG",
             "gantrymqMaxBytes": str(PULL_BYTES),
         }  # fmt: skip
-        head, _, tail = encode(Command(RequestCode.PULL_MESSAGE, ext, b"", opaque, language="JAVA"))[8:].partition(
-            mark.encode()
-        )
-        return head, tail
+        command = Command(RequestCode.PULL_MESSAGE, ext, b"", opaque, language="JAVA")
+        return Template(load, command, {"<offset>": "offset"})
 
-    def frame(queue: int, opaque: int, offset: int) -> bytes:
-        head, tail = template(queue, opaque)
-        number = b"%d" % offset
-        size = len(head) + len(number) + len(tail)
+    return lambda queue, opaque, offset: template(queue, opaque).fill({b"offset": offset})
+
+
+class Template:
+    """A request with numbers, and a body, that are put in when it is sent; then it is signed, if the load has keys."""
+
+    def __init__(self, load: Load, command: Command, names: Mapping[str, str]) -> None:
+        """``names``: of the numbers, by the texts that stand for them."""
+        credentials = credentials_of(load)
+        self._secret = load.secret_key.encode()
+        self._signed: bytes | None = None
+        if credentials is not None:
+            command = credentials.sign(command)
+            assert command.ext is not None  # it has the signature
+            values = [command.ext[name] for name in sorted(command.ext) if name != SIGNATURE]
+            self._signed = _with_names("".join(values).encode(), names)
+            command.ext[SIGNATURE] = "<signature>"
+            names = {**names, "<signature>": ""}
+        self._header = _with_names(encode(command)[8:], names)
+
+    def fill(self, numbers: Mapping[bytes, int], body: bytes = b"") -> bytes:
+        """Return the frame."""
+        if self._signed is None:
+            header = self._header % numbers
+        else:
+            signature = b64encode(hmac.digest(self._secret, self._signed % numbers + body, "sha1"))
+            header = self._header % {**numbers, b"": signature}
         # the mark's high byte says JSON, which is 0: the length of the header is all there is
-        return b"".join((_LENGTH.pack(size + 4), _LENGTH.pack(size), head, number, tail))
+        return b"".join((_LENGTH.pack(len(header) + len(body) + 4), _LENGTH.pack(len(header)), header, body))
 
-    return frame
+
+def credentials_of(load: Load) -> Credentials | None:
+    """The keys of a load."""
+    if not load.access_key:
+        return None
+    return Credentials(load.access_key, load.secret_key, load.security_token or None)
+
+
+def _with_names(text: bytes, names: Mapping[str, str]) -> bytes:
+    """``text`` as a format of ``%``: with numbers, and bytes for the name that is empty."""
+    text = text.replace(b"%", b"%%")
+    for mark, name in names.items():
+        text = text.replace(mark.encode(), b"%%(%s)%s" % (name.encode(), b"d" if name else b"s"))
+    return text

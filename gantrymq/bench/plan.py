@@ -34,8 +34,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ``success``: the response code that counts as success. ``topics``: each request of a send goes to the next queue of
     all of these, which have the same queues; empty: a request in flight keeps its queue of ``topic``.
     ``rate``: requests a second of a send, whose times begin when they are due; 0: as fast as they are answered.
-    ``access_key``, ``secret_key``: sends are signed with them.
-    ``authority``: a file with the certificate of the authority whose servers are reached with TLS; empty: without TLS.
+    ``access_key``, ``secret_key``, ``security_token``: requests are signed with them.
+    ``tls``: ``verified`` or ``unverified``, empty: without TLS. ``authority``: a file with the certificate of the
+    authority whose servers are reached with TLS, also without ``tls``; empty: the system's authorities.
     """
 
     kind: str
@@ -53,6 +54,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[str] = []
     access_key: str = ""
     secret_key: str = ""
+    security_token: str = ""
+    tls: str = ""
     authority: str = ""
 
 

@@ -6,9 +6,10 @@ import math
 import re
 import struct
 import time
+from collections.abc import Callable
 
 from gantrymq.bench.connection import Connection, count_frames
-from gantrymq.bench.frames import body_of, sends
+from gantrymq.bench.frames import body_of, sends, stamped_sends
 from gantrymq.bench.latencies import Latencies
 from gantrymq.bench.plan import Load, Tally, Target
 from gantrymq.remoting.codes import ResponseCode
@@ -36,6 +37,8 @@ class SendLoad:
         self._success = b'{"code":%d,' % load.success
         self._body = body_of(load)
         self._frame = sends(load, self._body)
+        self._stamped_frame = stamped_sends(load) if load.run else None
+        self._stamped: dict[int, list[Callable[[bytes], bytes]]] = {}
         self._slots: dict[int, list[bytes]] = {}
         self._sent: dict[int, list[int]] = {}
         self._places: dict[int, int] = {}
@@ -73,6 +76,11 @@ class SendLoad:
                 self._frame(load.topic, queues[(turn + slot) % len(queues)], slot) for slot in range(load.in_flight)
             ]
         self._slots[connection.fd] = slots
+        if self._stamped_frame is not None:
+            self._stamped[connection.fd] = [
+                self._stamped_frame(load.topic, queues[(turn + slot) % len(queues)], slot)
+                for slot in range(load.in_flight)
+            ]
         self._sent[connection.fd] = [0] * len(slots)
         return self._next(connection, list(range(load.in_flight)), time.perf_counter_ns())
 
@@ -162,7 +170,8 @@ class SendLoad:
             return frames[slots[0]] if len(slots) == 1 else b"".join([frames[slot] for slot in slots])
         stamp = self.load.run.encode() + _STAMP.pack(now)
         body = stamp + self._body[len(stamp) :]
-        return b"".join([piece for slot in slots for piece in (frames[slot], body)])
+        stamped = self._stamped[connection.fd]
+        return b"".join([stamped[slot](body) for slot in slots])
 
     def _advance(self, fd: int, count: int) -> list[int]:
         """Return the next ``count`` positions in the ring of all queues. A request is answered long before its position

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import select
-import ssl
 import sys
 import time
 
@@ -23,8 +22,10 @@ from gantrymq.bench.plan import BenchFailed, Done, Load, Plan, Target
 from gantrymq.bench.pulling import PullLoad
 from gantrymq.bench.sending import SendLoad
 from gantrymq.bench.transacting import TransactLoad
+from gantrymq.remoting.advice import COMMAND, use_advice
 from gantrymq.remoting.descriptors import raise_descriptor_limit
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
+from gantrymq.remoting.tls import UNVERIFIED, client_context
 
 REPORT_NS = 200_000_000
 LINGER_SECONDS = 5.0
@@ -58,7 +59,7 @@ class Worker:
             self._connect(load, load.load)
 
     def _connect(self, load: AnyLoad, plan: Load) -> None:
-        tls = ssl.create_default_context(cafile=plan.authority) if plan.authority else None
+        tls = client_context(plan.authority, verify=plan.tls != UNVERIFIED) if plan.tls or plan.authority else None
         for number in range(plan.first, plan.first + plan.connections):
             target = plan.targets[number % len(plan.targets)]
             connection = Connection(target.host, target.port, number, tls)
@@ -171,7 +172,7 @@ class Worker:
             self._lose(each, error)
 
     def _lose(self, each: _Open, error: Exception) -> None:
-        reason = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+        reason = each.connection.explain(str(error.strerror or error) if isinstance(error, OSError) else str(error))
         each.load.lost(each.connection, reason)
         self._epoll.unregister(each.connection.fd)
         del self._open[each.connection.fd]
@@ -213,6 +214,11 @@ def main() -> None:
     raise_descriptor_limit()
     control = sys.stdin.fileno()
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan)
+    with use_advice(COMMAND):
+        _work(plan, control)
+
+
+def _work(plan: Plan, control: int) -> None:
     try:
         worker = Worker(plan, control)
     except BenchFailed as error:

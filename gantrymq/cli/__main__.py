@@ -25,8 +25,10 @@ def run(arguments: list[str]) -> int:
     try:
         from gantrymq.cli.failures import guarded
         from gantrymq.cli.group import cli
+        from gantrymq.remoting.advice import COMMAND, use_advice
 
-        return guarded(lambda: cli.main(arguments, prog_name="gantrymq", standalone_mode=False))
+        with use_advice(COMMAND):
+            return guarded(lambda: cli.main(arguments, prog_name="gantrymq", standalone_mode=False))
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import rich_click as click
 
-from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.connecting import load_settings, nameserver_option, with_client
 from gantrymq.cli.options import duration_option, topic_parameter
 from gantrymq.cli.tables import plural
 
@@ -223,12 +223,17 @@ def _produce(name: str, options: Options) -> int:
 
 
 def _run(name: str, options: Options, loads: list[Load]) -> int:
-    """Run the loads and print the results; returns the exit code."""
+    """Run the loads, signed and encrypted as the command's own requests, and print the results; returns the exit
+    code."""
+    import msgspec
+
     from gantrymq.bench.running import default_processes, run
     from gantrymq.cli.failures import warn
     from gantrymq.cli.progress import Meter
 
     processes = options.processes or default_processes()
+    secured = load_settings()
+    loads = [msgspec.structs.replace(load, **secured) for load in loads]
     with Meter(f"{name} {options.topic}", options.count or None) as meter:
         result = run(options.plan(loads), processes, meter.set)
     if options.as_json:

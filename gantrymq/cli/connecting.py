@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -68,8 +67,6 @@ _CONNECT_VARIABLES: Final = {
     "GANTRYMQ_SECURITY_TOKEN": "security_token",
 }
 """Environment variables and not options, because other users of a machine can read the arguments of a process."""
-UNVERIFIED: Final = "unverified"
-"""The value of ``GANTRYMQ_TLS`` for servers in test mode: every certificate is accepted."""
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -78,31 +75,53 @@ def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, A
 
     A context replaces the environment's variables.
     """
+    from gantrymq.remoting.tls import UNVERIFIED, client_context
+
+    found: dict[str, Any] = _keys(environment)
+    tls, authority = tls_settings(environment)
+    if tls:
+        try:
+            found["tls"] = client_context(authority, verify=tls != UNVERIFIED)
+        except OSError as error:
+            raise click.UsageError(f"GANTRYMQ_TLS_CA: {authority} holds no certificates: {error}") from None
+    return found
+
+
+def load_settings() -> dict[str, str]:
+    """As :func:`connect_settings`, as the fields of a :class:`gantrymq.bench.plan.Load`."""
+    tls, authority = tls_settings()
+    return {**_keys(os.environ), "tls": tls, "authority": authority}
+
+
+def tls_settings(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """``verified``, ``unverified`` or an empty text for no TLS, and the file of the authority, if one is named."""
+    from gantrymq.remoting.tls import UNVERIFIED, VERIFIED
+
+    environment = _effective(environment)
+    authority = environment.get("GANTRYMQ_TLS_CA") or ""
+    wanted = environment.get("GANTRYMQ_TLS", "").lower()
+    if wanted == UNVERIFIED:
+        if authority:
+            raise click.UsageError(f"GANTRYMQ_TLS={UNVERIFIED} verifies nothing: unset it, or GANTRYMQ_TLS_CA")
+        return UNVERIFIED, ""
+    return VERIFIED if authority or wanted not in _FALSE else "", authority
+
+
+def _keys(environment: Mapping[str, str]) -> dict[str, str]:
     from gantrymq.remoting.signing import Credentials
 
-    chosen = contexts.chosen_environment()
-    environment = environment if chosen is None else chosen
-    found: dict[str, Any] = {
-        name: environment[variable] for variable, name in _CONNECT_VARIABLES.items() if environment.get(variable)
-    }
+    environment = _effective(environment)
+    found = {name: environment[variable] for variable, name in _CONNECT_VARIABLES.items() if environment.get(variable)}
     try:
         Credentials.checked(*(found.get(name) for name in _CONNECT_VARIABLES.values()))
     except ValueError:
         raise click.UsageError("GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY must be set together") from None
-    authorities = environment.get("GANTRYMQ_TLS_CA")
-    wanted = environment.get("GANTRYMQ_TLS", "").lower()
-    if wanted == UNVERIFIED:
-        if authorities:
-            raise click.UsageError(f"GANTRYMQ_TLS={UNVERIFIED} verifies nothing: unset it, or GANTRYMQ_TLS_CA")
-        found["tls"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        found["tls"].check_hostname = False
-        found["tls"].verify_mode = ssl.CERT_NONE
-    elif authorities or wanted not in _FALSE:
-        try:
-            found["tls"] = ssl.create_default_context(cafile=authorities or None)
-        except OSError as error:
-            raise click.UsageError(f"GANTRYMQ_TLS_CA: {authorities} holds no certificates: {error}") from None
     return found
+
+
+def _effective(environment: Mapping[str, str]) -> Mapping[str, str]:
+    chosen = contexts.chosen_environment()
+    return environment if chosen is None else chosen
 
 
 def use_everywhere(settings: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from gantrymq.cli.end_deadline import ending_in_time
 from gantrymq.cli.loading import ConfigFlags, Loaded, config_options, load
 from gantrymq.cli.logs import configure_logs, log_options
 from gantrymq.cli.own_nameserver import OwnNameserver
+from gantrymq.remoting.advice import SERVER, use_advice
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
 PROCESSES_MAX = 64
@@ -181,7 +182,7 @@ def nameserver(
     kv_path = Path(data) / "kvConfig.json" if data is not None else None
     access_path = None if access is None else Path(access)
     audit_path = None if audit is None else Path(audit)
-    with reopening_by_signal(), ending_in_time() as deadline:
+    with use_advice(SERVER), reopening_by_signal(), ending_in_time() as deadline:
         trio.run(
             run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path, audit_path
         )
@@ -218,7 +219,7 @@ def _run(
         from gantrymq.cli.signals import reopening_by_signal
 
         refuse_unit(Path(loaded.config.broker.data))
-        with reopening_by_signal(), ending_in_time() as deadline:
+        with use_advice(SERVER), reopening_by_signal(), ending_in_time() as deadline:
             trio.run(run_broker, loaded, again, deadline, nameserver)
     else:
         _run_unit(loaded, flags, sets, processes, pin, logs, nameserver)

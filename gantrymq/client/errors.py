@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from gantrymq.remoting.advice import ADVICE
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectError, ConnectFailed, GantryError, TlsFailed
@@ -48,31 +49,35 @@ _ADVICE = {
 class BrokerError(GantryError):
     """A broker or nameserver answered with an error: its ``code``, its ``remark``, and its ``address``."""
 
-    _advice: str | None = None
-
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         try:
             known: ResponseCode | None = ResponseCode(code)
         except ValueError:
             known = None
         name = f"{code} {known.name}" if known is not None else str(code)
-        advice = self._advice or (_ADVICE.get(known) if known is not None else None)
+        advice = self._own_advice() or (_ADVICE.get(known) if known is not None else None)
         super().__init__(f"{address} answered {name}: {remark or 'no remark'}" + (f" ({advice})" if advice else ""))
         self.code = code
         self.remark: str = remark or ""
         self.address = address
 
+    def _own_advice(self) -> str | None:
+        """Advice that replaces that of the code."""
+        return None
+
 
 class AccessDenied(BrokerError):
     """A broker's access control does not let this client do that. The same request is not sent again."""
 
-    _advice = "give the access key the permission for this topic and group, or use another key"
+    def _own_advice(self) -> str:
+        return "give the access key the permission for this topic and group, or use another key"
 
 
 class AuthenticationFailed(AccessDenied):
     """A broker does not accept the client's credentials: an unknown access key, a wrong secret, or none at all."""
 
-    _advice = "check access_key and secret_key, and that this broker knows them"
+    def _own_advice(self) -> str:
+        return f"{ADVICE.get().keys}, and that this broker knows them"
 
 
 _UNAUTHENTICATED: Final = re.compile(

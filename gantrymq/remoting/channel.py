@@ -27,6 +27,7 @@ from anyio.abc import ByteStream, SocketAttribute, TaskGroup, TaskStatus
 
 from gantrymq.remoting import direct
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.advice import ADVICE
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault, TlsFailed
@@ -290,7 +291,7 @@ class Channel:
         except TimeoutError:
             reason = f"no connection within {timeout:g} s"
         except ssl.SSLError as error:
-            kind, reason = TlsFailed, _tls_reason(error)
+            kind, reason = TlsFailed, tls_reason(error)
         except ValueError as error:
             reason = str(error)
         except OSError as error:
@@ -476,7 +477,7 @@ class Channel:
     def _tls_hint(self) -> str:
         if self._answered or self._tls is not None:
             return ""
-        return " before it answered anything: if it speaks TLS only, connect with tls=True"
+        return f" before it answered anything: if it speaks TLS only, {ADVICE.get().encrypt}"
 
     def _serve(self, request: Command) -> None:
         if self._handler is None:
@@ -576,24 +577,32 @@ def _connect_reason(error: OSError) -> str:
     return str(failures[-1])
 
 
-def _tls_reason(error: ssl.SSLError) -> str:
+def tls_reason(error: ssl.SSLError) -> str:
+    """Why a handshake failed, with advice."""
+    words = ADVICE.get()
     if isinstance(error, ssl.SSLCertVerificationError):
-        advice = _CERTIFICATE_ADVICE.get(error.verify_code, "tls= takes an ssl.SSLContext that trusts its authority")
+        advice = {
+            _EXPIRED: "renew it on the server",
+            _OTHER_HOST: f"it must have the name of the server, or {words.accept_name}",
+            _OTHER_IP: f"its certificate must name its IP address, or {words.accept_name}",
+        }.get(error.verify_code, words.trust)
         return f"its certificate is not accepted: {error.verify_message.rstrip('.')} ({advice})"
-    if error.reason in _NO_TLS:
-        return "what answers there does not speak TLS: connect without tls=, or to its TLS port"
+    if error.reason in NO_TLS:
+        return f"what answers there does not speak TLS: {words.do_not_encrypt}, or use its TLS port"
+    if isinstance(error, ssl.SSLEOFError):
+        return _CLOSED_IN_HANDSHAKE
     return f"the TLS handshake failed: {error.reason or error}"
 
 
-_CERTIFICATE_ADVICE: Final = {
-    10: "renew it on the server",  # X509_V_ERR_CERT_HAS_EXPIRED
-    62: "use the name in its certificate, or tls= with an ssl.SSLContext whose check_hostname is False",  # HOSTNAME
-    64: "its certificate must name its IP address, or tls= be an ssl.SSLContext whose check_hostname is False",  # IP
-}
+_EXPIRED: Final = 10
+"""``X509_V_ERR_CERT_HAS_EXPIRED``, as the two that follow a code of OpenSSL."""
+_OTHER_HOST: Final = 62
+_OTHER_IP: Final = 64
 _CLOSED_IN_HANDSHAKE: Final = "the peer closed the connection in the TLS handshake: does this port speak TLS?"
-_NO_TLS: Final = frozenset(
+NO_TLS: Final = frozenset(
     {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"}
 )
+"""What OpenSSL says if the peer's first bytes are no TLS."""
 
 
 def _broken_tls(error: Exception) -> str:

@@ -24,6 +24,9 @@ CLIENT_CERTIFICATES: Final = {
 }
 IN_TEST_MODE: Final = "the certificate is made by the server itself, so clients cannot tell it from another server's"
 """What logs say about a server in test mode."""
+VERIFIED: Final = "verified"
+UNVERIFIED: Final = "unverified"
+"""Whether a command or a load verifies the certificates of servers; ``unverified`` is for servers in test mode."""
 _SHORT_NAMES: Final = {
     "commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C",
     "localityName": "L", "stateOrProvinceName": "ST", "domainComponent": "DC",
@@ -142,6 +145,18 @@ class ServerTls:
         """The content of the files; OSError. If it changes, a new context is due."""
         paths = (self.certificate, self.key, self.ca, *self.names.values())
         return tuple(Path(path).read_bytes() for path in paths if path)
+
+
+def client_context(authority: str = "", *, verify: bool = True) -> ssl.SSLContext:
+    """The settings of a client's connections. ``authority``: a file with the certificate of the servers' authority,
+    PEM; empty: the system's authorities. OSError if it cannot be used. Without ``verify`` every certificate is
+    accepted."""
+    if verify:
+        return ssl.create_default_context(cafile=authority or None)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def subject_of(certificate: dict[str, Any] | None) -> str | None:

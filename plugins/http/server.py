@@ -56,9 +56,15 @@ class HttpServer:
         self._is_local = is_loopback(self._listener.address[0])
         self.address = format_address(*self._listener.address)
 
+    @property
+    def url(self) -> str:
+        """Where browsers find it: with ``https`` if it serves TLS."""
+        is_encrypted = self.encryption is not None and self.encryption.encrypts("http")
+        return f"{'https' if is_encrypted else 'http'}://{self.address}"
+
     async def run(self) -> None:
         """Serve until cancelled, then release the address."""
-        log.info("http_listening", url=f"http://{self.address}")
+        log.info("http_listening", url=self.url)
         await serve_connections(self._listener, "a reader of the health pages", self._connections_max, self._serve)
 
     async def _serve(self, connected: trio.SocketStream) -> None:

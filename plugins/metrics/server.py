@@ -55,9 +55,15 @@ class MetricsServer:
         self._listener = _listen(env, config.listen)
         self.address = format_address(*self._listener.address)
 
+    @property
+    def url(self) -> str:
+        """Where browsers find it: with ``https`` if it serves TLS."""
+        is_encrypted = self.encryption is not None and self.encryption.encrypts("metrics")
+        return f"{'https' if is_encrypted else 'http'}://{self.address}"
+
     async def run(self) -> None:
         """Serve until cancelled, then release the address."""
-        log.info("metrics_listening", url=f"http://{self.address}{PATH}")
+        log.info("metrics_listening", url=f"{self.url}{PATH}")
         await serve_connections(self._listener, "a reader of metrics", self._config.connections_max, self._serve)
 
     async def _serve(self, connected: trio.SocketStream) -> None:

@@ -147,8 +147,8 @@ class TlsPlugin:
         self._note(connection.address, "broker", kind, reason)
 
     def wrap(self, stream: trio.SocketStream, port: str) -> PortStream | None:
-        """As :class:`Encryption` has it, like the one that follows."""
-        if port in PAGES and self._config.pages == "plain":
+        """As :class:`Encryption` has it, like the two that follow."""
+        if not self.encrypts(port):
             return None
         peer = format_address(*stream.socket.getpeername()[:2])
         return PortStream(
@@ -158,6 +158,9 @@ class TlsPlugin:
             HANDSHAKE_S,
             lambda *end: self.count(peer, port, *end),
         )
+
+    def encrypts(self, port: str) -> bool:
+        return port not in PAGES or self._config.pages != "plain"
 
     def client_context(self) -> ssl.SSLContext | None:
         return self._client_context

@@ -22,12 +22,15 @@ from typing import Any
 import pytest
 
 import gantrymq.sync
+from gantrymq.bench.frames import commits, pulls, stamped_sends
 from gantrymq.bench.latencies import Latencies, microseconds_text, percentiles, rounded
 from gantrymq.bench.plan import BenchFailed, Load, Plan, Target
 from gantrymq.bench.running import run, run_together, share
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.signing import ACCESS_KEY, SIGNATURE, make_signature
 from gantrymq.testing.harness import Cluster, cluster_in_thread
 from support.processes import gantrymq_child, wait_for
 
@@ -274,6 +277,38 @@ def test_a_benchmark_whose_broker_dies_reports_partial_results(answering: Callab
     assert result.outcomes[0].messages == 2
     assert result.outcomes[0].failures["lost"].count == 1
     assert "all connections were lost" in result.ended
+
+
+def test_a_broker_that_closes_plain_connections_is_reported_with_what_to_do(
+    answering: Callable[..., Answering],
+) -> None:
+    result = run(Plan(loads=[load_of(answering(None).address)], warm_up=0.0))
+    assert "if it speaks TLS only, set GANTRYMQ_TLS_CA" in result.ended
+
+
+def test_a_broker_without_tls_is_reported(cluster: Cluster) -> None:
+    host, port = parse_address(cluster.address)
+    with pytest.raises(BenchFailed, match="does this port speak TLS"):
+        run(Plan(loads=[load_of((host, port), tls="unverified")]))
+
+
+@pytest.mark.parametrize("frame", ["pull", "commit", "stamped"])
+def test_frames_that_are_completed_when_they_are_sent_have_valid_signatures(frame: str) -> None:
+    keys = {"access_key": "key", "secret_key": "secret", "security_token": "%token"}
+    load, body = load_of(("127.0.0.1", 1), topic="50%/<topic>", **keys), b""
+    if frame == "pull":
+        data = pulls(load)(3, 7, 12345)
+    elif frame == "commit":
+        data = commits(load)(111, 222, 7)
+    else:
+        data = stamped_sends(load)("50%/<topic>", 3, 7)(body := b"stamp%d")
+    (found,), _ = cut_frames(data, len(data) + 1)
+    command = decode(found)
+    assert command.ext is not None
+    assert command.ext[SIGNATURE] == make_signature(command.ext, body, "secret")
+    assert (command.ext[ACCESS_KEY], command.opaque, command.body) == ("key", 7, body)
+    expected = {"pull": ("queueOffset", "12345"), "commit": ("tranStateTableOffset", "222"), "stamped": ("e", "3")}
+    assert command.ext[expected[frame][0]] == expected[frame][1]
 
 
 def test_an_unresponsive_broker_ends_the_run(answering: Callable[..., Answering]) -> None:

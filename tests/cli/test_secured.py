@@ -69,6 +69,23 @@ def test_a_client_without_tls_or_credentials_gets_a_clear_error(secured: str) ->
             producer.send("T", b"x")
 
 
+@pytest.mark.parametrize(
+    ("variables", "advice"),
+    [
+        ({}, "if it speaks TLS only, set GANTRYMQ_TLS_CA (or GANTRYMQ_TLS=1), or name a context"),
+        ({"GANTRYMQ_TLS": "1"}, "GANTRYMQ_TLS_CA, or --tls-ca of the context, must be a file with the certificate of"),
+        ({"GANTRYMQ_TLS_CA": str(CA)}, "check GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY, or the keys of the context"),
+    ],
+)
+def test_errors_of_commands_name_what_a_command_reads(
+    secured: str, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], advice: str
+) -> None:
+    for name, value in {"GANTRYMQ_ACCESS_KEY": "guess", "GANTRYMQ_SECRET_KEY": "guessed", **variables}.items():
+        monkeypatch.setenv(name, value)
+    done = cli("topic", "create", "orders", "--nameserver", secured)
+    assert (done.code, advice in done.err, "tls=" in done.err) == (1, True, False), done.err
+
+
 def test_the_command_line_reads_tls_and_credentials_from_the_environment(secured: str) -> None:
     environ = {
         "GANTRYMQ_TLS_CA": str(CA), "GANTRYMQ_ACCESS_KEY": ADMIN.access_key, "GANTRYMQ_SECRET_KEY": ADMIN.secret_key,
@@ -143,3 +160,19 @@ def test_no_output_shows_a_secret(secured: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert "plain_acl.yml" in done.stdout
     assert "admin-secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("produce",), ("produce", "--batch", "8"), ("consume",), ("e2e",)])
+def test_a_benchmark_signs_and_encrypts_with_the_settings_of_its_context(
+    secured: str, cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_CONFIG_HOME", str(tmp_path / "home"))
+    (tmp_path / "secret").write_text(f"{ADMIN.secret_key}\n")
+    cli("context", "add", "prod", "--nameserver", secured, "--access-key", ADMIN.access_key, "--secret-key-file",
+        str(tmp_path / "secret"), "--tls-ca", str(CA))  # fmt: skip
+    cli("bench", "produce", "measured", "--queues", "2", "--count", "64", "--context", "prod")
+    done = cli("bench", *arguments, "measured", "--count", "64", "--processes", "1", "--json", "--context", "prod")
+    assert done.code == 0, done.err
+    assert ADMIN.secret_key not in done.out + done.err
+    for outcome in json.loads(done.out)["outcomes"]:
+        assert (outcome["messages"], outcome["failures"]) == (64, {})

@@ -31,6 +31,10 @@ class PagesEncryption:
         """The stream to use for an accepted connection."""
         return FirstByteStream(stream, self._current, not self._tls.enforcing, HANDSHAKE_SECONDS)
 
+    def encrypts(self, port: str) -> bool:
+        """Whether the pages are served with TLS: they are."""
+        return True
+
     def client_context(self) -> ssl.SSLContext | None:
         """None: the parent reads the brokers' pages on the loopback address."""
         return None

@@ -50,11 +50,11 @@ async def serve_pages(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the pages until cancelled; reports their address, empty if there are none.
+    """Serve the pages until cancelled; reports their URL, empty if there are none.
 
     :class:`StartError` if an address is in use.
     """
-    address = ""
+    url = ""
     async with trio.open_nursery() as nursery:
         if layout.pages:
             section = loaded.config.section(HttpConfig)
@@ -71,7 +71,7 @@ async def serve_pages(
                     "address, or to nothing"
                 ) from None
             server.encryption = encryption
-            address = server.address
+            url = server.url
             nursery.start_soon(server.run)
         if layout.metrics:
             from gantrymq.plugins.metrics.config import MetricsConfig
@@ -85,7 +85,7 @@ async def serve_pages(
             metrics = MetricsServer(SystemEnv(), loaded.config.section(MetricsConfig), render)
             metrics.encryption = encryption
             nursery.start_soon(metrics.run)
-        task_status.started(address)
+        task_status.started(url)
 
 
 def _health_pages(unit: Processes) -> dict[str, Page]:

@@ -260,7 +260,7 @@ def _banner(unit: Unit, layout: Layout, nameservers: Sequence[str], pages: str, 
         lines.append(f"  broker      {broker.label} at {broker.address}, process {broker.pid}{pinned}")
     lines += [
         f"  nameserver  {';'.join(nameservers)} ({where})",
-        f"  pages       {f'http://{pages}' if pages else 'none'}",
+        f"  pages       {pages or 'none'}",
         f"  stores      {layout.folder.resolve()}",
         f"ready broker={';'.join(each.address for each in unit.brokers)} nameserver={';'.join(nameservers)}",
     ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.api import Broker
 from gantrymq.remoting.address import parse_address
@@ -60,6 +62,25 @@ async def test_metrics_and_health_pages_speak_tls_as_the_brokers_port_does(tmp_p
         counted = {line.split(b'result="')[1].split(b'"')[0]: line.split()[-1] for line in metrics.splitlines()
                    if line.startswith(b"gantrymq_tls_handshakes_total{")}  # fmt: skip
         assert (float(counted[b"ok"]), float(counted[b"plain"])) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheme"), [({}, "https"), ({"mode": "permissive"}, "https"), ({"pages": "plain"}, "http")]
+)
+async def test_the_log_has_the_urls_with_the_scheme_that_is_served(
+    tmp_path: Path, settings: dict[str, str], scheme: str
+) -> None:
+    with capture_logs() as logs:
+        async with run_broker(make(tmp_path, **settings)) as broker:
+            expected = [f"{scheme}://{address}{path.removesuffix('/healthz')}" for address, path in addresses(broker)]
+            for address, path in addresses(broker):  # a server that answers has logged
+                context = client_context() if scheme == "https" else None
+                assert (await get(address, path, context)).startswith(b"HTTP/1.1 200")
+    assert urls(logs) == sorted(expected)
+
+
+def urls(logs: list[Any]) -> list[str]:
+    return sorted(each["url"] for each in logs if each["event"] in ("metrics_listening", "http_listening"))
 
 
 @pytest.mark.parametrize(("settings", "encrypted"), [({"mode": "permissive"}, True), ({"pages": "plain"}, False)])
