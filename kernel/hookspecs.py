@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import ConnectionsBatch
     from gantrymq.kernel.plugin_state import SavedState
     from gantrymq.kernel.processors import Processor, RequestBatch
+    from gantrymq.kernel.stopped_store import StoppedStore
     from gantrymq.kernel.store.log.commitlog import CommitLog
     from gantrymq.kernel.tasks import BackgroundTask
 
@@ -383,4 +384,15 @@ def retention_floor(broker: Broker) -> int:  # type: ignore[empty-body]
 
     When: rare, before the broker deletes log files. It keeps all files from the lowest offset of all plugins on.
     Errors: are logged, and no file is deleted. First user: delay.
+    """
+
+
+@hookspec
+def check_files(store: StoppedStore, config: Config) -> None:
+    """Check the plugin's files in a store that no broker uses.
+
+    When: rare, by ``gantrymq store check --deep``, without a broker: ``configure`` is not called before. May: read
+    files, and report each problem with ``store.damaged`` or ``store.note``; change nothing. ``store.read_table`` checks
+    a file that ``persist`` returns, with its ``.bak``. Errors: are reported as damage that names the plugin.
+    First user: topics.
     """

@@ -14,6 +14,7 @@ from gantrymq.cli.progress import Meter
 from gantrymq.kernel.errors import StartError
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.stopped_store import StoppedStore
     from gantrymq.kernel.store.queues.table import TagCodeRule
     from gantrymq.maintenance.store_check import StoreReport
     from gantrymq.plugins.index.layout import Shape
@@ -36,8 +37,12 @@ def store() -> None:
 
 @store.command()
 @store_options
-@click.option("--deep", is_flag=True, help="Also compare the index with the messages' keys, and look at properties.")
-@click.option("--repair", is_flag=True, help="Correct queue entries and remove damaged index files; the log has both.")
+@click.option("--deep", is_flag=True, help="Also check the index, properties, and all state files.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Correct queue entries, remove damaged index files, with --deep also correct state files; never the log.",
+)
 @click.option(
     "--quarantine", is_flag=True, help="Note the damaged ranges of the log, so that the broker skips exactly these."
 )
@@ -68,11 +73,11 @@ def check(
     root = loaded.config.broker.data
     env = SystemEnv() if repair or quarantine or cut is not None else ReadOnlyEnv()
     read_state(ReadOnlyEnv(), root)  # before the lock, so that no file is created in another folder
-    rules, shape = _rules(loaded), _shape(loaded)
+    rules, shape, files = _rules(loaded), _shape(loaded), _file_checks(loaded)
 
     def run() -> StoreReport:
         with Meter("checking the log") as meter:
-            return StoreCheck(env, root, shape, rules, deep, lambda done, total: meter.set(done, total)).run()
+            return StoreCheck(env, root, shape, rules, deep, lambda at, end: meter.set(at, end), files).run()
 
     done: dict[str, Any] = {}
     lock = env.lock(f"{root}/lock")
@@ -170,6 +175,14 @@ def restore(target: str, config: str | None, data: str | None, name: str | None,
         click.echo(f"backup {found.name} is restored in {root}: the log from offset {found.start} to {found.end}")
 
 
+def _file_checks(loaded: Loaded) -> Callable[[StoppedStore], None]:
+    """The checks of all plugins' files, also of shipped ones that are not enabled in this configuration."""
+    from gantrymq.maintenance.state_check import check_plugin_files
+    from gantrymq.plugins import optional_plugins
+
+    return lambda store: check_plugin_files(store, loaded.config, (loaded.manager, optional_plugins()))
+
+
 def _shape(loaded: Loaded) -> Shape:
     from gantrymq.plugins.index.config import IndexConfig
     from gantrymq.plugins.index.layout import Shape
@@ -197,7 +210,11 @@ def _tree(report: StoreReport) -> dict[str, Any]:
     def plain(_: type, __: Any, value: Any) -> Any:
         return value.hex() if isinstance(value, bytes) else value
 
-    tree = attrs.asdict(report, value_serializer=lambda owner, field, value: plain(type(owner), field, value))
+    tree = attrs.asdict(
+        report,
+        filter=lambda field, _: field.name != "change",
+        value_serializer=lambda owner, field, value: plain(type(owner), field, value),
+    )
     return {"ok": report.ok, **tree}
 
 
@@ -229,6 +246,10 @@ def _print(report: StoreReport, done: dict[str, Any]) -> None:
     _rest(len(report.suspect_records))
     for index in report.index:
         click.echo(f"index: {index.path}: {index.reason}" + (f" ({index.entries})" if index.entries else ""))
+    for finding in report.state:
+        kind = "state" if finding.is_damage else "note"
+        repair = f"; --repair {finding.repair}" if finding.repair else ""
+        click.echo(f"{kind}: {finding.path}: {finding.problem}: {finding.meaning}{repair}")
     if report.tail_bytes:
         records = ", with intact records among them" if report.tail_records else ""
         click.echo(f"tail: the next start cuts off {report.tail_bytes} bytes behind the log's end{records}")

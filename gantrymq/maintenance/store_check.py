@@ -18,6 +18,7 @@ from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import QueueEntries, Stop, queue_entries
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.stopped_store import FileFinding, StoppedStore
 from gantrymq.kernel.store.log.record import TOPIC_PATTERN
 from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import Segments
@@ -25,6 +26,7 @@ from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, LIGHT_TOPIC
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.maintenance.index_check import IndexCheck, IndexProblem
+from gantrymq.maintenance.state_check import check_kernel_files
 from gantrymq.maintenance.store_files import (
     UNIT,
     FileProblem,
@@ -121,6 +123,7 @@ class StoreReport:
     wrong_entries: list[WrongEntry] = attrs.field(factory=list)
     suspect_records: list[SuspectRecord] = attrs.field(factory=list)
     index: list[IndexProblem] = attrs.field(factory=list)
+    state: list[FileFinding] = attrs.field(factory=list)
 
     @property
     def ok(self) -> bool:
@@ -132,6 +135,7 @@ class StoreReport:
             or self.suspect_records
             or self.index
             or self.tail_records
+            or any(finding.is_damage for finding in self.state)
         )
 
 
@@ -140,7 +144,7 @@ class StoreCheck:
     """One check of the store in ``root``, whose lock the caller holds.
 
     ``rules``: the rules for tag codes by topic; ``shape``: that of the index files. ``progress`` gets the log offset
-    and the log's size.
+    and the log's size. ``check_files`` checks plugins' files, with ``deep``.
     """
 
     env: Env
@@ -149,6 +153,9 @@ class StoreCheck:
     rules: dict[str, TagCodeRule] = attrs.field(factory=dict)
     deep: bool = False
     progress: Callable[[int, int], None] = lambda done, total: None
+    check_files: Callable[[StoppedStore], None] = lambda store: None
+    _ends: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
+    _newest: int = attrs.field(default=0, init=False)
     _wrong: dict[tuple[str, int, int], WrongEntry] = attrs.field(factory=dict, init=False)
     _unlisted: int = attrs.field(default=0, init=False)
     _floor: int = attrs.field(default=0, init=False)
@@ -191,6 +198,8 @@ class StoreCheck:
             if self._index is not None:
                 report.index += self._index.finish([(each.start, each.end) for each in report.damage], report.log_end)
                 report.index_entries = self._index.entries
+            if self.deep:
+                report.state += self._check_state()
         finally:
             files.close()
             for run in runs:
@@ -198,6 +207,20 @@ class StoreCheck:
         report.wrong_entries = list(self._wrong.values())
         report.wrong_entry_count = len(self._wrong) + self._unlisted
         return report
+
+    def _check_state(self) -> list[FileFinding]:
+        """The small files, against the log and the queues."""
+        report, state = self.report, self._state
+        ends = dict(self._ends)
+        for key, queue in self._queues.items():
+            ends[key] = max(queue.end(), ends.get(key, 0))
+        newest = 0 if report.damage else self._newest  # the last message may be unreadable
+        store = StoppedStore(
+            self.env, self.root, state.clean, state.marks is None, report.log_start, report.log_end, newest, ends
+        )
+        check_kernel_files(store)
+        self.check_files(store)
+        return store.findings
 
     # ---------------------------------------------------------------------------------------------------- the log
 
@@ -233,6 +256,7 @@ class StoreCheck:
             else:
                 if len(batch):
                     newest = max(newest, batch.newest_timestamp)
+                    self._newest = max(newest, self._newest)
                     self._check_batch(batch)
                 position = segment.end if stop is Stop.BLANK else batch.end
                 self.report.log_end = max(self.report.log_end, position)
@@ -291,6 +315,9 @@ class StoreCheck:
 
     def _check_entries(self, each: QueueEntries) -> None:
         count = len(each.entries) // UNIT
+        end = each.first + count if each.queue_offsets is None else max(each.queue_offsets, default=-1) + 1
+        key = each.topic, each.queue_id
+        self._ends[key] = max(end, self._ends.get(key, 0))
         queue = self._queues.get((each.topic, each.queue_id))
         dead = self._deletions.get(each.topic, 0)
         if queue is None:

@@ -18,6 +18,7 @@ import attrs
 from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.stopped_store import SMALL_BYTES
 from gantrymq.kernel.store.log.segments import Segment, Segments
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks, decode_checkpoint, decode_marks, decode_start
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE
@@ -31,8 +32,6 @@ _OFFSET_MAX: Final = 2**63 - 1
 _QUEUE_ID_MAX: Final = 2**31 - 1
 MISSING_LISTED: Final = 100
 """The most missing files that are listed for one gap; one more entry has the rest of the gap."""
-SMALL_BYTES: Final = 64 * 1024 * 1024
-"""No broker writes a larger state file; a larger one is not read into memory."""
 FOREIGN: Final = "does not belong into this folder"
 
 
@@ -284,6 +283,17 @@ class QueueFiles:
             return any(first <= place < end for first, end in self.right)
         at = bisect_right(self.right, place, key=lambda each: each[0]) - 1
         return at >= 0 and place < self.right[at][1]
+
+    def end(self) -> int:
+        """The queue offset behind the last entry that is not empty, or behind the last right one."""
+        for base in sorted(self._bases, reverse=True):
+            first = max(base // UNIT, self._newest_right)
+            written = [place for place, *_ in self._written(base, first, (base + self._file_bytes) // UNIT)]
+            if written:
+                return written[-1] + 1
+            if base // UNIT <= self._newest_right:
+                break
+        return self._newest_right
 
     def others(self) -> Iterator[tuple[int, int, int, int]]:
         """Entries that are not among :attr:`right` and are not empty: queue offset, log offset, size, tag code."""

@@ -16,6 +16,7 @@ from gantrymq.kernel.env import Env, Lock
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.maintenance.state_repair import repair_state
 from gantrymq.maintenance.store_check import StoreReport
 from gantrymq.maintenance.store_files import (
     FOREIGN,
@@ -38,6 +39,8 @@ class RepairReport:
     index_files_removed: list[str] = attrs.field(factory=list)
     moved: list[str] = attrs.field(factory=list)
     """Files and folders in ``lost+found`` that the repair has moved there."""
+    state_files_written: list[str] = attrs.field(factory=list)
+    """State files with corrected contents."""
 
 
 def repair(env: Env, root: str, found: StoreReport) -> RepairReport:
@@ -79,6 +82,9 @@ def repair(env: Env, root: str, found: StoreReport) -> RepairReport:
         env.mkdirs(folder)
     done.queues_to_rebuild = list(rebuild)
     _remove_index(env, root, found, done)
+    state = repair_state(env, root, found.state, lambda path: move_to_lost_and_found(env, root, path))
+    done.moved += state.moved
+    done.state_files_written = state.written
     return done
 
 

@@ -1,8 +1,8 @@
 """Deliver messages later: after the delay of a level (property DELAY), or at a given time (TIMER_DELIVER_MS).
 
 Slot: none.
-Hooks: before_append, collect_metrics, configure, config_section, persist, register_processors, register_tasks,
-retention_floor, runtime_info, stopping.
+Hooks: before_append, check_files, collect_metrics, configure, config_section, persist, register_processors,
+register_tasks, retention_floor, runtime_info, stopping.
 Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``),
 ``max_delay`` (of timed messages).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
@@ -29,11 +29,13 @@ from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.delay.config import DelayConfig
 from gantrymq.plugins.delay.levels.delivery import Delivery
+from gantrymq.plugins.delay.levels.file_check import check_positions
 from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.levels.positions import Positions, encode_positions
 from gantrymq.plugins.delay.metrics import report_levels, report_timer
 from gantrymq.plugins.delay.recall import Recalls
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
+from gantrymq.plugins.delay.timer.file_check import check_timer
 from gantrymq.plugins.delay.timer.timer import Timer
 from gantrymq.plugins.interfaces import LevelPositions, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor, Request
+    from gantrymq.kernel.stopped_store import StoppedStore
 
 QUEUES = 18
 """The number of queues of the topic in RocketMQ, which does not depend on the number of levels."""
@@ -139,6 +142,12 @@ class DelayPlugin:
             self._delivery.stop()
         if self._timer is not None:
             self._timer.stop()
+
+    @hookimpl
+    def check_files(self, store: StoppedStore, config: Config) -> None:
+        """Check the positions of the levels, and the timer's files."""
+        check_positions(store, is_slave=config.broker.id > 0)
+        check_timer(store)
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:

@@ -1,8 +1,8 @@
 """Export topics continuously to Parquet files or tables, each message exactly once, in a process beside the broker.
 
 Slot: none; not in the default set: ``--enable exporter``, with the extra ``gantrymq[spark]``.
-Hooks: collect_metrics, config_section, configure, persist, register_processors, register_tasks, retention_floor,
-runtime_info, started.
+Hooks: check_files, collect_metrics, config_section, configure, persist, register_processors, register_tasks,
+retention_floor, runtime_info, started.
 Config ``[plugin.exporter]``: ``topics``, ``to``, ``every``, ``at_bytes``, ``format``, ``engine``, ``cores``,
 ``memory``, ``file_rows``, ``file_bytes``, ``skip_lost``, ``hold_bytes``, ``hold_age``, ``retry``, ``timeout``,
 ``nice``, ``access_key``, ``secret_key``, ``tls``, ``tls_ca_file``.
@@ -27,6 +27,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.exporter.config import ExporterConfig
+from gantrymq.plugins.exporter.file_check import check_state
 from gantrymq.plugins.exporter.runs import Exporter
 from gantrymq.plugins.exporter.state import PATH, load_state
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor, Request
+    from gantrymq.kernel.stopped_store import StoppedStore
 
 
 class ExporterPlugin:
@@ -81,6 +83,11 @@ class ExporterPlugin:
     def started(self, broker: Broker) -> None:
         """Let runs start: their processes can connect now."""
         self._exporter.listens()
+
+    @hookimpl
+    def check_files(self, store: StoppedStore) -> None:
+        """Check the exported offsets."""
+        check_state(store)
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:

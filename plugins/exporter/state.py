@@ -52,12 +52,17 @@ def load_state(env: Env, root: str, to: str) -> ExporterState:
         if not env.exists(candidate):
             continue
         try:
-            state = msgspec.json.decode(env.read_bytes(candidate), type=ExporterState)
+            state = decode_state(env.read_bytes(candidate))
         except (msgspec.MsgspecError, OSError, ValueError) as error:
             log.warning("exporter_state_unreadable", path=candidate, reason=str(error))
             continue
         return state if state.to == to else ExporterState(to, paused=state.paused)
     return ExporterState(to)
+
+
+def decode_state(data: bytes) -> ExporterState:
+    """Return the state in the file. ``ValueError`` if it is damaged."""
+    return msgspec.json.decode(data, type=ExporterState)
 
 
 def encode_state(state: ExporterState) -> bytes:

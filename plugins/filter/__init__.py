@@ -4,7 +4,7 @@ A tag is compared by the hash in the consume queue entry; for SQL92 each record 
 
 Slot: none.
 Hooks: config_section, configure, register_filters, register_processors, register_tasks, groups_changed, stopping,
-persist.
+persist, check_files.
 Config ``[plugin.filter]``: ``sql92`` (true; RocketMQ's ``enablePropertyFilter``, which is off there).
 Files: ``config/consumerFilter.json``, every ``broker.persist_interval`` if it changed (``.bak``: the one before).
 Replaces RocketMQ's ``FilterAPI``, ``ExpressionMessageFilter``, ``SqlFilter`` and ``ConsumerFilterManager``, and
@@ -26,7 +26,7 @@ from gantrymq.kernel.filters import compile_steps
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.filter import tags
 from gantrymq.plugins.filter.check import check_client
-from gantrymq.plugins.filter.consumers import ConsumerFilters
+from gantrymq.plugins.filter.consumers import PATH, ConsumerFilterFile, ConsumerFilters
 from gantrymq.plugins.interfaces import ConsumerGroups
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.filters import FilterCompiler, FilterSteps, MessageFilter
     from gantrymq.kernel.processors import Processor
+    from gantrymq.kernel.stopped_store import StoppedStore
 
 LOOK_EVERY_S: Final = 60.0
 """How often entries are checked, in seconds, to delete those of groups that left long ago."""
@@ -100,6 +101,11 @@ class FilterPlugin:
     def stopping(self) -> None:
         """Stop the work on long expressions."""
         self._is_stopping = True
+
+    @hookimpl
+    def check_files(self, store: StoppedStore) -> None:
+        """Check that the file can be read."""
+        store.read_table(PATH, ConsumerFilterFile.from_bytes, "the SQL92 subscriptions, which clients send again")
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes | bytearray] | None:

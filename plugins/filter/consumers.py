@@ -36,6 +36,7 @@ KEPT_MS: Final = 24 * 3600 * 1000
 """How long an entry of a dead group is kept, in ms (``filterDataCleanTimeSpan``)."""
 DIED_BEFORE_MS: Final = 30_000
 """A group that is alive in the file counts as dead since this many ms before the file was read."""
+PATH: Final = "config/consumerFilter.json"
 ENTRIES_MAX: Final = 10_000
 """The most entries, because groups with random names must not fill the memory. Beyond it, the entries that have been
 dead for longest are deleted."""

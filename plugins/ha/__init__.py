@@ -1,8 +1,8 @@
 """Replicate the log from a master to its slaves; the other side may be a RocketMQ broker.
 
 Slot: none.
-Hooks: appended, before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates,
-register_processors, register_tasks, runtime_info.
+Hooks: appended, before_append, check_files, collect_metrics, config_section, configure, dispatch,
+register_ack_gates, register_processors, register_tasks, runtime_info.
 Config ``[plugin.ha]``, for a master (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``authentication``, ``slaves_max``, ``lease``,
 ``refuse_without_lease``; for a slave: ``master``, ``master_broker``, ``sync_tables``, ``tls``; for both: ``heartbeat``,
@@ -39,6 +39,7 @@ from gantrymq.plugins.ha.copies import CopiedGate, Copies
 from gantrymq.plugins.ha.deposed import become_slave
 from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
+from gantrymq.plugins.ha.file_check import check_cut, check_epochs
 from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.lease import Lease
 from gantrymq.plugins.ha.master import Master
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
+    from gantrymq.kernel.stopped_store import StoppedStore
 
 log = structlog.get_logger("gantrymq.ha")
 
@@ -278,6 +280,12 @@ class HaPlugin:
         if self.slave is not None:
             self.slave.moved()
             self._tables.dispatched(batch.topics)
+
+    @hookimpl
+    def check_files(self, store: StoppedStore) -> None:
+        """Check the epochs, and the offset of a truncation."""
+        check_epochs(store)
+        check_cut(store)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.ha")
 
+CUT_FILE: Final = "config/ha-cut.json"
+"""The offset at which the next start truncates the log."""
 ABSENT_S: Final = 30.0
 """How long a RocketMQ master must lack a record of the slave, in seconds, before the record counts as absent."""
 
@@ -268,4 +270,4 @@ def cut_as_planned(broker: Broker) -> None:
 
 
 def _path(broker: Broker) -> str:
-    return f"{broker.root}/config/ha-cut.json"
+    return f"{broker.root}/{CUT_FILE}"

@@ -29,6 +29,20 @@ _ROLES: Final[dict[str, Role]] = {"async_master": "async_master", "sync_master":
 _TOKEN_BITS: Final = 32
 
 
+def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, Role | None, int | None]:
+    """Return the highest known epoch, the own one, the master's role and the slave's number in the file ``data``.
+
+    Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` if it is invalid.
+    """
+    said = json.loads(data)
+    return (
+        read_epoch(said["known"]),
+        None if said["own"] is None else read_epoch(said["own"]),
+        _ROLES.get(str(said.get("masterRole"))),
+        None if said.get("slaveNumber") is None else int(said["slaveNumber"]),
+    )
+
+
 class Epochs:
     """The epochs of this broker: ``known`` is the highest known, ``own`` the one of which it is or was the master."""
 
@@ -132,11 +146,8 @@ class Epochs:
 
     def _read(self) -> None:
         try:
-            said = json.loads(self._env.read_bytes(self._path))
-            self.known = read_epoch(said["known"])
-            self.own = None if said["own"] is None else read_epoch(said["own"])
-            self.master_role = _ROLES.get(str(said.get("masterRole")))
-            self.slave_number = None if said.get("slaveNumber") is None else int(said["slaveNumber"])
+            found = decode_epochs(self._env.read_bytes(self._path))
+            self.known, self.own, self.master_role, self.slave_number = found
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StartError(
                 f"{self._path} cannot be read: {error!r:.200}. It has the epoch of which this broker is the master. "

@@ -1,7 +1,8 @@
 """Offsets of consumer groups, and the lowest and highest offset of queues.
 
 Slot: none; essential.
-Hooks: config_section, configure, recovered, register_processors, register_tasks, collect_metrics, persist.
+Hooks: config_section, configure, recovered, register_processors, register_tasks, collect_metrics, persist,
+check_files.
 Config ``[plugin.offsets]``: max_entries, from_start_within.
 Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the previous one, ``.bad``: a
 damaged one).
@@ -23,6 +24,7 @@ from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.plugins.offsets.admin import OffsetAdmin
 from gantrymq.plugins.offsets.changes import OffsetChanges
 from gantrymq.plugins.offsets.config import OffsetsConfig
+from gantrymq.plugins.offsets.file_check import check_offsets
 from gantrymq.plugins.offsets.lag import report_lag
 from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
 from gantrymq.plugins.offsets.table import Offsets
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.stopped_store import StoppedStore
 
 
 class OffsetsPlugin:
@@ -85,6 +88,11 @@ class OffsetsPlugin:
         """Report the lag of groups."""
         if self._offsets is not None:
             report_lag(broker, self._offsets, metrics)
+
+    @hookimpl
+    def check_files(self, store: StoppedStore) -> None:
+        """Check that the offsets are in their queues."""
+        check_offsets(store)
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:

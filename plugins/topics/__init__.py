@@ -2,7 +2,7 @@
 
 Slot: none; essential.
 Hooks: config_section, configure, recovered, register_processors, register_tasks, started, before_append, advertise,
-collect_metrics, persist.
+collect_metrics, persist, check_files.
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
 trace_topic, trace_topic_name, broker_permission.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the previous one, ``.bad``: damaged).
@@ -30,6 +30,7 @@ from gantrymq.plugins.interfaces import GroupTable, LiveSettings, TopicTable
 from gantrymq.plugins.topics.admin import TopicAdmin
 from gantrymq.plugins.topics.changes import TopicChanges
 from gantrymq.plugins.topics.config import TopicsConfig
+from gantrymq.plugins.topics.file_check import check_groups, check_topics
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.table import Topics
 from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.stopped_store import StoppedStore
 
 LIVE_KEYS = (
     "auto_create", "auto_create_groups", "broker_permission", "default_queues", "max_groups", "max_queues",
@@ -158,6 +160,12 @@ class TopicsPlugin:
             metrics.gauge(
                 "rocketmq_broker_permission", "What clients may do: 4 read, 2 write, 6 both", self._topics.broker_perm
             )
+
+    @hookimpl
+    def check_files(self, store: StoppedStore) -> None:
+        """Check both files, and the queues with messages against the topics."""
+        check_topics(store)
+        check_groups(store)
 
     @hookimpl
     def persist(self, broker: Broker) -> None:

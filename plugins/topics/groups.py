@@ -42,7 +42,7 @@ class Groups:
         """Groups whose creation was logged: a slave's groups disappear with each fetch of the master's table and are
         created again."""
         self.table: StateTable[SubscriptionGroupConfig] = StateTable(env, path, TABLE_KEY)
-        found = load_state(env, path, _read)
+        found = load_state(env, path, read_groups)
         if found is not None:
             stored, unknown = found
             self.table.take(stored.subscription_group_table, stored.data_version, validate_group, unknown)
@@ -85,7 +85,7 @@ class Groups:
 
         False if their data version is known already. :class:`RemoteFault` for an invalid body.
         """
-        told, unknown = _read(body)
+        told, unknown = read_groups(body)
         adopted = self.table.adopt(
             told.subscription_group_table, told.data_version, is_system_group, validate_consumer_group, unknown
         )
@@ -109,5 +109,6 @@ class Groups:
         return self.table.entries[group]
 
 
-def _read(data: bytes) -> tuple[SubscriptionGroupWrapper, Unknown]:
+def read_groups(data: bytes) -> tuple[SubscriptionGroupWrapper, Unknown]:
+    """Decode the file, with the keys that this version does not know. :class:`RemoteFault`."""
     return SubscriptionGroupWrapper.from_bytes(data), Unknown.of(data, TABLE_KEY, SubscriptionGroupConfig)

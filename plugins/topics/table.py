@@ -49,7 +49,7 @@ class Topics:
         self.forget: Callable[[str, int], None] = lambda topic, log_end: None
         """Deletes a topic's messages before an offset of the log."""
         self.table: StateTable[TopicConfig] = StateTable(env, path, TABLE_KEY)
-        found = load_state(env, path, _read)
+        found = load_state(env, path, read_topics)
         if found is not None:
             stored, unknown = found
             self.table.take(stored.topic_config_table, stored.data_version, validate_topic, unknown)
@@ -195,7 +195,7 @@ class Topics:
         has deleted lose their messages before ``log_end`` here too, or they would be back after a promotion of this
         broker. A table that is older than the known one deletes nothing, because the master may have lost its table.
         """
-        told, unknown = _read(body)
+        told, unknown = read_topics(body)
         # A 5.x master also returns its queues of static topics; a slave has none of its own.
         entries = Unknown(entries=unknown.entries)
         is_newer = told.data_version.counter > self.table.version.counter
@@ -260,5 +260,6 @@ def _ignore_change(_topic: str, _existed: bool) -> None:
     """Ignore the change."""
 
 
-def _read(data: bytes) -> tuple[TopicConfigSerializeWrapper, Unknown]:
+def read_topics(data: bytes) -> tuple[TopicConfigSerializeWrapper, Unknown]:
+    """Decode the file, with the keys that this version does not know. :class:`RemoteFault`."""
     return TopicConfigSerializeWrapper.from_bytes(data), Unknown.of(data, TABLE_KEY, TopicConfig)

@@ -1,8 +1,8 @@
 """Transactions: consumers get a half message only if its producer commits it.
 
 Slot: transaction.
-Hooks: before_append, collect_metrics, config_section, configure, dispatch, persist, register_processors,
-register_tasks, retention_floor, runtime_info, stopping.
+Hooks: before_append, check_files, collect_metrics, config_section, configure, dispatch, persist,
+register_processors, register_tasks, retention_floor, runtime_info, stopping.
 Config ``[plugin.transaction]``: ``strategy`` (``half`` or ``state_table``), ``check_interval``, ``timeout``,
 ``check_max``, ``max_age``, ``checks_per_second``, ``max_open``, ``file_rows``, ``reject``.
 Files: those of the strategy; ``state_table`` has ``transaction/`` and ``gantrymq.transaction``.
@@ -30,6 +30,7 @@ from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.endings import EndTransactions
 from gantrymq.plugins.transaction.prepare import refuse_halves
 from gantrymq.plugins.transaction.resume import ResumeHalves
+from gantrymq.plugins.transaction.state_table.file_check import check_state_table
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.plugins.transaction.strategy import Strategy, StrategyContext
 from gantrymq.remoting.codes import RequestCode
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.stopped_store import StoppedStore
 
 
 class TransactionPlugin:
@@ -120,6 +122,11 @@ class TransactionPlugin:
         """Send no more check-backs."""
         if self._check is not None:
             self._check.stop()
+
+    @hookimpl
+    def check_files(self, store: StoppedStore, config: Config) -> None:
+        """Check the files of the strategy ``state_table``, if the store has them."""
+        check_state_table(store, config.section(TransactionConfig).file_rows)
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:

@@ -24,6 +24,7 @@ from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.kernel.plugin_state import SavedState
 from gantrymq.kernel.processors import Heavy, Request, RequestBatch
+from gantrymq.kernel.stopped_store import StoppedStore
 from gantrymq.kernel.store import reading
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.tasks import BackgroundTask
@@ -34,7 +35,7 @@ LIST = Path(__file__).with_name(f"plugin_api_{hookspecs.GANTRYMQ_API}.txt")
 CLASSES = (
     AppendBatch, DispatchBatch, DeliverBatch, RequestBatch, AckedBatch, ConnectionsBatch, TopicsBatch, GroupsBatch,
     OffsetsBatch, DeadLettersBatch, PullBatch, Request, Pull, SavedState, Record, Metrics, BackgroundTask, Heavy,
-    Source, Trait,
+    Source, Trait, StoppedStore,
 )  # fmt: skip
 FUNCTIONS = {
     reading: ("read_messages", "message_stored_at"),

@@ -19,6 +19,7 @@ from gantrymq.kernel.delivery import DeliverBatch
 from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.kernel.plugin_state import SavedState
 from gantrymq.kernel.processors import Request, RequestBatch
+from gantrymq.kernel.stopped_store import StoppedStore
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "batches.md"
@@ -37,6 +38,7 @@ CLASSES = (
     Request,
     Pull,
     SavedState,
+    StoppedStore,
 )
 WRITTEN_BY_AUTHORS = (
     *sorted((ROOT / "examples" / "plugins").glob("*/gantrymq_*.py")),
@@ -67,7 +69,7 @@ def test_each_class_of_a_batch_that_a_hook_gets_has_a_section() -> None:
         for spec in vars(hookspecs).values()
         if hasattr(spec, f"{hookspecs.PROJECT}_spec")
         for parameter in inspect.signature(spec).parameters.values()
-        if parameter.name in {"batch", "state"}
+        if parameter.name in {"batch", "state", "store"}
     }
     assert {kind for kind in annotations if not section_of(kind)} == set()
 

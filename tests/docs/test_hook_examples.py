@@ -18,7 +18,9 @@ import structlog
 
 from gantrymq import Message
 from gantrymq.kernel import hookimpl, hookspecs
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.metrics import Metrics
+from gantrymq.kernel.stopped_store import StoppedStore
 from gantrymq.testing.plugin_broker import PluginBroker
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "hooks.md"
@@ -82,6 +84,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def check_files(plugin: Any, folder: Path) -> None:
+    """Call the hook on a store whose file is ahead of the log; it proposes a repair."""
+    (folder / "config").mkdir()
+    (folder / "config" / "audit.json").write_text('{"upTo": 500}')
+    store = StoppedStore(SystemEnv(), str(folder), is_clean=True, is_foreign=False, log_end=400)
+    plugin.check_files(store, None)
+    (found,) = store.findings
+    assert found.change is not None
+    assert found.change.contents == {"config/audit.json": b'{"upTo": 400}'}
+
+
 @pytest.mark.parametrize("example", examples(), ids=lambda each: f"{each.hook}-{each.number}")
 @pytest.mark.slow
 def test_an_example_of_a_hook_runs_in_a_broker(example: Example, tmp_path: Path) -> None:
@@ -110,6 +123,8 @@ def test_an_example_of_a_hook_runs_in_a_broker(example: Example, tmp_path: Path)
                     call()
     finally:
         running.stop()
+    if "check_files" in hooks:
+        check_files(kind(), tmp_path)
     assert called == hooks
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from enum import Enum
 from typing import Final
 
 import attrs
@@ -95,6 +96,57 @@ def decode_marks(data: bytes, checkpoint: Checkpoint) -> tuple[Marks | None, int
             best = Marks(durable, dispatched, units, bool(clean))
             best_sequence = sequence
     return best, highest
+
+
+class SlotState(Enum):
+    """What a slot of the watermark file is. ``OTHER``: it belongs to another checkpoint."""
+
+    EMPTY = "empty"
+    TORN = "torn"
+    OTHER = "other"
+    VALID = "valid"
+
+
+def slot_states(data: bytes, checkpoint: Checkpoint) -> tuple[SlotState, SlotState]:
+    """Return the states of the two slots in ``data``, for the check of a store."""
+    return _slot_state(data, 0, checkpoint), _slot_state(data, _SLOT_STEP, checkpoint)
+
+
+def _slot_state(data: bytes, start: int, checkpoint: Checkpoint) -> SlotState:
+    slot = data[start : start + _SLOT.size + _CRC.size]
+    if not slot.strip(b"\0"):
+        return SlotState.EMPTY
+    if len(slot) < _SLOT.size + _CRC.size or _CRC.unpack_from(slot, _SLOT.size)[0] != zlib.crc32(slot[:-4]):
+        return SlotState.TORN
+    alone = bytes(start) + slot
+    return SlotState.OTHER if decode_marks(alone, checkpoint)[0] is None else SlotState.VALID
+
+
+def raw_times(data: bytes) -> tuple[int, ...] | None:
+    """Return the three times of a checkpoint as they are written; None if it is too short."""
+    return _CHECKPOINT.unpack_from(data) if len(data) >= _CHECKPOINT.size else None
+
+
+def has_start(data: bytes) -> bool:
+    """Return whether the watermark file ``data`` has bytes where the log's start is recorded."""
+    return bool(data[_START_AT : _START_AT + _START.size + _CRC.size].strip(b"\0"))
+
+
+def corrected_marks(data: bytes, before: Checkpoint, after: Checkpoint) -> bytes | None:
+    """Return the watermark file ``data`` for the corrected checkpoint ``after``: its older slot is replaced.
+
+    The other slot still belongs to the checkpoint ``before``. None if no slot belongs to it.
+    """
+    marks, sequence = decode_marks(data, before)
+    if marks is None:
+        return None
+    changed = bytearray(data.ljust(CHECKPOINT_BYTES, b"\0"))
+    valid = [start for start in (0, _SLOT_STEP) if _slot_state(data, start, before) is SlotState.VALID]
+    newest = max(valid, key=lambda start: int(_SLOT.unpack_from(data, start)[2]))
+    slot = marks.encode(sequence + 1, after)
+    target = _SLOT_STEP - newest
+    changed[target : target + len(slot)] = slot
+    return bytes(changed)
 
 
 def _encode_start(offset: int) -> bytes:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SLOTS: Final = 2 * 7 * 86_400
 """``TIMER_WHEEL_TTL_DAY`` days, twice."""
-_SLOT: Final = struct.Struct(">qqqii")
-SLOT_BYTES: Final = _SLOT.size
+SLOT: Final = struct.Struct(">qqqii")
+SLOT_BYTES: Final = SLOT.size
 _CHUNK_BYTES: Final = SLOT_BYTES * 32_768
 _KEPT_MAX: Final = 65_536
 """The most slots in memory that are also in the file."""
@@ -100,7 +100,7 @@ class Wheel:
             if len(self._kept) >= _KEPT_MAX:
                 self._forget()
             self._kept[index] = raw
-        stored, first, last, number, _ = _SLOT.unpack(raw)
+        stored, first, last, number, _ = SLOT.unpack(raw)
         return Slot(first, last, number) if stored == second else None
 
     def next_set(self, time: int, until: int) -> int:
@@ -119,16 +119,16 @@ class Wheel:
         data = self._open_file.pread(count * SLOT_BYTES, index * SLOT_BYTES)
         found = first + count
         if data.count(0) != len(data):
-            stored = (slot[0] for slot in _SLOT.iter_unpack(data))
+            stored = (slot[0] for slot in SLOT.iter_unpack(data))
             found = next((second for second, seen in enumerate(stored, first) if second == seen), found)
-        seconds = (_SLOT.unpack(raw)[0] for raw in unwritten)
+        seconds = (SLOT.unpack(raw)[0] for raw in unwritten)
         return min((second for second in seconds if first <= second < found), default=found) * PRECISION_MS
 
     def put(self, time: int, first: int, last: int, number: int) -> None:
         """Set the slot of ``time``; it is in the file after the next :meth:`write`."""
         second = time // PRECISION_MS
         index = second % self._slots
-        raw = _SLOT.pack(second, first, last, number, 0)
+        raw = SLOT.pack(second, first, last, number, 0)
         self._kept[index] = raw
         with self._guard:
             self._changed[index] = raw
@@ -144,7 +144,7 @@ class Wheel:
             for at in range(start, end, _CHUNK_BYTES):
                 data = self._open_file.pread(min(_CHUNK_BYTES, end - at), at)
                 data = data[: len(data) - len(data) % SLOT_BYTES]
-                for second, first, last, number, _ in _SLOT.iter_unpack(data):
+                for second, first, last, number, _ in SLOT.iter_unpack(data):
                     if second and second * PRECISION_MS >= since:
                         yield second * PRECISION_MS, Slot(first, last, number)
 

@@ -7,6 +7,7 @@ broker ignores this file.
 from __future__ import annotations
 
 import json
+from typing import Final
 
 import attrs
 import structlog
@@ -37,9 +38,22 @@ class StateMarks:
         return json.dumps(attrs.asdict(self)).encode()
 
 
+NAME: Final = "gantrymq.transaction"
+
+
 def marks_path(root: str) -> str:
     """Return the path of the file in the store at ``root``."""
-    return f"{root}/gantrymq.transaction"
+    return f"{root}/{NAME}"
+
+
+def decode_marks(data: bytes) -> StateMarks:
+    """Decode the file. ``ValueError``, ``KeyError`` or ``TypeError`` if it is invalid."""
+    found = json.loads(data)
+    numbers = [found[name] for name in ("offset", "entries", "rows", "open_from", "settled")]
+    if any(type(number) is not int or number < 0 for number in numbers) or type(found["clean"]) is not bool:
+        raise ValueError("a value is out of its range")
+    offset, entries, rows, open_from, settled = numbers
+    return StateMarks(offset, entries, rows, open_from, found["clean"], settled)
 
 
 def read_marks(env: Env, root: str) -> StateMarks | None:
@@ -48,12 +62,7 @@ def read_marks(env: Env, root: str) -> StateMarks | None:
     if not env.exists(path):
         return None
     try:
-        found = json.loads(env.read_bytes(path))
-        numbers = [found[name] for name in ("offset", "entries", "rows", "open_from", "settled")]
-        if any(type(number) is not int or number < 0 for number in numbers) or type(found["clean"]) is not bool:
-            raise ValueError("a value is out of its range")
-        offset, entries, rows, open_from, settled = numbers
-        return StateMarks(offset, entries, rows, open_from, found["clean"], settled)
+        return decode_marks(env.read_bytes(path))
     except (ValueError, KeyError, TypeError) as error:
         log.error("state_marks_unreadable", path=path, error=repr(error))
         return None
