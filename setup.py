@@ -24,6 +24,7 @@ MODULES = (
     "plugins/consume/_fast",
     "plugins/index/_build",
     "plugins/produce/_fast",
+    "plugins/tls/_fast",
     "plugins/transaction/_fast",
 )
 PARTS = sorted([*glob("gantrymq/remoting/*.pxi"), *glob("kernel/fast/*.pxi"), *glob("plugins/*/*.pxi")])

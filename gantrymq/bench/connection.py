@@ -47,10 +47,13 @@ class Connection:
         if self._unsent:
             self._unsent = memoryview(bytes(self._unsent) + data)
             return False
+        sent = 0
         try:
             sent = self.socket.send(data)
+            while self._tls and sent < len(data):  # a call encrypts one record, which has 16 KiB at most
+                sent += self.socket.send(memoryview(data)[sent:])
         except (BlockingIOError, ssl.SSLWantWriteError):
-            sent = 0
+            pass
         if sent == len(data):
             return True
         self._unsent = memoryview(data)[sent:]

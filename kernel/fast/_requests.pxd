@@ -83,6 +83,21 @@ cdef int as_int32(object number, int64_t* value) except -1
 cdef bytes two_texts(const uint8_t* first, Py_ssize_t first_size, const uint8_t* second, Py_ssize_t second_size)
 
 
+cdef class CodecSocket:
+    # A socket that decodes what it receives and encodes what it sends. The loops of _transfer.pxi receive and send for
+    # it as long as it allows them to; otherwise they leave it to its methods ``recv`` and ``send``.
+    cdef int descriptor
+    cdef bint decodes
+    cdef bint encodes
+
+    # What ``size`` received bytes have; None: nothing yet; empty: ``recv`` has to be called for the end or the error.
+    cdef bytes decode(self, const uint8_t* at, Py_ssize_t size)
+    # The bytes to send for ``data``; None: ``send`` has to be called.
+    cdef bytes encode(self, bytes data)
+    # The socket took the first ``sent`` bytes of ``encoded`` only; ``size``: the bytes of the data.
+    cdef int keep_unsent(self, bytes encoded, Py_ssize_t sent, Py_ssize_t size) except -1
+
+
 cdef class Output:
     cdef uint8_t* start
     cdef Py_ssize_t size

@@ -14,8 +14,22 @@ cdef enum:
     SENT_MAX = 65536
     READABLE = 1  # EPOLLIN
 
-# Used only while the global interpreter lock is held.
+# Used only while the global interpreter lock is held, except by a socket that decodes: ``is_decoding`` keeps others away.
 cdef uint8_t[RECEIVED_MAX] received
+cdef bint is_decoding = False
+
+
+cdef class CodecSocket:
+    """See ``_requests.pxd``. The compiled twin of a plugin that replaces ``connection.sock`` extends this class."""
+
+    cdef bytes decode(self, const uint8_t* at, Py_ssize_t size):
+        raise NotImplementedError
+
+    cdef bytes encode(self, bytes data):
+        raise NotImplementedError
+
+    cdef int keep_unsent(self, bytes encoded, Py_ssize_t sent, Py_ssize_t size) except -1:
+        raise NotImplementedError
 
 
 cdef struct Sending:
@@ -61,22 +75,43 @@ def read_ready(
     Py_ssize_t most, Py_ssize_t rows
 ):
     """See :func:`gantrymq.kernel.fast.plain_requests.read_ready`."""
+    global is_decoding
     cdef Py_ssize_t size, total = 0
     cdef tuple event
     cdef bytes data
     cdef object connection
+    cdef CodecSocket codec
     while position < len(events) and total < most and len(requests) < rows:
         event = events[position]
         connection = connections.get(event[0])
         if connection is None or event[1] != READABLE or connection.is_paused or connection.inbound:
             break
-        if type(connection.sock) is not system_socket:
-            break
+        sock = connection.sock
+        codec = None
+        if type(sock) is not system_socket:
+            if not isinstance(sock, CodecSocket) or not (<CodecSocket>sock).decodes:
+                break
+            codec = <CodecSocket>sock
+        if is_decoding:
+            break  # another thread
         size = socket_read(event[0], received, RECEIVED_MAX, MSG_DONTWAIT)
         if size <= 0:
             break  # the caller receives the same result again
-        data = PyBytes_FromStringAndSize(<const char*>received, size)
         total += size
+        if codec is None:
+            data = PyBytes_FromStringAndSize(<const char*>received, size)
+        else:
+            is_decoding = True
+            try:
+                data = codec.decode(received, size)
+            finally:
+                is_decoding = False
+            if data is None:
+                position += 1
+                continue
+            size = PyBytes_GET_SIZE(data)
+            if size == 0:
+                break
         position += 1
         connection.active_at = now
         if (
@@ -92,10 +127,11 @@ def read_ready(
 
 def write_ready(connections):
     """See :func:`gantrymq.kernel.fast.plain_requests.write_ready`."""
-    cdef list whole = [], left = []
+    cdef list whole = [], left = [], encoded = []
     cdef list outbound
-    cdef object connection, data
-    cdef Py_ssize_t number, count = 0, total = 0
+    cdef object connection, data, sock
+    cdef bytes payload
+    cdef Py_ssize_t number, count = 0, total = 0, size
     cdef Sending* sendings = <Sending*>PyMem_Malloc((len(connections) + 1) * sizeof(Sending))
     cdef Sending* one
     if sendings == NULL:
@@ -108,15 +144,26 @@ def write_ready(connections):
             data = outbound[0] if len(outbound) == 1 else None
             if type(data) is not bytes or PyBytes_GET_SIZE(data) > SENT_MAX or connection.wants_write:
                 left.append(connection)
-            elif type(connection.sock) is not system_socket:
-                left.append(connection)
+                continue
+            sock = connection.sock
+            one = &sendings[count]
+            payload = <bytes>data
+            if type(sock) is system_socket:
+                one.descriptor = sock.fileno()
             else:
-                one = &sendings[count]
-                one.descriptor = connection.sock.fileno()
-                one.data = PyBytes_AS_STRING(data)
-                one.size = PyBytes_GET_SIZE(data)
-                whole.append(connection)
-                count += 1
+                if not isinstance(sock, CodecSocket) or not (<CodecSocket>sock).encodes:
+                    left.append(connection)
+                    continue
+                payload = (<CodecSocket>sock).encode(payload)
+                if payload is None:
+                    left.append(connection)
+                    continue
+                one.descriptor = (<CodecSocket>sock).descriptor
+            one.data = PyBytes_AS_STRING(payload)
+            one.size = PyBytes_GET_SIZE(payload)
+            whole.append(connection)
+            encoded.append(payload)
+            count += 1
         with nogil:
             for number in range(count):
                 one = &sendings[number]
@@ -125,16 +172,21 @@ def write_ready(connections):
             connection = whole[number]
             one = &sendings[number]
             outbound = connection.outbound
-            if one.sent > 0:
-                total += one.sent
-                connection.outbound_bytes -= one.sent
             if one.sent == one.size:
+                size = PyBytes_GET_SIZE(outbound[0])
+                total += size
+                connection.outbound_bytes -= size
                 outbound.clear()
                 connection.largest_answer = 0
-            else:
-                if one.sent > 0:
-                    outbound[0] = outbound[0][one.sent:]
-                left.append(connection)
+                continue
+            left.append(connection)
+            sock = connection.sock
+            if isinstance(sock, CodecSocket):
+                (<CodecSocket>sock).keep_unsent(encoded[number], max(one.sent, 0), PyBytes_GET_SIZE(outbound[0]))
+            elif one.sent > 0:
+                total += one.sent
+                connection.outbound_bytes -= one.sent
+                outbound[0] = outbound[0][one.sent:]
     finally:
         PyMem_Free(sendings)
     return left, total

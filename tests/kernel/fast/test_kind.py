@@ -100,7 +100,7 @@ def test_a_plugin_without_compiled_code_runs_its_plain_twin(plugin: str) -> None
 
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="elsewhere there may be no compiler")
 def test_ci_tests_both_twins() -> None:
-    plugins = ("acl._fast", "consume._fast", "index._build", "produce._fast", "transaction._fast")
+    plugins = ("acl._fast", "consume._fast", "index._build", "produce._fast", "tls._fast", "transaction._fast")
     for name in ("kernel.fast._requests", *(f"plugins.{module}" for module in plugins)):
         assert importlib.util.find_spec(f"gantrymq.{name}") is not None
 

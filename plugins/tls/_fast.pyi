@@ -1,0 +1,5 @@
+from typing import Final
+
+from gantrymq.plugins.tls.plain import RecordLayer as RecordLayer
+
+KIND: Final[str]
