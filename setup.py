@@ -16,6 +16,7 @@ from setuptools.command.sdist import sdist
 MODULES = (
     "gantrymq/remoting/_records",
     "gantrymq/spark/_columns",
+    "gantrymq/spark/_rows",
     "kernel/fast/_flusher",
     "kernel/fast/_memory",
     "kernel/fast/_records",
@@ -27,7 +28,7 @@ MODULES = (
     "plugins/tls/_fast",
     "plugins/transaction/_fast",
 )
-PARTS = sorted([*glob("gantrymq/remoting/*.pxi"), *glob("kernel/fast/*.pxi"), *glob("plugins/*/*.pxi")])
+PARTS = sorted(path for folder in ("gantrymq/*", "kernel/fast", "plugins/*") for path in glob(f"{folder}/*.pxi"))
 # By the name under which other modules look for it, which a source distribution has too.
 SHARED = ["gantrymq/kernel/fast/_requests.pxd"]
 

@@ -84,7 +84,7 @@ class Batch:
     def __init__(self, topic: str, created: float) -> None:
         self.topic: str = topic
         self.created: float = created
-        self.rows: bytearray = bytearray()
+        self.rows: bytearray | bytes = bytearray()
         self.keys: list[str] = []
         self.free: bool = True
         """Whether all of its messages may go to any queue."""
@@ -109,6 +109,11 @@ class Batch:
         if not free:
             self.free = False
         return pending
+
+    @property
+    def outcomes(self) -> list[Stored | GantryError]:
+        """What became of its messages, in parts; complete when it is finished."""
+        return self._outcomes
 
     def seal(self) -> None:
         """Take no more messages."""
@@ -266,15 +271,28 @@ class Accumulator:
                 batch = None
         if batch is None:
             batch = Batch(topic, anyio.current_time())
-            lane.batches.append(batch)
-            if lane.scope is None:
-                lane.scope = anyio.CancelScope()
-                self._sender.start_soon(self._send_all, lane, lane.scope)
+            self._append(lane, batch)
         pending = batch.add(row, key, free=queue is None)
         if alone or len(batch.rows) >= self._batch_bytes:
             batch.seal()
             self._crowded = True
         return pending
+
+    async def add_rows(self, topic: str, rows: bytes, keys: list[str], queues: Sequence[MessageQueue]) -> Batch:
+        """Wait for room for whole messages, encoded one behind another, and send them as one batch to any of
+        ``queues``."""
+        size = len(rows) + MESSAGE_OVERHEAD_BYTES * len(keys)
+        await self._window.enter_many(size, len(keys))
+        if self._closed:
+            self._window.leave(size, len(keys))
+            raise ClientClosed("the producer was closed while messages waited for room in its buffer")
+        lane = self._next_lane(topic, queues)
+        if (before := lane.open_batch()) is not None:
+            before.seal()
+        batch = Batch(topic, anyio.current_time())
+        batch.rows, batch.keys, batch.sealed = rows, keys, True
+        self._append(lane, batch)
+        return batch
 
     async def flush(self) -> None:
         """Return when all that was added before is stored or has failed."""
@@ -317,13 +335,15 @@ class Accumulator:
     async def _send(self, lane: Lane, batch: Batch) -> None:
         """Send one batch; where the broker finds fault with a message, in parts, so that it fails alone."""
         cost = batch.cost
-        ends = row_ends(batch.rows)
-        parts = [(0, len(ends))]
+        whole = bytes(batch.rows)
+        ends: list[int] = []
+        parts = [(0, len(batch.keys))]
         while parts:
             begin, end = parts.pop()
-            rows = bytes(batch.rows[ends[begin - 1] if begin else 0 : ends[end - 1]])
+            rows = whole[ends[begin - 1] if begin else 0 : ends[end - 1]] if ends else whole
             outcome = await self._outcome(lane, batch, rows, batch.keys[begin:end])
             if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.MESSAGE_ILLEGAL and end - begin > 1:
+                ends = ends or row_ends(whole)
                 middle = (begin + end) // 2
                 parts += [(middle, end), (begin, middle)]
             else:
@@ -356,6 +376,12 @@ class Accumulator:
         batch.settle(len(batch.keys), error)
         batch.finish()
         self._window.leave(cost, len(batch.keys))
+
+    def _append(self, lane: Lane, batch: Batch) -> None:
+        lane.batches.append(batch)
+        if lane.scope is None:
+            lane.scope = anyio.CancelScope()
+            self._sender.start_soon(self._send_all, lane, lane.scope)
 
     def _lane(self, queue: MessageQueue) -> Lane:
         lane = self._lanes.get(queue)

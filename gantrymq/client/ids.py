@@ -32,6 +32,14 @@ class UniqueKeys:
             self._enter_millisecond(now)
         return f"{self._prefix}{next(self._counter) & 0xFFFF:04X}"
 
+    def next_many(self, count: int) -> list[str]:
+        """``count`` keys at less cost than one by one; at most 8,192, since a millisecond has 65,536."""
+        now = time.time()
+        if not self._begin <= now < self._end:
+            self._enter_millisecond(now)
+        prefix = self._prefix
+        return [f"{prefix}{number & 0xFFFF:04X}" for number in itertools.islice(self._counter, count)]
+
     def _enter_millisecond(self, now: float) -> None:
         if not self._month_start <= now < self._month_end:
             self._enter_month(now)

@@ -8,10 +8,11 @@ import anyio
 
 
 class _Waiter:
-    __slots__ = ("admitted", "gone", "size")
+    __slots__ = ("admitted", "gone", "messages", "size")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, messages: int) -> None:
         self.size = size
+        self.messages = messages
         self.admitted = anyio.Event()
         self.gone = False
 
@@ -48,15 +49,24 @@ class Window:
 
     async def enter(self, size: int) -> None:
         """Wait for a place for ``size`` bytes; one alone may be larger than the bound."""
-        if self.admit(size):
-            return
-        waiter = _Waiter(size)
+        if not self.admit(size):
+            await self._wait(size, 1)
+
+    async def enter_many(self, size: int, messages: int) -> None:
+        """Wait for places for ``messages``, which together have ``size`` bytes and count as one for the bounds."""
+        if self._waiting or not self._has_room(size):
+            await self._wait(size, messages)
+        else:
+            self._take(size, messages)
+
+    async def _wait(self, size: int, messages: int) -> None:
+        waiter = _Waiter(size, messages)
         self._waiting.append(waiter)
         try:
             await waiter.admitted.wait()
         except BaseException:
             if waiter.admitted.is_set():
-                self.leave(size)
+                self.leave(size, messages)
             waiter.gone = True
             raise
 
@@ -67,7 +77,7 @@ class Window:
         while self._waiting and (self._waiting[0].gone or self._has_room(self._waiting[0].size)):
             waiter = self._waiting.popleft()
             if not waiter.gone:
-                self._take(waiter.size)
+                self._take(waiter.size, waiter.messages)
                 waiter.admitted.set()
 
     def _has_room(self, size: int) -> bool:
@@ -75,6 +85,6 @@ class Window:
             return False
         return not self._messages or self._bytes + size <= self._bytes_max
 
-    def _take(self, size: int) -> None:
-        self._messages += 1
+    def _take(self, size: int, messages: int) -> None:
+        self._messages += messages
         self._bytes += size

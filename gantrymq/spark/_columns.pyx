@@ -8,10 +8,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 include "../remoting/_crc.pxi"
+include "_buffer.pxi"
 
 prepare_crc()
 
@@ -55,12 +56,6 @@ cdef int64_t MILLIS_MAX = 9223372036854775
 cdef const char* HEX = b"0123456789ABCDEF"
 
 
-cdef struct Buffer:
-    char* data
-    Py_ssize_t size
-    Py_ssize_t room
-
-
 cdef struct Column:
     Buffer data
     Buffer ends  # of values of variable length: where each ends, after a 0
@@ -73,27 +68,6 @@ cdef struct Pair:
     Py_ssize_t name_size
     const char* value
     Py_ssize_t value_size
-
-
-cdef int make_room(Buffer* buffer, Py_ssize_t more) except -1:
-    cdef Py_ssize_t room
-    cdef char* data
-    if buffer.size + more > buffer.room:
-        room = max(buffer.room * 2, buffer.size + more, 4096)
-        data = <char*>realloc(buffer.data, room)
-        if data == NULL:
-            raise MemoryError
-        buffer.data, buffer.room = data, room
-    return 0
-
-
-cdef inline int put(Buffer* buffer, const void* data, Py_ssize_t size) except -1:
-    if size == 0:
-        return 0  # there may be no buffer yet, and memcpy takes no null pointer
-    make_room(buffer, size)
-    memcpy(buffer.data + buffer.size, data, size)
-    buffer.size += size
-    return 0
 
 
 cdef inline int put32(Column* column, int32_t value) except -1:

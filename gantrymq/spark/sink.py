@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from gantrymq.client import PendingSend, Producer, connect
 from gantrymq.client.errors import GantryError
-from gantrymq.message import Message, SendStatus
+from gantrymq.client.row_sender import BATCH_BYTES, Batch, RowSender
+from gantrymq.message import SendStatus
 from gantrymq.spark.errors import SendFailed, SparkError, WrongOption
 from gantrymq.spark.options import SinkOptions
+from gantrymq.spark.rows import MessageColumns, make_encoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,8 +33,8 @@ SINK_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "dedup_key": ("string",),
 }
 """The columns of a frame that is written, each with its types in Spark."""
-DEDUP_PROPERTY = "DEDUP_KEY"
-"""The property of a message's deduplication key."""
+PART_ROWS = 8192
+"""The most rows that are encoded with unique keys of the same millisecond."""
 
 
 def check_sink_columns(types: Mapping[str, str], options: SinkOptions) -> None:
@@ -67,22 +70,75 @@ def send_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, key_prefi
 async def _send_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, key_prefix: str) -> int:
     count = 0
     async with _producer(options) as producer:
-        outstanding = _Outstanding()
+        sending = _Sending(producer, options, key_prefix)
         # The next rows are made in a thread, because Spark's iterator blocks.
         while (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
-            for message in to_messages(batch, options, key_prefix, count):
-                try:
-                    pending = await producer.enqueue(message)
-                except (GantryError, ValueError, TypeError) as error:
-                    raise SendFailed(f"row {count} of the task is no message: {error}") from None
-                pending.when_done(outstanding.finish)
-                count += 1
-                if outstanding.failure is not None:
-                    break
-            outstanding.check()
+            for first in range(0, batch.num_rows, PART_ROWS):
+                part = batch.slice(first, PART_ROWS)
+                await sending.send(part, count)
+                count += part.num_rows
         await producer.flush()
-        outstanding.check()
+        sending.check()
     return count
+
+
+@attrs.define
+class _Sending:
+    """Sends Arrow batches, and keeps the first failure of what was sent."""
+
+    producer: Producer
+    options: SinkOptions
+    key_prefix: str
+    failure: str | None = None
+
+    async def send(self, batch: pa.RecordBatch, first: int) -> None:
+        """Send the rows of ``batch``, whose first row has number ``first`` in its task. Raises :class:`SendFailed` if
+        a row is no message, or if an earlier one was not stored."""
+        encoder = make_encoder(batch, self.options, self.key_prefix, first)
+        columns = MessageColumns(batch, self.options, self.key_prefix, first)
+        rows = RowSender(self.producer)
+        unique_keys = rows.new_keys(batch.num_rows) if encoder else []
+        at = 0
+        while at < batch.num_rows:
+            self.check()
+            encoded, end = encoder.encode(at, unique_keys, BATCH_BYTES) if encoder else (b"", at)
+            if end > at:
+                assert self.options.topic is not None  # or there is no encoder
+                sent = await rows.send(self.options.topic, encoded, unique_keys[at:end])
+                sent.watch(partial(self._finish_rows, sent))
+                at = end
+                continue
+            message = columns.message(at)
+            try:
+                pending = await self.producer.enqueue(message)
+            except (GantryError, ValueError, TypeError) as error:
+                raise SendFailed(f"row {first + at} of the task is no message: {error}") from None
+            pending.when_done(self._finish)
+            at += 1
+        self.check()
+
+    def check(self) -> None:
+        """Raise :class:`SendFailed` if a message was not stored."""
+        if self.failure is not None:
+            raise SendFailed(f"a message was not sent: {self.failure}")
+
+    def _finish(self, pending: PendingSend) -> None:
+        try:
+            self._settle(pending.result().status)
+        except GantryError as error:
+            self._settle(error)
+
+    def _finish_rows(self, sent: Batch) -> None:
+        for outcome in sent.outcomes:
+            self._settle(outcome if isinstance(outcome, GantryError) else outcome.status)
+
+    def _settle(self, outcome: SendStatus | GantryError) -> None:
+        if self.failure is not None or outcome is SendStatus.OK:
+            return
+        if isinstance(outcome, GantryError):
+            self.failure = str(outcome)
+        else:
+            self.failure = f"the broker stored a message, but not as safely as it should: {outcome.name}"
 
 
 @asynccontextmanager
@@ -92,64 +148,3 @@ async def _producer(options: SinkOptions) -> AsyncIterator[Producer]:
         client.producer(options.group, linger=options.linger_seconds) as producer,
     ):
         yield producer
-
-
-@attrs.define
-class _Outstanding:
-    """Keeps the first failure of messages that were enqueued."""
-
-    failure: str | None = None
-
-    def finish(self, pending: PendingSend) -> None:
-        if self.failure is not None:
-            return
-        try:
-            status = pending.result().status
-        except GantryError as error:
-            self.failure = str(error)
-            return
-        if status is not SendStatus.OK:
-            self.failure = f"the broker stored a message, but not as safely as it should: {status.name}"
-
-    def check(self) -> None:
-        if self.failure is not None:
-            raise SendFailed(f"a message was not sent: {self.failure}")
-
-
-def to_messages(batch: pa.RecordBatch, options: SinkOptions, key_prefix: str, first: int) -> Iterator[Message]:
-    """The messages of one Arrow batch, whose first row has number ``first`` in its task."""
-    import pyarrow as pa
-
-    columns: dict[str, list[Any]] = {}
-    for name in batch.schema.names:
-        column = batch.column(name)
-        if name == "body":
-            column = column.cast(pa.binary())
-        columns[name] = column.to_pylist()
-    topics = columns.pop("topic", None)
-    bodies = columns.pop("body")
-    dedup_keys = columns.pop("dedup_key", None)
-    properties = columns.pop("properties", None)
-    fields = [(name, columns[name], _CONVERT.get(name, _same)) for name in columns]
-    for at, body in enumerate(bodies):
-        topic = options.topic if topics is None or topics[at] is None else topics[at]
-        if body is None or topic is None:
-            raise SendFailed(f"row {first + at} of the task has no {'body' if topic else 'topic'}: it is null")
-        own = {} if properties is None or properties[at] is None else dict(properties[at])
-        if options.derive_dedup_keys:
-            own[DEDUP_PROPERTY] = f"{key_prefix}-{first + at}"
-        elif dedup_keys is not None and dedup_keys[at] is not None:
-            own[DEDUP_PROPERTY] = dedup_keys[at]
-        yield Message(
-            topic,
-            body,
-            properties=own,
-            **{name: convert(values[at]) for name, values, convert in fields if values[at] is not None},
-        )
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-_CONVERT: dict[str, Callable[[Any], Any]] = {"delay": float}

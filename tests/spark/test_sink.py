@@ -14,7 +14,8 @@ from gantrymq import sync
 from gantrymq.message import DeliveredRecord
 from gantrymq.spark.errors import SendFailed, WrongOption
 from gantrymq.spark.options import read_sink_options
-from gantrymq.spark.sink import DEDUP_PROPERTY, check_sink_columns, send_rows, to_messages
+from gantrymq.spark.rows import DEDUP_PROPERTY
+from gantrymq.spark.sink import check_sink_columns, send_rows
 from gantrymq.testing.harness import Cluster, cluster_in_thread
 from support.processes import wait_for
 
@@ -126,12 +127,6 @@ def test_rows_become_messages_with_all_values_of_their_columns(running: Cluster)
     assert len({message.queue_id for message in orders if message.body == b"ordered"}) == 1
 
 
-def test_text_is_sent_as_utf_8_and_keys_may_be_one_text() -> None:
-    batch = pa.record_batch({"body": ["grün"], "keys": ["a b"], "delay": [2]})
-    (message,) = to_messages(batch, read_sink_options(NEEDED), "", 0)
-    assert (message.body, message.keys, message.delay) == ("grün".encode(), ("a", "b"), 2.0)
-
-
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
@@ -150,6 +145,17 @@ def test_a_row_that_is_no_message_is_named(running: Cluster, rows: dict[str, lis
     batch = pa.record_batch({name: pa.array(values, types.get(name)) for name, values in rows.items()})
     with pytest.raises(SendFailed, match=says):
         send_rows(iter([batch]), read_sink_options(given), "")
+
+
+def test_unusual_rows_are_sent_beside_the_encoded_ones(running: Cluster) -> None:
+    """A key with a tab is no usual one: the client separates it."""
+    bodies = [b"%d" % number for number in range(20_000)]
+    keys = ["a\tb" if number % 5000 == 77 else str(number) for number in range(20_000)]
+    options = read_sink_options({"nameserver": running.nameserver, "topic": "orders"})
+    assert send_rows(iter([pa.record_batch({"body": bodies, "keys": keys})]), options, "") == 20_000
+    with sync.connect(running.nameserver) as client:
+        found = sum(client.admin.max_offset(queue) for queue in client.admin.queues("orders"))
+    assert found == 20_000
 
 
 def test_an_unstorable_message_fails_the_task() -> None:
