@@ -49,6 +49,8 @@ def main() -> None:
         lambda: find_node(HERE / "node", CACHE),
         lambda: find_etcd(CACHE),
         lambda: find_unpacked(CACHE, "promtool", "prometheus"),
+        lambda: find_unpacked(CACHE, "amtool", "prometheus-alertmanager"),
+        lambda: find_unpacked(CACHE, "logrotate", "logrotate"),
         lambda: find_browser(CACHE),
     ]
     with ThreadPoolExecutor(len(steps)) as pool:

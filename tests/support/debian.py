@@ -22,9 +22,9 @@ def find_unpacked(cache: Path, program: str, package: str) -> Path:
     if installed is not None:
         return Path(installed)
     target = (cache / package).absolute()
-    found = target / "usr" / "bin" / program
     with hold_lock(cache / f"{package}.lock"):
-        if not found.exists():
+        found = _program(target, program)
+        if found is None:
             apt, unpack = shutil.which("apt-get"), shutil.which("dpkg-deb")
             if apt is None or unpack is None:
                 raise ToolMissing(f"{program} is not installed (Debian: apt install {package})")
@@ -35,7 +35,14 @@ def find_unpacked(cache: Path, program: str, package: str) -> Path:
                 _run(target, unpack, "-x", str(next(target.glob("*.deb"))), str(target))
             except (subprocess.SubprocessError, StopIteration) as error:
                 raise ToolMissing(f"{package} cannot be fetched: {error}") from None
+            found = _program(target, program)
+    if found is None:
+        raise ToolMissing(f"{package} of this system has no {program}")
     return found
+
+
+def _program(target: Path, name: str) -> Path | None:
+    return next((path for folder in ("bin", "sbin") if (path := target / "usr" / folder / name).exists()), None)
 
 
 def find_browser(cache: Path) -> Path:
