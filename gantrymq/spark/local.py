@@ -22,6 +22,10 @@ from gantrymq.spark.errors import SparkMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SHUFFLE_PARTITIONS_MIN = 8
+"""The least partitions of a shuffle. Spark's default of 200 suits clusters: a stream with an aggregation writes files
+for each partition in each batch. On one machine a batch of 1,500 rows took 2.5 times as much processor time as with
+8."""
 JAVA_MIN = 17
 """The oldest Java version for Spark 4."""
 PYSPARK_MIN = (4, 2)
@@ -125,7 +129,8 @@ def session(
 
     It uses only this machine: loopback, no web page, no downloads. ``cores`` is the number of concurrent tasks (all
     cores by default), ``memory`` the JVM's heap, ``log_level`` the level of Spark's log on stderr (error, warn, info,
-    off). ``config`` adds or overrides settings of Spark. Spark's Python workers use this interpreter, not ``python3``
+    off). A shuffle has as many partitions as there are concurrent tasks, at least 8, where Spark's default is 200.
+    ``config`` adds or overrides settings of Spark. Spark's Python workers use this interpreter, not ``python3``
     on the path; therefore the function sets ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON`` of this process. A start
     takes about five seconds. The caller stops the session.
 
@@ -194,7 +199,15 @@ def _start(app_name: str, cores: int | None, memory: str, log_level: str, config
     folder = Path(tempfile.mkdtemp(prefix="gantrymq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "log4j2.properties").write_text(_LOG4J.format(level=log_level), encoding="ascii")
-    settings = {
+    settings = _settings(folder, cores, memory) | dict(config)
+    builder = SparkSession.builder.master(f"local[{cores or '*'}]").appName(app_name)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _settings(folder: Path, cores: int | None, memory: str) -> dict[str, str]:
+    return {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": memory,
@@ -206,11 +219,7 @@ def _start(app_name: str, cores: int | None, memory: str, log_level: str, config
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(max(SHUFFLE_PARTITIONS_MIN, cores or os.cpu_count() or 1)),
         # Few other readers of Parquet support Spark's default, INT96.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        **config,
     }
-    builder = SparkSession.builder.master(f"local[{cores or '*'}]").appName(app_name)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()

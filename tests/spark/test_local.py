@@ -63,6 +63,11 @@ def test_an_old_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pyspark 4.1.9 is too old" in spark_status().reason
 
 
+@pytest.mark.parametrize(("cores", "partitions"), [(2, "8"), (64, "64")])
+def test_a_local_session_has_few_shuffle_partitions(tmp_path: Path, cores: int, partitions: str) -> None:
+    assert local._settings(tmp_path, cores, "1g")["spark.sql.shuffle.partitions"] == partitions
+
+
 def test_an_interpreter_without_gantrymq_is_refused(tmp_path: Path) -> None:
     check_interpreter(sys.executable)
     link = tmp_path / "python"
