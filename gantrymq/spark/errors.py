@@ -39,6 +39,18 @@ class BrokenRecord(SparkError):
     """A stored record cannot be read: its lengths, checksum or compressed body are wrong."""
 
 
+class WrongSchema(SparkError):
+    """A schema cannot be read, has no type in Spark, or does not fit the schema that a body was written with."""
+
+
+class BadBody(SparkError):
+    """A body cannot be decoded by its schema, or a row cannot be encoded."""
+
+
+class RegistryFailed(SparkError):
+    """A schema registry cannot be reached, or answers with something else than asked for."""
+
+
 class SendFailed(SparkError):
     """A row could not be sent: no message can be made of it, or no broker stored it."""
 
