@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trio import SocketStream
 
     from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.remoting.epoch import Epoch
     from gantrymq.remoting.headers.send import SendMessageHeader
@@ -358,6 +359,13 @@ class Encryption(Protocol):
 
     def client_context(self) -> SSLContext | None:
         """The context for connections to other brokers; None: they are plain."""
+
+
+class FurtherMetrics(Protocol):
+    """Metrics of what runs beside the broker in its process: the nameserver of ``gantrymq serve``."""
+
+    def collect_metrics(self, metrics: Metrics) -> None:
+        """As the hook ``collect_metrics``."""
 
 
 class RefusalLog(Protocol):

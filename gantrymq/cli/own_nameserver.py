@@ -1,11 +1,15 @@
-"""The options of the nameserver that ``gantrymq serve`` runs in its process."""
+"""The options of a nameserver that a command runs in its process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
+
+if TYPE_CHECKING:
+    from gantrymq.remoting.tls import ServerTls
 
 
 @attrs.frozen
@@ -17,3 +21,11 @@ class OwnNameserver:
     peers: Sequence[str] = ()
     access: Path | None = None
     audit: Path | None = None
+
+
+@attrs.frozen
+class NameserverTls:
+    """The files of the nameserver's TLS, and whether it refuses plain connections."""
+
+    files: ServerTls
+    enforcing: bool = True

@@ -124,6 +124,7 @@ def broker(
     help="Who may change routes: keys and certificates with the broker names of each (TOML).",
 )
 @click.option("--audit", metavar="FILE", help="Append administrative changes and refusals to this file.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus at this address, path /metrics.")
 @click.option("--insecure", is_flag=True, help="Let every machine that can connect change routes.")
 @click.option("--tls-certificate", metavar="FILE", help="Speak TLS with this certificate (PEM, with its chain).")
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key, if it is in another file.")
@@ -149,6 +150,7 @@ def nameserver(
     peers: str | None,
     access: str | None,
     audit: str | None,
+    metrics: str | None,
     insecure: bool,
     tls_certificate: str | None,
     tls_key: str | None,
@@ -164,7 +166,8 @@ def nameserver(
 
     import trio
 
-    from gantrymq.cli.servers import NameserverTls, run_nameserver
+    from gantrymq.cli.own_nameserver import NameserverTls
+    from gantrymq.cli.servers import run_nameserver
     from gantrymq.cli.signals import reopening_by_signal
     from gantrymq.remoting.tls import ServerTls
 
@@ -184,8 +187,9 @@ def nameserver(
     audit_path = None if audit is None else Path(audit)
     with use_advice(SERVER), reopening_by_signal(), ending_in_time() as deadline:
         trio.run(
-            run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path, audit_path
-        )
+            run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls, access_path, audit_path,
+            metrics,
+        )  # fmt: skip
 
 
 def _named(given: Sequence[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from gantrymq._version import __version__
 from gantrymq.cli.end_deadline import EndDeadline, end_where_memory_ends
 from gantrymq.cli.failures import CommandFailed, advice_for, leaves
 from gantrymq.cli.loading import Loaded
-from gantrymq.cli.own_nameserver import OwnNameserver
+from gantrymq.cli.own_nameserver import NameserverTls, OwnNameserver
 from gantrymq.cli.processes.link import Link, Packet, serve_link
 from gantrymq.cli.signals import ending_by_signal, reloading_by_signal
 from gantrymq.cli.systemd import Notifier
@@ -30,7 +30,7 @@ from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import read_switches
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.descriptors import raise_descriptor_limit
-from gantrymq.remoting.tls import ServerTls, TlsUnusable
+from gantrymq.remoting.tls import TlsUnusable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -47,14 +47,6 @@ log = structlog.get_logger("gantrymq.server")
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
-@attrs.frozen
-class NameserverTls:
-    """The files of the nameserver's TLS, and whether it refuses plain connections."""
-
-    files: ServerTls
-    enforcing: bool = True
-
-
 async def run_nameserver(
     deadline: EndDeadline,
     listen: str,
@@ -65,8 +57,10 @@ async def run_nameserver(
     tls: NameserverTls | None = None,
     access: Path | None = None,
     audit: Path | None = None,
+    metrics: str | None = None,
 ) -> None:
-    """Run a nameserver until a signal; ``settings`` are its switches as ``name=true``.
+    """Run a nameserver until a signal; ``settings`` are its switches as ``name=true``. ``metrics``: the address of its
+    page of metrics.
 
     It has no configuration file, so SIGHUP changes nothing and is logged.
     """
@@ -76,6 +70,10 @@ async def run_nameserver(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
             server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls, access, audit)
+            if metrics is not None:
+                from gantrymq.cli.nameserver_metrics import serve_metrics
+
+                await nursery.start(serve_metrics, server, metrics, tls)
             print_line(f"GantryMQ {__version__} nameserver")
             print_line(f"ready nameserver={server.address}")
             notifier = Notifier()
@@ -100,6 +98,7 @@ async def run_broker(
     """
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.env.system import SystemEnv
+    from gantrymq.plugins.interfaces import FurtherMetrics
 
     if sys.platform != "linux":
         raise CommandFailed(
@@ -121,6 +120,8 @@ async def run_broker(
                         attrs.evolve(config.broker, nameservers=nameservers_of(loaded, server.address))
                     )
                 broker = Broker(config, loaded.manager, SystemEnv())
+                if server is not None:
+                    broker.registry.provide(FurtherMetrics, server)
                 broker.on_failure = deadline.arm
                 with reloading_by_signal(partial(_reload, broker, load)):
                     if not await _live(broker, server, nursery, stop, link):

@@ -100,6 +100,8 @@ class Requests:
         self._settings = dict(settings or {})
         self._cache = cache if cache is not None else RouteCache(bytes_max=0)
         self._complete_at = 0.0
+        self.refused_changes = 0
+        """Changes of the tables whose sender had no right to them."""
         self._registering = trio.Lock()
         kv_requests = KVRequests(kv, self._cache.clear)
         self._epochs = KnownEpochs(kv, kv_requests.change)
@@ -143,6 +145,7 @@ class Requests:
         try:
             identity = self._check_sender(request, connection)
         except RemoteFault as fault:
+            self.refused_changes += 1
             response, is_refused = self._refusal(request, connection, fault), True
         except Exception as error:
             response, is_refused = self._failure(request, error), True

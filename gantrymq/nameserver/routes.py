@@ -56,6 +56,10 @@ class Routes:
         self._filters: dict[str, list[str]] = {}  # broker address
         self._mappings: dict[str, dict[str, TopicQueueMapping]] = {}  # static topic, broker name
 
+    def count_brokers(self) -> int:
+        """How many brokers are registered now."""
+        return len(self._live)
+
     # ---- requests of brokers
 
     def register_in_steps(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -23,7 +24,8 @@ from gantrymq.nameserver.requests import Requests
 from gantrymq.nameserver.routecache import RouteCache
 from gantrymq.nameserver.routes import EXPIRY_SECONDS, Routes
 from gantrymq.nameserver.switches import Switches
-from gantrymq.remoting._first_byte_stream import FirstByteStream
+from gantrymq.nameserver.totals import MetricsSink, Totals
+from gantrymq.remoting._port_stream import PortStream
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.bad_bytes import BadBytesLog
 from gantrymq.remoting.channel import OUTGOING
@@ -147,6 +149,7 @@ class NameServer:
             lambda: self._identities, self._audit,
         )  # fmt: skip
         self.connections: set[Connection] = set()
+        self.totals = Totals()
         self._shares: FairShares[Connection] = FairShares()
         self._peers = PeerRule((*LOOPBACK, *self.config.peers))
         self._connections_max = min(self.config.connections_max, descriptors_allowed(DESCRIPTOR_SHARE))
@@ -182,6 +185,17 @@ class NameServer:
                 nursery.start_soon(self._listen, listener, nursery)
             log.info("nameserver_listening", address=self.address)
             task_status.started(self.address)
+
+    def collect_metrics(self, metrics: MetricsSink) -> None:
+        """Report what this nameserver has counted, and what it has now."""
+        self.totals.report(metrics)
+        metrics.counter(
+            "gantrymq_nameserver_refused_changes_total",
+            "Changes of routes or settings that the nameserver refused, because the sender has no right to them",
+            self.requests.refused_changes,
+        )
+        metrics.gauge("gantrymq_nameserver_connections", "Connections to the nameserver", len(self.connections))
+        metrics.gauge("gantrymq_nameserver_brokers", "Brokers that are registered", self.routes.count_brokers())
 
     def topic_changed(self, topic: str) -> None:
         """For the tables: the route of one topic has changed."""
@@ -245,14 +259,9 @@ class NameServer:
             if self._context is None:
                 await self.serve_stream(stream, peer, site, may_change)
                 return
-            either = FirstByteStream(stream, self._current_context, self.config.plain, self.config.frame_seconds)
-            try:
-                await self.serve_stream(either, peer, site, may_change)
-            finally:  # also if the nameserver stops while the connection is closed
-                if either.refused:
-                    self._count_handshake(peer, either.refused)
-                    if self._audit is not None:
-                        self._audit.handshake_refused(peer, either.refused)
+            count = partial(self._count_handshake, peer)
+            either = PortStream(stream, self._current_context, self.config.plain, self.config.frame_seconds, count)
+            await self.serve_stream(either, peer, site, may_change)
 
     def _current_context(self) -> ssl.SSLContext:
         assert self._context is not None
@@ -269,6 +278,7 @@ class NameServer:
                 self._tls_seen = seen
                 self._context = await trio.to_thread.run_sync(tls.make_context)
             except (TlsUnusable, OSError) as error:
+                self.totals.failed_reloads += 1
                 log.error("tls_files_refused", reason=str(error))
             else:
                 log.info("tls_files_loaded", certificate=tls.certificate)
@@ -293,12 +303,19 @@ class NameServer:
     def _count_refusal(self, peer: str) -> None:
         """Log the first refusal, and then the number of refusals every ten seconds."""
         self._refused += 1
+        self.totals.refused_connections += 1
         if trio.current_time() >= self._report_refusals_at:
             log.warning("connection_refused", peer=peer, limit=self._connections_max, refused=self._refused)
             self._refused, self._report_refusals_at = 0, trio.current_time() + REFUSALS_REPORT_SECONDS
 
-    def _count_handshake(self, peer: str, reason: str) -> None:
-        """Log the first refused handshake, and then the last one with their number every ten seconds."""
+    def _count_handshake(self, peer: str, result: str, reason: str) -> None:
+        """Count a handshake; log the first one that is refused, and then the last one with their number every ten
+        seconds."""
+        self.totals.handshakes[result] += 1
+        if result == "ok":
+            return
+        if self._audit is not None:
+            self._audit.handshake_refused(peer, reason)
         self._handshakes_refused += 1
         if trio.current_time() >= self._report_handshakes_at:
             log.warning("tls_refused", peer=peer, reason=reason, refused=self._handshakes_refused)

@@ -86,6 +86,9 @@ class FirstByteStream(trio.abc.Stream):
         except trio.TooSlowError:
             self.refused, self.is_unfinished = "the TLS handshake took too long", True
             raise trio.BrokenResourceError(self.refused) from None
+        except trio.Cancelled:
+            self.refused, self.is_unfinished = "the TLS handshake was not finished before the connection ended", True
+            raise
         except trio.BrokenResourceError as error:
             self.is_unfinished = isinstance(error.__cause__, ssl.SSLEOFError)
             reason = getattr(error.__cause__, "reason", None) or "it is no TLS"

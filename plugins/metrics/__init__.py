@@ -26,7 +26,7 @@ from gantrymq.kernel.fast.durations import BOUNDS_S as TURN_BOUNDS_S
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.plugin_activity import BOUNDS_S
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.interfaces import Encryption, HttpPages
+from gantrymq.plugins.interfaces import Encryption, FurtherMetrics, HttpPages
 from gantrymq.plugins.metrics.config import MetricsConfig
 from gantrymq.plugins.metrics.requests import RequestTimes
 
@@ -132,6 +132,9 @@ class MetricsPlugin:
                     broker.manager.activity.failed(info.name, "collect_metrics", error)
                     log.exception("plugin_failed", plugin=info.name, hook="collect_metrics")
                 await trio.lowlevel.checkpoint()
+            further = broker.registry.find(FurtherMetrics)
+            if further is not None:
+                further.collect_metrics(metrics)
             self._loop_lag.report(metrics)
             if self._requests is not None:
                 self._requests.report(metrics)

@@ -27,9 +27,9 @@ from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import Encryption, RefusalLog
 from gantrymq.plugins.tls.config import TlsConfig
-from gantrymq.plugins.tls.port_stream import PortStream
 from gantrymq.plugins.tls.properties import read_tls
 from gantrymq.plugins.tls.tls_socket import TlsSocket
+from gantrymq.remoting._port_stream import PortStream
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.audit_events import TLS_HANDSHAKE
 from gantrymq.remoting.channel import OUTGOING

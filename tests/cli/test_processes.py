@@ -214,7 +214,9 @@ def test_the_pages_of_a_unit_speak_tls_as_its_brokers_are_configured(tmp_path: P
     async def run() -> None:
         async with trio.open_nursery() as nursery:
             encryption = encryption_of(loaded, tls_of(loaded))
-            address = await nursery.start(serve_pages, NoProcesses(), loaded, layout, encryption)
+            url = await nursery.start(serve_pages, NoProcesses(), loaded, layout, encryption)
+            scheme, _, address = url.partition("://")
+            assert scheme == ("https" if pages == "auto" else "http")
             if pages == "auto":
                 assert (await fetch(address, client_context())).startswith(b"HTTP/1.1 200 OK")
                 assert b"200 OK" not in await fetch(address, None), "no plain text"
@@ -325,6 +327,7 @@ def test_one_address_shows_the_state_and_the_metrics_of_all(running: Running) ->
     numbers = [line for line in metrics if line.startswith("rocketmq_topic_number{")]
     assert [f'node_id="broker-a-{number}"' in line for number, line in enumerate(numbers)] == [True, True]
     assert metrics.count("# TYPE rocketmq_topic_number gauge") == 1
+    assert any(line.startswith("gantrymq_nameserver_brokers{") and line.endswith(" 2.0") for line in metrics)
     (url,) = {event["url"] for event in running.events("metrics_listening") if "process" not in event}
     with urllib.request.urlopen(url, timeout=30) as answer:
         assert answer.read().count(b"rocketmq_topic_number{") == 2

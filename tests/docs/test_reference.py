@@ -186,7 +186,7 @@ def test_every_client_error_is_listed_with_its_base() -> None:
 
 def metrics_of_the_code() -> set[str]:
     found: set[str] = set()
-    for folder in ("kernel", "plugins", "gantrymq/cli/processes"):
+    for folder in ("kernel", "plugins", "gantrymq/cli/processes", "gantrymq/nameserver"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
             found |= {name for literal in re.findall(r"\"([a-z_]+)\"", text) for name in METRIC.findall(literal)}

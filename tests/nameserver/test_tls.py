@@ -13,6 +13,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from gantrymq.kernel.metrics import Metrics
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import open_channel
@@ -89,6 +90,24 @@ async def test_broken_and_unfinished_handshakes_affect_no_other_connection(first
                     pass
 
 
+async def test_handshakes_are_counted_by_result() -> None:
+    async with secured(frame_seconds=0.3) as server:
+        for _ in range(2):
+            assert await asks(server, client_context()) == 0
+        with pytest.raises(ChannelClosed):
+            await asks(server, None)
+        for first in (b"\x16\x03\x01\x00\x05hello", b"\x16\x03\x01"):  # the second one waits for more
+            async with await trio.open_tcp_stream(*parse_address(server.address)) as stream:
+                await stream.send_all(first)
+                with trio.fail_after(20), suppress(trio.BrokenResourceError):
+                    while await stream.receive_some(1000):
+                        pass
+        metrics = Metrics(100)
+        server.collect_metrics(metrics)
+    handshakes = metrics.families["gantrymq_nameserver_tls_handshakes_total"].series
+    assert handshakes == {("ok",): 2, ("failed",): 1, ("unfinished",): 1, ("plain",): 1}
+
+
 async def test_a_thousand_handshakes_do_not_keep_others_from_reading_routes(tmp_path: Path) -> None:
     with capture_logs() as logs:
         await read_beside_a_flood(tmp_path / "audit")
@@ -115,6 +134,8 @@ async def read_beside_a_flood(audit: Path) -> None:
         with trio.fail_after(20):
             while len(server.connections) > 1:  # noqa: ASYNC110 - ends of the flood are on their way
                 await trio.sleep(0.02)
+        assert server.totals.handshakes["ok"] == 1
+        assert sum(server.totals.handshakes.values()) == 1001
         assert len(times) >= 5
         assert max(times) < 2.0
         assert sorted(times)[len(times) // 2] < 0.1

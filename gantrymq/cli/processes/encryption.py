@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from gantrymq.cli.loading import Loaded
-from gantrymq.cli.servers import NameserverTls
+from gantrymq.cli.own_nameserver import NameserverTls
 from gantrymq.remoting._first_byte_stream import FirstByteStream
 from gantrymq.remoting.tls import TlsUnusable
 

@@ -21,6 +21,7 @@ from gantrymq.remoting.address import parse_address
 if TYPE_CHECKING:
     from gantrymq.cli.loading import Loaded
     from gantrymq.cli.processes.layout import Layout
+    from gantrymq.nameserver import NameServer
     from gantrymq.plugins.interfaces import Encryption
 
 PAGE_SECONDS: Final = 10.0
@@ -47,10 +48,12 @@ async def serve_pages(
     loaded: Loaded,
     layout: Layout,
     encryption: Encryption | None = None,
+    nameserver: NameServer | None = None,
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the pages until cancelled; reports their URL, empty if there are none.
+    """Serve the pages until cancelled; reports their URL, empty if there are none. The metrics have those of
+    ``nameserver``, if there is one.
 
     :class:`StartError` if an address is in use.
     """
@@ -60,7 +63,7 @@ async def serve_pages(
             section = loaded.config.section(HttpConfig)
             pages = Pages(_health_pages(unit))
             if layout.metrics:
-                pages.add("/metrics", lambda accept: _metrics(unit, accept))
+                pages.add("/metrics", lambda accept: _metrics(unit, nameserver, accept))
             host, port = parse_address(layout.pages, any_port=True)
             try:
                 server = HttpServer(SystemEnv(), host, port, pages, section.connections_max, section.timeout)
@@ -79,7 +82,7 @@ async def serve_pages(
             from gantrymq.plugins.metrics.server import MetricsServer
 
             async def render(accept: str) -> Text:
-                _, content_type, body = await _metrics(unit, accept)
+                _, content_type, body = await _metrics(unit, nameserver, accept)
                 return Text(content_type, body)
 
             metrics = MetricsServer(SystemEnv(), loaded.config.section(MetricsConfig), render)
@@ -118,8 +121,8 @@ def _health_pages(unit: Processes) -> dict[str, Page]:
     return {"/healthz": healthz, "/readyz": readyz, "/status.json": status}
 
 
-async def _metrics(unit: Processes, accept: str) -> tuple[int, str, bytes]:
-    """The metrics of all brokers as one text, without brokers that do not respond."""
+async def _metrics(unit: Processes, nameserver: NameServer | None, accept: str) -> tuple[int, str, bytes]:
+    """The metrics of all brokers and the nameserver as one text, without brokers that do not respond."""
     rows = unit.rows()
     texts: dict[int, bytes] = {}
     content_type = TEXT
@@ -134,7 +137,14 @@ async def _metrics(unit: Processes, accept: str) -> tuple[int, str, bytes]:
         for number, row in enumerate(rows):
             nursery.start_soon(read, number, str(row["pages"]))
     own = {str(row["name"]): (row["state"] == "ready", int(row["restarts"])) for row in rows}
-    return 200, content_type, merge([texts[number] for number in sorted(texts)], own)
+    found = [texts[number] for number in sorted(texts)]
+    if nameserver is not None:
+        from gantrymq.cli.nameserver_metrics import exposed
+
+        text = exposed(nameserver, accept, with_process=False)
+        content_type = text.content_type
+        found.append(text.body)
+    return 200, content_type, merge(found, own)
 
 
 async def _fetch(address: str, path: str, accept: str) -> tuple[int, str, bytes] | None:

@@ -235,7 +235,7 @@ async def run_unit(
                     brokers.start_soon(end)
                     for broker in unit.brokers:
                         brokers.start_soon(unit.keep, broker)
-                    pages: str = await brokers.start(serve_pages, unit, loaded, layout, encryption)
+                    pages: str = await brokers.start(serve_pages, unit, loaded, layout, encryption, server)
                     for broker in unit.brokers:
                         await broker.ready.wait()
                     shown = nameservers or loaded.config.broker.nameservers

@@ -1,4 +1,4 @@
-"""A stream of another plugin's port, which counts its handshake."""
+"""Accepted streams that report how their TLS handshake ended."""
 
 from __future__ import annotations
 
