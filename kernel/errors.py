@@ -28,6 +28,7 @@ class StoreInUse(StartError):
 
     def __init__(self, path: str, process: int = 0) -> None:
         """``process``: the id of the process that holds ``path``; 0 if it is not known."""
+        self.process = process
         holder = f" (process {process})" if process else ""
         super().__init__(
             f"the store is in use: another broker{holder} holds {path}. Stop that broker, or give this one a data "

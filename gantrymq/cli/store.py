@@ -11,7 +11,7 @@ import rich_click as click
 
 from gantrymq.cli.loading import ConfigFlags, Loaded, load
 from gantrymq.cli.progress import Meter
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.errors import StartError, StoreInUse
 
 if TYPE_CHECKING:
     from gantrymq.kernel.stopped_store import StoppedStore
@@ -80,11 +80,15 @@ def check(
             return StoreCheck(env, root, shape, rules, deep, lambda at, end: meter.set(at, end), files).run()
 
     done: dict[str, Any] = {}
-    lock = env.lock(f"{root}/lock")
+    try:
+        lock = env.lock(f"{root}/lock")
+    except StoreInUse as error:
+        holder = f"process {error.process}" if error.process else "another process"
+        raise StartError(f"the store {root} is in use by {holder}: stop it first; nothing was changed") from None
     try:
         report = run()
         if repair:
-            done["repaired"] = attrs.asdict(store_repair.repair(env, root, report))
+            done["repaired"] = attrs.asdict(store_repair.repair(env, root, report, lock, rules))
         if quarantine:
             done["quarantined"] = store_repair.quarantine(env, root, report)
         if repair:

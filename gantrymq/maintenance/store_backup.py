@@ -20,7 +20,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -31,10 +31,10 @@ from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
-from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE, Store, StoreConfig
+from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE, StoreConfig
 from gantrymq.maintenance.backup_targets import Target
 from gantrymq.maintenance.store_files import log_runs, read_state
-from gantrymq.maintenance.store_repair import queue_units
+from gantrymq.maintenance.store_repair import build_queues, queue_units
 
 VERSION: Final = 1
 OBJECT_BYTES: Final = 64 * 1024 * 1024
@@ -508,7 +508,10 @@ def restore(
         env.sync_dir(root)
     env.unlink(f"{root}/{RESTORING}")
     env.sync_dir(root)
-    _build_queues(env, root, manifest, rules or {})
+    try:
+        build_queues(env, root, manifest.end, rules or {}, units=manifest.queue_units)
+    except StartError as error:
+        raise BadBackup(str(error)) from None
     return manifest
 
 
@@ -526,23 +529,3 @@ def _checked(target: Target, piece: Piece) -> bytes:
     if len(data) != piece.size or hashlib.sha256(data).hexdigest() != piece.sha256:
         raise BadBackup(f"the object {piece.name} does not have the bytes that were written")
     return data
-
-
-def _build_queues(env: Env, root: str, manifest: Manifest, rules: Mapping[str, TagCodeRule]) -> None:
-    store = Store(
-        env, root,
-        StoreConfig(commit_log_file_bytes=manifest.file_bytes, queue_file_units=manifest.queue_units),
-    )  # fmt: skip
-    store.open()
-    try:
-        store.queues.tag_code_rules.update(rules)
-        report = store.recover(_ignore)
-        if report.end != manifest.end:
-            raise BadBackup(f"the restored log ends at {report.end}, not at {manifest.end}")
-        store.close()
-    finally:
-        store.abandon()
-
-
-def _ignore(batch: Any) -> None:
-    """The plugins build what they need from the log when the broker starts."""

@@ -1,20 +1,23 @@
 """Repair what the check of a store found, as far as it can be rebuilt from the log; nothing of the log changes.
 
 Wrong queue entries are corrected in place. Queues with wrong files, and files that do not belong there, move to
-``lost+found``. Index files are deleted from the first damaged one on. The broker builds both again when it starts, and
-an interrupted repair can be repeated. Quarantining and cutting damaged ranges of the log are separate, because they
-decide about messages.
+``lost+found``, and the queues are built again: here if the log is whole, otherwise by the next start of a broker, which
+truncates the log first. Index files are deleted from the first damaged one on; the broker builds them again when it
+starts. An interrupted repair can be repeated. Quarantining and cutting damaged ranges of the log are separate, because
+they decide about messages.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import attrs
 
 from gantrymq.kernel.env import Env, Lock
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.queues.consume_queue import FILLER
+from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance.state_repair import repair_state
 from gantrymq.maintenance.store_check import StoreReport
@@ -32,9 +35,11 @@ from gantrymq.plugins.index.layout import NAME
 
 @attrs.define
 class RepairReport:
-    """What was changed: entries corrected in place, queues and index files that the next start builds again."""
+    """What was changed: entries corrected in place, queues that were built again, or that the next start builds, and
+    removed index files, which it builds too."""
 
     corrected_entries: int = 0
+    queues_rebuilt: list[str] = attrs.field(factory=list)
     queues_to_rebuild: list[str] = attrs.field(factory=list)
     index_files_removed: list[str] = attrs.field(factory=list)
     moved: list[str] = attrs.field(factory=list)
@@ -43,8 +48,13 @@ class RepairReport:
     """State files with corrected contents."""
 
 
-def repair(env: Env, root: str, found: StoreReport) -> RepairReport:
-    """Rebuild queue entries and remove damaged index files; the caller holds the store's lock. :class:`OSError`."""
+def repair(
+    env: Env, root: str, found: StoreReport, lock: Lock, rules: Mapping[str, TagCodeRule] | None = None
+) -> RepairReport:
+    """Repair queues, index and state files; the caller holds the store's ``lock``, which stays held.
+
+    ``rules``: the rules for tag codes by topic. :class:`OSError`.
+    """
     done = RepairReport()
     files = OpenedFiles(env)
     rebuild: dict[str, None] = {}
@@ -85,7 +95,54 @@ def repair(env: Env, root: str, found: StoreReport) -> RepairReport:
     state = repair_state(env, root, found.state, lambda path: move_to_lost_and_found(env, root, path))
     done.moved += state.moved
     done.state_files_written = state.written
+    if done.queues_to_rebuild and not (found.damage or found.tail_bytes):
+        build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=found.stopped_cleanly)
+        done.queues_rebuilt, done.queues_to_rebuild = done.queues_to_rebuild, []
     return done
+
+
+@attrs.frozen
+class _HeldLock:
+    """A lock that its holder releases, not the store that is opened with it."""
+
+    lock: Lock
+
+    def close(self) -> None:
+        """The holder does it."""
+
+
+def build_queues(
+    env: Env,
+    root: str,
+    log_end: int,
+    rules: Mapping[str, TagCodeRule],
+    lock: Lock | None = None,
+    *,
+    units: int = 0,
+    is_clean: bool = True,
+) -> None:
+    """Build missing queues from the log, as a broker's start does.
+
+    ``lock``: the store's lock if it is held; ``units``: the entries of a queue file, 0 as in other files of the store.
+    ``is_clean``: leave a store that stopped cleanly; not if it did not before, because plugins trust their files then.
+    :class:`StartError` if the log does not end at ``log_end``.
+    """
+    file_bytes, _, _ = find_files(env, f"{root}/commitlog")
+    config = StoreConfig(
+        commit_log_file_bytes=file_bytes or StoreConfig().commit_log_file_bytes,
+        queue_file_units=units or queue_units(env, root),
+    )
+    store = Store(env, root, config)
+    store.open(lock)
+    try:
+        store.queues.tag_code_rules.update(rules)
+        report = store.recover(lambda batch: None)  # plugins build what they need from the log when the broker starts
+        if report.end != log_end:
+            raise StartError(f"the log in {root} ends at {report.end}, not at {log_end}")
+        if is_clean:
+            store.close()
+    finally:
+        store.abandon()
 
 
 def move_to_lost_and_found(env: Env, root: str, path: str) -> str:

@@ -69,7 +69,11 @@ def examine(store: Path) -> StoreReport:
 
 
 def repair(store: Path) -> store_repair.RepairReport:
-    return store_repair.repair(SystemEnv(), str(store), examine(store))
+    lock = SystemEnv().lock(f"{store}/lock")
+    try:
+        return store_repair.repair(SystemEnv(), str(store), examine(store), lock)
+    finally:
+        lock.close()
 
 
 def contents(store: Path) -> dict[str, bytes | str]:
@@ -222,7 +226,7 @@ def test_a_record_with_a_damaged_queue_offset_is_reported_and_keeps_its_entry(st
     assert suspect.reason == OTHER_PLACE
     assert report.wrong_entry_count == 0, "its entry alone leads to the message"
     before = contents(store)
-    store_repair.repair(SystemEnv(), str(store), report)
+    repair(store)
     assert contents(store) == before
 
 

@@ -97,7 +97,11 @@ class Checked:
         return StoreCheck(SystemEnv(), str(self.store), Shape(64, 200), deep=True, check_files=files).run()
 
     def repair(self) -> store_repair.RepairReport:
-        return store_repair.repair(SystemEnv(), str(self.store), self.report())
+        lock = SystemEnv().lock(f"{self.store}/lock")
+        try:
+            return store_repair.repair(SystemEnv(), str(self.store), self.report(), lock)
+        finally:
+            lock.close()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -175,7 +176,9 @@ def test_damaged_queues_and_index_are_repaired_from_the_log(check: Any, store: P
     assert [each["reason"] for each in found["files"]] == ["has 5 bytes instead of 800"]
     assert found["damage"] == []
     _, done = check("--deep", "--repair")
+    assert (done["wrong_entries"], done["files"]) == ([], []), "queues are built again at once, the index at the start"
     assert done["repaired"]["corrected_entries"] == 4
+    assert done["repaired"]["queues_rebuilt"] == [f"{store}/consumequeue/orders/{number}" for number in (2, 1)]
     assert done["repaired"]["index_files_removed"] == [str(path) for path in index[1:]]
     assert bodies_of(store) == {row[4] for row in sample.records}
     code, after = check("--deep")
@@ -278,7 +281,25 @@ def test_a_cut_keeps_the_lock_from_the_check_to_the_end(
     SystemEnv().lock(f"{store}/lock").close()  # and it is released then
 
 
-def test_a_running_broker_is_not_checked_and_a_folder_without_store_is_refused(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--deep", "--repair", "--quarantine", "--cut=0"])
+def test_the_store_of_a_running_broker_is_refused_with_the_process(cli: Cli, store: Path, option: str) -> None:
+    script = (
+        "import sys; from gantrymq.kernel.env.system import SystemEnv\n"
+        "lock = SystemEnv().lock(sys.argv[1]); print('locked', flush=True); input()"
+    )
+    command = [sys.executable, "-c", script, f"{store}/lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
+        try:
+            assert broker.stdout is not None
+            assert broker.stdout.readline() == b"locked\n"
+            refused = cli("store", "check", "--data", str(store), option)
+            reason = " ".join(refused.err.split())
+            assert (refused.code, f"is in use by process {broker.pid}: stop it first" in reason) == (1, True)
+        finally:
+            broker.communicate(b"\n")
+
+
+def test_a_folder_without_store_is_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     outcome = cli("store", "check", "--data", str(tmp_path / "empty"))
     assert outcome.code == 1
