@@ -146,7 +146,7 @@ class FaultFile:
     def share(self) -> FaultFile:
         return self
 
-    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int, zeros: int = 0) -> None:
         if self._env.is_due("pwrite"):
             if self._env.lie:
                 return
@@ -156,7 +156,7 @@ class FaultFile:
             elif self._env.tear == "tear":
                 self._file.pwrite(data[half:], offset + half)
             raise self._env.error("pwrite")
-        self._file.pwrite(data, offset)
+        self._file.pwrite(data, offset, zeros)
 
     def datasync(self) -> None:
         if self._env.is_due("datasync"):

@@ -94,8 +94,9 @@ class MemoryFile:
     def size(self) -> int:
         return len(self._inode.data)
 
-    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int, zeros: int = 0) -> None:
         self._env.check()
+        data = bytes(data) + bytes(zeros) if zeros else data
         self._env.take_room(max(offset + len(data) - len(self._inode.data), 0))
         self._inode.write(data, offset)
 
@@ -154,7 +155,7 @@ class MemoryEnv:
 
     It tracks synced contents and names separately. :meth:`power_cut` and :meth:`kill` switch it off and return the
     machine after the restart as a copy, so that a test can continue one moment in several ways. ``free_bytes`` is the
-    free disk space, None for no limit.
+    free disk space, None for no limit; ``large_folios`` is what :meth:`has_large_folios` returns.
     """
 
     def __init__(self, seed: int = 0, start_ms: int = 1_700_000_000_000) -> None:
@@ -162,6 +163,7 @@ class MemoryEnv:
         self.folders: set[str] = {"/", "."}
         self.locks: set[str] = set()
         self.free_bytes: int | None = None
+        self.large_folios = True
         self.wall = start_ms
         self._synced_names: dict[str, _Inode] = {}
         self._unsynced: list[tuple[str | None, str | None, _Inode]] = []
@@ -203,6 +205,7 @@ class MemoryEnv:
         env.files, env._synced_names, env._unsynced = dict(files), dict(synced), list(unsynced)
         env.folders = set(self.folders)
         env.free_bytes = self.free_bytes
+        env.large_folios = self.large_folios
         return env
 
     def _successor(self, seed: int) -> Self:
@@ -312,6 +315,9 @@ class MemoryEnv:
 
     def tree_flusher(self, path: str) -> TreeFlusher | None:
         return MemoryTreeFlusher(self, path)
+
+    def has_large_folios(self, path: str) -> bool:
+        return self.large_folios
 
     def sync_tree(self, path: str) -> None:
         """Flush data and names below ``path``."""

@@ -38,8 +38,10 @@ class File(Protocol):
     def size(self) -> int:
         """Return the file's size."""
 
-    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``. After an error any part of it may have been written."""
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int, zeros: int = 0) -> None:
+        """Write all of ``data`` at ``offset``, and behind it so many bytes of zeros, at most 1 MiB.
+
+        After an error any part of it may have been written."""
 
     def pread(self, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes at ``offset``; fewer only where the file ends."""
@@ -154,6 +156,11 @@ class Env(Protocol):
         """Return the flusher for the files below the folder ``path`` that are written from now on.
 
         None if the system has none, or has one that would not report each failed write."""
+
+    def has_large_folios(self, path: str) -> bool:
+        """Return whether a long write to a new range of a file below ``path`` takes memory in large folios.
+
+        False: the page cache takes each page of 4 KiB on its own, or it is not known."""
 
     def lock(self, path: str) -> Lock:
         """Take the store's lock, as RocketMQ does: a record lock on byte 0. :class:`StoreInUse` if another process

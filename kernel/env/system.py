@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from gantrymq.kernel.fast.plain_flusher import Flusher
 
 
+_ZEROS = memoryview(bytes(1024 * 1024))
+
+
 class _Descriptor:
     """A file descriptor that is closed when it is no longer referenced, so no call can use the number of another
     file."""
@@ -63,10 +66,16 @@ class SystemFile:
         descriptor = self._descriptor
         return os.fstat(descriptor.number).st_size
 
-    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int, zeros: int = 0) -> None:
         descriptor = self._descriptor
-        written = os.pwrite(descriptor.number, data, offset)
         size = len(data)
+        if zeros:
+            written = os.pwritev(descriptor.number, [data, _ZEROS[:zeros]], offset)
+            if written < size + zeros:
+                data = bytes(data) + _ZEROS[:zeros]
+                size = len(data)
+        else:
+            written = os.pwrite(descriptor.number, data, offset)
         while written < size:
             # A full disk first causes a short write; the next write returns the error.
             more = os.pwrite(descriptor.number, memoryview(data)[written:], offset + written)
@@ -225,6 +234,8 @@ REPORTING_FILE_SYSTEMS = ("ext4", "xfs")
 """Their ``syncfs`` writes the data, commits the journal and flushes the disk's cache."""
 REPORTS_SINCE = (5, 8)
 """The first version of Linux whose ``syncfs`` returns the errors of earlier writes."""
+LARGE_FOLIOS_SINCE = {"ext4": (6, 16), "xfs": (6, 6)}
+"""The first version of Linux in which a write to a file of this file system takes memory in large folios."""
 
 
 def _file_system(path: str) -> str:
@@ -380,6 +391,10 @@ class SystemEnv:
         if _linux_version() < REPORTS_SINCE or _file_system(path) not in REPORTING_FILE_SYSTEMS:
             return None
         return SystemTreeFlusher(path)
+
+    def has_large_folios(self, path: str) -> bool:
+        since = LARGE_FOLIOS_SINCE.get(_file_system(path))
+        return since is not None and _linux_version() >= since
 
     def lock(self, path: str) -> Lock:
         return SystemLock(path)

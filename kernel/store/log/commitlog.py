@@ -115,6 +115,7 @@ class CommitLog:
     def open(self) -> None:
         """Find the files. Recovery determines the end of the log (:meth:`set_end`)."""
         self.segments.load()
+        self.ahead.large_folios = self._env.has_large_folios(self.segments.folder)
 
     def set_end(self, end: int, timestamp: int) -> None:
         """Set the end of the log, all of which is flushed; its last record was stored at ``timestamp``."""
@@ -261,12 +262,12 @@ class CommitLog:
         if self._behind is None and segment is not self._followed:
             self._flusher.follow(segment.file)
             self._followed = segment
-        self.ahead.appending(position + len(data))
+        zeros = min(self.ahead.appending(position + len(data)), segment.end) - position - len(data)
         if self._behind is not None:
-            self._behind.put(segment, position, bytes(data))
+            self._behind.put(segment, position, bytes(data), zeros)
             return
         try:
-            self.segments.write(position, data)
+            self.segments.write(position, data, zeros)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

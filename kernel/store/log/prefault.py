@@ -9,11 +9,15 @@ from gantrymq.kernel.env import File
 from gantrymq.kernel.errors import NO_ROOM
 from gantrymq.kernel.store.log.segments import Segment, Segments
 
-_ZEROS = bytes(1024 * 1024)
-_ZEROS_MAX_BYTES = 32 * len(_ZEROS)
-_PAGES_MAX_BYTES = 128 * len(_ZEROS)
+_MIB = 1024 * 1024
+_ZEROS_MAX_BYTES = 32 * _MIB
+_PAGES_MAX_BYTES = 128 * _MIB
 _PAGES_BYTES = 128 * 1024
 """Size of one request: Linux truncates longer ones (``force_page_cache_ra``)."""
+FOLIO_BYTES = 64 * 1024
+"""Linux takes memory for a write in folios of its length. Each write to a folio looks at all its blocks, so a folio of
+1 MiB makes small writes slow, and one of 4 KiB makes large ones slow. ``docs/design/performance.md`` has the times."""
+_ZEROS = bytes(FOLIO_BYTES)
 
 
 class LogPrefault:
@@ -22,14 +26,19 @@ class LogPrefault:
     If senders wait for each flush (:attr:`zeros`), it writes zeros behind the log's end, four times the bytes that were
     appended since the last call (1 to 32 MiB). Flushing bytes that were written before takes about half as long as
     flushing reserved ones, which the file system must first mark as used. If more than that is appended between two
-    calls, zeros would only slow the log down. Otherwise it brings the next pages into the page cache (twice the
-    appended bytes, up to 128 MiB): without this, each append would wait while the system allocates and clears memory,
-    which took longer than the rest of a batch.
+    calls, zeros would only slow the log down.
+
+    Otherwise each append would take memory for its pages. With :attr:`large_folios`, an append to a new range includes
+    zeros up to the next multiple of :data:`FOLIO_BYTES`, so that one large folio serves all appends to this range.
+    Without, the next pages are brought into the page cache (twice the appended bytes, up to 128 MiB), since the system
+    takes, clears and maps each on its own, which took longer than the rest of a batch.
     """
 
     def __init__(self, segments: Segments, sync: Callable[[File], None]) -> None:
         self.zeros = False
-        """Whether zeros are written."""
+        """Whether zeros are written for flushes."""
+        self.large_folios = False
+        """Whether the system takes memory for a long write in large folios."""
         self._segments = segments
         self._sync = sync
         self._zeroing = threading.Lock()
@@ -39,11 +48,19 @@ class LogPrefault:
         """The log ends at ``end`` and nothing is prepared behind it."""
         self._seen = self._zeroed = self._paged = end
 
-    def appending(self, end: int) -> None:
-        """Call this before records are written up to ``end``: zeros are then written only behind it."""
-        if end > self._zeroed:
-            with self._zeroing:
-                self._zeroed = max(self._zeroed, end)
+    def appending(self, end: int) -> int:
+        """Call this before records are written up to ``end``: the worker's zeros are then written only behind it.
+
+        Returns the offset up to which zeros belong into the same write, as far as the file reaches; ``end`` for none.
+        """
+        if end <= self._zeroed:
+            return end
+        ready = -(-end // FOLIO_BYTES) * FOLIO_BYTES if self.large_folios else end
+        with self._zeroing:
+            if end <= self._zeroed:
+                return end
+            self._zeroed = ready
+        return ready
 
     def prepare(self, end: int) -> None:
         """Prepare the part behind ``end``, the log's end; for a worker thread. :class:`OSError`, except for a full
@@ -53,9 +70,9 @@ class LogPrefault:
         if segment is None:
             return
         if self.zeros and progress <= _ZEROS_MAX_BYTES:
-            wanted = min(max(4 * progress, len(_ZEROS)), _ZEROS_MAX_BYTES)
+            wanted = min(max(4 * progress, _MIB), _ZEROS_MAX_BYTES)
             self._write_zeros(segment, min(end + wanted, segment.end))
-        else:
+        elif not self.large_folios:
             wanted = min(2 * progress, _PAGES_MAX_BYTES)
             self._want_pages(segment, end, min(end + wanted, segment.end))
 
@@ -70,7 +87,7 @@ class LogPrefault:
             # Write only behind all records: an append beyond this announces itself first, under the same lock.
             with self._zeroing:
                 start = self._zeroed
-                size = min(len(_ZEROS), stop - start)
+                size = min(FOLIO_BYTES - start % FOLIO_BYTES, stop - start)
                 if size > 0:
                     try:
                         segment.file.pwrite(_ZEROS[:size], start - segment.base)

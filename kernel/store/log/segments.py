@@ -189,12 +189,12 @@ class Segments:
         if self.at(offset) is segment:
             raise
 
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write ``data``, which must lie within one existing file."""
+    def write(self, offset: int, data: bytes | memoryview, zeros: int = 0) -> None:
+        """Write ``data`` and so many bytes of zeros, which must lie within one existing file."""
         segment = self.at(offset)
-        if segment is None or offset + len(data) > segment.end:
-            raise ValueError(f"{self.folder}: {len(data)} bytes at {offset} are not within one file")
-        segment.file.pwrite(data, offset - segment.base)
+        if segment is None or offset + len(data) + zeros > segment.end:
+            raise ValueError(f"{self.folder}: {len(data) + zeros} bytes at {offset} are not within one file")
+        segment.file.pwrite(data, offset - segment.base, zeros)
         segment.unsynced = True
 
     def ensure(self, offset: int) -> Segment:

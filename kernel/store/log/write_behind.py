@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import groupby
+from typing import TypeAlias
 
 from gantrymq.kernel.env import Waker
 from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.kernel.store.log.segments import Segment
+
+Piece: TypeAlias = tuple[Segment, int, bytes, int]
+"""The file, the log's offset, the bytes, and how many zeros belong behind them."""
 
 
 class WriteBehind:
@@ -34,8 +38,8 @@ class WriteBehind:
         self._waker = waker
         self._check = check
         self._poison = poison
-        self._batch: list[tuple[Segment, int, bytes]] = []
-        self._waiting: list[tuple[Segment, int, bytes]] = []
+        self._batch: list[Piece] = []
+        self._waiting: list[Piece] = []
         self._end = (start, 0)
         self._followed: Segment | None = None
         self._guard = threading.Lock()
@@ -43,9 +47,11 @@ class WriteBehind:
         self._asked = threading.Event()
         self._stopping = False
 
-    def put(self, segment: Segment, position: int, data: bytes) -> None:
-        """Add ``data`` for ``segment`` at the log's offset ``position``, behind everything that was put before."""
-        self._batch.append((segment, position, data))
+    def put(self, segment: Segment, position: int, data: bytes, zeros: int = 0) -> None:
+        """Add ``data`` for ``segment`` at the log's offset ``position``, behind everything that was put before.
+
+        So many bytes of zeros belong behind it, unless more data does."""
+        self._batch.append((segment, position, data, zeros))
 
     def appended(self, end: int, timestamp: int) -> None:
         """Everything up to ``end`` has been put and may be written."""
@@ -88,9 +94,12 @@ class WriteBehind:
         self._stopping = True
         self._asked.set()
 
-    def _write(self, segment: Segment, pieces: list[tuple[Segment, int, bytes]]) -> None:
+    def _write(self, segment: Segment, pieces: list[Piece]) -> None:
         if segment is not self._followed:
             self._flusher.follow(segment.file)
             self._followed = segment
-        segment.file.pwrite(b"".join([data for _, _, data in pieces]), pieces[0][1] - segment.base)
+        _, start, _, _ = pieces[0]
+        _, last, data, _ = pieces[-1]
+        zeros = max(position + len(data) + zeros for _, position, data, zeros in pieces) - last - len(data)
+        segment.file.pwrite(b"".join([data for _, _, data, _ in pieces]), start - segment.base, zeros)
         segment.unsynced = True

@@ -42,8 +42,10 @@ def test_a_file_returns_the_written_bytes(env: Env, root: str) -> None:
     assert file.pread(2000, 990) == bytes(10)
     file.pwrite(b"hello", 100)
     file.pwrite(memoryview(b"world"), 105)
+    file.pwrite(b"behind it", 110)
+    file.pwrite(b"d", 109, 5)
     file.datasync()
-    assert file.pread(10, 100) == b"helloworld"
+    assert file.pread(19, 100) == b"helloworld" + bytes(5) + b"d it"
     buffer = bytearray(50)
     assert file.peek_into(memoryview(buffer), 995) == 5
     assert file.peek_into(memoryview(buffer)[:5], 100) == 5
@@ -155,6 +157,38 @@ def test_a_flush_of_the_file_system_is_used_only_where_it_reports_failures(
         flusher.close()
         with pytest.raises(OSError, match="Bad file descriptor"):
             flusher.flush()
+
+
+@pytest.mark.parametrize("system_writes", [1, 5, 8, 12])
+def test_a_short_write_is_continued_also_in_its_zeros(
+    system_writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SystemEnv().open(str(tmp_path / "f"), create=True)
+    file.pwrite(b"x" * 20, 0)
+    real = os.pwrite
+    first = lambda number, parts, offset: real(number, b"".join(parts)[:system_writes], offset)  # noqa: E731
+    monkeypatch.setattr(system.os, "pwritev", first)
+    monkeypatch.setattr(system.os, "pwrite", lambda number, data, offset: real(number, bytes(data[:3]), offset))
+    file.pwrite(b"12345678", 2, 4)
+    assert file.pread(20, 0) == b"xx12345678" + bytes(4) + b"xxxxxx"
+
+
+@pytest.mark.parametrize(
+    ("kind", "release", "has_them"),
+    [
+        ("ext4", "6.16.0", True),
+        ("ext4", "6.8.0-45-generic", False),
+        ("xfs", "6.8.0-45-generic", True),
+        ("xfs", "5.10", False),
+        ("btrfs", "6.18", False),
+    ],
+)
+def test_large_folios_are_known_by_file_system_and_version(
+    kind: str, release: str, has_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system.os, "uname", lambda: SimpleNamespace(release=release))
+    monkeypatch.setattr(system, "_file_system", lambda path: kind)
+    assert SystemEnv().has_large_folios("/") is has_them
 
 
 def test_the_type_of_a_file_system_is_found() -> None:

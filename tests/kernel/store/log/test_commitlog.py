@@ -12,6 +12,7 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.env import File
 from gantrymq.kernel.errors import CorruptRange, LogPoisoned, OutOfLog
 from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.prefault import FOLIO_BYTES
 from gantrymq.kernel.store.log.record import BadRecord, blank
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.remoting.codes import ResponseCode
@@ -319,8 +320,32 @@ def test_a_scan_is_limited_in_rows_and_stops_between_records() -> None:
     assert next(log.scan(ends[3], ends[5])).offsets == batch.offsets[4:6]
 
 
+def test_an_append_to_a_new_range_also_writes_the_rest_of_its_folio() -> None:
+    log = make(MemoryEnv(), file_bytes=2 * FOLIO_BYTES + 1000, max_body_bytes=FOLIO_BYTES)
+    append(log, b"a" * 100)
+    file = log.segments.ensure(0).file
+    file.pwrite(b"x" * (FOLIO_BYTES + 2000), FOLIO_BYTES - 1000)  # as a longer log left it
+    written: list[tuple[int, int]] = []
+    write = file.pwrite
+
+    def record(data: bytes, offset: int, zeros: int = 0) -> None:
+        written.append((len(data), zeros))
+        write(data, offset, zeros)
+
+    file.pwrite = record  # type: ignore[method-assign]
+    append(log, b"b" * 100)
+    assert written == [(EMPTY + 100, 0)], "the first append has written the rest of the first folio"
+    second = append(log, b"c" * (FOLIO_BYTES - 100))
+    rest = 2 * FOLIO_BYTES - second.end
+    assert written[1:] == [(second.sizes[0], rest)]
+    assert file.pread(rest + 1000, second.end) == bytes(rest) + b"x" * 1000
+    third = append(log, b"d" * rest)
+    assert written[2:] == [(third.sizes[0], 2 * FOLIO_BYTES + 1000 - third.end)], "no further than the file"
+
+
 def test_zeros_are_written_ahead_but_never_over_a_record() -> None:
     env = FaultEnv(MemoryEnv())
+    env.env.large_folios = False
     log = make(env)
     assert log.prepare_next()
     assert env.calls["pwrite"] == 0, "nobody waits for a flush"
@@ -338,7 +363,9 @@ def test_zeros_are_written_ahead_but_never_over_a_record() -> None:
 
 
 def test_pages_behind_the_end_are_prefaulted_once_without_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = make(MemoryEnv(), file_bytes=1 << 20, max_body_bytes=1000)
+    env = MemoryEnv()
+    env.large_folios = False
+    log = make(env, file_bytes=1 << 20, max_body_bytes=1000)
     append(log, *[b"x" * 1000] * 100)
     asked: list[tuple[int, int]] = []
     file = log.segments.at(0)
@@ -360,8 +387,10 @@ def test_pages_behind_the_end_are_prefaulted_once_without_zeros(monkeypatch: pyt
     assert asked[-1][1] == 1 << 20, "not behind the file"
 
 
-def test_zeros_are_written_ahead_beside_appends() -> None:
+@pytest.mark.parametrize("large_folios", [True, False])
+def test_zeros_are_written_ahead_beside_appends(large_folios: bool) -> None:
     env = MemoryEnv()
+    env.large_folios = large_folios
     log = make(env, file_bytes=1 << 20)
     log.ahead.zeros = True
     stop = threading.Event()

@@ -9,6 +9,7 @@ import pytest
 from gantrymq.kernel.env import Waker
 from gantrymq.kernel.errors import LogPoisoned, OutOfLog
 from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.prefault import FOLIO_BYTES
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, open_store, read_queue
@@ -66,6 +67,29 @@ def test_many_batches_need_one_write_for_each_file() -> None:
     assert env.calls["pwrite"] == len(log.segments) == 3
     found = [bytes(log.read_record(offset).body) for batch in log.scan(0, log.end) for offset in batch.offsets]
     assert found == bodies
+
+
+def test_a_buffered_write_includes_the_rest_of_its_folio() -> None:
+    env = MemoryEnv()
+    env.mkdirs("log")
+    env.mkdirs("staging")
+    log = CommitLog(
+        env, "log", "staging", file_bytes=2 * FOLIO_BYTES, next_offsets={}, store_host=bytes(8), max_body_bytes=1000
+    )
+    log.open()
+    log.write_behind(Wakes())
+    log.append(batch_of([b"a"]))
+    segment = log.segments.at(0)
+    assert segment is not None
+    segment.file.pwrite(b"x" * FOLIO_BYTES, FOLIO_BYTES // 2)
+    bodies = [b"%04d" % number * 20 for number in range(500)]
+    for body in bodies:
+        log.append(batch_of([body]))
+    assert FOLIO_BYTES < log.end < 3 * FOLIO_BYTES // 2
+    log.flush()
+    assert not segment.file.pread(FOLIO_BYTES, log.end).strip(b"\0")
+    found = [bytes(log.read_record(offset).body) for batch in log.scan(0, log.end) for offset in batch.offsets]
+    assert found == [b"a", *bodies]
 
 
 def test_a_failed_buffered_write_poisons_the_log_and_is_not_retried() -> None:
