@@ -114,6 +114,13 @@ def secret() -> Any:
     return attrs.field(default="", repr=False)
 
 
+def forget_secrets(section: attrs.AttrsInstance) -> None:
+    """Empty the :func:`secret` fields of a section when the plugin has used them: the configuration keeps no copy."""
+    for field in attrs.fields(type(section)):
+        if not field.repr:
+            object.__setattr__(section, field.name, "")  # a section is frozen for everybody else
+
+
 def check_address(value: str, any_port: bool = False) -> None:
     """ValueError unless ``value`` is ``host:port``."""
     host, _ = parse_address(value, any_port=any_port)

@@ -24,6 +24,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.config.fields import forget_secrets
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
@@ -88,6 +89,7 @@ class AclPlugin:
             if self._config.first_user:
                 first.insert(0, parse_credentials("first_user", self._config.first_user))
             self._users = UserFile(broker.env, self._config.users, first)
+        forget_secrets(self._config)
         policies = None if self._users is None else Policies(self._users, broker.cluster, self._config.authorization)
         self._checks = Checks(broker.store, self._rights, lambda: self._file.accounts, policies)
         self._warnings = RareWarnings(broker.env.monotonic)

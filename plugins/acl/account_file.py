@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -32,13 +33,14 @@ class AccountFile:
         self.path = path
         self._turn = trio.Lock()
         try:
-            self._data = b"" if optional and not env.exists(path) else env.read_bytes(path)
+            data = b"" if optional and not env.exists(path) else env.read_bytes(path)
         except OSError as error:
             raise StartError(f"plugin.acl.file = {path!r}: cannot be read: {error.strerror or error}") from None
         try:
-            self.accounts = Accounts.parse(self._data)
+            self.accounts = Accounts.parse(data)
         except ValueError as error:
             raise StartError(f"plugin.acl.file = {path!r}: {error}") from None
+        self._seen = _digest_of(data)  # not the file itself, which has secret keys
         self.failed_reloads = 0
 
     async def watch(self, interval: float) -> None:
@@ -52,13 +54,14 @@ class AccountFile:
         try:
             data = await trio.to_thread.run_sync(self._env.read_bytes, self.path)
         except OSError as error:
-            if self._data:
+            if self._seen:
                 self._refuse(error.strerror or str(error))
-            self._data = b""
+            self._seen = b""
             return
-        if data == self._data:
+        digest = _digest_of(data)
+        if digest == self._seen:
             return
-        self._data = data
+        self._seen = digest
         try:
             self.accounts = await trio.to_thread.run_sync(Accounts.parse, data)
         except ValueError as error:
@@ -76,7 +79,7 @@ class AccountFile:
         ``ValueError`` (from ``change`` too, or if the result is no valid file) or OSError: then nothing has changed.
         """
         async with self._turn:
-            self._data, self.accounts = await trio.to_thread.run_sync(partial(self._changed, change, now_ms))
+            self._seen, self.accounts = await trio.to_thread.run_sync(partial(self._changed, change, now_ms))
         log.info("acl_file_changed", path=self.path, accounts=len(self.accounts.by_key))
 
     def _changed(self, change: Callable[[dict[str, Any]], None], now_ms: int) -> tuple[bytes, Accounts]:
@@ -88,7 +91,12 @@ class AccountFile:
         data = write_document(document)
         accounts = Accounts.parse(data)
         self._env.replace(self.path, data)
-        return data, accounts
+        return _digest_of(data), accounts
+
+
+def _digest_of(data: bytes) -> bytes:
+    """What tells one content of the file from another; empty for a file that is empty or missing."""
+    return sha256(data).digest() if data else b""
 
 
 def read_keys(env: Env, path: str) -> Credentials:

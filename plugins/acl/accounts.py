@@ -63,7 +63,7 @@ class Account:
 
 @attrs.frozen
 class Accounts:
-    """The content of the file. ``document``: the file as YAML gave it."""
+    """The content of the file. ``document``: the file as YAML gave it, without the secret keys."""
 
     by_key: Mapping[str, Account]
     by_subject: Mapping[str, Account]
@@ -81,6 +81,10 @@ class Accounts:
                 raise ValueError(f"account {number} is no mapping")
             account = read_account(entry, f"account {number}")
             by_key.setdefault(account.access_key, account)  # as in RocketMQ, the first one of a key counts
+        if document.get("accounts"):
+            document["accounts"] = [
+                {key: value for key, value in entry.items() if key != "secretKey"} for entry in document["accounts"]
+            ]
         by_subject: dict[str, Account] = {}
         for account in by_key.values():
             for subject in account.subjects:
@@ -134,7 +138,7 @@ def read_account(entry: Mapping[str, Any], where: str) -> Account:
     return Account(
         access_key=access_key,
         secret=secret.encode("utf-8", "surrogatepass"),
-        admin=_flag_of(entry, "admin", where),
+        admin=flag_of(entry, "admin", where),
         addresses=parse_rule(text_of(entry, "whiteRemoteAddress", where) or ""),
         topic_default=parse_permission(text_of(entry, "defaultTopicPerm", where)),
         group_default=parse_permission(text_of(entry, "defaultGroupPerm", where)),
@@ -194,7 +198,8 @@ def _text(value: object, where: str) -> str | None:
     return value
 
 
-def _flag_of(entry: Mapping[str, Any], key: str, where: str) -> bool:
+def flag_of(entry: Mapping[str, Any], key: str, where: str) -> bool:
+    """The truth value under ``key``; false without one."""
     text = (text_of(entry, key, where) or "false").strip().lower()
     if text not in ("true", "false"):
         raise ValueError(f"{where}: {key} must be true or false")

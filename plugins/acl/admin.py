@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.plugins.acl.account_file import AccountFile
-from gantrymq.plugins.acl.accounts import check_permissions, list_of, read_account, text_of, texts_of
+from gantrymq.plugins.acl.accounts import check_permissions, flag_of, list_of, read_account, text_of, texts_of
 from gantrymq.plugins.acl.addresses import parse_rule
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.bodies.access import AccountConfig, AclConfigBody
@@ -152,7 +152,7 @@ def _shown(entry: dict[str, Any]) -> AccountConfig:
     return AccountConfig(
         access_key=text_of(entry, "accessKey", where) or "",
         white_remote_address=text_of(entry, "whiteRemoteAddress", where),
-        admin=read_account(entry, where).admin,
+        admin=flag_of(entry, "admin", where),
         default_topic_perm=text_of(entry, "defaultTopicPerm", where),
         default_group_perm=text_of(entry, "defaultGroupPerm", where),
         topic_perms=texts_of(entry, "topicPerms", where) or None,

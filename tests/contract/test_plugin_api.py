@@ -40,7 +40,7 @@ CLASSES = (
 FUNCTIONS = {
     reading: ("read_messages", "message_stored_at"),
     properties: ("decode_properties", "encode_properties", "find_property", "replace_properties"),
-    fields: ("address", "duration", "filled", "number", "plain", "secret", "size"),
+    fields: ("address", "duration", "filled", "forget_secrets", "number", "plain", "secret", "size"),
 }
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import re
+import secrets
 from pathlib import Path
 
 import pytest
 import trio
 
+from gantrymq.cli.loading import ConfigFlags, load
+from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.broker_conf import translate, write_keys
 from gantrymq.kernel.config.declarations import plugin_sections
 from gantrymq.kernel.config.sources import read_settings
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.plugins import optional_plugins
+from gantrymq.plugins.acl.accounts import Accounts
 from gantrymq.plugins.acl.config import AclConfig
 from gantrymq.plugins.interfaces import Registration
 from gantrymq.remoting.codes import RequestCode
@@ -137,3 +144,65 @@ async def test_keys_that_cannot_be_used_refuse_the_start(
             pytest.fail("it serves")
     assert failed.group_contains(StartError, match=reason)
     assert "hush" not in str(failed.value.exceptions)
+
+
+NOWHERE = "127.0.0.1:1"
+MARK = "-".join(("marked", "secret"))
+"""Joined at run time, so that no constant of this module is found."""
+
+
+def secrets_in_memory() -> set[str]:
+    """The secrets of :func:`write_conf` in texts and bytes that some object of this process refers to."""
+    pattern = re.compile(rf"{MARK}-(\w+)-[0-9a-f]{{16}}")
+    found: set[str] = set()
+    containers, seen = gc.get_objects(), set[int]()
+    while containers:
+        for each in gc.get_referents(containers.pop()):
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if isinstance(each, bytes | bytearray):
+                found |= set(pattern.findall(each.decode("latin-1")))
+            elif isinstance(each, str):
+                found |= set(pattern.findall(each))
+            elif not gc.is_tracked(each):
+                containers.append(each)
+    return found
+
+
+def write_conf(folder: Path) -> ConfigFlags:
+    """A ``broker.conf`` with a first user, whom ``users.json`` has with another password, and inner credentials; and
+    an account of RocketMQ 4."""
+
+    def secret(name: str) -> str:
+        return f"{MARK}-{name}-{secrets.token_hex(8)}"
+
+    (folder / "auth").mkdir()
+    users = {"users": {"root": {"password": secret("user"), "userType": "Super"}}}
+    (folder / "auth" / "users.json").write_text(json.dumps(users))
+    (folder / "plain_acl.yml").write_text(f"accounts: [{{accessKey: the-account, secretKey: {secret('account')}}}]\n")
+    properties = {
+        "authenticationEnabled": "true", "authConfigPath": str(folder / "auth"),
+        "initAuthenticationUser": json.dumps({"username": "root", "password": secret("first")}),
+        "innerClientAuthenticationCredentials": json.dumps({"accessKey": "root", "secretKey": secret("inner")}),
+    }  # fmt: skip
+    (folder / "broker.conf").write_bytes(write_properties(properties))
+    sets = [f"plugin.acl.file={folder}/plain_acl.yml", "plugin.http.listen=", f"broker.nameservers={NOWHERE}"]
+    return ConfigFlags(config=str(folder / "broker.conf"), data=str(folder / "data"), listen="127.0.0.1:0", sets=sets)
+
+
+@pytest.mark.trio
+async def test_secrets_stay_in_memory_only_if_signatures_need_them(tmp_path: Path) -> None:
+    """The keys of users and accounts and the broker's own: HMAC needs them. The first user's is not used: one of this
+    name exists."""
+    loaded = load(write_conf(tmp_path))
+    assert secrets_in_memory() == {"first", "inner"}
+    async with run_broker(Broker(loaded.config, loaded.manager, SystemEnv())) as broker:
+        gc.collect()
+        assert secrets_in_memory() == {"inner", "user", "account"}
+        section = broker.config.section(AclConfig)
+        assert (section.first_user, section.inner_credentials) == ("", "")
+        shown = {row.key: row.value for row in broker.config.explain() if row.section == "plugin.acl"}
+        assert (shown["first_user"], shown["inner_credentials"]) == ("(hidden)", "(hidden)")
+        accounts = next(each for each in gc.get_objects() if isinstance(each, Accounts) and each.by_key)
+        assert "secretKey" not in accounts.document["accounts"][0]
