@@ -61,6 +61,8 @@ STOPPED_AFTER_S = 4
 
 
 class Block(NamedTuple):
+    """A fenced block: the mark before it, empty where it has none, its language and its text."""
+
     mark: str
     language: str
     text: str
@@ -80,10 +82,12 @@ def steps(page: Path) -> list[Block]:
 
 
 def marked(page: Path, *marks: str) -> list[Block]:
+    """The blocks of the page with one of these marks."""
     return [block for block in blocks(page) if block.mark in marks]
 
 
 def name(page: Path) -> str:
+    """The path of the page below the repository's folder."""
     return str(page.relative_to(ROOT))
 
 
@@ -188,6 +192,7 @@ class PageServer:
 
 
 def command_of(block: Block, text: str, place: Path) -> list[str]:
+    """How to run ``text`` of the block: by this Python, or by bash until the first command that fails."""
     return [str(place / "bin" / "gantrymq"), "-c", text] if block.language == "python" else ["bash", "-ec", text]
 
 
