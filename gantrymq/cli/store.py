@@ -111,7 +111,7 @@ def check(
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Delete older backups, so that N remain.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def backup(target: str, config: str | None, data: str | None, full: bool, keep: int | None, as_json: bool) -> None:
-    """Back up a store to a folder or a URL of fsspec (s3://bucket/folder), also while the broker runs.
+    """Back up a store to a folder or a URL (s3://bucket/folder), also while the broker runs.
 
     The backup has every message that was acknowledged before the command started. A further backup to the same target
     copies only what is new.

@@ -1,4 +1,4 @@
-"""Places for backups: a folder, or any storage that fsspec knows (``s3://``, ``gs://``, ``abfs://``, ``sftp://``).
+"""Places for backups: a folder, an object store by obstore (``s3://``, ``gs://``, ``az://``), or what fsspec knows.
 
 Names of objects are relative paths with slashes. An object is written once, as a whole.
 """
@@ -6,10 +6,19 @@ Names of objects are relative paths with slashes. An object is written once, as 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
 
 from gantrymq.kernel.errors import StartError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_STORE_URL: Final = re.compile(r"(s3|s3a|gs|az|abfs|abfss)://([^/]+)(/.*)?", re.DOTALL)
 
 
 class Target(Protocol):
@@ -34,6 +43,9 @@ def open_target(place: str) -> Target:
         return FolderTarget(Path(place))
     if place.startswith("file://"):
         return FolderTarget(Path(place.removeprefix("file://")))
+    if (found := _STORE_URL.fullmatch(place)) is not None:
+        with suppress(ImportError):  # without obstore, fsspec's package for this storage may be there
+            return StoreTarget(place, found[1], found[2], (found[3] or "").strip("/"))
     return ObjectTarget(place)
 
 
@@ -80,6 +92,61 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class StorageFailed(StartError, OSError):
+    """A request to an object store failed; the text names the object."""
+
+
+class StoreTarget:
+    """A folder of an object store, by obstore, which reads keys, region and endpoint from the environment."""
+
+    def __init__(self, url: str, scheme: str, bucket: str, path: str) -> None:
+        """``ImportError`` without obstore, :class:`StartError` for settings that it refuses. Sends no request."""
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+
+        self._url = url
+        try:
+            self._store: ObjectStore = from_url(f"{scheme}://{bucket}/{quote(path)}")
+        except (BaseError, ValueError) as error:
+            raise StartError(f"{url}: {_first_line(error)}") from None
+
+    def read(self, name: str, most: int) -> bytes:
+        with self._errors_of(name):
+            found = self._store.get(name)
+            if found.meta["size"] > most:
+                return bytes(self._store.get_range(name, start=0, end=most + 1))
+            return bytes(found.bytes())
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._errors_of(name):
+            self._store.put(name, data)
+
+    def names(self, folder: str) -> list[str]:
+        with self._errors_of(folder):
+            found = self._store.list_with_delimiter(folder)
+            return sorted(str(item["path"]).rpartition("/")[2] for item in found["objects"])
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError), self._errors_of(name):
+            self._store.delete(name)
+
+    @contextmanager
+    def _errors_of(self, name: str) -> Iterator[None]:
+        """Raise obstore's errors as :class:`StorageFailed`."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except BaseError as error:
+            raise StorageFailed(f"{self._url}/{name}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 class ObjectTarget:

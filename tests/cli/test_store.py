@@ -32,6 +32,7 @@ from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, Targ
 from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup
 from gantrymq.message import Message
 from gantrymq.testing.harness import cluster_in_thread
+from support.object_storage import s3_settings
 from support.stores import log_records, make_store
 
 pytestmark = pytest.mark.timeout(120)
@@ -464,6 +465,17 @@ def test_a_log_that_was_replaced_is_not_appended_to_the_backup(cli: Cli, store: 
     outcome = cli("store", "backup", target, "--data", str(store))
     assert (outcome.code, "is not the continuation of the last backup" in " ".join(outcome.err.split())) == (1, True)
     assert cli("store", "backup", target, "--data", str(store), "--full").code == 0
+
+
+def test_an_object_store_that_fails_is_named_in_one_line(
+    cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="pip install 'gantrymq[backup]'")
+    for name, value in s3_settings("http://127.0.0.1:1").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_MAX_RETRIES", "0")
+    outcome = cli("store", "backup", "s3://bucket/broker-a", "--data", str(store))
+    assert (outcome.code, outcome.err.startswith("gantrymq: s3://bucket/broker-a/")) == (1, True), outcome.err
 
 
 # --------------------------------------------------------------------------------- backups at the same time

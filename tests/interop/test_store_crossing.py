@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+import gantrymq.sync
+from gantrymq.cli.__main__ import run as run_command
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.layouts import ENTRY
@@ -18,7 +21,8 @@ from gantrymq.maintenance.store_backup import back_up, restore
 from support.clients import ForeignClient, Sent, check_complete
 from support.content import content
 from support.foreign import Java, start_broker
-from support.processes import Child, free_ports, gantrymq_child
+from support.object_storage import run_s3, s3_settings
+from support.processes import Child, free_ports, gantrymq_child, wait_for
 from support.stores import expected_queues, log_records, written_queues
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
@@ -174,6 +178,64 @@ def test_java_opens_a_store_that_was_restored_from_a_backup(
         check_all(java4_client, second, topic, "restored", sent, count)
         sent += java4_client.produce(second.nameserver, topic, MORE, seed=41, first=count)
         check_all(java4_client, second, topic, "after", sent, count + MORE)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    pytest.importorskip("moto", reason="pip install 'moto[s3]' flask-cors")
+    pytest.importorskip("obstore", reason="pip install 'gantrymq[backup]'")
+    with run_s3() as address:
+        for name, value in s3_settings(address).items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+def run(*arguments: str) -> None:
+    assert run_command(list(arguments)) == 0
+
+
+def offsets_of(nameserver: str, topic: str, group: str) -> list[int | None]:
+    with gantrymq.sync.connect(nameserver) as client:
+        return [client.admin.consumer_offset(group, queue) for queue in sorted(client.admin.queues(topic))]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("version", ["java", "java5"])
+def test_java_opens_a_repaired_store_and_one_that_was_restored_from_s3(
+    request: pytest.FixtureRequest,
+    java4_client: ForeignClient,
+    brokers: Brokers,
+    tmp_path: Path,
+    s3: None,
+    version: str,
+) -> None:
+    """Every message is there in both, and the groups have the offsets that they had."""
+    brokers = attrs.evolve(brokers, java=request.getfixturevalue(version))
+    store, restored, url = tmp_path / "store", tmp_path / "restored", f"s3://bucket/{version}"
+    topic, count = f"{TOPIC}-repaired-{version}", 3 * EACH
+    with brokers.ours(store, SMALL_FILE_BYTES) as first:
+        sent = fill(java4_client, first, topic)
+        check_all(java4_client, first, topic, "done", sent, count)
+        wait_for(lambda: sum(offset or 0 for offset in offsets_of(first.nameserver, topic, "done")) == count)
+        committed = offsets_of(first.nameserver, topic, "done")
+        end(first, "stopped")
+    run("store", "backup", url, "--data", str(store))
+    run("store", "restore", url, "--data", str(restored))
+    queues = sorted((store / "consumequeue" / topic).iterdir())
+    with next(queues[0].iterdir()).open("r+b") as file:
+        file.write(b"\xff" * 10 * ENTRY.size)
+    shutil.rmtree(queues[1])
+    offsets = store / "config" / "consumerOffset.json"
+    shutil.copy(offsets, f"{offsets}.bak")
+    offsets.write_bytes(b"\0" * 100)
+    (store / "config" / "topics.json.bak").write_bytes(b"{")
+    run("store", "check", "--deep", "--repair", "--data", str(store))
+    for folder in (store, restored):
+        assert expected_queues(log_records(folder)) == written_queues(folder)
+        with brokers.theirs(folder, SMALL_FILE_BYTES) as second:
+            assert offsets_of(second.nameserver, topic, "done") == committed
+            check_all(java4_client, second, topic, "again", sent, count)
+            java4_client.produce(second.nameserver, topic, MORE, seed=41, first=count)
 
 
 def written_extensions(store: Path) -> dict[str, bytes]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import socketserver
-import subprocess
-import sys
 import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -33,7 +30,8 @@ from gantrymq.remoting.headers.offsets import (
 from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
 from gantrymq.remoting.properties import encode_properties
 from gantrymq.spark.wire import Wire
-from support.processes import free_ports, wait_for
+from support.object_storage import run_s3
+from support.object_storage import s3_settings as settings_of_s3
 from support.spark_session import run_spark
 
 if TYPE_CHECKING:
@@ -239,32 +237,12 @@ def spark() -> Iterator[SparkSession]:
 def s3() -> Iterator[str]:
     """The address of an S3 with the bucket ``bucket``."""
     pytest.importorskip("moto", reason="pip install 'moto[s3]' flask-cors")
-    (port,) = free_ports()
-    address = f"http://127.0.0.1:{port}"
-    # Not a thread of this process, because deltalake holds the GIL during some of its requests.
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            wait_for(lambda: _has_made_bucket(f"{address}/bucket"), 60)
-            yield address
-        finally:
-            server.kill()
-
-
-def _has_made_bucket(url: str) -> bool:
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=10).close()
-    except OSError:
-        return False
-    return True
+    with run_s3() as address:
+        yield address
 
 
 @pytest.fixture
 def s3_settings(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings that the how-to guide names, for the S3 on loopback."""
-    settings = {
-        "AWS_ENDPOINT_URL": s3, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
-    }  # fmt: skip
-    for name, value in settings.items():
+    for name, value in settings_of_s3(s3).items():
         monkeypatch.setenv(name, value)
