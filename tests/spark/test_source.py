@@ -13,6 +13,8 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.spark import reason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from conftest import FakeCluster
     from pyspark.sql import DataFrame, SparkSession
 
@@ -140,6 +142,37 @@ def test_spark_workers_use_this_interpreter(spark: SparkSession) -> None:
         return sys.executable
 
     assert spark.sparkContext.parallelize([0], 1).map(executable).collect() == [sys.executable]
+
+
+def test_a_worker_excludes_its_modules_from_garbage_collection(spark: SparkSession, orders: FakeCluster) -> None:
+    """Spark's workers collect all garbage after each task, which takes longer than a small task."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    load(spark, orders).count()
+
+    class CountReader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(number) for number in range(8)]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+            import gc
+
+            yield (gc.get_freeze_count(),)
+
+    class Counts(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "counts_of_frozen_objects"
+
+        def schema(self) -> str:
+            return "count bigint"
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return CountReader()
+
+    spark.dataSource.register(Counts)
+    counts = [row["count"] for row in spark.read.format("counts_of_frozen_objects").load().collect()]
+    assert max(counts) > 10_000, "an idle worker of the read runs some of the eight tasks"
 
 
 def test_the_spark_session_listens_on_loopback_only(spark: SparkSession) -> None:
