@@ -7,6 +7,7 @@ name ends in ``_total``. This module does not depend on the output format.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -35,6 +36,20 @@ class Family:
     text: str
     label_names: tuple[str, ...]
     series: dict[LabelValues, float | Distribution] = attrs.field(factory=dict)
+
+
+class Buckets:
+    """Values for :meth:`Metrics.histogram`: ``counts`` of them between the ``bounds``, and the ``total`` of all."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count ``value``. A value equal to a bound belongs below it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
 
 class Metrics:

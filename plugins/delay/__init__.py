@@ -174,7 +174,7 @@ class DelayPlugin:
         if self._delivery is not None:
             report_levels(metrics, broker, self._delivery.safe())
         if self._timer is not None and self._timer.is_open:
-            report_timer(metrics, broker, self._timer.files)
+            report_timer(metrics, broker, self._timer.files, self._timer.counts)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

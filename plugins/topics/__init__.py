@@ -63,6 +63,7 @@ class TopicsPlugin:
         self._config = TopicsConfig()
         self._failing = False
         self._changes: TopicChanges | None = None
+        self._admin: TopicAdmin | None = None
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -108,7 +109,7 @@ class TopicsPlugin:
         live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.topics", self._config, LIVE_KEYS, self._reconfigure)
-        admin = TopicAdmin(broker, self._topics, self._groups)
+        self._admin = admin = TopicAdmin(broker, self._topics, self._groups)
         return dict(admin.processors())
 
     @hookimpl
@@ -160,6 +161,8 @@ class TopicsPlugin:
             metrics.gauge(
                 "rocketmq_broker_permission", "What clients may do: 4 read, 2 write, 6 both", self._topics.broker_perm
             )
+        if self._admin is not None:
+            self._admin.times.report(metrics)
 
     @hookimpl
     def check_files(self, store: StoppedStore) -> None:

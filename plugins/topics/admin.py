@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.plugins.topics.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, changed_attributes, parse_changes
+from gantrymq.plugins.topics.creation import CreationTimes
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable
 from gantrymq.plugins.topics.table import Topics
@@ -45,14 +46,15 @@ class TopicAdmin:
         self._offsets = broker.registry.find(ConsumerOffsets)
         self._topics = topics
         self._groups = groups
+        self.times = CreationTimes(broker.env.monotonic)
 
     def processors(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
         return {
-            RequestCode.UPDATE_AND_CREATE_TOPIC: self.set_topic,
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.times.topic(self.set_topic),
             RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.set_group,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.times.group(self.set_group),
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
             RequestCode.GET_TOPIC_CONFIG: self.one_topic,

@@ -46,6 +46,7 @@ from gantrymq.remoting.timer_times import PRECISION_MS, floor
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
+    from gantrymq.plugins.delay.timer.counts import TimerCounts
     from gantrymq.plugins.delay.timer.files import TimerFiles
 
 LEAD_MS: Final = 300
@@ -71,8 +72,11 @@ class _Flight:
 class Dequeue:
     """Delivers messages from the wheel to their topics. ``append`` takes a batch through the write path."""
 
-    def __init__(self, store: Store, files: TimerFiles, append: Callable[[AppendBatch], None]) -> None:
+    def __init__(
+        self, store: Store, files: TimerFiles, append: Callable[[AppendBatch], None], counts: TimerCounts
+    ) -> None:
         self._store = store
+        self._counts = counts
         self._files = files
         self._append = append
         self._open: deque[OpenSlot] = deque()
@@ -277,6 +281,8 @@ class Dequeue:
                     else:
                         failed.append(key)
                     slot.unsettled -= 1
+                elif batch.topics[row] != TIMER_TOPIC:
+                    self._counts.left(batch.topics[row])
                 row += 1
             if failed:
                 slot.try_again(failed, now + RETRY_MS)

@@ -18,12 +18,13 @@ from gantrymq.plugins.delay.levels.delivery import NO_RECORD
 from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.remoting.properties import java_hash
-from gantrymq.remoting.property_bytes import REAL_TOPIC, TIMER_DEL_UNIQKEY, TIMER_OUT_MS
+from gantrymq.remoting.property_bytes import REAL_TOPIC, TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_ROLL_TIMES
 from gantrymq.remoting.timer_times import exact, floor, read_number
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.log.record import Record
     from gantrymq.kernel.store.store import Store
+    from gantrymq.plugins.delay.timer.counts import TimerCounts
     from gantrymq.plugins.delay.timer.dequeue import Dequeue
     from gantrymq.plugins.delay.timer.files import TimerFiles
 
@@ -41,8 +42,9 @@ def _topic_hash(topic: bytes) -> int:
 class Enqueue:
     """Moves messages from the queue to the wheel; ``dequeue`` knows which slots are open or past."""
 
-    def __init__(self, store: Store, files: TimerFiles, dequeue: Dequeue) -> None:
+    def __init__(self, store: Store, files: TimerFiles, dequeue: Dequeue, counts: TimerCounts) -> None:
         self._store = store
+        self._counts = counts
         self._files = files
         self._dequeue = dequeue
 
@@ -100,6 +102,9 @@ class Enqueue:
         due = exact(find, stored, out, self._store.log.clock.at_wall) if place == time or magic & ROLL else place
         written = floor(now)
         topic_hash = _topic_hash(find(REAL_TOPIC) or b"")
+        if not magic & DELETE and find(TIMER_ROLL_TIMES) is None:
+            topic = (find(REAL_TOPIC) or b"").decode("utf-8", "replace")
+            self._counts.came(topic, (out - record.born_timestamp) // 1000, stored, now)
         return Unit(NOWHERE, magic, written, place - written, offset, size, topic_hash, due)
 
     def _place(self, out: int, stored: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import IDLE_MS
+from gantrymq.plugins.delay.timer.counts import TimerCounts
 from gantrymq.plugins.delay.timer.dequeue import Dequeue
 from gantrymq.plugins.delay.timer.enqueue import Enqueue
 from gantrymq.plugins.delay.timer.files import SIZES, TimerFiles, TimerSizes
@@ -46,6 +47,7 @@ class Timer:
         self._store = store
         self._append = append
         self.files = TimerFiles(env, store.root, sizes)
+        self.counts = TimerCounts()
         self._dequeue: Dequeue | None = None
         self._enqueue: Enqueue | None = None
         self._woken = trio.Event()
@@ -147,8 +149,8 @@ class Timer:
 
     def _ways(self, now: int) -> tuple[Enqueue, Dequeue]:
         if self._dequeue is None or self._enqueue is None:
-            self._dequeue = Dequeue(self._store, self.files, self._append)
-            self._enqueue = Enqueue(self._store, self.files, self._dequeue)
+            self._dequeue = Dequeue(self._store, self.files, self._append, self.counts)
+            self._enqueue = Enqueue(self._store, self.files, self._dequeue, self.counts)
             self._save_at = now + SAVE_MS
         return self._enqueue, self._dequeue
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.metrics import Distribution, Metrics
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.recall import RecallMessageHeader
@@ -99,6 +100,19 @@ async def test_a_message_with_a_time_arrives_at_it_and_one_that_is_recalled_does
         with trio.fail_after(10):
             found = await channel.call(pull("T", 1, offset=1, suspend_ms=8000))
         assert [record.body for record in decode_records(found.body)] == [b"c"]
+        metrics = Metrics(1000)
+        broker.manager.hook.collect_metrics(broker=broker, metrics=metrics)
+    for name, labels, expected in (
+        ("rocketmq_timer_enqueue_total", ("T", "local", "disk"), 3),
+        ("rocketmq_timer_dequeue_total", ("T", "local", "disk"), 2),
+        ("rocketmq_timer_enqueue_lag", ("local", "disk"), 0),
+        ("rocketmq_timer_enqueue_latency_milliseconds", ("local", "disk"), 0),
+    ):
+        assert metrics.families[name].series == {labels: expected}
+    (delays,) = metrics.families["rocketmq_delay_message_latency_seconds"].series.values()
+    assert isinstance(delays, Distribution)
+    assert delays.buckets[-1][1] == 3
+    assert delays.total == pytest.approx(3 * due / 1000, abs=10), "since 1970, when these senders made their messages"
     assert (tmp_path / "timerwheel").stat().st_size == 38_707_200
     assert [file.stat().st_size for file in (tmp_path / "timerlog").iterdir()] == [104_857_600]
     assert (tmp_path / "config" / "timercheck").stat().st_size == 4096

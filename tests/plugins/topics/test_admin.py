@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gantrymq.kernel.metrics import Metrics
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
@@ -37,6 +39,24 @@ def test_a_topic_is_created_changed_written_at_once_and_reported(make_broker: An
     assert stored.topic_config_table["orders"].read_queue_nums == 9
     assert stored.topic_config_table["orders"].perm == 4
     assert changes == [("orders", False), ("orders", True)]
+
+
+def test_changes_are_timed_by_their_outcome_with_rocketmqs_metrics(make_broker: Any) -> None:
+    broker = make_broker("topics")
+    for fields in (TOPIC, TOPIC, {**TOPIC, "perm": 77}, {**TOPIC, "topic": "TBW102"}):
+        broker.ask(17, fields)
+    for body in (b'{"groupName":"g"}', b'{"groupName":"g","brokerId":-1}', b"{"):
+        broker.ask(200, body=body)
+    metrics = Metrics(100)
+    broker.manager.hook.collect_metrics(broker=broker, metrics=metrics)
+    topics = metrics.families["rocketmq_topic_create_execution_time_milliseconds"]
+    groups = metrics.families["rocketmq_consumer_group_create_execution_time_milliseconds"]
+    assert (topics.label_names, groups.label_names) == (("invocation_status", "is_system"), ("invocation_status",))
+    counts = [{key: each.buckets[-1][1] for key, each in family.series.items()} for family in (topics, groups)]
+    assert counts == [
+        {("success", "false"): 2, ("failure", "false"): 1, ("failure", "true"): 1}, {("success",): 1, ("failure",): 2},
+    ]  # fmt: skip
+    assert [bound for bound, _ in topics.series["success", "false"].buckets] == [10, 100, 1000, 3000, 5000, math.inf]
 
 
 def test_the_same_again_changes_nothing(make_broker: Any) -> None:
