@@ -16,6 +16,7 @@ from gantrymq.spark.options import (
     STREAM_OPTIONS,
     SourceOptions,
     read_options,
+    read_sink_options,
     read_stream_options,
 )
 
@@ -154,10 +155,33 @@ def test_a_missing_nameserver_is_named() -> None:
 
 def test_the_reference_page_has_every_option() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark-options.md"
-    reading, writing = page.read_text().split("## Writing")
+    reading, writing = page.read_text().partition("## Coming from Kafka")[0].split("## Writing")
     for text, options in ((reading, {*BATCH_OPTIONS, *STREAM_OPTIONS}), (writing, set(SINK_OPTIONS))):
         first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
         assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(options)
+
+
+def test_the_reference_page_has_the_defaults_of_the_code() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark-options.md"
+    rows = [re.split(r"(?<!\\)\|", line) for line in page.read_text().splitlines() if line.startswith("| `")]
+    shown = {name.strip(" `"): default.strip(" `") for _, name, _, default, *_ in rows if default.strip()}
+    source, sink = read_options(NEEDED), read_sink_options(NEEDED)
+    stream = read_stream_options(NEEDED)
+    assert shown["minPartitions"] == str(source.min_partitions)
+    assert shown["maxMessageBytes"] == str(source.body_max_bytes)
+    assert shown["retrySeconds"] == str(source.retry_seconds)
+    assert shown["failOnDataLoss"] == str(source.fail_on_data_loss).lower()
+    assert shown["includeProperties"] == str(source.include_properties).lower()
+    assert shown["tls"] == str(source.security.tls).lower()
+    assert shown["storeTimeTolerance"] == f"{(source.time_tolerance_seconds or 0) // 60:.0f}m"
+    assert shown["maxTriggerDelay"] == f"{stream.max_delay_seconds // 60:.0f}m"
+    assert shown["dedupKeys"] == str(sink.derive_dedup_keys).lower()
+    assert shown["lingerMillis"] == f"{sink.linger_seconds * 1000:.0f}"
+    assert shown["producerGroup"] == sink.group
+    assert source.latest_without_match
+    assert shown["startingOffsetsByTimestampStrategy"].startswith("latest")
+    for name in ("maxRecordsPerPartition", "maxBytesPerPartition", "maxOffsetsPerTrigger", "groupId", "accessKey"):
+        assert shown[name] == "none"
 
 
 @pytest.mark.parametrize("given", [{"subExpression": "paid"}, {"includeProperties": "false"}])

@@ -19,7 +19,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gantrymq.cli.__main__ import run as cli
-from support.pages import PAGES, Block, PageServer, blocks, name, run_page, run_page_server, uses_spark
+from support.pages import (
+    PAGES,
+    ROOT,
+    Block,
+    PageServer,
+    blocks,
+    check_output,
+    name,
+    run_page,
+    run_page_server,
+    uses_spark,
+)
 from support.spark_session import start_query
 
 if TYPE_CHECKING:
@@ -27,7 +38,16 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 CANNOT_RUN = re.compile(r"not run: (installs from an index|needs a (YARN|Kubernetes) cluster)")
-VARIABLE = re.compile(r"export (\w+)=(.*)")
+
+NOTEBOOK = ROOT / "examples" / "notebooks" / "access_log.ipynb"
+ERRORS = """\
++-------------------+--------+------+
+|             minute|requests|errors|
++-------------------+--------+------+
+|2026-11-22 08:06:00|      90|    11|
+|2026-11-22 08:07:00|     100|    15|
++-------------------+--------+------+
+"""
 
 
 class SparkBlocks:
@@ -113,6 +133,25 @@ def test_the_blocks_of_a_page_run_in_spark(page: Path, tmp_path: Path, server: P
             for table in spark.catalog.listTables():
                 if table.name not in views:
                     spark.catalog.dropTempView(table.name)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_cells_of_the_notebook_run_in_spark(tmp_path: Path, server: PageServer, spark: SparkSession) -> None:
+    """Its last cell compares the stream's result with that of the export. They run in the session of the tests, because
+    a kernel would start a JVM of its own; by hand, nbclient has run it in a kernel."""
+    nbformat = pytest.importorskip("nbformat", reason="pip install nbformat")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [cell for cell in cells if cell.outputs or cell.execution_count], "outputs are cleared before a commit"
+    server.start("gantrymq serve")
+    run = SparkBlocks(spark, server)
+    with working_folder(spark, tmp_path):
+        printed = [run(Block("spark", "python", server.on_this_server(cell.source))) for cell in cells]
+    spark.catalog.dropTempView("rates")
+    for output in printed[-3:-1]:
+        check_output(ERRORS, output)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if uses_spark(page)], ids=name)
