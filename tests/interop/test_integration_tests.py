@@ -2,16 +2,24 @@
 
 ``TLS_IT`` sends and receives over TLS; in ``TLS_Mix_IT`` only the consumer, in ``TLS_Mix2_IT`` only the producer does.
 The classes in ``tests/interop/apache`` point them at our nameserver and broker, which have RocketMQ's test mode.
+
+RocketMQ 5.3.3 does not publish its tests: they are compiled from its sources, in the folder that
+``GANTRYMQ_ROCKETMQ_SOURCE`` names (``git clone --branch rocketmq-all-5.3.3 https://github.com/apache/rocketmq``). They
+need three brokers.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+import attrs
 import pytest
 
 import gantrymq.sync
@@ -28,7 +36,12 @@ UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """What the tests call their topics."""
 
 
-def run_tests(java: Java, home: Path, nameserver: str, broker: str) -> str:
+TESTS_OF_5: Final = ("TlsIT", "TlsMixIT", "TlsMix2IT")
+BASE_OF_5: Final = Path(__file__).parent / "apache5"
+SOURCE_OF_5: Final = os.environ.get("GANTRYMQ_ROCKETMQ_SOURCE", "")
+
+
+def run_tests(java: Java, home: Path, nameserver: str, broker: str, names: Sequence[str] = TESTS) -> str:
     """What JUnit prints about the tests."""
     properties = {
         "gantrymq.nameserver.port": nameserver.rpartition(":")[2],
@@ -36,7 +49,7 @@ def run_tests(java: Java, home: Path, nameserver: str, broker: str) -> str:
         "gantrymq.cluster": "DefaultCluster",
     }
     options = ("-Xmx256m", "-XX:TieredStopAtLevel=1", *(f"-D{name}={value}" for name, value in properties.items()))
-    tests = (f"org.apache.rocketmq.test.tls.{name}" for name in TESTS)
+    tests = (f"org.apache.rocketmq.test.tls.{name}" for name in names)
     command = java.command(home, "org.junit.runner.JUnitCore", *tests, options=options)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
     return done.stdout + done.stderr
@@ -51,28 +64,70 @@ def test_rocketmqs_integration_tests_of_tls_pass(
     except ToolMissing as missing:
         pytest.skip(str(missing))
     broker, nameserver, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
-    properties = tmp_path / "tls.properties"
-    properties.write_text("tls.test.mode.enable=true\ntls.server.mode=permissive\n")  # as with RocketMQ's own servers
-    settings = {
-        "broker.name": "broker-tls",
-        "plugin.metrics.listen": metrics,
-        "plugin.tls.properties": properties,
-        "plugin.tls.pages": "plain",
-    }
-    arguments = ["serve", "--data", str(tmp_path / "data"), "--listen", broker, "--nameserver-listen", nameserver,
-                 "--enable", "tls", "--enable", "metrics"]  # fmt: skip
-    arguments += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    with gantrymq_child(arguments, homes("serve")) as child:
-        child.wait_line(lambda line: line.startswith("ready"))
+    arguments = ["serve", "--data", str(tmp_path / "data"), "--listen", broker, "--nameserver-listen", nameserver]
+    with served(arguments, tmp_path, homes("serve"), {"plugin.metrics.listen": metrics}):
         report = run_tests(java, homes("tests"), nameserver, "broker-tls")
         assert "OK (3 tests)" in report, report
-        # the tests also pass if nothing is sent, or nothing over TLS
-        with gantrymq.sync.connect(nameserver) as client:
-            topics = [topic for topic in client.admin.topics() if UUID.fullmatch(topic)]
-            counts = [sum(map(client.admin.max_offset, client.admin.queues(topic))) for topic in topics]
-        assert counts == [SENT] * len(TESTS)
-        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as page:
-            text = page.read().decode()
-        handshakes = re.search(r'^gantrymq_tls_handshakes_total{.*result="ok".*} (\d+)', text, re.MULTILINE)
-        assert handshakes, text
-        assert int(handshakes[1]) >= 4, "two clients of TLS_IT, and one of each other test"
+        check_what_was_sent(nameserver, metrics)
+
+
+@pytest.mark.skipif(not SOURCE_OF_5, reason="GANTRYMQ_ROCKETMQ_SOURCE does not name the sources of RocketMQ 5.3.3")
+def test_rocketmq_5s_integration_tests_of_tls_pass(java5: Java, homes: Homes, tmp_path: Path) -> None:
+    try:
+        libraries = find_integration_tests(java5, Path(__file__).parent / "apache").cache / "lib"
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    java = compiled(java5, libraries, tmp_path / "classes")
+    (nameserver,) = (f"127.0.0.1:{port}" for port in free_ports())
+    (base,) = free_ports(around=(-2, 0, 1, 3, 8, 10, 11, 13, 18, 20, 21, 23))
+    arguments = ["serve", "--processes", "3", "--data", str(tmp_path / "data"), "--listen", f"127.0.0.1:{base}",
+                 "--nameserver-listen", nameserver]  # fmt: skip
+    settings = {"plugin.http.listen": f"127.0.0.1:{base + 3}", "plugin.metrics.listen": f"127.0.0.1:{base + 1}"}
+    with served(arguments, tmp_path, homes("serve"), settings):
+        report = run_tests(java, homes("tests"), nameserver, "broker-tls", TESTS_OF_5)
+        assert "OK (3 tests)" in report, report
+        check_what_was_sent(nameserver, settings["plugin.metrics.listen"])
+
+
+@contextmanager
+def served(arguments: Sequence[str], folder: Path, log: Path, settings: Mapping[str, str]) -> Iterator[None]:
+    """Our servers in RocketMQ's test mode of TLS, permissive as RocketMQ's own servers are."""
+    properties = folder / "tls.properties"
+    properties.write_text("tls.test.mode.enable=true\ntls.server.mode=permissive\n")
+    given = {
+        "broker.name": "broker-tls", "plugin.tls.properties": properties, "plugin.tls.pages": "plain", **settings,
+    }  # fmt: skip
+    options = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+    with gantrymq_child([*arguments, "--enable", "tls", "--enable", "metrics", *options], log) as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        yield
+
+
+def check_what_was_sent(nameserver: str, metrics: str) -> None:
+    """The tests also pass if nothing is sent, or nothing over TLS."""
+    with gantrymq.sync.connect(nameserver) as client:
+        topics = [topic for topic in client.admin.topics() if UUID.fullmatch(topic)]
+        counts = [sum(map(client.admin.max_offset, client.admin.queues(topic))) for topic in topics]
+    assert counts == [SENT] * len(TESTS)
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as page:
+        text = page.read().decode()
+    handshakes = re.findall(r'^gantrymq_tls_handshakes_total{.*result="ok".*} (\d+)', text, re.MULTILINE)
+    assert handshakes, text
+    assert sum(map(int, handshakes)) >= 4, "two clients of the first test, and one of each other"
+
+
+def compiled(java: Java, libraries: Path, target: Path) -> Java:
+    """``java`` with RocketMQ's tests, of the folder that ``SOURCE_OF_5`` names, before the jars of its release."""
+    folders = [BASE_OF_5, *(Path(SOURCE_OF_5) / "test" / "src" / kind / "java" for kind in ("main", "test"))]
+    others = [jar for jar in libraries.glob("*.jar") if not jar.name.startswith("rocketmq-")]
+    path = os.pathsep.join(map(str, (target, *sorted((java.cache / "lib").glob("*.jar")), *sorted(others))))
+    package = Path("org/apache/rocketmq/test")
+    sources = [folders[0] / package / "base" / "IntegrationTestBase.java",
+               *(folders[2] / package / "tls" / f"{name}.java" for name in TESTS_OF_5)]  # fmt: skip
+    target.mkdir()
+    command = ["javac", "-nowarn", "-proc:none", "-d", target, "-cp", path, "-sourcepath",
+               os.pathsep.join(map(str, folders)), *sources]  # fmt: skip
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120)
+    found = attrs.evolve(java, cache=target, common=("-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true"))
+    found.class_path.write_text(f'-cp "{path}"\n')
+    return found
