@@ -26,8 +26,7 @@ class Connection:
         self.outstanding = 0
         try:
             self.socket = socket.create_connection((host, port), CONNECT_SECONDS)
-            if tls is not None:
-                self.socket = tls.wrap_socket(self.socket, server_hostname=host)
+            self._tls = None if tls is None else _Tls(self.socket, tls, host)
         except ssl.SSLError as error:
             raise BenchFailed(f"{format_address(host, port)}: {tls_reason(error)}") from None
         except OSError as error:
@@ -39,21 +38,19 @@ class Connection:
         self._rest = b""
         self._unsent = memoryview(b"")
         self._room = RECEIVE_BYTES_MIN
-        self._tls = tls is not None
         self._answered = False
 
     def send(self, data: bytes) -> bool:
         """Send; False if the socket did not take all of it (:meth:`flush` sends the rest). OSError: the peer closed."""
+        if self._tls is not None:
+            data = self._tls.encrypt(data)
         if self._unsent:
             self._unsent = memoryview(bytes(self._unsent) + data)
             return False
-        sent = 0
         try:
             sent = self.socket.send(data)
-            while self._tls and sent < len(data):  # a call encrypts one record, which has 16 KiB at most
-                sent += self.socket.send(memoryview(data)[sent:])
-        except (BlockingIOError, ssl.SSLWantWriteError):
-            pass
+        except BlockingIOError:
+            sent = 0
         if sent == len(data):
             return True
         self._unsent = memoryview(data)[sent:]
@@ -63,21 +60,25 @@ class Connection:
         """Send more of the buffered bytes; True when none are left."""
         try:
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
-        except (BlockingIOError, ssl.SSLWantWriteError):
+        except BlockingIOError:
             return False
         return not self._unsent
 
     def receive(self) -> bytes:
         """Return buffered and newly received bytes; empty if none arrived. ConnectionError: the peer closed."""
         try:
-            data = self._decrypt() if self._tls else self.socket.recv(self._room)
-        except (BlockingIOError, ssl.SSLWantReadError):
+            data = self.socket.recv(self._room)
+        except BlockingIOError:
             return b""
         if len(data) == self._room:
             self._room = min(self._room * 4, RECEIVE_BYTES_MAX)
         if not data:
             raise ConnectionResetError("the broker closed the connection")
         self._answered = True
+        if self._tls is not None:
+            data = self._tls.decrypt(data)
+            if not data:
+                return b""
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -85,19 +86,9 @@ class Connection:
 
     def explain(self, reason: str) -> str:
         """Return ``reason``, why it was lost, with what to do about a broker that closes plain connections."""
-        if self._tls or self._answered:
+        if self._tls is not None or self._answered:
             return reason
         return f"{reason} before it answered anything: if it speaks TLS only, {ADVICE.get().encrypt}"
-
-    def _decrypt(self) -> bytes:
-        """Read all received bytes: epoll does not report bytes that OpenSSL has already taken from the socket."""
-        parts = [self.socket.recv(self._room)]
-        while parts[-1]:
-            try:
-                parts.append(self.socket.recv(self._room))
-            except ssl.SSLWantReadError:
-                break
-        return b"".join(parts)
 
     def keep(self, data: bytes, start: int) -> None:
         """Buffer the unfinished frame at the end of ``data`` until the rest arrives."""
@@ -107,6 +98,42 @@ class Connection:
     def close(self) -> None:
         """Close it."""
         self.socket.close()
+
+
+class _Tls:
+    """TLS in memory, so all records of one call are sent together, as RocketMQ's client does."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        """Shake hands over ``sock``, which blocks."""
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(self._outgoing.read())
+                data = sock.recv(RECEIVE_BYTES_MIN)
+                self._incoming.write(data) if data else self._incoming.write_eof()
+        sock.sendall(self._outgoing.read())
+
+    def encrypt(self, data: bytes) -> bytes:
+        """The records to send for ``data``."""
+        written = self._tls.write(data)
+        while written < len(data):
+            written += self._tls.write(memoryview(data)[written:])
+        return self._outgoing.read()
+
+    def decrypt(self, data: bytes) -> bytes:
+        """What the received bytes have; empty if they end within the first record."""
+        self._incoming.write(data)
+        parts = []
+        try:
+            while self._incoming.pending or self._tls.pending():
+                parts.append(self._tls.read(RECEIVE_BYTES_MIN))
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):  # after the latter the socket ends
+            pass
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def count_frames(data: bytes) -> tuple[int, int]:

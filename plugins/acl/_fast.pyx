@@ -28,7 +28,7 @@ cdef enum:
     SHORT = 16  # bytes that are copied at once
     LAYOUTS = 256  # a power of two; layouts with the same place replace each other
 
-cdef bint HAS_INSTRUCTIONS = sha1_has_instructions()
+cdef int ABILITIES = sha1_abilities()
 cdef const char* LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 cdef Py_ssize_t KNOWN_LIMIT = KNOWN_MAX
 cdef bytes _access_key = ACCESS_KEY_BYTES
@@ -41,31 +41,31 @@ cdef bytes _unsigned = UNSIGNED_BYTES
 cdef class SigningKey:
     """See :class:`gantrymq.plugins.acl.plain.SigningKey`. Has the hash's state after the padded key, not the key.
 
-    ``portable``: do not use the processor's instructions for SHA-1 (for tests).
+    ``abilities``: which of the processor's instructions may be used (for tests): bits 0 (those for SHA-1) and 1 (AVX-512).
     """
 
     cdef Sha1 inner
     cdef Sha1 outer
 
-    def __cinit__(self, bytes secret, *, bint portable=False):
+    def __cinit__(self, bytes secret, *, int abilities=-1):
         cdef uint8_t padded[BLOCK]
-        cdef bint accelerated = HAS_INSTRUCTIONS and not portable
         cdef Py_ssize_t place, size = PyBytes_GET_SIZE(secret)
         cdef Sha1 hashed
+        abilities &= ABILITIES
         memset(padded, 0, BLOCK)
         if size > BLOCK:
-            sha1_start(&hashed, accelerated)
+            sha1_start(&hashed, abilities)
             sha1_add(&hashed, <const uint8_t*>PyBytes_AS_STRING(secret), size)
             sha1_end(&hashed, padded)
         else:
             memcpy(padded, PyBytes_AS_STRING(secret), size)
         for place in range(BLOCK):
             padded[place] ^= 0x36
-        sha1_start(&self.inner, accelerated)
+        sha1_start(&self.inner, abilities)
         sha1_add(&self.inner, padded, BLOCK)
         for place in range(BLOCK):
             padded[place] ^= 0x36 ^ 0x5C
-        sha1_start(&self.outer, accelerated)
+        sha1_start(&self.outer, abilities)
         sha1_add(&self.outer, padded, BLOCK)
 
     def __reduce__(self):
@@ -74,7 +74,7 @@ cdef class SigningKey:
     cdef void begin(self, HashedText* text) noexcept nogil:
         """Set the state and kind of a text that this key signs."""
         memcpy(text.state, self.inner.state, sizeof(text.state))
-        text.accelerated = self.inner.accelerated
+        text.abilities = self.inner.abilities
 
     def sign(self, bytes data):
         """See :meth:`gantrymq.plugins.acl.plain.SigningKey.sign`."""
@@ -300,7 +300,7 @@ cdef Py_ssize_t copy_text(uint8_t* to, Text* text) noexcept nogil:
 
 @cython.final
 cdef class Signed:
-    """A request whose signature is verified: the two that are hashed together have one each."""
+    """A request whose signature is verified: those that are hashed together have one each."""
 
     cdef HotRequest request
     cdef Sender sender
@@ -384,12 +384,11 @@ cdef class SignedRequests:
     cdef Py_ssize_t size
     cdef uint8_t last[NAMED_MAX]
     cdef Layout layouts[LAYOUTS]
-    cdef Signed one
-    cdef Signed other
+    cdef list together
 
     def __init__(self, find_key, allows, named):
         self.find_key, self.allows, self.named = find_key, allows, dict(named)
-        self.one, self.other = Signed.__new__(Signed), Signed.__new__(Signed)
+        self.together = [Signed.__new__(Signed) for _ in range(LANES)]
         memset(self.layouts, 0, sizeof(self.layouts))
         self.forget()
 
@@ -491,45 +490,50 @@ cdef class SignedRequests:
             self.identified.identity = signed.sender.access_key
         return 0
 
-    cdef int verify_one(self, list rest) except -1:
-        sha1_text(&self.one.text)
-        set_outer(self.one.sender.key, &self.one.text, self.one.end)
-        sha1_text(&self.one.text)
-        return self.decide(self.one, rest)
-
-    cdef int verify_both(self, list rest) except -1:
-        sha1_texts(&self.one.text, &self.other.text)
-        set_outer(self.one.sender.key, &self.one.text, self.one.end)
-        set_outer(self.other.sender.key, &self.other.text, self.other.end)
-        sha1_texts(&self.one.text, &self.other.text)
-        self.decide(self.one, rest)
-        return self.decide(self.other, rest)
+    cdef int verify(self, int count, list rest) except -1:
+        """Verify the first ``count`` prepared requests together, and decide about one after the other."""
+        cdef HashedText* texts[LANES]
+        cdef Signed signed
+        cdef int number
+        for number in range(count):
+            texts[number] = &(<Signed>self.together[number]).text
+        sha1_texts(texts, count)
+        for number in range(count):
+            signed = <Signed>self.together[number]
+            set_outer(signed.sender.key, &signed.text, signed.end)
+            texts[number] = &signed.text
+        sha1_texts(texts, count)
+        for number in range(count):
+            self.decide(<Signed>self.together[number], rest)
+        return 0
 
     def take(self, list requests, rows):
         """See :meth:`gantrymq.plugins.acl.plain.SignedRequests.take`."""
         cdef list rest = []
         cdef Py_ssize_t row
-        cdef bint waits = False  # the request in ``one``, for another to be hashed with
+        cdef int waiting = 0  # requests that are prepared
         cdef Signed signed
         try:
             for row in rows:
                 request = requests[row]
-                signed = self.other if waits else self.one
+                signed = <Signed>self.together[waiting]
                 if isinstance(request, HotRequest) and self.prepare(<HotRequest>request, signed):
                     signed.row = row
-                    if waits:
-                        self.verify_both(rest)
-                    waits = not waits
+                    waiting += 1
+                    if waiting == LANES:
+                        waiting = 0
+                        self.verify(LANES, rest)
                     continue
-                if waits:  # before a later row is decided
-                    self.verify_one(rest)
-                    waits = False
+                if waiting:  # before a later row is decided
+                    self.verify(waiting, rest)
+                    waiting = 0
                 rest.append(row)
-            if waits:
-                self.verify_one(rest)
+            if waiting:
+                self.verify(waiting, rest)
         finally:
             self.connection = self.identified = None  # they must not outlive their end
-            self.one.request = self.other.request = None
+            for signed in self.together:
+                signed.request = None
         if self.known > KNOWN_LIMIT:
             self.forget()
         return rest

@@ -1,10 +1,15 @@
-# SHA-1 (FIPS 180-4) for signatures: with the processor's instructions for it where it has them (x86-64), else in C.
+# SHA-1 (FIPS 180-4) for signatures: with the processor's instructions for it or its long vectors (x86-64), else in C.
 # `hashlib` costs more than the hash itself for messages of some hundred bytes. A part of _fast.pyx.
 
 cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
+
+    /* How a text may be hashed: with the instructions for SHA-1, and 16 texts at once with AVX-512. */
+    #define GMQ_INSTRUCTIONS 1
+    #define GMQ_WIDE 2
+    #define GMQ_LANES 16
 
     #define GMQ_ROTATE(x, n) (((x) << (n)) | ((x) >> (32 - (n))))
 
@@ -36,11 +41,15 @@ cdef extern from *:
     #include <cpuid.h>
     #include <immintrin.h>
 
-    static int gmq_sha1_has_instructions(void) {
+    static int gmq_sha1_abilities(void) {
         unsigned int a, b, c, d;
-        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 29))) return 0;  /* SHA */
-        if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
-        return (c & (1u << 9)) && (c & (1u << 19));  /* SSSE3, SSE4.1 */
+        int found = 0;
+        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+        __builtin_cpu_init();
+        if ((b & (1u << 29)) && __builtin_cpu_supports("ssse3") && __builtin_cpu_supports("sse4.1"))
+            found |= GMQ_INSTRUCTIONS;
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found |= GMQ_WIDE;
+        return found;
     }
 
     /* The state of a hash `s`, and the next block. */
@@ -81,6 +90,11 @@ cdef extern from *:
     #define GMQ_SCHEDULED_OF_TWO(a, b, c, d, function) \\
         GMQ_SCHEDULE(A, a, b, c, d); GMQ_SCHEDULE(B, a, b, c, d); GMQ_ROUNDS_OF_TWO(a, function)
 
+    #define GMQ_ROUNDS_OF_FOUR(w, function) GMQ_ROUNDS_OF_TWO(w, function); GMQ_ROUNDS(C, w, function); GMQ_ROUNDS(D, w, function)
+    #define GMQ_SCHEDULED_OF_FOUR(a, b, c, d, function) \\
+        GMQ_SCHEDULE(A, a, b, c, d); GMQ_SCHEDULE(B, a, b, c, d); GMQ_SCHEDULE(C, a, b, c, d); \\
+        GMQ_SCHEDULE(D, a, b, c, d); GMQ_ROUNDS_OF_FOUR(a, function)
+
     __attribute__((target("sha,sse4.1,ssse3")))
     static void gmq_sha1_instructions(uint32_t state[5], const uint8_t* at, size_t blocks) {
         const __m128i order = _mm_set_epi64x(0x0001020304050607LL, 0x08090a0b0c0d0e0fLL);
@@ -108,30 +122,125 @@ cdef extern from *:
         GMQ_FINISH(A, one);
         GMQ_FINISH(B, other);
     }
+    __attribute__((target("sha,sse4.1,ssse3")))
+    static void gmq_sha1_instructions_of_four(uint32_t* states[4], const uint8_t* at[4], size_t blocks) {
+        const __m128i order = _mm_set_epi64x(0x0001020304050607LL, 0x08090a0b0c0d0e0fLL);
+        const uint8_t *first = at[0], *second = at[1], *third = at[2], *fourth = at[3];
+        GMQ_BEGIN(A, states[0]);
+        GMQ_BEGIN(B, states[1]);
+        GMQ_BEGIN(C, states[2]);
+        GMQ_BEGIN(D, states[3]);
+        for (; blocks; blocks--, first += 64, second += 64, third += 64, fourth += 64) {
+            GMQ_BLOCK(
+                GMQ_LOADS(A, first); GMQ_LOADS(B, second); GMQ_LOADS(C, third); GMQ_LOADS(D, fourth),
+                GMQ_FIRST(A); GMQ_FIRST(B); GMQ_FIRST(C); GMQ_FIRST(D), GMQ_ROUNDS_OF_FOUR, GMQ_SCHEDULED_OF_FOUR,
+                GMQ_LAST(A); GMQ_LAST(B); GMQ_LAST(C); GMQ_LAST(D)
+            );
+        }
+        GMQ_FINISH(A, states[0]);
+        GMQ_FINISH(B, states[1]);
+        GMQ_FINISH(C, states[2]);
+        GMQ_FINISH(D, states[3]);
+    }
+
+    /* A word of 16 hashes in each vector: bit operations of three values (tables 0xCA, 0x96, 0xE8) are one instruction. */
+    #define GMQ_WIDE_NEXT(i) (w[(i) & 15] = _mm512_rol_epi32(_mm512_xor_si512(_mm512_ternarylogic_epi32( \\
+        w[((i) + 13) & 15], w[((i) + 8) & 15], w[((i) + 2) & 15], 0x96), w[(i) & 15]), 1))
+    #define GMQ_WIDE_ROUND(i, a, b, c, d, e, table, k) \\
+        e = _mm512_add_epi32(_mm512_add_epi32(e, _mm512_add_epi32((i) < 16 ? w[(i) & 15] : GMQ_WIDE_NEXT(i), k)), \\
+            _mm512_add_epi32(_mm512_rol_epi32(a, 5), _mm512_ternarylogic_epi32(b, c, d, table))); \\
+        b = _mm512_rol_epi32(b, 30)
+    #define GMQ_WIDE_FIVE(i, table, k) \\
+        GMQ_WIDE_ROUND((i), a, b, c, d, e, table, k); GMQ_WIDE_ROUND((i) + 1, e, a, b, c, d, table, k); \\
+        GMQ_WIDE_ROUND((i) + 2, d, e, a, b, c, table, k); GMQ_WIDE_ROUND((i) + 3, c, d, e, a, b, table, k); \\
+        GMQ_WIDE_ROUND((i) + 4, b, c, d, e, a, table, k)
+    #define GMQ_WIDE_TWENTY(i, table, k) do { \\
+        const __m512i constant = _mm512_set1_epi32((int)(k)); \\
+        GMQ_WIDE_FIVE((i), table, constant); GMQ_WIDE_FIVE((i) + 5, table, constant); \\
+        GMQ_WIDE_FIVE((i) + 10, table, constant); GMQ_WIDE_FIVE((i) + 15, table, constant); } while (0)
+
+    __attribute__((target("avx512f,avx512bw")))
+    static void gmq_sha1_wide(uint32_t states[5][GMQ_LANES], const uint8_t* at[GMQ_LANES], size_t blocks) {
+        const __m512i order = _mm512_broadcast_i32x4(
+            _mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3));
+        __m512i a = _mm512_loadu_si512(states[0]), b = _mm512_loadu_si512(states[1]);
+        __m512i c = _mm512_loadu_si512(states[2]), d = _mm512_loadu_si512(states[3]);
+        __m512i e = _mm512_loadu_si512(states[4]);
+        size_t place;
+        int i;
+        for (place = 0; blocks; blocks--, place += 64) {
+            const __m512i a0 = a, b0 = b, c0 = c, d0 = d, e0 = e;
+            __m512i w[16], t[16];
+            /* Transpose: the first words of all texts come together, then the second ones, and so on. */
+            for (i = 0; i < 16; i++) w[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(at[i] + place), order);
+            for (i = 0; i < 16; i += 2) {
+                t[i] = _mm512_unpacklo_epi32(w[i], w[i + 1]);
+                t[i + 1] = _mm512_unpackhi_epi32(w[i], w[i + 1]);
+            }
+            for (i = 0; i < 16; i += 4) {
+                w[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+                w[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+                w[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+                w[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+            }
+            for (i = 0; i < 4; i++) {
+                t[i] = _mm512_shuffle_i32x4(w[i], w[4 + i], 0x88);
+                t[4 + i] = _mm512_shuffle_i32x4(w[i], w[4 + i], 0xDD);
+                t[8 + i] = _mm512_shuffle_i32x4(w[8 + i], w[12 + i], 0x88);
+                t[12 + i] = _mm512_shuffle_i32x4(w[8 + i], w[12 + i], 0xDD);
+            }
+            for (i = 0; i < 4; i++) {
+                w[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+                w[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
+                w[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+                w[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xDD);
+            }
+            GMQ_WIDE_TWENTY(0, 0xCA, 0x5A827999u);
+            GMQ_WIDE_TWENTY(20, 0x96, 0x6ED9EBA1u);
+            GMQ_WIDE_TWENTY(40, 0xE8, 0x8F1BBCDCu);
+            GMQ_WIDE_TWENTY(60, 0x96, 0xCA62C1D6u);
+            a = _mm512_add_epi32(a, a0); b = _mm512_add_epi32(b, b0); c = _mm512_add_epi32(c, c0);
+            d = _mm512_add_epi32(d, d0); e = _mm512_add_epi32(e, e0);
+        }
+        _mm512_storeu_si512(states[0], a); _mm512_storeu_si512(states[1], b);
+        _mm512_storeu_si512(states[2], c); _mm512_storeu_si512(states[3], d);
+        _mm512_storeu_si512(states[4], e);
+    }
     #else
-    static int gmq_sha1_has_instructions(void) { return 0; }
+    static int gmq_sha1_abilities(void) { return 0; }
     #define gmq_sha1_instructions gmq_sha1_portable
-    #define gmq_sha1_instructions_of_two(one, at, other, other_at, blocks) \\
-        do { gmq_sha1_portable(one, at, blocks); gmq_sha1_portable(other, other_at, blocks); } while (0)
+    static void gmq_sha1_instructions_of_two(
+        uint32_t one[5], const uint8_t* at, uint32_t other[5], const uint8_t* other_at, size_t blocks
+    ) {
+        gmq_sha1_portable(one, at, blocks);
+        gmq_sha1_portable(other, other_at, blocks);
+    }
+    static void gmq_sha1_instructions_of_four(uint32_t* states[4], const uint8_t* at[4], size_t blocks) {
+        int number;
+        for (number = 0; number < 4; number++) gmq_sha1_portable(states[number], at[number], blocks);
+    }
+    static void gmq_sha1_wide(uint32_t states[5][GMQ_LANES], const uint8_t* at[GMQ_LANES], size_t blocks) {
+        (void)states; (void)at; (void)blocks;  /* no text may be hashed so */
+    }
     #endif
 
     typedef struct {
         uint32_t state[5];
         uint64_t size;
-        int accelerated;
+        int abilities;
         uint8_t block[64];
     } gmq_sha1;
 
     static void gmq_sha1_blocks(gmq_sha1* hash, const uint8_t* at, size_t blocks) {
-        if (hash->accelerated) gmq_sha1_instructions(hash->state, at, blocks);
+        if (hash->abilities & GMQ_INSTRUCTIONS) gmq_sha1_instructions(hash->state, at, blocks);
         else gmq_sha1_portable(hash->state, at, blocks);
     }
 
-    static void gmq_sha1_start(gmq_sha1* hash, int accelerated) {
+    static void gmq_sha1_start(gmq_sha1* hash, int abilities) {
         static const uint32_t first[5] = {0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0};
         memcpy(hash->state, first, sizeof first);
         hash->size = 0;
-        hash->accelerated = accelerated;
+        hash->abilities = abilities;
     }
 
     static void gmq_sha1_add(gmq_sha1* hash, const uint8_t* at, size_t size) {
@@ -165,36 +274,103 @@ cdef extern from *:
         const uint8_t* at[3];
         size_t blocks[3];
         uint32_t state[5];
-        int accelerated;
+        int abilities;
+        int piece;  /* the next one with blocks; 3: none */
     } gmq_text;
 
+    static inline void gmq_sha1_advance(gmq_text* text, size_t blocks) {
+        text->at[text->piece] += 64 * blocks;
+        text->blocks[text->piece] -= blocks;
+        while (text->piece < 3 && !text->blocks[text->piece]) text->piece++;
+    }
+
+    static inline void gmq_sha1_begin(gmq_text* text) {
+        text->piece = 0;
+        gmq_sha1_advance(text, 0);
+    }
+
     static void gmq_sha1_text(gmq_text* text) {
-        int piece;
-        for (piece = 0; piece < 3; piece++) {
-            if (!text->blocks[piece]) continue;
-            if (text->accelerated) gmq_sha1_instructions(text->state, text->at[piece], text->blocks[piece]);
-            else gmq_sha1_portable(text->state, text->at[piece], text->blocks[piece]);
+        for (gmq_sha1_begin(text); text->piece < 3; gmq_sha1_advance(text, text->blocks[text->piece])) {
+            if (text->abilities & GMQ_INSTRUCTIONS)
+                gmq_sha1_instructions(text->state, text->at[text->piece], text->blocks[text->piece]);
+            else gmq_sha1_portable(text->state, text->at[text->piece], text->blocks[text->piece]);
         }
     }
 
-    static void gmq_sha1_texts(gmq_text* one, gmq_text* other) {
-        int piece = 0, other_piece = 0;
+    /* The blocks that all texts have in their next piece. */
+    static inline size_t gmq_sha1_common(gmq_text** texts, int count) {
+        size_t blocks = texts[0]->blocks[texts[0]->piece];
+        int number;
+        for (number = 1; number < count; number++)
+            if (texts[number]->blocks[texts[number]->piece] < blocks) blocks = texts[number]->blocks[texts[number]->piece];
+        return blocks;
+    }
+
+    /* Leave out texts that are hashed; returns how many there are still. */
+    static inline int gmq_sha1_remaining(gmq_text** texts, int count) {
+        int number, kept = 0;
+        for (number = 0; number < count; number++)
+            if (texts[number]->piece < 3) texts[kept++] = texts[number];
+        return kept;
+    }
+
+    /* Hash the texts as far as at least `least` of them have blocks; returns how many remain. */
+    static int gmq_sha1_texts_wide(gmq_text** texts, int count, int least) {
+        uint32_t states[5][GMQ_LANES];
+        const uint8_t* at[GMQ_LANES];
         size_t blocks;
-        while (one->accelerated && other->accelerated) {
-            while (piece < 3 && !one->blocks[piece]) piece++;
-            while (other_piece < 3 && !other->blocks[other_piece]) other_piece++;
-            if (piece == 3 || other_piece == 3) break;
-            blocks = one->blocks[piece];
-            if (other->blocks[other_piece] < blocks) blocks = other->blocks[other_piece];
-            gmq_sha1_instructions_of_two(
-                one->state, one->at[piece], other->state, other->at[other_piece], blocks);
-            one->at[piece] += 64 * blocks;
-            one->blocks[piece] -= blocks;
-            other->at[other_piece] += 64 * blocks;
-            other->blocks[other_piece] -= blocks;
+        int lane, word, left = count;
+        for (word = 0; word < 5; word++)
+            for (lane = 0; lane < GMQ_LANES; lane++) states[word][lane] = texts[lane < count ? lane : 0]->state[word];
+        while (left == count) {
+            blocks = gmq_sha1_common(texts, count);
+            for (lane = 0; lane < GMQ_LANES; lane++) {
+                gmq_text* text = texts[lane < count ? lane : 0];
+                at[lane] = text->at[text->piece];
+            }
+            gmq_sha1_wide(states, at, blocks);
+            for (lane = left = 0; lane < count; lane++) {
+                gmq_sha1_advance(texts[lane], blocks);
+                left += texts[lane]->piece < 3;
+            }
         }
-        gmq_sha1_text(one);
-        gmq_sha1_text(other);
+        for (lane = 0; lane < count; lane++)
+            for (word = 0; word < 5; word++) texts[lane]->state[word] = states[word][lane];
+        count = gmq_sha1_remaining(texts, count);
+        return count < least ? count : gmq_sha1_texts_wide(texts, count, least);
+    }
+
+    /* Hash up to GMQ_LANES texts, and change the order of `texts`. */
+    static void gmq_sha1_texts(gmq_text** texts, int count) {
+        int number, least, abilities = GMQ_INSTRUCTIONS | GMQ_WIDE;
+        size_t blocks;
+        for (number = 0; number < count; number++) {
+            abilities &= texts[number]->abilities;
+            gmq_sha1_begin(texts[number]);
+        }
+        count = gmq_sha1_remaining(texts, count);
+        /* From so many texts on, the vectors are faster than the instructions, four texts at once. */
+        least = abilities & GMQ_INSTRUCTIONS ? 12 : 2;
+        if (abilities & GMQ_WIDE && count >= least) count = gmq_sha1_texts_wide(texts, count, least);
+        while (abilities & GMQ_INSTRUCTIONS && count >= 2) {
+            int together = count >= 4 ? 4 : 2;
+            blocks = gmq_sha1_common(texts, together);
+            if (together == 4) {
+                uint32_t* states[4];
+                const uint8_t* at[4];
+                for (number = 0; number < 4; number++) {
+                    states[number] = texts[number]->state;
+                    at[number] = texts[number]->at[texts[number]->piece];
+                }
+                gmq_sha1_instructions_of_four(states, at, blocks);
+            } else {
+                gmq_sha1_instructions_of_two(
+                    texts[0]->state, texts[0]->at[texts[0]->piece], texts[1]->state, texts[1]->at[texts[1]->piece], blocks);
+            }
+            for (number = 0; number < together; number++) gmq_sha1_advance(texts[number], blocks);
+            count = gmq_sha1_remaining(texts, count);
+        }
+        for (number = 0; number < count; number++) gmq_sha1_text(texts[number]);
     }
 
     static inline void gmq_sha1_digest(const uint32_t state[5], uint8_t digest[20]) {
@@ -214,19 +390,21 @@ cdef extern from *:
         gmq_sha1_digest(hash->state, digest);
     }
     """
+    enum:
+        LANES "GMQ_LANES"
     ctypedef struct Sha1 "gmq_sha1":
         uint32_t state[5]
-        int accelerated
+        int abilities
     ctypedef struct HashedText "gmq_text":
         const uint8_t* at[3]
         size_t blocks[3]
         uint32_t state[5]
-        int accelerated
+        int abilities
     size_t sha1_pad "gmq_sha1_pad"(uint8_t* end, size_t used, uint64_t size) noexcept nogil
     void sha1_text "gmq_sha1_text"(HashedText* text) noexcept nogil
-    void sha1_texts "gmq_sha1_texts"(HashedText* one, HashedText* other) noexcept nogil
+    void sha1_texts "gmq_sha1_texts"(HashedText** texts, int count) noexcept nogil
     void sha1_digest "gmq_sha1_digest"(const uint32_t* state, uint8_t* digest) noexcept nogil
-    int sha1_has_instructions "gmq_sha1_has_instructions"() noexcept nogil
-    void sha1_start "gmq_sha1_start"(Sha1* hash, int accelerated) noexcept nogil
+    int sha1_abilities "gmq_sha1_abilities"() noexcept nogil
+    void sha1_start "gmq_sha1_start"(Sha1* hash, int abilities) noexcept nogil
     void sha1_add "gmq_sha1_add"(Sha1* hash, const uint8_t* at, size_t size) noexcept nogil
     void sha1_end "gmq_sha1_end"(Sha1* hash, uint8_t* digest) noexcept nogil

@@ -27,7 +27,7 @@ UNSIGNED_BYTES: Final = UNIQUE_KEY_QUERY.encode()
 class SigningKey:
     """A secret key, made ready for signatures: HMAC-SHA1 in base64."""
 
-    def __init__(self, secret: bytes, *, portable: bool = False) -> None:
+    def __init__(self, secret: bytes, *, abilities: int = -1) -> None:
         self._secret = secret
 
     def sign(self, data: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from base64 import b64encode
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,33 +83,35 @@ def frames(commands: list[Command]) -> bytes:
     return data
 
 
-def decisions(twin: str, data: bytes, hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def decisions(
+    twin: str, data: bytes, hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, abilities: int = -1
+) -> list[Any]:
     """For each host, by row: who the connection is then, or why the request is refused. Each row is a turn of its own,
-    then all are one turn."""
+    then all are one turn. ``abilities``: see the compiled key."""
     with monkeypatch.context() as patched:
         patched.setattr(checks, "SignedRequests", TWINS[twin].SignedRequests)
-        patched.setattr(checks, "SigningKey", TWINS[twin].SigningKey)
+        patched.setattr(checks, "SigningKey", partial(TWINS[twin].SigningKey, abilities=abilities))
         accounts = Accounts.parse(FILE.encode())
         judge = Checks(SimpleNamespace(), BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
-    found: list[Any] = []
-    for host in hosts:
-        connection = SimpleNamespace(peer=(host, 1), identity=None, sock=None, take_answer=lambda command: None)
-        reader = requests_twin if twin == "compiled" else plain_requests
-        readers = requests_twin.Readers(produce.READERS) if twin == "compiled" else None
-        args = (connection, data, 1 << 20, readers) if readers is not None else (connection, data, 1 << 20)
-        requests, _ = reader.read_requests(*args)
-        for rows in [*([row] for row in range(len(requests))), list(range(len(requests)))]:
-            batch = RequestBatch([requests[row] for row in rows])
-            connection.identity = None
-            rest = judge.take_allowed(batch)
-            told: dict[int, str | None] = {}
-            for row in rest:
-                try:
-                    told[row] = judge.check(batch.requests[row]) or "trusted"
-                except Denied as denied:
-                    told[row] = f"{denied.reason} {denied}"
-            found.append([told.get(row, "signed") for row in range(len(rows))])
-            found.append(connection.identity)
+        found: list[Any] = []
+        for host in hosts:
+            connection = SimpleNamespace(peer=(host, 1), identity=None, sock=None, take_answer=lambda command: None)
+            reader = requests_twin if twin == "compiled" else plain_requests
+            readers = requests_twin.Readers(produce.READERS) if twin == "compiled" else None
+            args = (connection, data, 1 << 20, readers) if readers is not None else (connection, data, 1 << 20)
+            requests, _ = reader.read_requests(*args)
+            for rows in [*([row] for row in range(len(requests))), list(range(len(requests)))]:
+                batch = RequestBatch([requests[row] for row in rows])
+                connection.identity = None
+                rest = judge.take_allowed(batch)
+                told: dict[int, str | None] = {}
+                for row in rest:
+                    try:
+                        told[row] = judge.check(batch.requests[row]) or "trusted"
+                    except Denied as denied:
+                        told[row] = f"{denied.reason} {denied}"
+                found.append([told.get(row, "signed") for row in range(len(rows))])
+                found.append(connection.identity)
     return found
 
 
@@ -145,10 +148,11 @@ def test_both_twins_decide_as_the_check_of_one_request(signer: Credentials, monk
         assert by_twin["compiled"][:2] == [["signed"], "the-worker"]
 
 
-def test_requests_verified_together_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiled loop hashes two requests at a time: every size of the first and last block, beside another size,
-    and a wrong signature, an unsigned request or fields in another order between them."""
-    sizes = [*range(131), 1000, 64, 70_000]
+@pytest.mark.parametrize("abilities", range(4), ids=["C", "instructions", "vectors", "both"])
+def test_requests_verified_together_are_decided_one_by_one(monkeypatch: pytest.MonkeyPatch, abilities: int) -> None:
+    """The compiled loop hashes up to 16 requests at a time: every size of the first and last block, beside other sizes
+    and beside the same, and a wrong signature, an unsigned request or fields in another order between them."""
+    sizes = [*range(131), 1000, 64, 70_000, *[300] * 37, *range(3000, 0, -190)]
     commands = [send("T", b"x" * size, properties="k" * (size % 7)) for size in sizes]
     signed = [WORKER.sign(command) for command in commands]
     signed[10] = Credentials("the-worker", "guessed").sign(commands[10])
@@ -156,10 +160,11 @@ def test_requests_verified_together_are_decided_one_by_one(monkeypatch: pytest.M
     signed[33] = commands[33]
     signed[40] = Command(signed[40].code, dict(reversed((signed[40].ext or {}).items())), commands[40].body)
     signed[50].body = b"y" * 50
-    found = {twin: decisions(twin, frames(signed), ("10.0.0.1",), monkeypatch) for twin in TWINS}
+    signed[150].body = b"y" * 300
+    found = {twin: decisions(twin, frames(signed), ("10.0.0.1",), monkeypatch, abilities) for twin in TWINS}
     assert found["compiled"] == found["plain"]
     turn = found["compiled"][-2]
-    assert [row for row, result in enumerate(turn) if result != "signed"] == [10, 20, 33, 50]
+    assert [row for row, result in enumerate(turn) if result != "signed"] == [10, 20, 33, 50, 150]
 
 
 @given(st.data())
@@ -187,4 +192,5 @@ def test_keys_sign_as_hashlib_does(secret: bytes, data: bytes) -> None:
     expected = b64encode(hmac.digest(secret, data, "sha1"))
     assert plain.SigningKey(secret).sign(data) == expected
     assert compiled.SigningKey(secret).sign(data) == expected
-    assert compiled.SigningKey(secret, portable=True).sign(data) == expected
+    for abilities in range(4):
+        assert compiled.SigningKey(secret, abilities=abilities).sign(data) == expected
