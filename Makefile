@@ -28,10 +28,10 @@ PARALLEL := --numprocesses $(WORKERS) $(FILES)
 TWIN_PARALLEL := --numprocesses $(TWIN_WORKERS) $(FILES)
 FILE ?=
 # Tests start hundreds of programs of ours. Compiling each module again would take a third of a start.
-test check soak repeat asan ha-test: export PYTHONDONTWRITEBYTECODE :=
-test check soak repeat asan ha-test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+test check soak repeat asan ha-test export-kills: export PYTHONDONTWRITEBYTECODE :=
+test check soak repeat asan ha-test export-kills: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help install demo test prepared collected check soak repeat foreign fuzz ha-test asan lint format bench bench-all bench-delays docs release clean
+.PHONY: help install demo test prepared collected check soak repeat foreign fuzz ha-test export-kills asan lint format bench bench-all bench-delays docs release clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
@@ -42,6 +42,7 @@ help:
 	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
 	@echo 'make ha-test           kills, pauses, partitions and promotions of real clusters: 500 rounds, up to 4 hours (Linux)'
 	@echo '                       [GANTRYMQ_HA_ROUNDS=500 GANTRYMQ_HA_SECONDS=14400 GANTRYMQ_HA_SEED=number GANTRYMQ_HA_PROMOTION=watch]'
+	@echo 'make export-kills      kill -9 of two processes that export to an object store: 1,000 times, about an hour [KILLS=1000]'
 	@echo 'make asan              the compiled loops under address and undefined-behavior sanitizers: twins, fuzzers, attacks'
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
@@ -109,6 +110,11 @@ soak: foreign
 	$(BIN)/python -m pytest $(PARALLEL) -m soak
 	$(BIN)/python -m pytest $(PARALLEL) tests/crash/test_kill.py tests/crash/test_plugin_state_kill.py \
 		tests/crash/test_dedup_kill.py tests/broker/test_fuzz.py
+
+KILLS ?= 1000
+export-kills: $(VENV)/.test
+	GANTRYMQ_EXPORT_KILLS=$(KILLS) $(BIN)/python -m pytest -s \
+		tests/spark/test_object_exports.py::test_writers_that_are_killed_publish_each_message_once
 
 # Finds flaky tests: each run has another slice, a failure is not tried again, and a log of each run stays in build/repeat.
 RUNS ?= 10

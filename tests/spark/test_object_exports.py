@@ -39,6 +39,7 @@ from gantrymq.spark import (
 )
 from gantrymq.spark.exports import destinations, object_destination
 from gantrymq.spark.exports.object_store import Objects, open_store
+from support.exporting import published_rows
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -69,16 +70,7 @@ def go(cluster: FakeCluster, to: str = TO, topic: str = "orders", **options: Any
 
 def rows(objects: Objects, to: str = TO) -> Counter[tuple[str, int, int]]:
     """What the manifest has."""
-    import pyarrow.parquet as pq
-
-    found: Counter[tuple[str, int, int]] = Counter()
-    for url in export_files(to):
-        path = str(url).removeprefix(f"{to}/")
-        topic = path.partition("/")[0].removeprefix("topic=")
-        with objects.open(path) as file:
-            table = pq.ParquetFile(file).read(columns=["queueId", "queueOffset"]).to_pylist()
-        found.update((topic, row["queueId"], row["queueOffset"]) for row in table)
-    return found
+    return published_rows(objects, to)
 
 
 def data_files(objects: Objects) -> list[str]:
@@ -241,7 +233,7 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(4 * 3600)
 def test_writers_that_are_killed_publish_each_message_once(
     orders: FakeCluster, s3_settings: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +279,11 @@ def test_writers_that_are_killed_publish_each_message_once(
     go(orders, to)
     assert rows(open_store(to), to) == orders.everything()
     assert_clean(open_store(to), to)
-    print(f"{kills} kills, {said.count('fenced')} runs fenced, manifest {export_status(to).number}")
+    exported = orders.everything()
+    print(
+        f"{kills} kills, {said.count('fenced')} runs fenced, manifest {export_status(to).number}, "
+        f"{exported.total()} messages, each once"
+    )
 
 
 def test_a_writer_that_is_thought_dead_publishes_or_is_fenced(

@@ -19,11 +19,26 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.brokers import ControlExporterHeader
 from gantrymq.spark import SparkError, export_files
+from gantrymq.spark.exports.object_store import Objects
 from gantrymq.sync import connect
 from support.processes import Child, gantrymq_child
 
 PATIENCE_S: Final = 240.0
 """A run starts a Python process, which takes many seconds on a busy machine."""
+
+
+def published_rows(objects: Objects, to: str) -> Counter[tuple[str, int, int]]:
+    """Topic, queue id and offset of each message that the manifest of an export at the URL ``to`` has."""
+    import pyarrow.parquet as pq
+
+    found: Counter[tuple[str, int, int]] = Counter()
+    for url in export_files(to):
+        path = str(url).removeprefix(f"{to}/")
+        topic = path.partition("/")[0].removeprefix("topic=")
+        with objects.open(path) as file:
+            table = pq.ParquetFile(file).read(columns=["queueId", "queueOffset"]).to_pylist()
+        found.update((topic, row["queueId"], row["queueOffset"]) for row in table)
+    return found
 
 
 def bodies(folder: Path) -> Counter[bytes]:

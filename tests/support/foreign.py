@@ -346,6 +346,21 @@ def find_node(source: Path, cache: Path) -> list[str]:
     return [node, str((target / "main.js").absolute())]
 
 
+def find_npm_program(name: str, version: str, main: str, cache: Path) -> list[str]:
+    """How to run ``main`` of an npm package, installed into ``cache`` unless it is there already."""
+    node = _tool("node", f"run {name}")
+    target = cache / f"{name}-{version}"
+    with hold_lock(cache / f"{name}-{version}.lock"):
+        program = target / "node_modules" / name / main
+        mark = target / "complete"
+        if not mark.exists():
+            npm = _tool("npm", f"install {name}")
+            target.mkdir(parents=True, exist_ok=True)
+            _run((npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", f"{name}@{version}"), target)
+            mark.touch()
+    return [node, str(program.absolute())]
+
+
 @attrs.frozen
 class JavaServer:
     """A running Java nameserver or broker."""

@@ -1,14 +1,25 @@
-"""An S3 on loopback: moto's server, with one bucket."""
+"""Object stores on loopback: moto's S3 and Azurite, Microsoft's emulator of Azure's blobs, each with one bucket."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
 
+from support.foreign import find_npm_program
 from support.processes import free_ports, wait_for
+
+AZURITE = ("azurite", "3.35.0", "dist/src/blob/main.js")
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Azurite's account; both are in its documentation."""
 
 
 @contextmanager
@@ -37,6 +48,50 @@ def s3_settings(address: str) -> dict[str, str]:
 def _has_made_bucket(url: str) -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=10).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def run_azure(cache: Path, home: Path) -> Iterator[str]:
+    """The address of an Azurite with the container ``bucket``, installed into ``cache`` by npm unless it is there.
+
+    Raises ToolMissing without Node.
+    """
+    (port,) = free_ports()
+    address = f"http://127.0.0.1:{port}"
+    options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(home), "--silent"]
+    command = [*find_npm_program(*AZURITE, cache), *options, "--skipApiVersionCheck", "--disableTelemetry"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_for(lambda: _has_made_container(address), 60)
+            yield address
+        finally:
+            server.kill()
+
+
+def azure_settings(address: str) -> dict[str, str]:
+    """The variables of the environment for this Azurite, of which the how-to guide names account and key."""
+    return {
+        "AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": address,
+        "AZURE_STORAGE_ACCOUNT_NAME": AZURE_ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": AZURE_KEY,
+    }  # fmt: skip
+
+
+def _has_made_container(address: str) -> bool:
+    """Sends the request with Azure's signature by a shared key; it has no header that is signed but these two."""
+    headers = f"x-ms-date:{formatdate(usegmt=True)}\nx-ms-version:2021-08-06\n"
+    resource = f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/bucket\nrestype:container"
+    text = "PUT" + "\n" * 12 + headers + resource
+    signature = hmac.new(base64.b64decode(AZURE_KEY), text.encode(), hashlib.sha256).digest()
+    request = urllib.request.Request(f"{address}/{AZURE_ACCOUNT}/bucket?restype=container", method="PUT")
+    for line in headers.splitlines():
+        name, _, value = line.partition(":")
+        request.add_header(name, value)
+    request.add_header("Authorization", f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(signature).decode()}")
+    try:
+        urllib.request.urlopen(request, timeout=10).close()
     except OSError:
         return False
     return True
