@@ -9,13 +9,19 @@ cdef extern from "sys/socket.h" nogil:
         MSG_DONTWAIT
         MSG_NOSIGNAL
 
+cdef extern from "Python.h":
+    char* PyByteArray_AS_STRING(object array)
+    Py_ssize_t PyByteArray_GET_SIZE(object array)
+    int PyByteArray_Resize(object array, Py_ssize_t size) except -1
+
 cdef enum:
     RECEIVED_MAX = 262144
+    PARTIAL_MAX = 131072  # a longer part of a frame is not copied for each receive
     SENT_MAX = 65536
     READABLE = 1  # EPOLLIN
 
 # Used only while the global interpreter lock is held, except by a socket that decodes: ``is_decoding`` keeps others away.
-cdef uint8_t[RECEIVED_MAX] received
+cdef uint8_t[PARTIAL_MAX + RECEIVED_MAX] received
 cdef bint is_decoding = False
 
 
@@ -39,11 +45,11 @@ cdef struct Sending:
     Py_ssize_t sent
 
 
-cdef bint read_hot_frames(connection, bytes data, Readers readers, list requests) except -1:
-    """Append the requests of ``data``, which consists of whole frames. False, without a change, if the plain decoder
-    has to decode one of them."""
+cdef bint read_hot_frames(connection, bytes data, Py_ssize_t size, Readers readers, list requests) except -1:
+    """Append the requests of the whole frames that the first ``size`` bytes of ``data`` are. False, without a change,
+    if the plain decoder has to decode one of them."""
     cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), position = 0, length, header_size, kept = 0
+    cdef Py_ssize_t position = 0, length, header_size, kept = 0
     cdef Py_ssize_t first = len(requests), number
     cdef uint32_t mark
     cdef HotRequest request
@@ -64,10 +70,19 @@ cdef bint read_hot_frames(connection, bytes data, Readers readers, list requests
         if request.keeps_frame:
             kept += length
         position += 4 + length
-    if 4 * kept < size:
+    if 4 * kept < PyBytes_GET_SIZE(data):
         for number in range(first, len(requests)):
             (<HotRequest>requests[number]).move_out()
     return True
+
+
+cdef int keep_rest(connection, const uint8_t* at, Py_ssize_t size, now) except -1:
+    """Keep ``size`` bytes, the beginning of a frame, until the rest of it arrives."""
+    cdef bytearray inbound = connection.inbound
+    PyByteArray_Resize(inbound, size)
+    memcpy(PyByteArray_AS_STRING(inbound), at, size)
+    connection.partial_since = now if size else None
+    return 0
 
 
 def read_ready(
@@ -76,16 +91,25 @@ def read_ready(
 ):
     """See :func:`gantrymq.kernel.fast.plain_requests.read_ready`."""
     global is_decoding
-    cdef Py_ssize_t size, total = 0
+    cdef Py_ssize_t size, total = 0, partial, whole
+    cdef const uint8_t* at
     cdef tuple event
     cdef bytes data
+    cdef bytearray inbound
     cdef object connection
     cdef CodecSocket codec
     while position < len(events) and total < most and len(requests) < rows:
         event = events[position]
         connection = connections.get(event[0])
-        if connection is None or event[1] != READABLE or connection.is_paused or connection.inbound:
+        if connection is None or event[1] != READABLE or connection.is_paused:
             break
+        inbound = connection.inbound
+        partial = PyByteArray_GET_SIZE(inbound)
+        if partial:
+            # With a whole frame, the connection waits for its next turn.
+            at = <const uint8_t*>PyByteArray_AS_STRING(inbound)
+            if partial > PARTIAL_MAX or whole_frames(at, partial, limit):
+                break
         sock = connection.sock
         codec = None
         if type(sock) is not system_socket:
@@ -94,12 +118,18 @@ def read_ready(
             codec = <CodecSocket>sock
         if is_decoding:
             break  # another thread
-        size = socket_read(event[0], received, RECEIVED_MAX, MSG_DONTWAIT)
+        # Behind the begun frame, if nothing has to be decoded: so each byte is copied once, into the requests' block.
+        if codec is None and partial:
+            memcpy(received, PyByteArray_AS_STRING(inbound), partial)
+        size = socket_read(event[0], received + (partial if codec is None else 0), RECEIVED_MAX, MSG_DONTWAIT)
         if size <= 0:
             break  # the caller receives the same result again
         total += size
         if codec is None:
-            data = PyBytes_FromStringAndSize(<const char*>received, size)
+            at = received
+            size += partial
+            whole = whole_frames(at, size, limit)
+            data = PyBytes_FromStringAndSize(<const char*>received, whole if whole > 0 else size)
         else:
             is_decoding = True
             try:
@@ -109,17 +139,20 @@ def read_ready(
             if data is None:
                 position += 1
                 continue
-            size = PyBytes_GET_SIZE(data)
-            if size == 0:
+            if PyBytes_GET_SIZE(data) == 0:
                 break
+            if partial:
+                data = bytes(inbound) + data
+            at = <const uint8_t*>PyBytes_AS_STRING(data)
+            size = PyBytes_GET_SIZE(data)
+            whole = whole_frames(at, size, limit)
         position += 1
         connection.active_at = now
-        if (
-            whole_frames(<const uint8_t*>PyBytes_AS_STRING(data), size, limit) != size
-            or not read_hot_frames(connection, data, readers, requests)
-        ):
-            read(connection, data, requests, now)
+        if whole <= 0 or not read_hot_frames(connection, data, whole, readers, requests):
+            read(connection, PyBytes_FromStringAndSize(<const char*>at + partial, size - partial), requests, now)
             break  # it may have used up the turn
+        if partial or whole < size:
+            keep_rest(connection, at + whole, size - whole, now)
         if connection.silent_since is not None:
             connection.silent_since = None
     return position, total

@@ -130,8 +130,9 @@ def read_ready(
     """Receive from the ready sockets of ``events``, from ``position`` on, and append their requests to ``requests``.
 
     It stops after ``most`` bytes or ``rows`` requests, and at each event that needs the caller: of the waker, of a
-    connection with an incomplete frame, and so on. ``read`` is the caller's function for received data that is not
-    usual. Returns the position of the next event, and the bytes received. This twin leaves all events to the caller.
+    connection with a long part of a frame, and so on. ``read`` is the caller's function for received data that is not
+    usual. An incomplete frame behind whole ones is kept in ``connection.inbound``. Returns the position of the next
+    event, and the bytes received. This twin leaves all events to the caller.
     """
     return position, 0
 
