@@ -46,8 +46,10 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{{HH:mm:ss}} spark %p %c{{1}}: %m%n
+appender.stderr.layout.pattern = %d{{HH:mm:ss}} spark %p %c{{1}}: %m%n{trace}
 """
+_FIRST_LINE = "%throwable{1}"
+"""Instead of a stack trace: Python gets the exception, and a trace of a failed stream has a hundred lines."""
 
 
 @attrs.frozen
@@ -129,10 +131,10 @@ def session(
 
     It uses only this machine: loopback, no web page, no downloads. ``cores`` is the number of concurrent tasks (all
     cores by default), ``memory`` the JVM's heap, ``log_level`` the level of Spark's log on stderr (error, warn, info,
-    off). A shuffle has as many partitions as there are concurrent tasks, at least 8, where Spark's default is 200.
-    ``config`` adds or overrides settings of Spark. Spark's Python workers use this interpreter, not ``python3``
-    on the path; therefore the function sets ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON`` of this process. A start
-    takes about five seconds. The caller stops the session.
+    off); at error, the log has the first line of an exception only. A shuffle has as many partitions as there are
+    concurrent tasks, at least 8, where Spark's default is 200. ``config`` adds or overrides settings of Spark. Spark's
+    Python workers use this interpreter, not ``python3`` on the path; therefore the function sets ``PYSPARK_PYTHON`` and
+    ``PYSPARK_DRIVER_PYTHON`` of this process. A start takes about five seconds. The caller stops the session.
 
     Raises :class:`SparkMissing` if Spark cannot run.
     """
@@ -198,7 +200,8 @@ def _start(app_name: str, cores: int | None, memory: str, log_level: str, config
     # They exist as long as this process, because the JVM outlives the session and uses them.
     folder = Path(tempfile.mkdtemp(prefix="gantrymq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "log4j2.properties").write_text(_LOG4J.format(level=log_level), encoding="ascii")
+    trace = _FIRST_LINE if log_level == "error" else "%throwable"
+    (folder / "log4j2.properties").write_text(_LOG4J.format(level=log_level, trace=trace), encoding="ascii")
     settings = _settings(folder, cores, memory) | dict(config)
     builder = SparkSession.builder.master(f"local[{cores or '*'}]").appName(app_name)
     for name, value in settings.items():

@@ -122,7 +122,11 @@ def server(tmp_path: Path) -> Iterator[PageServer]:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if uses_spark(page)], ids=name)
-def test_the_blocks_of_a_page_run_in_spark(page: Path, tmp_path: Path, server: PageServer, spark: SparkSession) -> None:
+def test_the_blocks_of_a_page_run_in_spark(
+    page: Path, tmp_path: Path, server: PageServer, spark: SparkSession, request: pytest.FixtureRequest
+) -> None:
+    if "s3://" in page.read_text():
+        request.getfixturevalue("s3_settings")  # the server's environment, too
     views = {table.name for table in spark.catalog.listTables()}
     with working_folder(spark, tmp_path):
         try:

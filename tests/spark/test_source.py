@@ -271,6 +271,20 @@ def test_a_failed_stream_has_the_raised_error_as_its_reason(spark: SparkSession,
     assert reason(caught.value) == "ValueError: the batch is wrong"
 
 
+def test_the_log_has_one_line_of_an_exception(spark: SparkSession) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    log4j = jvm.org.apache.logging.log4j
+    event = log4j.core.impl.Log4jLogEvent.newBuilder().setLoggerName("a.B").setLevel(log4j.Level.ERROR)
+    event.setMessage(log4j.message.SimpleMessage("failed")).setThrown(jvm.java.lang.IllegalStateException("no room"))
+    layout = log4j.LogManager.getContext(False).getConfiguration().getAppender("stderr").getLayout()
+    text = layout.toSerializable(event.build())
+    assert text.partition(" ")[2].split("\n") == [
+        "spark ERROR B: failed",
+        "java.lang.IllegalStateException: no room",
+        "",
+    ]
+
+
 def test_spark_finds_the_source_without_registration(spark: SparkSession, orders: FakeCluster) -> None:
     fresh = spark.newSession()  # it knows nothing that was registered, and no setting of ours
     frame = load(fresh, orders)
