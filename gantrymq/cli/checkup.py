@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from gantrymq.cli import machine_checks
+from gantrymq.cli.findings import FAIL, OK, WARN, Finding
 from gantrymq.kernel.config.fields import HIDDEN
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.peers import is_loopback
@@ -29,10 +31,6 @@ from gantrymq.remoting.peers import is_loopback
 if TYPE_CHECKING:
     from gantrymq.cli.loading import Loaded
     from gantrymq.remoting.tls import ServerTls
-
-OK: Literal["ok"] = "ok"
-WARN: Literal["warn"] = "warn"
-FAIL: Literal["fail"] = "fail"
 
 WAIT_SECONDS = 2.0
 SYNCS = 50
@@ -49,16 +47,6 @@ EXPIRY_DAYS = 30
 """A certificate that ends sooner is due for replacement."""
 SPARK_JAVA = 17
 """The oldest Java for PySpark 4."""
-
-
-@attrs.frozen
-class Finding:
-    """One line of the doctor: the subject, ok, warn or fail, the result, and the remedy."""
-
-    check: str
-    state: Literal["ok", "warn", "fail"]
-    found: str
-    advice: str = ""
 
 
 def hot_path() -> Finding:
@@ -393,6 +381,10 @@ def all_checks(loaded: Loaded, nameserver_listen: str) -> Iterator[Callable[[], 
     yield lambda: folder(broker.data)
     yield lambda: disk(broker.data, file_bytes)
     yield lambda: fdatasync(broker.data)
+    yield lambda: machine_checks.file_system(nearest(broker.data))
+    yield lambda: machine_checks.block_device(nearest(broker.data))
+    yield machine_checks.memory
+    yield machine_checks.kernel_settings
     yield lambda: open_files(connections)
     yield lambda: clock(broker.data)
     yield java

@@ -31,7 +31,8 @@ def doctor(nameserver_listen: str, as_json: bool, **flags: Any) -> int:
     """
     import attrs
 
-    from gantrymq.cli.checkup import FAIL, OK, all_checks
+    from gantrymq.cli.checkup import all_checks
+    from gantrymq.cli.findings import FAIL, OK
     from gantrymq.remoting.address import parse_address
 
     try:

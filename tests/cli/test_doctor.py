@@ -42,7 +42,8 @@ def test_every_check_is_reported_and_leaves_no_files(doctor: Callable[..., Any],
     assert list(found) == [
         "system", "hot path", "plugins", "broker port", "nameserver port", "advertised address", "protected mode",
         "data folder", "disk",
-        "fdatasync", "open files", "clock", "java", "pyspark",
+        "fdatasync", "file system", "block device", "memory", "kernel settings",
+        "open files", "clock", "java", "pyspark",
     ]  # fmt: skip
     assert {row["state"] for row in found.values()} <= {"ok", "warn"}
     assert all(row["advice"] for row in found.values() if row["state"] == "warn")
