@@ -6,16 +6,18 @@ Source: RocketMQ 4.9.7 ``MQClientInstance`` (``topicRouteData2TopicPublishInfo``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from gantrymq.client.errors import GantryError, NoRoute
-from gantrymq.client.nameservers import Nameservers
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.outages import Outages
+
+if TYPE_CHECKING:
+    from gantrymq.client.nameservers import Nameservers
 
 DEFAULT_TOPIC: Final = "TBW102"
 """Its route says which brokers create topics on first send."""

@@ -10,27 +10,63 @@ Importing this package imports neither pyspark nor pyarrow; :func:`spark_status`
 
 from __future__ import annotations
 
-from gantrymq.spark.errors import (
-    BrokenRecord,
-    DataLoss,
-    ExportDamaged,
-    ExportFenced,
-    FolderInUse,
-    Refused,
-    SendFailed,
-    SparkError,
-    SparkMissing,
-    UnknownTopic,
-    Unreachable,
-    WrongOption,
-    reason,
-)
-from gantrymq.spark.exports.compacting import CompactResult, compact_export
-from gantrymq.spark.exports.measuring import ExportProgress
-from gantrymq.spark.exports.reading import ExportStatus, QueueStatus, export_files, export_status, read_export
-from gantrymq.spark.exports.run import ExportResult, export
-from gantrymq.spark.local import SparkStatus, java_available, register, session, spark_status
-from gantrymq.spark.progress import lag
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gantrymq.spark.errors import (
+        BrokenRecord,
+        DataLoss,
+        ExportDamaged,
+        ExportFenced,
+        FolderInUse,
+        Refused,
+        SendFailed,
+        SparkError,
+        SparkMissing,
+        UnknownTopic,
+        Unreachable,
+        WrongOption,
+        reason,
+    )
+    from gantrymq.spark.exports.compacting import CompactResult, compact_export
+    from gantrymq.spark.exports.measuring import ExportProgress
+    from gantrymq.spark.exports.reading import ExportStatus, QueueStatus, export_files, export_status, read_export
+    from gantrymq.spark.exports.run import ExportResult, export
+    from gantrymq.spark.local import SparkStatus, java_available, register, session, spark_status
+    from gantrymq.spark.progress import lag
+
+_HOMES = {
+    "BrokenRecord": "gantrymq.spark.errors",
+    "CompactResult": "gantrymq.spark.exports.compacting",
+    "DataLoss": "gantrymq.spark.errors",
+    "ExportDamaged": "gantrymq.spark.errors",
+    "ExportFenced": "gantrymq.spark.errors",
+    "ExportProgress": "gantrymq.spark.exports.measuring",
+    "ExportResult": "gantrymq.spark.exports.run",
+    "ExportStatus": "gantrymq.spark.exports.reading",
+    "FolderInUse": "gantrymq.spark.errors",
+    "QueueStatus": "gantrymq.spark.exports.reading",
+    "Refused": "gantrymq.spark.errors",
+    "SendFailed": "gantrymq.spark.errors",
+    "SparkError": "gantrymq.spark.errors",
+    "SparkMissing": "gantrymq.spark.errors",
+    "SparkStatus": "gantrymq.spark.local",
+    "UnknownTopic": "gantrymq.spark.errors",
+    "Unreachable": "gantrymq.spark.errors",
+    "WrongOption": "gantrymq.spark.errors",
+    "compact_export": "gantrymq.spark.exports.compacting",
+    "export": "gantrymq.spark.exports.run",
+    "export_files": "gantrymq.spark.exports.reading",
+    "export_status": "gantrymq.spark.exports.reading",
+    "java_available": "gantrymq.spark.local",
+    "lag": "gantrymq.spark.progress",
+    "read_export": "gantrymq.spark.exports.reading",
+    "reason": "gantrymq.spark.errors",
+    "register": "gantrymq.spark.local",
+    "session": "gantrymq.spark.local",
+    "spark_status": "gantrymq.spark.local",
+}
 
 __all__ = [
     "BrokenRecord",
@@ -63,3 +99,16 @@ __all__ = [
     "session",
     "spark_status",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gantrymq.spark' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

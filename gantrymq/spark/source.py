@@ -61,7 +61,6 @@ from gantrymq.spark.planner import StreamPlanner
 from gantrymq.spark.ranges import QueueRange, plan_ranges
 from gantrymq.spark.reader import read_range
 from gantrymq.spark.selection import Selection
-from gantrymq.spark.sink import check_sink_columns, send_rows
 from gantrymq.spark.wire import GROUP, Wire
 
 if TYPE_CHECKING:
@@ -241,6 +240,8 @@ class GantryWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task; all are stored when this returns."""
+        from gantrymq.spark.sink import send_rows  # with trio and all of the client, which reading does without
+
         _keep_modules()
         return SentRows(send_rows(iterator, self._options, f"{self._job}-{_task().partitionId()}"))
 
@@ -253,6 +254,8 @@ class GantryStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task; all are stored when this returns."""
+        from gantrymq.spark.sink import send_rows
+
         _keep_modules()
         task = _task()
         query, batch = (task.getLocalProperty(name) for name in (_QUERY_PROPERTY, _BATCH_PROPERTY))
@@ -264,6 +267,8 @@ class GantryStreamWriter(DataSourceStreamArrowWriter):
 def _sink_options(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
     if overwrite:
         raise WrongOption('a topic cannot be overwritten: write with .mode("append"), a stream in output mode append')
+    from gantrymq.spark.sink import check_sink_columns
+
     options = read_sink_options(given)
     check_sink_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
     return options
