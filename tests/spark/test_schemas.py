@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 fastavro = pytest.importorskip("fastavro", reason="pip install 'gantrymq[spark-schemas]'")
-pytest.importorskip("httpx", reason="pip install 'gantrymq[spark-schemas]'")
+pytest.importorskip("urllib3", reason="pip install 'gantrymq[spark-schemas]'")
 pa = pytest.importorskip("pyarrow")
 
 from gantrymq.spark import schemas  # noqa: E402
 from gantrymq.spark.errors import BadBody, RegistryFailed, WrongOption, WrongSchema  # noqa: E402
-from gantrymq.spark.schemas import functions, registry  # noqa: E402
+from gantrymq.spark.schemas import avro_functions, registry, udfs  # noqa: E402
 from gantrymq.spark.schemas.avro import AvroReader  # noqa: E402
 from gantrymq.spark.schemas.avro_schema import SchemaText, parse_avro  # noqa: E402
 from gantrymq.spark.schemas.avro_types import spark_type  # noqa: E402
@@ -285,8 +285,8 @@ def impatient(stub: StubRegistry, **more: Any) -> schemas.Registry:
 
 def converter(registry: schemas.Registry, reader: Any) -> Any:
     """What a Python worker converts bodies with."""
-    spec = functions._AvroSpec(SchemaText(json.dumps(reader)), None, registry)
-    return functions._avro_converter.__wrapped__(spec, pa.binary())
+    spec = avro_functions._AvroSpec(SchemaText(json.dumps(reader)), None, registry)
+    return avro_functions._avro_converter.__wrapped__(spec, pa.binary())
 
 
 class TestRegistry:
@@ -310,7 +310,7 @@ class TestRegistry:
     def test_a_flood_of_unknown_ids_is_an_error_in_any_mode(
         self, stub: StubRegistry, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(functions, "MAX_UNKNOWN", 3)
+        monkeypatch.setattr(udfs, "MAX_UNKNOWN", 3)
         convert = converter(impatient(stub), ORDER)
         for number in range(3):
             with pytest.raises(UnreadableBody):
@@ -348,7 +348,7 @@ class TestRegistry:
         order = record(("cart", "shop.Cart"), ("extra", "shop.Item"), name="shop.Order")
         stub.add("orders", order, references=[{"name": "shop.Cart", "subject": "cart", "version": 1},
                                               {"name": "shop.Item", "subject": "item", "version": 1}])  # fmt: skip
-        found = functions.ask_latest(impatient(stub), "orders", "AVRO")
+        found = udfs.ask_latest(impatient(stub), "orders", "AVRO")
         schema = parse_avro(SchemaText(found.text, found.references))
         assert (
             spark_type(schema).simpleString()
@@ -422,13 +422,13 @@ class TestSchemaToWrite:
     def test_a_schema_is_found_or_registered(self, stub: StubRegistry) -> None:
         registry = impatient(stub)
         with pytest.raises(RegistryFailed, match="register=True adds the schema to subject 'a/b'"):
-            functions._schema_to_write(ORDER, registry, "a/b", False)
-        assert functions._schema_to_write(ORDER, registry, "a/b", True)[1] == 1
-        assert functions._schema_to_write(ORDER, registry, "a/b", False)[1] == 1
-        assert functions._schema_to_write(None, registry, "a/b", False) == (SchemaText(json.dumps(ORDER)), 1)
+            avro_functions._schema_to_write(ORDER, registry, "a/b", False)
+        assert avro_functions._schema_to_write(ORDER, registry, "a/b", True)[1] == 1
+        assert avro_functions._schema_to_write(ORDER, registry, "a/b", False)[1] == 1
+        assert avro_functions._schema_to_write(None, registry, "a/b", False) == (SchemaText(json.dumps(ORDER)), 1)
         assert stub.requests[-1] == "GET /subjects/a%2Fb/versions/latest"
 
     def test_a_latest_schema_of_another_kind_is_refused(self, stub: StubRegistry) -> None:
         stub.add("orders-value", "message Order {}", "PROTOBUF")
         with pytest.raises(WrongSchema, match="the schema of subject 'orders-value' is PROTOBUF, not AVRO"):
-            functions._schema_to_write(None, impatient(stub), "orders-value", False)
+            avro_functions._schema_to_write(None, impatient(stub), "orders-value", False)

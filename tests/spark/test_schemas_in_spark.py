@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 fastavro = pytest.importorskip("fastavro", reason="pip install 'gantrymq[spark-schemas]'")
-pytest.importorskip("httpx", reason="pip install 'gantrymq[spark-schemas]'")
+pytest.importorskip("urllib3", reason="pip install 'gantrymq[spark-schemas]'")
 
 from gantrymq.spark import reason, schemas  # noqa: E402
 from support.schema_registry import StubRegistry  # noqa: E402

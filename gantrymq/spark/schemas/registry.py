@@ -18,7 +18,7 @@ from gantrymq.spark.schemas.bodies import UnreadableBody
 from gantrymq.spark.schemas.extras import import_extra
 
 if TYPE_CHECKING:
-    import httpx
+    import urllib3
 
 MAX_ANSWER_BYTES = 4 << 20
 """The most bytes of a registry's answer."""
@@ -60,6 +60,9 @@ class SchemaRegistry(Protocol):
 
     def by_id(self, schema_id: int) -> FoundSchema:
         """The schema. Raises :class:`UnknownSchema`, :class:`RegistryFailed`."""
+
+    def descriptor(self, schema_id: int, found: FoundSchema) -> bytes | None:
+        """The serialized FileDescriptorProto of Protobuf schema ``schema_id``, which ``found`` is, if there is one."""
 
     def latest(self, subject: str) -> FoundSchema:
         """The newest schema of ``subject``, with its id. Raises :class:`UnknownSchema`, :class:`RegistryFailed`."""
@@ -110,40 +113,45 @@ class Connection:
             pause = min(2 * pause, _LAST_PAUSE)
 
     def _once(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
-        httpx = import_extra("httpx")
+        urllib3 = import_extra("urllib3")
         until = time.monotonic() + self.timeout
-        content = None if body is None else json.dumps(body)
         data = bytearray()
         try:
-            with _client(self).stream(method, url, content=content) as answer:
-                for piece in answer.iter_raw(_PIECE):
+            answer = _pool(self).request(
+                method, url, body=None if body is None else json.dumps(body), redirect=False, preload_content=False
+            )
+            try:
+                for piece in answer.stream(_PIECE, decode_content=False):
                     data += piece
                     if len(data) > MAX_ANSWER_BYTES:
                         raise RegistryFailed(f"{url} answers with more than {MAX_ANSWER_BYTES:,} bytes")
                     if time.monotonic() > until:
                         raise _Temporary(f"{url} did not finish its answer within {self.timeout:g} s")
-        except httpx.TimeoutException:
-            raise _Temporary(f"{url} did not answer within {self.timeout:g} s") from None
-        except httpx.TransportError as error:
+            finally:
+                answer.close()
+                _pool(self).clear()  # a worker asks seldom, and nobody closes its connections later
+        except urllib3.exceptions.NewConnectionError as error:  # a kind of timeout in this library
             raise _Temporary(f"{url} cannot be reached: {error}") from None
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except urllib3.exceptions.TimeoutError:
+            raise _Temporary(f"{url} did not answer within {self.timeout:g} s") from None
+        except urllib3.exceptions.LocationValueError as error:
             raise RegistryFailed(f"{url} is no address: {error}") from None
+        except urllib3.exceptions.HTTPError as error:
+            raise _Temporary(f"{url} cannot be reached: {error}") from None
         return self._read(answer, url, bytes(data))
 
-    def _read(self, answer: httpx.Response, url: str, data: bytes) -> Any:
-        status = answer.status_code
-        if answer.is_redirect:
+    def _read(self, answer: urllib3.BaseHTTPResponse, url: str, data: bytes) -> Any:
+        status = answer.status
+        if 300 <= status < 400:
             where = answer.headers.get("location", "nowhere")
-            raise RegistryFailed(
-                f"{url} redirects to {where!r}, which is not followed: give the registry's own address"
-            )
+            raise RegistryFailed(f"{url} redirects to {where!r}, which is not followed: give that address instead")
         if status in _TEMPORARY:
             raise _Temporary(f"{url} answers with status {status}{_message(data)}")
         if status == 404:
             raise UnknownSchema(f"{url} answers with status {status}{_message(data)}")
         if status in (401, 403):
             raise RegistryFailed(f"{url} answers with status {status}{_message(data)}: check user, password and token")
-        if not answer.is_success:
+        if status != 200:
             raise RegistryFailed(f"{url} answers with status {status}{_message(data)}")
         if answer.headers.get("content-encoding", "identity") != "identity":
             raise RegistryFailed(f"{url} answers with a compressed body, which was not asked for")
@@ -166,11 +174,12 @@ def _message(data: bytes) -> str:
 
 
 @lru_cache(maxsize=16)
-def _client(connection: Connection) -> httpx.Client:
-    library = import_extra("httpx")
+def _pool(connection: Connection) -> urllib3.PoolManager:
+    library = import_extra("urllib3")
     try:
         context = ssl.create_default_context(cafile=connection.ca_file)
         if connection.cert_file:
+            # An encrypted key would ask for its password where nobody can answer.
             context.load_cert_chain(connection.cert_file, connection.key_file, password="")
     except OSError as error:
         files = [name for name in (connection.ca_file, connection.cert_file, connection.key_file) if name]
@@ -183,13 +192,13 @@ def _client(connection: Connection) -> httpx.Client:
     }
     if connection.token is not None:
         headers["Authorization"] = f"Bearer {connection.token}"
-    auth = None if connection.user is None else library.BasicAuth(connection.user, connection.password or "")
-    # A worker asks seldom, and nobody closes its clients: so no connection stays open.
-    limits = library.Limits(max_keepalive_connections=0)
-    client: httpx.Client = library.Client(
-        auth=auth, verify=context, timeout=connection.timeout, headers=headers, limits=limits, follow_redirects=False
+    elif connection.user is not None:
+        pair = base64.b64encode(f"{connection.user}:{connection.password or ''}".encode()).decode()
+        headers["Authorization"] = f"Basic {pair}"
+    pool: urllib3.PoolManager = library.PoolManager(
+        headers=headers, ssl_context=context, timeout=connection.timeout, retries=False
     )
-    return client
+    return pool
 
 
 def connect(url: str, **given: Any) -> Connection:
@@ -264,12 +273,16 @@ class Registry:
         """See :class:`SchemaRegistry`."""
         return self._found(self.connection.ask("GET", f"/schemas/ids/{schema_id}"), f"schema {schema_id}")
 
-    def serialized(self, schema_id: int) -> bytes | None:
-        """The descriptor of a Protobuf schema, None if the registry has none in that form."""
-        answer = self.connection.ask("GET", f"/schemas/ids/{schema_id}?format=serialized")
+    def descriptor(self, schema_id: int, found: FoundSchema) -> bytes | None:
+        """See :class:`SchemaRegistry`."""
+        # Some serializers register descriptors, and Apicurio then fails at the request below.
+        if (data := _descriptor(found.text)) is not None:
+            return data
         try:
-            return base64.b64decode(_text(answer, "schema", f"schema {schema_id}"), validate=True)
-        except ValueError:
+            once = attrs.evolve(self.connection, retry_seconds=0.0)
+            answer = once.ask("GET", f"/schemas/ids/{schema_id}?format=serialized")
+            return _descriptor(_text(answer, "schema", f"schema {schema_id}"))
+        except (RegistryFailed, UnknownSchema):  # an addition to the API that not all registries have
             return None
 
     def latest(self, subject: str) -> FoundSchema:
@@ -309,6 +322,16 @@ class Registry:
             text = _text(answer, "schema", what)
             self._collect(answer.get("references") or [], what, texts, depth + 1)
             texts.setdefault((subject, version), text)
+
+
+def _descriptor(text: str) -> bytes | None:
+    protobuf = import_extra("google.protobuf.descriptor_pb2")
+    errors = import_extra("google.protobuf.message")
+    try:
+        data = base64.b64decode(text, validate=True)
+        return data if protobuf.FileDescriptorProto.FromString(data).message_type else None
+    except (ValueError, errors.DecodeError):
+        return None
 
 
 def _request(schema: FoundSchema) -> dict[str, Any]:

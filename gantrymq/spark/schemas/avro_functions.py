@@ -1,8 +1,7 @@
-"""The functions for columns of bodies; each plans on the driver and works in the Python workers."""
+"""The functions for columns of Avro bodies."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,22 +14,17 @@ from gantrymq.spark.schemas.avro import AvroReader
 from gantrymq.spark.schemas.avro_schema import AvroType, SchemaText, parse_avro, to_text
 from gantrymq.spark.schemas.avro_types import spark_type
 from gantrymq.spark.schemas.avro_writing import AvroWriter, check_writable
-from gantrymq.spark.schemas.bodies import Convert, UnreadableBody, arrow_type, check_binary, convert_column
+from gantrymq.spark.schemas.bodies import Convert, check_binary
 from gantrymq.spark.schemas.extras import import_extra
-from gantrymq.spark.schemas.registry import FoundSchema, SchemaRegistry, UnknownSchema
+from gantrymq.spark.schemas.registry import FoundSchema, SchemaRegistry
+from gantrymq.spark.schemas.udfs import RegistryConverter, ask_id, ask_latest, is_permissive, make_udf
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
-    from pyspark.sql.types import DataType
 
 Schema = str | Mapping[str, Any] | Sequence[Any]
 """An Avro schema: JSON text, or what ``json.loads`` makes of it."""
-
-MAX_UNKNOWN = 1000
-"""The most unknown ids that a Python worker meets before it fails, also if unreadable bodies become null: each costs a
-request, and so many mean that the bodies are not of this registry."""
-_UNKNOWN_SECONDS = 60.0
 
 
 def from_avro(
@@ -74,7 +68,7 @@ def avro_decoder(
     kind = spark_type(parse_avro(reader))
     if registry is None:
         AvroReader(parse_avro(writer), parse_avro(reader))
-    return _make_udf(_avro_converter, spec, kind, _is_permissive(mode), tuple(origin))
+    return make_udf(_avro_converter, spec, kind, is_permissive(mode), tuple(origin))
 
 
 def to_avro(
@@ -103,7 +97,7 @@ def to_avro(
     check_writable(parse_avro(text))
     from pyspark.sql.types import BinaryType
 
-    return _make_udf(_avro_encoder, (text, header), BinaryType(), False, tuple(origin))(column, *origin)
+    return make_udf(_avro_encoder, (text, header), BinaryType(), False, tuple(origin))(column, *origin)
 
 
 @attrs.frozen
@@ -124,27 +118,6 @@ def _reader_schema(schema: Schema | None, registry: SchemaRegistry | None, subje
     return SchemaText(found.text, found.references)
 
 
-def ask_latest(registry: SchemaRegistry, subject: str, kind: str) -> FoundSchema:
-    """The newest schema of ``subject``. Raises :class:`WrongSchema` if it is not of ``kind``."""
-    try:
-        found = registry.latest(subject)
-    except UnknownSchema as error:
-        raise RegistryFailed(str(error)) from None
-    if found.kind != kind:
-        raise WrongSchema(f"the schema of subject {subject!r} is {found.kind}, not {kind}")
-    return found
-
-
-def ask_id(registry: SchemaRegistry, subject: str | None, schema: FoundSchema, register: bool) -> int:
-    """The id of ``schema`` in ``subject``, where it is added with ``register``."""
-    if subject is None:
-        raise WrongOption("a registry needs the subject that has the schema")
-    try:
-        return registry.register(subject, schema) if register else registry.find(subject, schema)
-    except UnknownSchema as error:
-        raise RegistryFailed(f"{error}; register=True adds the schema to subject {subject!r}") from None
-
-
 def _schema_to_write(
     schema: Schema | None, registry: SchemaRegistry, subject: str | None, register: bool
 ) -> tuple[SchemaText, int]:
@@ -160,29 +133,6 @@ def _schema_to_write(
     return SchemaText(found.text, found.references), found.id
 
 
-def _is_permissive(mode: str) -> bool:
-    if mode.lower() not in ("failfast", "permissive"):
-        raise WrongOption(f"mode is 'failfast' or 'permissive', not {mode!r}")
-    return mode.lower() == "permissive"
-
-
-def _make_udf(
-    make: Callable[[Any, pa.DataType], Convert], spec: Any, kind: DataType, permissive: bool, origin: tuple[str, ...]
-) -> Callable[..., Column]:
-    """A function of columns: one that ``make(spec, its type)`` converts into ``kind``, and those of ``origin``."""
-    import pyarrow as pa
-    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
-
-    def convert(column: pa.Array, *where: pa.Array) -> pa.Array:
-        named = list(zip(origin, where, strict=True))
-        return convert_column(column, make(spec, column.type), arrow_type(kind), permissive, named)
-
-    # Spark evaluates the hints to find what kind of function it is.
-    convert.__annotations__ = dict.fromkeys(("column", "where", "return"), pa.Array)
-    udf: Callable[..., Column] = arrow_udf(convert, kind)
-    return udf
-
-
 # A Python worker makes each converter once, with the schemas that it has fetched, and not once a batch.
 @lru_cache(maxsize=32)
 def _avro_converter(spec: _AvroSpec, given: pa.DataType) -> Convert:
@@ -190,7 +140,8 @@ def _avro_converter(spec: _AvroSpec, given: pa.DataType) -> Convert:
     check_binary(given)
     reader = parse_avro(spec.reader)
     if spec.registry is not None:
-        return _RegistryConverter(spec.registry, lambda found: _open_avro(found, reader)).convert
+        registry = spec.registry
+        return RegistryConverter(registry, lambda number: _open_avro(registry.by_id(number), reader)).convert
     assert spec.writer is not None
     return AvroReader(parse_avro(spec.writer), reader).read
 
@@ -206,34 +157,3 @@ def _open_avro(found: FoundSchema, reader: AvroType) -> Callable[[bytes, int], A
     if found.kind != "AVRO":
         raise WrongSchema(f"it is {found.kind}, not AVRO")
     return AvroReader(parse_avro(SchemaText(found.text, found.references)), reader).read
-
-
-class _RegistryConverter:
-    """Decodes bodies with a header, each by the schema that its id names."""
-
-    def __init__(self, registry: SchemaRegistry, make: Callable[[FoundSchema], Callable[[bytes, int], Any]]) -> None:
-        self._registry = registry
-        self._make = make
-        self._readers: dict[int, Callable[[bytes, int], Any]] = {}
-        self._refused: dict[int, tuple[float, str]] = {}
-
-    def convert(self, body: bytes) -> Any:
-        """The value of ``body``. Raises :class:`UnreadableBody`, :class:`RegistryFailed`."""
-        number, start = self._registry.split(body)
-        read = self._readers.get(number)
-        return (read or self._open(number))(body, start)
-
-    def _open(self, number: int) -> Callable[[bytes, int], Any]:
-        since, reason = self._refused.get(number, (0.0, ""))
-        if not reason or time.monotonic() - since > _UNKNOWN_SECONDS:
-            if len(self._refused) >= MAX_UNKNOWN:
-                raise RegistryFailed(f"{self._registry} lacks {MAX_UNKNOWN:,} ids of these bodies, the last: {reason}")
-            try:
-                self._readers[number] = self._make(self._registry.by_id(number))
-                return self._readers[number]
-            except UnknownSchema as error:
-                reason = str(error)
-            except WrongSchema as error:
-                reason = f"schema {number} of {self._registry}: {error}"
-            self._refused[number] = (time.monotonic(), reason)
-        raise UnreadableBody(reason)
