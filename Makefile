@@ -42,7 +42,7 @@ help:
 	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
 	@echo 'make ha-test           kills, pauses, partitions and promotions of real clusters: 500 rounds, up to 4 hours (Linux)'
 	@echo '                       [GANTRYMQ_HA_ROUNDS=500 GANTRYMQ_HA_SECONDS=14400 GANTRYMQ_HA_SEED=number GANTRYMQ_HA_PROMOTION=watch]'
-	@echo 'make export-kills      kill -9 of two processes that export to an object store: 1,000 times, about an hour [KILLS=1000]'
+	@echo 'make export-kills      kill -9 of two processes that export to an object store: 1,000 times, 10 to 20 minutes [KILLS=1000]'
 	@echo 'make asan              the compiled loops under address and undefined-behavior sanitizers: twins, fuzzers, attacks'
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'

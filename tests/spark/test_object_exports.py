@@ -217,18 +217,31 @@ def test_a_stop_at_any_step_loses_and_duplicates_nothing(
     assert step > 5
 
 
-CHILD = """
-import random, sys, time
-import pyarrow.compute, pyarrow.parquet
+WRITERS = """
+import os, random, signal, sys
+import obstore, pyarrow.compute, pyarrow.parquet
 from gantrymq.spark import ExportFenced, export
-print("begins", flush=True)
-while True:
-    try:
-        export("orders", sys.argv[1], sys.argv[2], engine="local", file_rows=7, overwrite=random.random() < 0.2,
-               discard_plan=random.random() < 0.2)
-    except ExportFenced as fenced:
-        print("fenced", flush=True)
+
+def work():
+    random.seed()
+    while True:
+        try:
+            export("orders", sys.argv[1], sys.argv[2], engine="local", file_rows=7, overwrite=random.random() < 0.2,
+                   discard_plan=random.random() < 0.2)
+        except ExportFenced as fenced:
+            os.write(1, b"fenced\\n")
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the killed ones
+for _ in sys.stdin:
+    writer = os.fork()
+    if not writer:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    os.write(1, b"begins %d\\n" % writer)
 """
+"""Forks a writer for each line that it gets: a start with all imports would take longer than the run that is killed."""
 
 
 @pytest.mark.slow
@@ -239,7 +252,7 @@ def test_writers_that_are_killed_publish_each_message_once(
 ) -> None:
     """Two processes export to one place, replace, and drop each other's plans; one after the other is killed."""
     kills = int(os.environ.get("GANTRYMQ_EXPORT_KILLS", "3"))
-    to, chance, asked = "s3://bucket/killed", random.Random(19), 0
+    to, chance, asked, fenced = "s3://bucket/killed", random.Random(19), 0, 0
 
     def script(request: Command) -> None:
         nonlocal asked
@@ -247,31 +260,32 @@ def test_writers_that_are_killed_publish_each_message_once(
         if asked % 20 == 0:
             orders.fill(3)
 
-    def begin() -> subprocess.Popen[str]:
-        child = subprocess.Popen([sys.executable, "-c", CHILD, to, orders.address], stdout=subprocess.PIPE, text=True)
-        children.append(child)
-        assert child.stdout is not None
-        assert child.stdout.readline() == "begins\n"
-        return child
+    def begin() -> int:
+        nonlocal fenced
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write("\n")
+        server.stdin.flush()
+        while not (line := server.stdout.readline()).startswith("begins "):
+            assert line == "fenced\n"
+            fenced += 1
+        return int(line.split()[1])
 
-    children: list[subprocess.Popen[str]] = []
-    said = ""
     orders.script = script
-    try:
-        running = [begin(), begin()]
-        for _ in range(kills):
-            time.sleep(chance.uniform(0.1, 0.8))
-            victim = running.pop(0)
-            victim.kill()
-            said += victim.communicate()[0]
-            assert victim.returncode == -signal.SIGKILL, said
-            running.append(begin())
-    finally:
-        orders.script = lambda request: None
-        for child in children:
-            child.kill()
-            if child.stdout is not None and not child.stdout.closed:
-                child.communicate()
+    running: list[int] = []
+    command = [sys.executable, "-c", WRITERS, to, orders.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            running = [begin(), begin()]
+            for _ in range(kills):
+                time.sleep(chance.uniform(0.1, 0.8))
+                os.kill(running.pop(0), signal.SIGKILL)
+                running.append(begin())
+        finally:
+            orders.script = lambda request: None
+            for writer in running:
+                os.kill(writer, signal.SIGKILL)
+            server.kill()
     go(orders, to)
     assert rows(open_store(to), to) == orders.everything()
     monkeypatch.setattr(object_destination, "UNREFERENCED_AGE", timedelta(0))
@@ -281,7 +295,7 @@ def test_writers_that_are_killed_publish_each_message_once(
     assert_clean(open_store(to), to)
     exported = orders.everything()
     print(
-        f"{kills} kills, {said.count('fenced')} runs fenced, manifest {export_status(to).number}, "
+        f"{kills} kills, {fenced} runs fenced, manifest {export_status(to).number}, "
         f"{exported.total()} messages, each once"
     )
 
