@@ -120,6 +120,39 @@ def test_the_next_run_writes_new_messages_only(orders: FakeCluster, folder: Path
     assert visible(folder) == sorted(export_files(folder))
 
 
+def test_the_plan_is_durable_before_messages_are_read_and_files_before_their_manifest(
+    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def sync(descriptor: int) -> None:
+        happened.append(f"sync {os.path.relpath(os.readlink(f'/proc/self/fd/{descriptor}'), folder)}")
+        fsync(descriptor)
+
+    def create(source: Path, target: Path) -> None:
+        happened.append(f"create {target.name}")
+        link(source, target)
+
+    def script(request: Command) -> None:
+        if request.code == RequestCode.PULL_MESSAGE:
+            happened.append("pull")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "link", create)
+    orders.script = script
+    go(orders, folder)
+    plan = happened.index("create plan-00000001.json")
+    assert happened[plan - 1].startswith("sync _gantrymq/.plan-00000001.json.")
+    assert happened[plan + 1] == "sync _gantrymq"
+    assert happened.index("pull") > plan + 1
+    manifest = happened.index("create manifest-00000001.json")
+    assert len([step for step in happened[:manifest] if step.endswith(".partial")]) == 2  # the contents of both files
+    assert [step for step in happened[:manifest] if step.startswith("sync topic=orders/date=")]  # their names
+    assert happened[manifest - 1].startswith("sync _gantrymq/.manifest-00000001.json.")
+    assert happened[manifest + 1] == "sync _gantrymq"
+
+
 def test_messages_that_arrive_after_the_start_are_left_to_the_next_run(orders: FakeCluster, folder: Path) -> None:
     def script(request: Command) -> None:
         if request.code == RequestCode.PULL_MESSAGE:

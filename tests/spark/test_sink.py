@@ -182,5 +182,12 @@ def test_a_task_that_is_repeated_stores_each_row_once_with_deduplication(tmp_pat
         send_rows(iter([batch.slice(0, 300)]), options, "query-7-0")  # a task that died after 300 rows
         send_rows(iter([batch.slice(0, 100), batch.slice(100)]), options, "query-7-0")
         send_rows(iter([batch.slice(0, 1)]), options, "query-8-0")
+        by_key = read_sink_options({"nameserver": cluster.nameserver, "topic": "orders"})
+        for first in (500, 501):  # with keys of the user's own, in any order and task
+            numbers = range(first, first + 3)
+            keyed = pa.record_batch(
+                {"body": [b"%d" % number for number in numbers], "dedup_key": [f"order-{number}" for number in numbers]}
+            )
+            send_rows(iter([keyed]), by_key, f"query-{first}")
         bodies = sorted(int(message.body) for message in stored(cluster.nameserver))
-    assert bodies == sorted([*range(500), 0])
+    assert bodies == sorted([*range(504), 0])
