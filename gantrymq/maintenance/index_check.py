@@ -35,12 +35,16 @@ class IndexProblem:
 
 @attrs.define
 class IndexCheck:
-    """Takes the records in the order of the log, then :meth:`finish`. ``clean``: the last broker stopped cleanly."""
+    """Takes the records in the order of the log, then :meth:`finish`.
+
+    ``clean``: the last broker stopped cleanly. ``foreign``: RocketMQ's wrote last, so GantryMQ's marks are obsolete.
+    """
 
     env: Env
     root: str
     shape: Shape
     clean: bool
+    foreign: bool = False
     entries: int = 0
     _problems: dict[str, IndexProblem] = attrs.field(factory=dict, init=False)
     _unmatched: dict[str, array[int]] = attrs.field(factory=dict, init=False)
@@ -84,7 +88,8 @@ class IndexCheck:
                 else:
                     header, is_settled = decode_header(found), mark is None and self.clean
                     if mark is not None:
-                        self._add(path, "the header is not the one that was written")
+                        if self.clean:  # otherwise RocketMQ's broker may have been killed, and the next start builds it
+                            self._add(path, "the header is not the one that was written")
                         continue
                     if not self.clean:
                         continue  # the next start builds it again
@@ -99,6 +104,8 @@ class IndexCheck:
 
     def _marks(self) -> IndexMarks | None:
         path = f"{self.root}/gantrymq.index"
+        if self.foreign:
+            return None
         try:
             return decode_marks(read_small(self.env, path)) if self.env.exists(path) else None
         except (ValueError, OSError, OverflowError, RecursionError) as error:

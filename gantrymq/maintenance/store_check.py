@@ -184,7 +184,9 @@ class StoreCheck:
             self._queues, wrong = find_queues(self.env, self.root, files)
             report.files += wrong
             report.queues = len(self._queues)
-            self._index = IndexCheck(self.env, self.root, self.shape, state.clean) if self.deep else None
+            self._index = (
+                IndexCheck(self.env, self.root, self.shape, state.clean, state.marks is None) if self.deep else None
+            )
             report.log_start = report.log_end = runs[0].start if runs else 0
             self._check_ends(runs, state)
             for problem in problems:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.cli.__main__ import run as run_command
+from gantrymq.cli.group import cli as root
 from gantrymq.spark import export, read_export
 from support.processes import wait_for
 from support.spark_streams import check_options, check_sink_and_stream
@@ -22,6 +25,19 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 SPARK_ROWS = 200
+
+
+def leaves(command: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """All commands below a group, by their names."""
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name="gantrymq")
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from leaves(below, f"{path} {name}".strip())
+        if not command.invoke_without_command:
+            return
+    yield path, command
 
 
 @pytest.fixture
@@ -121,6 +137,115 @@ def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
     run("topic", "delete", topic, "--yes", code=deleted)
     if not deleted:
         assert topic not in run("topic", "list").splitlines()
+
+
+Check = Callable[[Any], object]
+ELSEWHERE = {
+    "broker": "test_mixed_cluster.py", "context add": "no server", "dashboard": "tests/dashboard",
+    "bench consume": "as bench produce", "bench e2e": "as bench produce", "bench latency": "as bench produce",
+    "export": "test_exports_take_each_message_of_rocketmq_once", "export status": "the same",
+}  # fmt: skip
+"""Commands with ``--nameserver`` that other tests run against RocketMQ, or that ask no broker."""
+
+
+def commands_for(kind: str, topic: str, group: str, facts: dict[str, str]) -> list[tuple[str, list[str], int, Check]]:
+    """Each command that works on a cluster: its arguments, its exit code at RocketMQ, and what its JSON must have.
+
+    ``kind``: ``java_system`` (4.9.7) or ``java5_system`` (5.3.3).
+    """
+    failing = 0 if kind == "java_system" else 1  # 5.3.3 without its timer deletes a topic and then fails
+    message_id, file = facts["id"], facts["file"]
+
+    def only(rows: Any) -> Any:
+        (row,) = rows
+        return row
+
+    return [
+        ("topic create", [topic, "--queues", "3"], 1, lambda _: True),  # it exists
+        ("topic update", [topic, "--queues", "4"], 0, lambda row: (row["topic"], row["queues"]) == (topic, 4)),
+        ("topic describe", [topic], 0, lambda rows: sum(row["messages"] for row in rows) == 5),
+        ("topic list", [], 0, lambda rows: topic in rows),
+        ("topic peek", [topic, "--max", "2"], 0, lambda rows: len(rows) == 2),
+        ("produce", [topic, "--file", file, "--tag", "t", "--key", "k9"], 0, lambda row: row["sent"] == 1),
+        ("consume", [topic, "--group", group, "--from", "first", "--max", "6"], 0, lambda rows: len(rows) == 6),
+        ("query", [topic, "--key", "k3"], 0, lambda rows: only(rows)["body"] == "3"),
+        ("message get", [message_id, topic], 0, lambda row: row["body"] == "0"),
+        ("message trace", [message_id], 0, lambda rows: rows[0]["event"] in ("sent", "send")),
+        ("message why", [message_id, topic, "--group", group], 0, lambda rows: rows != []),
+        ("group describe", [group], 0, lambda row: {each["topic"] for each in row["queues"]} >= {topic}),
+        ("group lag", [group], 0, lambda rows: sum(row["lag"] for row in rows) == 0),
+        ("group list", [], 0, lambda rows: group in [row["group"] for row in rows]),
+        ("group reset-offsets", [group, "--to", "first", "--dry-run"], 0, lambda rows: len(rows) >= 3),
+        ("client list", [], 0, lambda rows: isinstance(rows, list)),
+        ("client kick", ["nobody"], 1, lambda _: True),
+        ("dlq list", [], 0, lambda rows: isinstance(rows, list)),
+        ("dlq peek", [group], 1, lambda _: True),  # the group has no dead letters
+        ("dlq replay", [group], 1, lambda _: True),
+        ("top", ["--once", "--interval", "300ms"], 0, lambda row: row["brokers"] != []),
+        ("cluster status", [], 0, lambda rows: rows != []),
+        ("cluster promote", ["nobody"], 1, lambda _: True),
+        ("cluster watch", ["nobody", "--interval", "soon"], 2, lambda _: True),  # needs GantryMQ's replication
+        ("config show", ["brokerName"], 0, lambda rows: rows[0]["settings"]["brokerName"] == "java-broker"),
+        ("config set", ["deleteWhen=04"], 0, lambda rows: rows != []),
+        ("delayed list", [], 0, lambda rows: rows == []),
+        ("delayed recall", [topic, "AAAA"], 2, lambda _: True),  # test_java_recall.py recalls messages
+        ("definitions export", [], 0, lambda tree: topic in [row["name"] for row in tree["topics"]]),
+        ("definitions import", [facts["definitions"], "--dry-run"], 0, lambda rows: rows != []),
+        ("bench produce", [f"{topic}-bench", "--count", "200", "--connections", "1"], 0, lambda row: row != {}),
+        ("group delete", [group, "--yes"], failing, lambda _: True),
+        ("topic delete", [topic, "--yes"], failing, lambda _: True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["java_system", "java5_system"])
+def test_each_command_works_with_rocketmq_or_says_why_it_cannot(
+    request: pytest.FixtureRequest,
+    kind: str,
+    names: Callable[[str], str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    nameserver = request.getfixturevalue(kind).nameserver
+    topic, group = names("all"), names("everyone")
+    file, definitions = tmp_path / "lines", tmp_path / "definitions.json"
+    file.write_text("from a file\n")
+    definitions.write_text(json.dumps({"version": 1, "topics": [{"name": f"{topic}-new", "settings": {"perm": 6}}]}))
+    with gantrymq.sync.connect(nameserver, trace=True) as client:
+        client.admin.create_topic(topic, 3)
+        with client.producer() as producer:
+            ids = [producer.send(topic, b"%d" % number, keys=[f"k{number}"]).message_id for number in range(5)]
+    facts = {"id": ids[0], "file": str(file), "definitions": str(definitions)}
+    table = commands_for(kind, topic, group, facts)
+    asking = {name for name, command in leaves(root) if "--nameserver" in {o for p in command.params for o in p.opts}}
+    assert {name for name, *_ in table} | ELSEWHERE.keys() == asking
+
+    def attempt(name: str, arguments: list[str], code: int, check: Check) -> str:
+        """Run it once; the reason why that is not as expected, or nothing."""
+        capsys.readouterr()
+        takes_json = [] if name in ("definitions export", "cluster watch") else ["--json"]
+        done = run_command([*name.split(), *arguments, "--nameserver", nameserver, *takes_json])
+        out, err = capsys.readouterr()
+        if done != code:
+            return f"exit code {done} instead of {code}: {err}{out[:300]}"
+        if code:
+            lines = err.splitlines()
+            return "" if lines and lines[-1].startswith("gantrymq: ") and "bug" not in err else f"no reason: {err}"
+        lists = name in ("consume", "topic peek", "query", "dlq peek")
+        found = [json.loads(line) for line in out.splitlines()] if lists else json.loads(out)
+        try:
+            return "" if check(found) else f"unexpected: {out[:500]}"
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            return f"{error!r}: {out[:500]}"
+
+    problems = []
+    for name, arguments, code, check in table:
+        end = time.monotonic() + 15  # RocketMQ's index, routes and traces appear some moments later
+        while problem := attempt(name, arguments, code, check):
+            if time.monotonic() > end:
+                problems.append(f"{name}: {problem}")
+                break
+            time.sleep(0.5)
+    assert problems == [], "\n".join(problems)
 
 
 @pytest.mark.parametrize("fixture", ["java_system", "java5_system"])

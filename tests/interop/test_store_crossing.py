@@ -134,6 +134,7 @@ def test_our_broker_opens_the_store_of_java(java4_client: ForeignClient, brokers
     with brokers.theirs(store) as first:
         sent = fill(java4_client, first, topic)
         end(first, how)
+    run("store", "check", "--deep", "--data", str(store))
     with brokers.ours(store) as second:
         check_all(java4_client, second, topic, "before", sent, count)
         sent += java4_client.produce(second.nameserver, topic, MORE, seed=41, first=count)
@@ -236,6 +237,8 @@ def test_java_opens_a_repaired_store_and_one_that_was_restored_from_s3(
             assert offsets_of(second.nameserver, topic, "done") == committed
             check_all(java4_client, second, topic, "again", sent, count)
             java4_client.produce(second.nameserver, topic, MORE, seed=41, first=count)
+            end(second, "killed")
+        run("store", "check", "--deep", "--data", str(folder))
 
 
 def written_extensions(store: Path) -> dict[str, bytes]:
