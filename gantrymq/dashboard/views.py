@@ -268,8 +268,13 @@ async def delayed(client: Client, topic_name: str | None) -> dict[str, Any]:
 
 
 async def delay_levels(client: Client) -> list[dict[str, Any]]:
-    """The delay levels in which messages wait, with their number, by broker."""
-    rows = []
+    """The delay levels in which messages wait, with their delay and number, by broker.
+
+    ``delay``: as the broker's settings have it (``30s``), empty if these cannot be read.
+    """
+    from gantrymq.operations.settings import read_settings
+
+    rows: list[dict[str, Any]] = []
     for name, address in sorted((await master_addresses(client)).items()):
         try:
             answer = await client.admin.request(address, Command(RequestCode.GET_ALL_DELAY_OFFSET))
@@ -279,11 +284,18 @@ async def delay_levels(client: Client) -> list[dict[str, Any]]:
         except BrokerError:
             continue  # it has no delay levels, or no message has waited yet
         delivered = DelayOffsetSerializeWrapper.from_bytes(answer.body).offset_table
+        delays: list[str] | None = None
         for queue, offsets in sorted(TopicStatsReply.from_bytes(stats.body).offsets, key=lambda each: each[0].queue_id):
             level = queue.queue_id + 1
             waiting = offsets.max_offset - max(delivered.get(level, 0), offsets.min_offset)
             if waiting > 0:
-                rows.append({"broker": name, "level": level, "waiting": waiting})
+                if delays is None:
+                    try:
+                        delays = (await read_settings(client, address)).get("messageDelayLevel", "").split()
+                    except BrokerError:
+                        delays = []
+                delay = delays[level - 1] if level <= len(delays) else ""
+                rows.append({"broker": name, "level": level, "delay": delay, "waiting": waiting})
     return rows
 
 

@@ -403,7 +403,7 @@ async function delayed() {
     }), { class: "small" }), true],
   ], found.messages, "No timed message waits.")),
   panel("Messages with a delay level", table([
-    ["Broker", (row) => row.broker], ["Level", (row) => number(row.level), true], ["Waiting", (row) => number(row.waiting), true],
+    ["Broker", (row) => row.broker], ["Level", (row) => number(row.level), true], ["Delay", (row) => row.delay, true], ["Waiting", (row) => number(row.waiting), true],
   ], found.levels, "No message waits in a delay level."))];
 }
 
