@@ -373,6 +373,40 @@ cdef bint read_head(
     return True
 
 
+# A plugin may read the headers of a turn again, for example to verify signatures. So once one did, the fields of the last
+# headers are kept, and copied to the plugin instead of being read a second time.
+
+cdef enum:
+    FIELDS_KEPT = 256  # of so many headers, a power of two; they take 48 bytes for each field
+
+
+cdef struct KeptHeader:
+    int64_t number
+    const uint8_t* at
+    int64_t layout
+    int count
+    Field fields[FIELDS_MAX]
+
+# Used only while the global interpreter lock is held.
+cdef KeptHeader _kept_headers[FIELDS_KEPT]
+cdef int64_t _headers_kept = 0
+cdef bint _are_read_again = False
+
+
+cdef int64_t keep_fields(const uint8_t* at, Head* head, Field* fields) noexcept:
+    """Keep the fields of the header at ``at``; returns its number."""
+    global _headers_kept
+    cdef KeptHeader* kept
+    _headers_kept += 1
+    kept = &_kept_headers[_headers_kept & (FIELDS_KEPT - 1)]
+    kept.number = _headers_kept
+    kept.at = at
+    kept.layout = head.layout
+    kept.count = head.count
+    memcpy(kept.fields, fields, head.count * sizeof(Field))
+    return _headers_kept
+
+
 cdef list _names = [None] * 1024
 
 

@@ -61,6 +61,7 @@ cdef class HotRequest:
     cdef object _command
 
     cdef bint keeps_frame
+    cdef int64_t read_as_number  # of the fields that are kept from the first reading; 0: none
 
     cdef int read_fields(self, Field* fields) noexcept
     cdef int read_like_last(self, Field* fields, int64_t* layout) noexcept

@@ -102,11 +102,19 @@ cdef class HotRequest:
         return head.count if read_head(self.kind, self.head, self.header_size, &head, fields, 0) else -1
 
     cdef int read_like_last(self, Field* fields, int64_t* layout) noexcept:
-        """As :meth:`read_fields`, faster if the header is like the last one of the connection and code.
+        """As :meth:`read_fields`, for a plugin that reads the headers of a turn: the fields may be kept from the first
+        reading, or the header is like the last one of the connection and code.
 
         Sets ``layout`` to a number that only headers with the same field names in the same order have; 0: not known.
         """
+        global _are_read_again
         cdef Head head
+        cdef KeptHeader* kept = &_kept_headers[self.read_as_number & (FIELDS_KEPT - 1)]
+        if self.read_as_number and kept.number == self.read_as_number and kept.at == self.head:
+            memcpy(fields, kept.fields, kept.count * sizeof(Field))
+            layout[0] = kept.layout
+            return kept.count
+        _are_read_again = True
         if not read_head(self.kind, self.head, self.header_size, &head, fields, <size_t><PyObject*>self.connection):
             return -1
         layout[0] = head.layout
@@ -178,6 +186,7 @@ cdef class HotRequest:
     def forget(self):
         """See :meth:`gantrymq.kernel.processors.Request.forget`."""
         self.block = None
+        self.read_as_number = 0
         self.head = self.payload = b""
         self.header_size = self.body_size = 0
         self._command = Command(self.code, None, b"", self.opaque, self.flag, kind=self.kind)
@@ -252,12 +261,15 @@ cdef HotRequest read_hot(
     cdef Head head
     cdef HotRequest request
     cdef RequestReader reader
+    cdef int64_t number = 0
     if not read_head(kind, header, size, &head, fields, sender) or head.flag & RESPONSE:
         return None
     if not -0x80000000LL <= head.opaque <= 0x7FFFFFFFLL:
         return None
     if not 0 <= head.flag <= 0x7FFFFFFF or not -0x80000000LL <= head.code <= 0x7FFFFFFFLL:
         return None
+    if _are_read_again:
+        number = keep_fields(header, &head, fields)
     reader = None if readers is None else readers.find(head.code)
     if reader is None:
         request = read_other(fields, head.count)
@@ -270,6 +282,7 @@ cdef HotRequest read_hot(
         request.opaque = <int>head.opaque
         request.flag = <int>head.flag
         request.kind = kind
+        request.read_as_number = number
     return request
 
 

@@ -17,6 +17,7 @@ from gantrymq.kernel.processors import RequestBatch
 from gantrymq.plugins.acl import checks, plain
 from gantrymq.plugins.acl.accounts import Accounts
 from gantrymq.plugins.acl.checks import Checks, Denied
+from gantrymq.plugins.acl.resources import topic_and_group_fields
 from gantrymq.plugins.produce import fast as produce
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, encode
@@ -194,3 +195,31 @@ def test_keys_sign_as_hashlib_does(secret: bytes, data: bytes) -> None:
     assert compiled.SigningKey(secret).sign(data) == expected
     for abilities in range(4):
         assert compiled.SigningKey(secret, abilities=abilities).sign(data) == expected
+
+
+@pytest.mark.parametrize("readers", [None, produce.READERS], ids=["moved", "in place"])
+def test_headers_of_a_long_turn_are_verified_with_their_own_fields(readers: Any) -> None:
+    """The kernel keeps the fields of the last 256 headers for those who read them again: a header beyond them, or one
+    that was moved in memory, must not be verified with the fields of another."""
+    connection = SimpleNamespace(peer=("10.0.0.1", 1), identity=None, sock=None, take_answer=lambda command: None)
+    key = compiled.SigningKey(WORKER.secret_key.encode())
+
+    def allows(_request: Any, _access_key: str) -> bool:
+        return True
+
+    loop = compiled.SignedRequests(lambda *_: key, allows, topic_and_group_fields(BROKER_RIGHTS))
+
+    def read(first: int, count: int) -> list[Any]:
+        signed = [WORKER.sign(send(f"topic-{number}", b"x" * (number % 90))) for number in range(first, first + count)]
+        for place in range(7, count, 50):
+            signed[place].ext = {**(signed[place].ext or {}), "b": f"topic-{first}"}
+        found, _ = requests_twin.read_requests(
+            connection, frames(signed), 1 << 22, requests_twin.Readers(readers or {})
+        )  # type: ignore[arg-type]
+        return list(found)
+
+    for turn in (read(0, 10), read(10, 300), read(310, 40) + read(350, 250)):
+        assert len(turn) in (10, 300, 290)
+        refused = loop.take(turn, range(len(turn)))
+        wrong = [7] if len(turn) == 10 else [*range(7, 300, 50)] if len(turn) == 300 else [7, *range(47, 290, 50)]
+        assert refused == wrong
