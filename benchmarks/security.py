@@ -147,8 +147,9 @@ async def _load(running: Server, kind: str, size: int) -> Load:
     return replace(load, **keys, authority=running.authority)
 
 
-def _measure_handshakes(system: str, running: Server, seconds: float, figures: Figures, progress: Progress) -> None:
-    """Connections with a TLS 1.3 handshake, one after the other in several threads of this process."""
+@contextmanager
+def _shaking_hands(running: Server) -> Iterator[list[int]]:
+    """Connections with a TLS 1.3 handshake, one after the other in several threads of this process; the counts."""
     counts = [0] * HANDSHAKE_CLIENTS
     stop = threading.Event()
 
@@ -160,19 +161,37 @@ def _measure_handshakes(system: str, running: Server, seconds: float, figures: F
                 counts[number] += 1
 
     threads = [threading.Thread(target=connect_again, args=(number,)) for number in range(HANDSHAKE_CLIENTS)]
-    used = -processor_seconds(running.pid)
-    began = time.perf_counter()
     for thread in threads:
         thread.start()
-    time.sleep(seconds)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    took = time.perf_counter() - began
-    used += processor_seconds(running.pid)
+    try:
+        yield counts
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     if not all(counts):
         raise ssl.SSLError("a client of the handshakes failed")
+
+
+def _measure_handshakes(system: str, running: Server, seconds: float, figures: Figures, progress: Progress) -> None:
+    """Handshakes alone, and beside sends over TLS, one at a time on each of eight connections."""
+    used = -processor_seconds(running.pid)
+    began = time.perf_counter()
+    with _shaking_hands(running) as counts:
+        time.sleep(seconds)
+    took = time.perf_counter() - began
+    used += processor_seconds(running.pid)
     rate, cost = sum(counts) / took, used / sum(counts)
     figures.add("security", "TLS handshakes", "/s", system, rate, more_is_better=True)
     figures.add("security", "processor time for a connection with its handshake", "us", system, cost * 1e6)
     progress(f"{system:9} handshakes: {rate:,.0f}/s, {cost * 1e6:,.0f} us of the processor each")
+    load = replace(trio.run(_load, running, "TLS", BODIES[0]), in_flight=1)
+    with _shaking_hands(running) as counts:
+        outcome = checked(system, "beside handshakes", run(Plan(loads=[load], seconds=seconds)))
+        shaken = sum(counts) / (outcome.seconds or 1.0)
+    what = "beside send 8x1 over TLS"
+    figures.add("security", f"TLS handshakes {what}", "/s", system, shaken, more_is_better=True)
+    figures.add("security", "send 8x1 over TLS beside handshakes", "/s", system, outcome.rate, more_is_better=True)
+    p99 = outcome.latencies["p99"]
+    figures.add("security", "send 8x1 over TLS beside handshakes: p99", "us", system, p99)
+    progress(f"{system:9} handshakes {what}: {shaken:,.0f}/s; sends {outcome.rate:,.0f}/s, p99 {p99:,} us")

@@ -16,7 +16,7 @@ def test_the_group_measures_signatures_tls_and_handshakes(load: Any, monkeypatch
     figures, told = load("figures").Figures(), []
     security.secure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), groups.Sizes(), figures, told.append)
     found = {each.what: each.median("gantrymq") for each in figures.of("security")}
-    assert len(found) == 4 * 2 + 2 + 3
+    assert len(found) == 4 * 2 + 2 + 3 + 3
     assert all(value is not None and value > 0 for value in found.values())
     goals = [each.what for each in figures.of("security") if "goal" in each.verdict]
     assert [what.split(", ")[1].partition(":")[0] for what in goals] == ["signed", "TLS"]

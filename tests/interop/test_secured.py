@@ -106,6 +106,7 @@ def test_mqadmin_reads_and_changes_the_accounts(guarded: Guarded, mqadmin4: Keye
     assert "orders=PUB" in shown
     assert "secret\n" not in shown.replace(":", "\n")
     assert guarded.broker in mqadmin4(ADMIN, "clusterAclConfigVersion", *at)
+    assert "orders" in mqadmin4(ADMIN, "topicList", "-n", guarded.nameserver)
     assert "success" in mqadmin4(
         ADMIN, "updateGlobalWhiteAddr", *at, "-g", "10.1.1.1,10.1.2.*", "-p", str(guarded.accounts)
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import trio
@@ -24,6 +26,24 @@ for _ in range(10):
 """
 """A thousand handshakes, each ended when the server has done its part: that costs a client next to nothing."""
 
+COMPLETE = """
+import socket, ssl, sys, threading
+authority, host, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+context = ssl.create_default_context(cafile=authority)
+done = []
+def connect():
+    for _ in range(count // 4):
+        with socket.create_connection((host, port), 60) as plain:
+            tls = context.wrap_socket(plain, server_hostname=host)
+            tls.unwrap()  # the server ends its part as well, so it has read all of the handshake
+            done.append(tls)
+threads = [threading.Thread(target=connect) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.exit(len(done) != count)
+"""
+"""So many whole handshakes, four at a time; none of them may fail or take 60 s."""
+
 
 def client_hello() -> bytes:
     """The first bytes that a client with TLS sends."""
@@ -34,7 +54,25 @@ def client_hello() -> bytes:
     return outgoing.read()
 
 
+def shake_hands_in_memory(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Both parts of a handshake, without a network."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    parts = [client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1"),
+             server.wrap_bio(to_server, to_client, server_side=True)]  # fmt: skip
+    for _ in range(2):
+        for part in parts:
+            with suppress(ssl.SSLWantReadError):
+                part.do_handshake()
+    assert parts[1].version() == "TLSv1.3"
+
+
 async def flood(address: str) -> None:
     """A thousand handshakes from another process, each ended when the server has done its part."""
     host, port = parse_address(address)
     await trio.run_process([sys.executable, "-c", FLOOD, client_hello().hex(), host, str(port)])
+
+
+async def shake_hands(address: str, authority: Path, count: int) -> None:
+    """``count`` whole handshakes from another process, which trusts ``authority``; all must succeed."""
+    host, port = parse_address(address)
+    await trio.run_process([sys.executable, "-c", COMPLETE, str(authority), host, str(port), str(count)])

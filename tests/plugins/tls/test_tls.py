@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 from support.authority import Authority
 from support.certificates import CA, FOLDER, OTHER_CA, client_context
-from support.tls_flood import client_hello, flood
+from support.tls_flood import client_hello, flood, shake_hands, shake_hands_in_memory
 
 pytestmark = pytest.mark.trio
 
@@ -541,6 +542,49 @@ async def test_a_thousand_handshakes_do_not_keep_others_from_sending(tmp_path: P
         assert max(times) < 2.0
         assert sorted(times)[len(times) // 2] < 0.1
         await eventually(lambda: handshakes(broker)["unfinished"] == 1000)
+
+
+async def test_plain_and_tls_producers_work_beside_a_thousand_handshakes_a_second(tmp_path: Path) -> None:
+    """Judged by what a busy machine does not change: a connection with its handshake costs the broker not much more
+    than OpenSSL's work, and each producer sends at least one message for fifty handshakes.
+    ``make bench GROUP=security`` has the rate."""
+    authority = Authority(tmp_path)
+    certificate = authority.issue("broker")
+    trusting = ssl.create_default_context(cafile=authority.file)
+    sent = {"plain": 0, "tls": 0}
+    offsets: set[int] = set()
+    is_over = False
+
+    async def produce(kind: str, channel: Channel) -> None:
+        while not is_over:
+            answer = await channel.call(send("T", b"x"), 20.0)  # CallTimeout fails the test
+            assert answer.code == 0
+            assert answer.ext is not None
+            offsets.add(int(answer.ext["queueOffset"]))
+            sent[kind] += 1
+
+    settings = {"plugin__tls__mode": "permissive", "plugin__tls__certificate": certificate}
+    async with secured(tmp_path, **settings) as broker:
+        with capture_logs():  # printing a line for each connection costs as much as its handshake
+            begun = time.process_time()  # of this process, so of the broker
+            await shake_hands(broker.address, authority.file, 400)
+            used = (time.process_time() - begun) / 400
+        context = ServerTls(str(certificate)).make_context()
+        begun = time.process_time()
+        for _ in range(50):
+            shake_hands_in_memory(context, trusting)
+        both_parts = (time.process_time() - begun) / 50
+        async with encrypted(broker, trusting) as over_tls, open_channel(broker.address) as plain:
+            with trio.fail_after(120):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(produce, "tls", over_tls)
+                    nursery.start_soon(produce, "plain", plain)
+                    await shake_hands(broker.address, authority.file, 1000)
+                    is_over = True
+        assert used < 3 * both_parts
+        assert handshakes(broker) == {"ok": 1401, "failed": 0, "unfinished": 0, "plain": 0}
+        assert offsets == set(range(sum(sent.values())))
+        assert min(sent.values()) >= 20, sent
 
 
 async def test_a_client_gets_the_certificate_of_the_name_that_it_asks_for(tmp_path: Path) -> None:
