@@ -278,19 +278,21 @@ class Accumulator:
             self._crowded = True
         return pending
 
-    async def add_rows(self, topic: str, rows: bytes, keys: list[str], queues: Sequence[MessageQueue]) -> Batch:
-        """Wait for room for whole messages, encoded one behind another, and send them as one batch to any of
-        ``queues``."""
+    async def add_rows(
+        self, topic: str, rows: bytes, keys: list[str], queue: MessageQueue | None, queues: Sequence[MessageQueue]
+    ) -> Batch:
+        """Wait for room for whole messages, encoded one behind another, and send them as one batch; to any of
+        ``queues`` without a ``queue``."""
         size = len(rows) + MESSAGE_OVERHEAD_BYTES * len(keys)
         await self._window.enter_many(size, len(keys))
         if self._closed:
             self._window.leave(size, len(keys))
             raise ClientClosed("the producer was closed while messages waited for room in its buffer")
-        lane = self._next_lane(topic, queues)
+        lane = self._lane(queue) if queue is not None else self._next_lane(topic, queues)
         if (before := lane.open_batch()) is not None:
             before.seal()
         batch = Batch(topic, anyio.current_time())
-        batch.rows, batch.keys, batch.sealed = rows, keys, True
+        batch.rows, batch.keys, batch.free, batch.sealed = rows, keys, queue is None, True
         self._append(lane, batch)
         return batch
 

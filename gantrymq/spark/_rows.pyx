@@ -74,7 +74,7 @@ cdef class Rows:
     """
 
     cdef Py_ssize_t rows
-    cdef Texts bodies, tags, keys, dedup_keys, names, values
+    cdef Texts bodies, tags, keys, order_keys, dedup_keys, names, values
     cdef const uint8_t[::1] pair_ends
     cdef const uint8_t[::1] has_pairs
     cdef bint has_maps, has_null_maps
@@ -89,10 +89,11 @@ cdef class Rows:
         memset(&self.out, 0, sizeof(self.out))
 
     def __init__(
-        self, Py_ssize_t rows, Texts bodies not None, Texts tags, Texts keys, Texts dedup_keys, maps, dedup_prefix,
-        dedup_first, frozenset refused not None,
+        self, Py_ssize_t rows, Texts bodies not None, Texts tags, Texts keys, Texts order_keys, Texts dedup_keys,
+        maps, dedup_prefix, dedup_first, frozenset refused not None,
     ):
-        self.rows, self.bodies, self.tags, self.keys, self.dedup_keys = rows, bodies, tags, keys, dedup_keys
+        self.rows, self.bodies, self.tags, self.keys = rows, bodies, tags, keys
+        self.order_keys, self.dedup_keys = order_keys, dedup_keys
         self.dedup_prefix, self.dedup_first, self.refused = dedup_prefix, dedup_first, refused
         self.has_maps = maps is not None
         if self.has_maps:
@@ -108,23 +109,26 @@ cdef class Rows:
     def __dealloc__(self):
         free(self.out.data)
 
-    def encode(self, Py_ssize_t first, list unique_keys not None, Py_ssize_t limit):
-        """The rows from ``first`` on, up to ``limit`` bytes or one row, and the number of the row after them; the
-        unique key of row n is ``unique_keys[n]``."""
-        cdef Py_ssize_t row = first, before
+    def encode(self, rows not None, Py_ssize_t first, list unique_keys not None, Py_ssize_t limit):
+        """The rows whose numbers are in ``rows`` from place ``first`` on, up to ``limit`` bytes or one row, and the place
+        after them; the unique key of row n is ``unique_keys[n]``."""
+        cdef Py_ssize_t place = first, count = len(rows), row, before
         self.out.size = 0
         if first < 0 or len(unique_keys) < self.rows:
             raise IndexError("a row without a unique key")
-        while row < self.rows:
+        while place < count:
+            row = rows[place]
+            if not 0 <= row < self.rows:
+                raise IndexError("no row has this number")
             before = self.out.size
             if not self.put_row(row, <str?>unique_keys[row]):
                 self.out.size = before
                 break
-            if self.out.size > limit and row > first:
+            if self.out.size > limit and place > first:
                 self.out.size = before
                 break
-            row += 1
-        return (PyBytes_FromStringAndSize(self.out.data, self.out.size) if self.out.size else b""), row
+            place += 1
+        return (PyBytes_FromStringAndSize(self.out.data, self.out.size) if self.out.size else b""), place
 
     cdef bint put_row(self, Py_ssize_t row, str unique_key) except -1:
         cdef Piece body, piece
@@ -157,6 +161,10 @@ cdef class Rows:
             if not is_value(&piece):
                 return False
             self.put_pair(properties, b"TAGS", 4, &piece)
+        if self.order_keys is not None and self.order_keys.get(row, &piece):
+            if not is_value(&piece):
+                return False
+            self.put_pair(properties, b"__SHARDINGKEY", 13, &piece)
         piece.data = <const uint8_t*>PyUnicode_AsUTF8AndSize(unique_key, &piece.size)
         self.put_pair(properties, b"UNIQ_KEY", 8, &piece)
         size = self.out.size - properties

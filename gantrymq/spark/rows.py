@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +12,7 @@ from gantrymq.client.checks import check_message, encode_message_properties
 from gantrymq.client.outgoing import encode_row, has_times
 from gantrymq.message import Message
 from gantrymq.remoting.errors import GantryError
-from gantrymq.remoting.properties import RESERVED
+from gantrymq.remoting.properties import RESERVED, SHARDING_KEY
 from gantrymq.spark.errors import SendFailed
 from gantrymq.spark.options import SinkOptions
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 DEDUP_PROPERTY = "DEDUP_KEY"
 """The property of a message's deduplication key."""
-ENCODED_COLUMNS = frozenset({"body", "tags", "keys", "properties", "dedup_key"})
-"""A frame with other columns has messages for several topics, with times, or with an order."""
-_REFUSED = frozenset(name.encode() for name in (*RESERVED, DEDUP_PROPERTY))
+ENCODED_COLUMNS = frozenset({"body", "tags", "keys", "properties", "order_key", "dedup_key"})
+"""A frame with other columns has messages for several topics, or with times."""
+_REFUSED = frozenset(name.encode() for name in (*RESERVED, SHARDING_KEY, DEDUP_PROPERTY))
 
 compiled: Any = None
 """The compiled loops, where they are there and ``GANTRYMQ_PURE=1`` does not exclude them."""
@@ -35,8 +35,9 @@ if os.environ.get("GANTRYMQ_PURE") != "1":
 class RowEncoder(Protocol):
     """Encodes the rows of one Arrow batch."""
 
-    def encode(self, first: int, unique_keys: list[str], limit: int) -> tuple[bytes, int]:
-        """The messages of the rows from ``first`` on, one behind another, and the number of the row after them.
+    def encode(self, rows: Sequence[int], first: int, unique_keys: list[str], limit: int) -> tuple[bytes, int]:
+        """The messages of the rows with the numbers ``rows`` from place ``first`` on, one behind another, and the place
+        after them.
 
         They have at most ``limit`` bytes, unless the first one alone has more. The unique key of row n is
         ``unique_keys[n]``. Nothing, and ``first``, if that row cannot be encoded here: :class:`MessageColumns` has its
@@ -59,6 +60,8 @@ def make_compiled(batch: pa.RecordBatch, options: SinkOptions, key_prefix: str, 
     """The compiled encoder of ``batch``; None for columns of types that it does not read."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     maps = columns.pop("properties", None)
+    if (order_keys := columns.get("order_key")) is not None:
+        columns["order_key"] = order_keys.cast("string")
     if maps is not None and not len(maps.keys):
         maps = None  # no row has a property
     texts = {name: _texts(column) for name, column in columns.items()}
@@ -66,7 +69,7 @@ def make_compiled(batch: pa.RecordBatch, options: SinkOptions, key_prefix: str, 
     if None in texts.values() or (pairs is None) != (maps is None):
         return None
     prefix = f"{key_prefix}-".encode() if options.derive_dedup_keys else None
-    given = (texts.get(name) for name in ("body", "tags", "keys", "dedup_key"))
+    given = (texts.get(name) for name in ("body", "tags", "keys", "order_key", "dedup_key"))
     encoder: RowEncoder = compiled.Rows(batch.num_rows, *given, pairs, prefix, first, _REFUSED)
     return encoder
 
@@ -97,17 +100,17 @@ class PlainRows:
     def __init__(self, columns: MessageColumns) -> None:
         self._columns = columns
 
-    def encode(self, first: int, unique_keys: list[str], limit: int) -> tuple[bytes, int]:
+    def encode(self, rows: Sequence[int], first: int, unique_keys: list[str], limit: int) -> tuple[bytes, int]:
         """See :class:`RowEncoder`."""
-        rows: list[bytes] = []
+        encoded: list[bytes] = []
         size = 0
-        for at in range(first, self._columns.rows):
-            row = self._encode(at, unique_keys[at])
-            if row is None or (rows and size + len(row) > limit):
+        for place in range(first, len(rows)):
+            row = self._encode(rows[place], unique_keys[rows[place]])
+            if row is None or (encoded and size + len(row) > limit):
                 break
-            rows.append(row)
+            encoded.append(row)
             size += len(row)
-        return b"".join(rows), first + len(rows)
+        return b"".join(encoded), first + len(encoded)
 
     def _encode(self, at: int, unique_key: str) -> bytes | None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +13,8 @@ import trio
 from gantrymq.client import PendingSend, Producer, connect
 from gantrymq.client.errors import GantryError
 from gantrymq.client.row_sender import BATCH_BYTES, Batch, RowSender
-from gantrymq.message import SendStatus
+from gantrymq.client.sender import java_hash_of, queue_of_key
+from gantrymq.message import MessageQueue, SendStatus
 from gantrymq.spark.errors import SendFailed, SparkError, WrongOption
 from gantrymq.spark.options import SinkOptions
 from gantrymq.spark.rows import MessageColumns, make_encoder
@@ -96,26 +97,48 @@ class _Sending:
         a row is no message, or if an earlier one was not stored."""
         encoder = make_encoder(batch, self.options, self.key_prefix, first)
         columns = MessageColumns(batch, self.options, self.key_prefix, first)
+        if encoder is None or self.options.topic is None:
+            for at in range(batch.num_rows):
+                await self._send_one(columns, at, first)
+                self.check()
+            return
         rows = RowSender(self.producer)
-        unique_keys = rows.new_keys(batch.num_rows) if encoder else []
-        at = 0
-        while at < batch.num_rows:
-            self.check()
-            encoded, end = encoder.encode(at, unique_keys, BATCH_BYTES) if encoder else (b"", at)
-            if end > at:
-                assert self.options.topic is not None  # or there is no encoder
-                sent = await rows.send(self.options.topic, encoded, unique_keys[at:end])
-                sent.watch(partial(self._finish_rows, sent))
-                at = end
-                continue
-            message = columns.message(at)
-            try:
-                pending = await self.producer.enqueue(message)
-            except (GantryError, ValueError, TypeError) as error:
-                raise SendFailed(f"row {first + at} of the task is no message: {error}") from None
-            pending.when_done(self._finish)
-            at += 1
+        unique_keys = rows.new_keys(batch.num_rows)
+        for queue, numbers in (await self._share(rows, batch, self.options.topic)).items():
+            place = 0
+            while place < len(numbers):
+                self.check()
+                encoded, end = encoder.encode(numbers, place, unique_keys, BATCH_BYTES)
+                if end == place:
+                    await self._send_one(columns, numbers[place], first)
+                    end += 1
+                else:
+                    keys = [unique_keys[number] for number in numbers[place:end]]
+                    sent = await rows.send(self.options.topic, encoded, keys, queue)
+                    sent.watch(partial(self._finish_rows, sent))
+                place = end
         self.check()
+
+    async def _share(
+        self, rows: RowSender, batch: pa.RecordBatch, topic: str
+    ) -> Mapping[MessageQueue | None, Sequence[int]]:
+        """The numbers of the rows by the queue that they go to; None: to any."""
+        if "order_key" not in batch.schema.names:
+            return {None: range(batch.num_rows)}
+        queues = await rows.queues(topic)
+        shares: dict[MessageQueue | None, list[int]] = {}
+        for number, key in enumerate(batch.column("order_key").to_pylist()):
+            queue = None if key is None else queue_of_key(java_hash_of(key), queues)
+            shares.setdefault(queue, []).append(number)
+        return shares
+
+    async def _send_one(self, columns: MessageColumns, at: int, first: int) -> None:
+        message = columns.message(at)
+        try:
+            pending = await self.producer.enqueue(message)
+        except (GantryError, ValueError, TypeError) as error:
+            raise SendFailed(f"row {first + at} of the task is no message: {error}") from None
+        pending.when_done(self._finish)
 
     def check(self) -> None:
         """Raise :class:`SendFailed` if a message was not stored."""

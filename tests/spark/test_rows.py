@@ -23,7 +23,13 @@ MAP = pa.map_(pa.string(), pa.string())
 compiled_only = pytest.mark.skipif(
     encoding.compiled is None, reason="the compiled loops are not built, or GANTRYMQ_PURE excludes them"
 )
-USUAL = {"body": [b"a", b"b" * 300], "keys": ["k1 k2", None], "tags": [None, "paid"], "dedup_key": ["d", None]}
+USUAL = {
+    "body": [b"a", b"b" * 300],
+    "keys": ["k1 k2", None],
+    "tags": [None, "paid"],
+    "order_key": [None, "o"],
+    "dedup_key": ["d", None],
+}
 
 
 def batch_of(**columns: list[Any]) -> pa.RecordBatch:
@@ -53,7 +59,7 @@ def encode_one_by_one(batch: pa.RecordBatch, encoder: RowEncoder) -> list[bytes 
     """Each row; None for one that ``encoder`` leaves to the client."""
     keys, found = keys_for(batch), []
     for at in range(batch.num_rows):
-        data, end = encoder.encode(at, keys, 1)
+        data, end = encoder.encode(range(batch.num_rows), at, keys, 1)
         assert end in (at, at + 1)
         assert bool(data) == (end > at)
         found.append(data or None)
@@ -64,21 +70,21 @@ def test_a_row_becomes_the_message_that_the_client_makes_of_it() -> None:
     batch = batch_of(**USUAL, properties=[[("colour", "grün"), ("n", "1")], None])
     messages = [
         Message("orders", b"a", keys="k1 k2", properties={"colour": "grün", "n": "1", "DEDUP_KEY": "d"}),
-        Message("orders", b"b" * 300, tags="paid"),
+        Message("orders", b"b" * 300, tags="paid", order_key="o"),
     ]
     expected = [
         encode_row(message.body, encode_message_properties(message, key), 0)
         for message, key in zip(messages, keys_for(batch), strict=True)
     ]
     for encoder in both(batch):
-        assert encoder.encode(0, keys_for(batch), 10_000) == (b"".join(expected), 2)
+        assert encoder.encode(range(2), 0, keys_for(batch), 10_000) == (b"".join(expected), 2)
 
 
 def test_derived_deduplication_keys_count_the_rows_of_the_task() -> None:
     options = SinkOptions("127.0.0.1:9876", "orders", derive_dedup_keys=True)
     batch = batch_of(body=[b"a", b"b"])
     for encoder in both(batch, options):
-        data, _ = encoder.encode(1, keys_for(batch), 10_000)
+        data, _ = encoder.encode(range(2), 1, keys_for(batch), 10_000)
         assert b"DEDUP_KEY\x01query-7-0-101\x02UNIQ_KEY\x01KEY00001" in data
 
 
@@ -88,7 +94,7 @@ def test_a_part_has_at_most_the_given_bytes_unless_one_row_alone_has_more() -> N
     for encoder in both(batch):
         parts, at = [], 0
         while at < batch.num_rows:
-            data, end = encoder.encode(at, keys, 120)
+            data, end = encoder.encode(range(5), at, keys, 120)
             parts.append(end - at)
             assert len(data) <= 120 or end == at + 1
             at = end
@@ -104,11 +110,13 @@ def test_a_part_has_at_most_the_given_bytes_unless_one_row_alone_has_more() -> N
         {"tags": ""},
         {"tags": "a\x01b"},
         {"tags": "x" * 32_767},
+        {"order_key": ""},
         {"dedup_key": ""},
         {"dedup_key": "a\x02b"},
         {"properties": [("TAGS", "x")]},
         {"properties": [("UNIQ_KEY", "x")]},
         {"properties": [("TIMER_DELIVER_MS", "1")]},
+        {"order_key": "a\x01b"},
         {"properties": [("", "x")]},
         {"properties": [("x", "")]},
         {"properties": [("x", None)]},
@@ -116,13 +124,19 @@ def test_a_part_has_at_most_the_given_bytes_unless_one_row_alone_has_more() -> N
     ],
 )
 def test_a_row_that_is_no_message_of_a_batch_is_left_to_the_client(row: dict[str, Any]) -> None:
-    good: dict[str, Any] = {"body": b"fine", "tags": "t", "dedup_key": "d", "properties": [("a", "b")]}
+    good: dict[str, Any] = {
+        "body": b"fine",
+        "tags": "t",
+        "order_key": "o",
+        "dedup_key": "d",
+        "properties": [("a", "b")],
+    }
     batch = batch_of(**{name: [value, row.get(name, value), value] for name, value in good.items()})
     keys = keys_for(batch)
     for encoder in both(batch):
-        assert encoder.encode(0, keys, 10_000)[1] == 1
-        assert encoder.encode(1, keys, 10_000) == (b"", 1)
-        assert encoder.encode(2, keys, 10_000)[1] == 3
+        assert encoder.encode(range(3), 0, keys, 10_000)[1] == 1
+        assert encoder.encode(range(3), 1, keys, 10_000) == (b"", 1)
+        assert encoder.encode(range(3), 2, keys, 10_000)[1] == 3
 
 
 TEXTS = [
@@ -159,7 +173,7 @@ def test_the_twins_encode_the_same_rows(seed: int) -> None:
     columns: dict[str, list[Any]] = {
         "body": [chosen.choice([b"x", b"\xff" * 70, b"", None, b"y" * 9]) for _ in range(60)]
     }
-    for name in ("tags", "keys", "dedup_key"):
+    for name in ("tags", "keys", "order_key", "dedup_key"):
         if chosen.random() < 0.8:
             columns[name] = [chosen.choice(TEXTS) for _ in range(60)]
     if chosen.random() < 0.8:
@@ -181,7 +195,7 @@ def test_usual_rows_are_encoded_by_the_compiled_twin_alone() -> None:
     for part in (batch, batch.slice(1), batch.select(["body"]), batch_of(**USUAL, properties=[[], None])):
         encoder = make_encoder(part, OPTIONS, "", 0)
         assert isinstance(encoder, encoding.compiled.Rows)
-        assert encoder.encode(0, keys_for(part), 10_000)[1] == part.num_rows
+        assert encoder.encode(range(part.num_rows), 0, keys_for(part), 10_000)[1] == part.num_rows
 
 
 @compiled_only
@@ -189,19 +203,30 @@ def test_text_that_is_no_unicode_is_left_to_the_client() -> None:
     bad = pa.array([b"a\xff"]).view(pa.string())
     batch = pa.record_batch([pa.array([b"x"]), bad], ["body", "tags"])
     for encoder in both(batch):
-        assert encoder.encode(0, ["K"], 1000) == (b"", 0)
+        assert encoder.encode([0], 0, ["K"], 1000) == (b"", 0)
 
 
-@pytest.mark.parametrize("name", ["topic", "order_key"])
-def test_rows_for_several_topics_or_in_an_order_are_sent_one_by_one(name: str) -> None:
-    assert make_encoder(batch_of(body=[b"x"], **{name: ["a"]}), OPTIONS, "", 0) is None
+def test_rows_for_several_topics_are_sent_one_by_one() -> None:
+    assert make_encoder(batch_of(body=[b"x"], topic=["a"]), OPTIONS, "", 0) is None
+
+
+def test_rows_are_encoded_in_the_given_order() -> None:
+    batch = pa.record_batch({"body": [b"%d" % number for number in range(5)], "order_key": [7, 8, None, -1, 9]})
+    keys = keys_for(batch)
+    for encoder in both(batch):
+        data, place = encoder.encode([4, 0, 3], 1, keys, 10_000)
+        assert place == 3
+        assert [key.encode() in data for key in keys] == [True, False, False, True, False]
+        assert data.index(b"__SHARDINGKEY\x017\x02") < data.index(b"__SHARDINGKEY\x01-1\x02")
+        with pytest.raises(IndexError):
+            encoder.encode([5], 0, keys, 10_000)
 
 
 def test_types_that_the_compiled_twin_does_not_read_have_the_plain_one() -> None:
     batch = pa.record_batch({"body": pa.array([b"x"], pa.large_binary()), "keys": pa.array([["a", "b"]])})
     encoder = make_encoder(batch, OPTIONS, "", 0)
     assert isinstance(encoder, PlainRows)
-    assert b"KEYS\x01a b" in encoder.encode(0, ["K"], 1000)[0]
+    assert b"KEYS\x01a b" in encoder.encode([0], 0, ["K"], 1000)[0]
 
 
 def test_text_is_sent_as_utf_8_and_keys_may_be_one_text() -> None:

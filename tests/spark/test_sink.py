@@ -158,6 +158,29 @@ def test_unusual_rows_are_sent_beside_the_encoded_ones(running: Cluster) -> None
     assert found == 20_000
 
 
+def test_rows_with_one_order_key_keep_their_order_among_unusual_ones(running: Cluster) -> None:
+    """A key with a tab goes the way of single messages, into the same queue."""
+    count = 3_000
+    columns = {
+        "body": [b"%d" % number for number in range(count)],
+        "order_key": [None if number % 7 == 0 else f"customer {number % 7}" for number in range(count)],
+        "keys": ["a\tb" if number % 300 == 5 else None for number in range(count)],
+    }
+    batch = pa.record_batch({**columns, "keys": pa.array(columns["keys"], pa.string())})
+    options = read_sink_options({"nameserver": running.nameserver, "topic": "orders"})
+    assert send_rows(iter([batch]), options, "") == count
+    found: dict[str | None, list[DeliveredRecord]] = {}
+    for message in stored(running.nameserver):
+        found.setdefault(message.properties.get("__SHARDINGKEY"), []).append(message)
+    assert sum(map(len, found.values())) == count
+    del found[None]
+    for key, messages in found.items():
+        numbers = [int(message.body) for message in sorted(messages, key=lambda message: message.queue_offset)]
+        assert len({message.queue_id for message in messages}) == 1, key
+        assert numbers == sorted(numbers), key
+    assert len(found) == 6
+
+
 def test_an_unstorable_message_fails_the_task() -> None:
     options = read_sink_options({"nameserver": "127.0.0.1:1", "topic": "orders"})
     with pytest.raises(SendFailed, match=r"127\.0\.0\.1:1"):
