@@ -73,8 +73,8 @@ def serve(
 ) -> None:
     """Run nameserver and broker in one process, or several brokers with `--processes`.
 
-    Clients can connect when a line that begins with `ready` appears. SIGTERM or Ctrl-C stops cleanly; a second one ends
-    the process at once.
+    Clients can connect when a line that begins with `ready` appears. SIGTERM or Ctrl-C stops cleanly; another one,
+    half a second later or more, ends the process at once.
     """
     logs = _start_logs(log_level, log_file)
     access = None if nameserver_access is None else Path(nameserver_access)

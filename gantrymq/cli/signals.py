@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,6 +15,9 @@ import trio
 from gantrymq.cli.logs import reopen_log_file
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+REPEAT_SECONDS = 0.5
+"""Within this time after the first signal, another one is the same request: a Ctrl-C reaches all processes of a
+terminal, and wrappers such as timeout(1), sudo and uv send it to their child once more."""
 
 
 @contextmanager
@@ -44,21 +48,25 @@ def reopening_by_signal(also: Callable[[], None] = lambda: None) -> Iterator[Non
 
 @contextmanager
 def ending_by_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls ``stop`` inside the running trio loop; the second ends the process at once.
+    """The first SIGINT or SIGTERM calls ``stop`` inside the running trio loop; another one ends the process at once.
+
+    Within :data:`REPEAT_SECONDS` it counts as the first one.
 
     At once means as by kill -9 (exit code 130 or 143), because an event loop that hangs cannot stop cleanly. The store
     recovers from it.
     """
     token = trio.lowlevel.current_trio_token()
-    asked = False
+    asked_at: float | None = None
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal asked_at
+        now = time.monotonic()
+        if asked_at is None:
+            asked_at = now
+            token.run_sync_soon(stop)
+        elif now - asked_at >= REPEAT_SECONDS:
             os.write(2, b"gantrymq: forced to end\n")
             os._exit(128 + number)
-        asked = True
-        token.run_sync_soon(stop)
 
     before = {number: signal.signal(number, handle) for number in ENDING}
     try:

@@ -14,12 +14,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
-from gantrymq.cli import servers
+from gantrymq.cli import servers, signals
 from gantrymq.cli.servers import COLLECTOR_THRESHOLDS, settle_collector
 from gantrymq.client import connect
 from gantrymq.remoting.codes import RequestCode
@@ -27,7 +29,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
 from gantrymq.testing.harness import make_broker
 from support.foreign import ask
-from support.processes import Child, ChildFailed, gantrymq_child
+from support.processes import Child, ChildFailed, gantrymq_child, wait_for
 
 # a server that starts where it should refuse would run for ever
 pytestmark = pytest.mark.timeout(60)
@@ -148,9 +150,38 @@ def test_a_second_signal_ends_a_hanging_broker(serve: Serve, tmp_path: Path, mon
     ready(child)
     child.process.send_signal(signal.SIGTERM)
     child.wait_line(lambda line: line == "hanging")
-    child.process.send_signal(signal.SIGTERM)
+
+    def is_ended_by_another() -> bool:
+        child.process.send_signal(signal.SIGTERM)  # at first it may be a repetition
+        return child.process.poll() is not None
+
+    wait_for(is_ended_by_another)
     assert child.wait(5) == 143
     assert errors(child) == ["gantrymq: forced to end"]
+
+
+def test_a_ctrl_c_that_arrives_twice_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under ``timeout`` and ``sudo``, which send it to their child once more."""
+    now = 100.0
+    codes: list[int] = []
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(signals, "os", SimpleNamespace(write=lambda *_: None, _exit=codes.append))
+    stops: list[None] = []
+
+    async def main() -> None:
+        nonlocal now
+        with signals.ending_by_signal(lambda: stops.append(None)):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            now = 100.49
+            signal.raise_signal(signal.SIGTERM)
+            assert codes == []
+            now = 100.5
+            signal.raise_signal(signal.SIGTERM)
+            await trio.testing.wait_all_tasks_blocked()
+
+    trio.run(main)
+    assert (stops, codes) == ([None], [128 + signal.SIGTERM])
 
 
 FAILING = """
