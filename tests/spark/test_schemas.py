@@ -6,9 +6,11 @@ import base64
 import datetime
 import io
 import json
+import ssl
 import time
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from gantrymq.spark.schemas.avro_schema import SchemaText, parse_avro  # noqa: E
 from gantrymq.spark.schemas.avro_types import spark_type  # noqa: E402
 from gantrymq.spark.schemas.avro_writing import AvroWriter  # noqa: E402
 from gantrymq.spark.schemas.bodies import UnreadableBody, arrow_type, convert_column  # noqa: E402
+from support.authority import Authority  # noqa: E402
 from support.schema_registry import Answer, StubRegistry  # noqa: E402
 
 ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
@@ -220,6 +223,12 @@ class TestBodies:
         assert len(found) == len(damaged)
         assert 0 < found.null_count < len(damaged)
 
+    @pytest.mark.parametrize("body", [b"\x01", b"\x04", b"\x7f"])  # -1, 2, -64
+    def test_a_symbol_that_an_enum_does_not_have_is_an_error(self, body: bytes) -> None:
+        schema = parse({"type": "enum", "name": "E", "symbols": ["A", "B"]})
+        with pytest.raises(UnreadableBody, match="of an enum that has 2"):
+            AvroReader(schema, schema).read(body)
+
     def test_a_body_is_null_or_an_error_that_names_its_row(self) -> None:
         schema = parse(ORDER)
         kind = arrow_type(spark_type(schema))
@@ -411,6 +420,22 @@ class TestRegistry:
         assert (found.text, found.id) == (json.dumps(ORDER), 1)
         with pytest.raises(RegistryFailed, match="cannot be reached"):
             schemas.Registry(down.url, retry_seconds=0).latest("orders-value")
+
+    def test_a_registry_with_tls_is_trusted_by_its_authority_only(self, tmp_path: Path) -> None:
+        authority = Authority(tmp_path)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(authority.issue("server"))
+        stub = StubRegistry(context)
+        try:
+            stub.add("orders-value", ORDER)
+            found = schemas.Registry(stub.url, ca_file=str(authority.file), retry_seconds=0).by_id(1)
+            assert found.text == json.dumps(ORDER)
+            with pytest.raises(RegistryFailed, match="certificate verify failed"):
+                schemas.Registry(stub.url, retry_seconds=0).by_id(1)
+            with pytest.raises(RegistryFailed, match=r"'/nowhere\.pem' of a schema registry cannot be read"):
+                schemas.Registry(stub.url, ca_file="/nowhere.pem", retry_seconds=0).by_id(1)
+        finally:
+            stub.close()
 
     @pytest.mark.parametrize("url", ["", "registry:8081", "ftp://registry", "http://me:pass@registry:8081"])
     def test_a_wrong_address_is_refused_at_once(self, url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,10 +17,10 @@ class StubRegistry:
     """Keeps schemas by id and subject; the first has the id 1.
 
     ``script`` may answer a request itself (method, path, body), or return None. ``requests`` has the methods and paths
-    of all requests, ``headers`` the headers of the last.
+    of all requests, ``headers`` the headers of the last. With ``context`` it speaks TLS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.schemas: list[dict[str, Any]] = []
         self.subjects: dict[str, list[int]] = {}
         self.requests: list[str] = []
@@ -27,9 +28,12 @@ class StubRegistry:
         self.script: Callable[[str, str, bytes], Answer | None] = lambda method, path, body: None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
+        self._server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # refused TLS
+        if context is not None:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"{'http' if context is None else 'https'}://127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
         """Stop, so that connections are refused."""

@@ -276,7 +276,7 @@ def _read_enum(number: int, schema: dict[str, Any], reader: Any = None) -> str:
     enum = schema[_MARK]
     symbols: list[str | None] = enum["symbols"]
     if not 0 <= number < len(symbols):
-        raise IndexError(f"symbol {number} of an enum that has {len(symbols)}")
+        raise ValueError(f"symbol {number} of an enum that has {len(symbols)}")
     symbol = symbols[number]
     if symbol is None:
         what = f"the symbol {enum['written'][number]!r} is not in the enum {enum['name']!r} of the reader's schema"
