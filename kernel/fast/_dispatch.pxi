@@ -9,30 +9,8 @@ cdef enum:
     AT_BEHIND
 
 
-cdef struct Stored:
-    const uint8_t* properties
-    int64_t offset
-    int64_t queue_offset
-    int64_t stored
-    int64_t prepared
-    int64_t tag_code
-    int32_t size
-    int32_t queue_id
-    int32_t sys_flag
-    int32_t properties_size
-    int32_t group
-    int32_t next
-
-
 cdef class DispatchRows(Columns):
     """The compiled form of :class:`gantrymq.kernel.batch.DispatchBatch`; its columns are read-only."""
-
-    cdef public int64_t start, end
-    cdef public bint replay
-    cdef Stored* rows
-    cdef int32_t count, room
-    cdef Groups groups
-    cdef list kept
 
     offsets = Column(AT_OFFSETS)
     sizes = Column(AT_SIZES)

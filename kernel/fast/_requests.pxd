@@ -256,3 +256,32 @@ cdef class StoredRecord:
     cdef Py_ssize_t more(self) noexcept
     cdef int64_t in_queue(self) noexcept
     cdef int fill(self, Row* row) noexcept
+
+
+cdef struct Stored:
+    const uint8_t* properties
+    int64_t offset
+    int64_t queue_offset
+    int64_t stored
+    int64_t prepared
+    int64_t tag_code
+    int32_t size
+    int32_t queue_id
+    int32_t sys_flag
+    int32_t properties_size
+    int32_t group
+    int32_t next
+
+
+cdef class DispatchRows(Columns):
+    # Its columns cannot be replaced, so the fields of its rows always count.
+    cdef public int64_t start, end
+    cdef public bint replay
+    cdef Stored* rows
+    cdef int32_t count, room
+    cdef Groups groups
+    cdef list kept
+
+    cdef object cell(self, int number, Stored* row)
+    cdef Stored* new_row(self) except NULL
+    cdef int link(self, Stored* row) except -1

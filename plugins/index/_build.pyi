@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Final
 
 from gantrymq.kernel.batch import DispatchBatch
@@ -6,7 +5,7 @@ from gantrymq.plugins.index.layout import Header
 
 KIND: Final[str]
 
-def first_with_keys(properties: Sequence[bytes]) -> int: ...
+def first_with_keys(batch: DispatchBatch) -> int: ...
 def put_rows(
     batch: DispatchBatch, row: int, key: int, slots: bytearray, header: Header, entries: int
 ) -> tuple[bytes, int, int]: ...

@@ -12,6 +12,8 @@ from libc.string cimport memchr, memcmp
 
 include "../../kernel/fast/_bytes.pxi"
 
+from gantrymq.kernel.fast._requests cimport DispatchRows, Stored
+
 from gantrymq.plugins.index import plain
 
 KIND = "compiled"
@@ -75,15 +77,24 @@ cdef inline int hash_on(uint32_t* value, const uint8_t* at, Py_ssize_t size) noe
     return seen < 128
 
 
-def first_with_keys(properties):
+cdef inline bint has_keys(const uint8_t* at, Py_ssize_t size) noexcept nogil:
+    cdef Span unique, words, word
+    return size and find_keys(at, size, &unique, &words) and (unique.size or next_word(&words, &word))
+
+
+def first_with_keys(batch):
     """See the plain twin."""
     cdef Py_ssize_t row = 0
-    cdef Span unique, words, word
+    cdef DispatchRows rows
     cdef bytes text
-    for text in properties:
-        if PyBytes_GET_SIZE(text) and find_keys(
-            <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), &unique, &words
-        ) and (unique.size or next_word(&words, &word)):
+    if type(batch) is DispatchRows:
+        rows = <DispatchRows>batch
+        for row in range(rows.count):
+            if has_keys(rows.rows[row].properties, rows.rows[row].properties_size):
+                return row
+        return -1
+    for text in batch.properties:
+        if has_keys(<const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)):
             return row
         row += 1
     return -1
@@ -133,20 +144,23 @@ cdef int put_entry(Target* target, uint32_t value, int64_t offset, int64_t times
 
 def put_rows(batch, Py_ssize_t row, Py_ssize_t key, bytearray slots not None, header, int64_t entries):
     """See the plain twin."""
-    cdef list topics = list(batch.topics) if type(batch.topics) is not list else batch.topics
-    cdef list properties = list(batch.properties) if type(batch.properties) is not list else batch.properties
-    cdef list offsets = batch.offsets
-    cdef list timestamps = batch.store_timestamps
-    cdef list sys_flags = batch.sys_flags
-    cdef Py_ssize_t rows = len(properties)
-    cdef Py_ssize_t number, last = -1
+    cdef list topics, properties, offsets, timestamps, sys_flags
+    cdef DispatchRows stored_rows = <DispatchRows>batch if type(batch) is DispatchRows else None
+    cdef Stored* stored
+    cdef const uint8_t* at
+    cdef Py_ssize_t rows = len(batch), size
+    cdef Py_ssize_t number
+    cdef int64_t flags = 0
     cdef Span unique, words, word
     cdef bytes text, prefix
-    cdef object topic = None
+    cdef object topic = None, its_topic
     cdef uint32_t start = 0, value
     cdef bint full = False
-    cdef int64_t offset, timestamp
+    cdef int64_t offset = 0, timestamp = 0, last_offset = -1, last_timestamp = 0
     cdef Target target
+    if stored_rows is None:
+        topics, properties = list(batch.topics), list(batch.properties)
+        offsets, timestamps, sys_flags = batch.offsets, batch.store_timestamps, batch.sys_flags
     target.slots = <uint8_t*>PyByteArray_AS_STRING(slots)
     target.slots_number = <uint32_t>(PyByteArray_GET_SIZE(slots) // 4)
     target.begin = header.begin_timestamp
@@ -159,18 +173,24 @@ def put_rows(batch, Py_ssize_t row, Py_ssize_t key, bytearray slots not None, he
         raise MemoryError
     try:
         while row < rows:
-            text = properties[row]
-            if (
-                PyBytes_GET_SIZE(text)
-                and find_keys(<const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), &unique, &words)
-                and (<int64_t>sys_flags[row] & ROLLED_BACK) != ROLLED_BACK
-            ):
-                if topics[row] is not topic:
-                    topic = topics[row]
+            if stored_rows is not None:
+                stored = &stored_rows.rows[row]
+                at, size = stored.properties, stored.properties_size
+                flags, offset, timestamp = stored.sys_flag, stored.offset, stored.stored
+            else:
+                text = properties[row]
+                at, size = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)
+                flags, offset, timestamp = sys_flags[row], offsets[row], timestamps[row]
+            if size and find_keys(at, size, &unique, &words) and (flags & ROLLED_BACK) != ROLLED_BACK:
+                if stored_rows is not None:
+                    its_topic = stored_rows.groups.names[stored_rows.groups.groups[stored.group].topic]
+                else:
+                    its_topic = topics[row]
+                if its_topic is not topic:
+                    topic = its_topic
                     prefix = topic.encode() + b"#"
                     start = 0
                     hash_on(&start, <const uint8_t*>PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix))
-                offset, timestamp = offsets[row], timestamps[row]
                 number = 0
                 while True:
                     if unique.size:
@@ -193,14 +213,14 @@ def put_rows(batch, Py_ssize_t row, Py_ssize_t key, bytearray slots not None, he
                     if target.count == 2:
                         header.begin_offset = offset
                         header.begin_timestamp = target.begin = timestamp
-                    last = row
+                    last_offset, last_timestamp = offset, timestamp
                     key = number
                 if full:
                     break
             key = 0
             row += 1
-        if last >= 0:
-            header.end_offset, header.end_timestamp = offsets[last], timestamps[last]
+        if last_offset >= 0:
+            header.end_offset, header.end_timestamp = last_offset, last_timestamp
         header.count, header.slots_used = target.count, target.used
         return PyBytes_FromStringAndSize(<const char*>target.out, target.filled), row, key
     finally:

@@ -81,7 +81,7 @@ class IndexFiles:
         with self._lock:
             row, key, self.keys_done = 0, self.keys_done, 0
             if not self.files or self.files[-1].is_full:
-                row = first_with_keys(batch.properties)
+                row = first_with_keys(batch)
                 key = key if row == 0 else 0
             rows = len(batch)
             while 0 <= row < rows:

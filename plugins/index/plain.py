@@ -6,7 +6,6 @@ All state is passed as arguments, so that the compiled twin (``_build``) can rep
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from operator import mul
 from typing import Final
 
@@ -64,8 +63,9 @@ def _last_value(text: bytes, needle: bytes) -> bytes:
     return b""
 
 
-def first_with_keys(properties: Sequence[bytes]) -> int:
+def first_with_keys(batch: DispatchBatch) -> int:
     """Return the first row that has a key, -1 if none has. Batches without keys must cost almost nothing."""
+    properties = batch.properties
     if any(properties):
         for row, text in enumerate(properties):
             if b"KEY" in text and message_keys(text):
