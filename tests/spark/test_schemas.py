@@ -7,6 +7,7 @@ import datetime
 import io
 import json
 import ssl
+import sys
 import time
 from collections.abc import Iterator
 from decimal import Decimal
@@ -20,7 +21,7 @@ pytest.importorskip("urllib3", reason="pip install 'gantrymq[spark-schemas]'")
 pa = pytest.importorskip("pyarrow")
 
 from gantrymq.spark import schemas  # noqa: E402
-from gantrymq.spark.errors import BadBody, RegistryFailed, WrongOption, WrongSchema  # noqa: E402
+from gantrymq.spark.errors import BadBody, RegistryFailed, SparkMissing, WrongOption, WrongSchema  # noqa: E402
 from gantrymq.spark.schemas import avro_functions, registry, udfs  # noqa: E402
 from gantrymq.spark.schemas.avro import AvroReader  # noqa: E402
 from gantrymq.spark.schemas.avro_schema import SchemaText, parse_avro  # noqa: E402
@@ -457,3 +458,11 @@ class TestSchemaToWrite:
         stub.add("orders-value", "message Order {}", "PROTOBUF")
         with pytest.raises(WrongSchema, match="the schema of subject 'orders-value' is PROTOBUF, not AVRO"):
             avro_functions._schema_to_write(None, impatient(stub), "orders-value", False)
+
+
+def test_a_missing_package_is_named_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(SparkMissing, match=r"'fastavro' is not installed: pip install 'gantrymq\[spark-schemas\]'"):
+        schemas.from_avro("body", ORDER)
+    with pytest.raises(SparkMissing, match="'fastavro' is not installed"):
+        avro_functions._avro_encoder.__wrapped__((SchemaText('"int"'), b""), pa.int32())
