@@ -31,6 +31,7 @@ from support.pages import (
     run_page_server,
     uses_spark,
 )
+from support.schema_registry import StubRegistry
 from support.spark_session import start_query
 
 if TYPE_CHECKING:
@@ -127,6 +128,11 @@ def test_the_blocks_of_a_page_run_in_spark(
 ) -> None:
     if "s3://" in page.read_text():
         request.getfixturevalue("s3_settings")  # the server's environment, too
+    if "127.0.0.1:8081" in page.read_text():
+        pytest.importorskip("fastavro", reason="pip install 'gantrymq[spark-schemas]'")
+        registry = StubRegistry()
+        request.addfinalizer(registry.close)
+        server.registry = registry.url.removeprefix("http://")
     views = {table.name for table in spark.catalog.listTables()}
     with working_folder(spark, tmp_path):
         try:

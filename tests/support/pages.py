@@ -3,7 +3,8 @@
 Every fenced block of shell or Python has a mark before it, a comment of its own line:
 
 - ``run``: it is run, in the order of the page. Where it has 127.0.0.1:9876 the test's own nameserver is meant, where it
-  has 127.0.0.1:10911 its broker, where it has 127.0.0.1:5557 or 127.0.0.1:8558 its broker's metrics or health pages.
+  has 127.0.0.1:10911 its broker, where it has 127.0.0.1:5557 or 127.0.0.1:8558 its broker's metrics or health pages,
+  and where it has 127.0.0.1:8081 its schema registry.
 - ``serve``: the command that is kept running meanwhile, with its options. A further one on the page replaces it. A page
   without this mark has a server from its beginning.
 - ``beside it``: a second broker at 127.0.0.1:10921, which is kept running as well, until the page ends.
@@ -123,6 +124,7 @@ class PageServer:
         self._child: Child | None = None
         self._second: Child | None = None
         self.addresses: dict[str, str] = {}
+        self.registry = "127.0.0.1:0"
         self.environ = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
 
     def start(self, command: str) -> None:
@@ -180,6 +182,7 @@ class PageServer:
         text = text.replace("127.0.0.1:9876", self.addresses.get("nameserver", "127.0.0.1:0"))
         text = text.replace("127.0.0.1:10911", self.addresses.get("broker", "127.0.0.1:0"))
         text = text.replace("127.0.0.1:10921", self.addresses.get("second", "127.0.0.1:0"))
+        text = text.replace("127.0.0.1:8081", self.registry)
         text = text.replace("127.0.0.1:8558", self.addresses.get("http", "127.0.0.1:8558"))
         return text.replace("127.0.0.1:5557", self.addresses.get("metrics", "127.0.0.1:5557"))
 
