@@ -64,6 +64,34 @@ def find_browser(cache: Path) -> Path:
     return Path(found)
 
 
+def find_system(cache: Path) -> Path:
+    """A small Debian with Python, systemd and logrotate, made once by debootstrap, which needs root and some minutes.
+
+    ToolMissing if it cannot be made.
+    """
+    if os.geteuid() != 0:
+        raise ToolMissing("a system in a folder needs root")
+    made = shutil.which("debootstrap")
+    if made is None:
+        raise ToolMissing("debootstrap is not installed (Debian: apt install debootstrap)")
+    target = (cache / "system").absolute()
+    packages = "ca-certificates,dbus,logrotate,python3,python3-dev,python3-venv,systemd,systemd-sysv"
+    with hold_lock(cache / "system.lock"):
+        if not target.exists():
+            unfinished = target.with_name("system.new")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            command = [made, "--variant=minbase", f"--include={packages}", "bookworm", str(unfinished)]
+            try:
+                subprocess.run(
+                    command, stdin=subprocess.DEVNULL, capture_output=True, timeout=4 * DOWNLOAD_S, check=True
+                )
+            except subprocess.SubprocessError as error:
+                raise ToolMissing(f"debootstrap failed: {error}") from None
+            (unfinished / "usr" / "bin" / "python").symlink_to("python3")
+            unfinished.rename(target)
+    return target
+
+
 def _run(folder: Path, *command: str) -> None:
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(
