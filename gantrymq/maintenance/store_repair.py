@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 
 import attrs
 
@@ -96,8 +97,11 @@ def repair(
     done.moved += state.moved
     done.state_files_written = state.written
     if done.queues_to_rebuild and not (found.damage or found.tail_bytes):
-        build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=found.stopped_cleanly)
-        done.queues_rebuilt, done.queues_to_rebuild = done.queues_to_rebuild, []
+        # What keeps the store from being opened, such as a file in place of a folder, keeps a broker from it too: the
+        # check tells of it, and the start after its removal builds the queues.
+        with suppress(StartError):
+            build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=found.stopped_cleanly)
+            done.queues_rebuilt, done.queues_to_rebuild = done.queues_to_rebuild, []
     return done
 
 

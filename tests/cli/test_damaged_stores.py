@@ -197,13 +197,17 @@ def test_any_damage_is_reported_and_the_repair_keeps_the_log(sample: Path, tmp_p
     if os.path.lexists(lost) and not lost.is_dir():
         lost.unlink()  # the repair says so otherwise
         before = contents(store)
+    lock = store / "lock"
+    if os.path.lexists(lock) and not is_plain(lock):
+        shutil.rmtree(lock) if lock.is_dir() and not lock.is_symlink() else lock.unlink()  # nobody could take it
+        before = contents(store)
     repair(store)
     assert log_of(store) == {path: data for path, data in before.items() if "/commitlog/" in path}
     assert (tmp_path / "elsewhere").read_bytes() == b"of another program"
-    # Whatever is not the broker's own is still somewhere.
+    # Whatever is not the broker's own is still somewhere; the folder staging is emptied whenever a store is opened.
     kept = list(contents(store).values())
     for path, data in before.items():
-        if path.endswith("notes.txt"):
+        if path.endswith("notes.txt") and not path.startswith(f"{store}/staging/"):
             assert data in kept
     report = examine(store)  # the store can still be read
     failed = [finding.problem for finding in report.state if "the check of plugin" in finding.problem]

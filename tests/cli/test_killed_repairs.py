@@ -94,11 +94,11 @@ class DyingFile:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
 
-    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int, zeros: int = 0) -> None:
         if self.env.change():
             self.file.pwrite(bytes(data)[: len(data) // 2], offset)
             raise Killed("pwrite")
-        self.file.pwrite(data, offset)
+        self.file.pwrite(data, offset, zeros)
 
     def truncate(self, size: int) -> None:
         if self.env.change():
