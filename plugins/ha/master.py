@@ -50,6 +50,9 @@ STOPPED_REMEDY: Final = (
     "the slave stops here, and gets what follows as soon as it can be read. If another slave has it, promote that one; "
     "else empty the folder of this slave and start it again: it begins with the last file of the log"
 )
+CLOSED: Final = "closed by the slave or the network"
+REFUSED: Final = "closed by the master"
+"""Outages of their own: the reason for which the master closes a connection is logged beside other interruptions."""
 _RECEIVE_BYTES: Final = 4096
 
 
@@ -129,10 +132,13 @@ class Master:
         if refusals is not None:
             refusals.connection_refused(SLAVE_CONNECTION, address, "replication", reason)
 
+    def _is_missing(self, host: str) -> bool:
+        return any(self._outages.is_open("slave_disconnected", host, side) for side in (CLOSED, REFUSED))
+
     # ------------------------------------------------------------------------------------------------- one slave
 
     async def _serve(self, stream: trio.SocketStream, copy: Copy) -> None:
-        reason, begun = "it has closed the connection", None
+        reason, begun, side = "it has closed the connection", None, CLOSED
         try:
             async with stream:
                 link = accepted(stream, self.encryption)
@@ -141,19 +147,21 @@ class Master:
                     return
                 for kind in self.refused:
                     self._outages.over("slave_refused", kind, copy.host)
-                if not self._outages.is_open("slave_disconnected", copy.host):
+                if not self._is_missing(copy.host):
                     log.info("slave_connected", peer=copy.address)
                 await self._replicate(link, copy, begun)
         except BaseExceptionGroup as group:
             refusal, others = group.split((BadFrame, OutOfLog, CorruptRange, OSError, trio.BrokenResourceError))
             if others is not None:
                 raise others from None
-            reason = str(refusal.exceptions[0]) if refusal is not None else reason
+            if refusal is not None:
+                reason = str(refusal.exceptions[0])
+                side = REFUSED if isinstance(refusal.exceptions[0], BadFrame) else CLOSED
         finally:
             self._copies.remove(copy)
             if begun is not None:
                 self._outages.warning(
-                    "slave_disconnected", copy.host,
+                    "slave_disconnected", copy.host, side,
                     peer=copy.address, reason=reason, acknowledged=copy.acknowledged,
                 )  # fmt: skip
 
@@ -207,7 +215,7 @@ class Master:
                 for offset in reports.feed(received):
                     if copy.start < 0:
                         copy.start = copy.sent = self._start_for(offset)
-                        if not self._outages.is_open("slave_disconnected", copy.host):
+                        if not self._is_missing(copy.host):
                             log.info("sending_log", peer=copy.address, start=copy.start, reported=offset)
                         nursery.start_soon(self._send, link, copy)
                     elif offset > copy.sent:
@@ -216,7 +224,8 @@ class Master:
                     copy.update_level(self._broker.log.end, self._broker.env.monotonic())
                 if self._broker.env.monotonic() - copy.since >= REPEAT_SECONDS:
                     # Not at its begin: the outage of a slave that comes and goes continues.
-                    self._outages.over("slave_disconnected", copy.host)
+                    for side in (CLOSED, REFUSED):
+                        self._outages.over("slave_disconnected", copy.host, side)
             nursery.cancel_scope.cancel()
 
     def _start_for(self, offset: int) -> int:

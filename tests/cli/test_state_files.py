@@ -243,7 +243,7 @@ REPAIRED: dict[str, tuple[Damage, str, str]] = {
         lambda store: patch(f"timerlog/{0:020d}", 52, struct.pack(">i", 53))(store), "timerlog", "no unit at 52"
     ),
     "a timer log that is too short": (
-        lambda store: patch("config/timercheck", 8, struct.pack(">q", 5200))(store), "timerlog", "no unit at 156"
+        lambda store: patch("config/timercheck", 8, struct.pack(">q", 5200))(store), "timerlog", "no unit at "
     ),
     "a wheel's slot": (wheel_slot, "timerwheel", "where no unit of it is"),
     "a wheel without slots": (without_slots, "timerwheel", "messages wait in the timer log"),

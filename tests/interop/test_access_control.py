@@ -217,7 +217,9 @@ async def test_transaction_ends_are_signed(guarded: str) -> None:
                         break
 
 
-@pytest.mark.parametrize(("secret", "code", "said"), [("worker-secret", 0, "sent 1"), ("wrong", 1, "check access_key")])
+@pytest.mark.parametrize(
+    ("secret", "code", "said"), [("worker-secret", 0, "sent 1"), ("wrong", 1, "check GANTRYMQ_ACCESS_KEY")]
+)
 def test_the_command_line_signs_with_credentials_from_the_environment(
     guarded: str, homes: Homes, secret: str, code: int, said: str
 ) -> None:

@@ -212,10 +212,10 @@ async def test_buffered_mode_acknowledges_and_serves_only_written_messages(
         assert (await channel.call(send(b"before"))).code == 0
         pwrite = SystemFile.pwrite
 
-        def slow(file: SystemFile, data: bytes, offset: int) -> None:
+        def slow(file: SystemFile, data: bytes, offset: int, zeros: int = 0) -> None:
             if b"waits" in data:
                 assert go_on.wait(20)
-            pwrite(file, data, offset)
+            pwrite(file, data, offset, zeros)
 
         monkeypatch.setattr(SystemFile, "pwrite", slow)
         answers: list[int] = []
