@@ -739,7 +739,10 @@ async def test_a_broker_that_is_down_is_reported_twice_a_minute(
                 while failed < 100:  # noqa: ASYNC110
                     await anyio.sleep(0.01)
             lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-            assert len(lines) == 1, lines
+            # The pull that got the message may be answered behind the first refusal: then the outage begins again.
+            ends = [at for at, line in enumerate(lines) if "outage_ended" in line]
+            assert len(ends) <= 1, lines
+            assert len(lines[ends[-1] + 1 :] if ends else lines) == 1, lines
             error = messages.statistics().last_error
             assert error is not None
             assert "failure" in error
