@@ -37,11 +37,12 @@ class OlderVersion:
 
 
 def get_older_version(commit: str, folder: Path) -> OlderVersion:
-    """Extract ``commit`` into ``folder``; skips the test if this is no repository with that commit."""
+    """Extract ``commit`` into ``folder``; the test is expected to fail if this is no repository with that commit."""
     command = ["git", "-C", str(ROOT), "archive", commit, "gantrymq", "kernel", "plugins"]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
-        pytest.skip(f"no commit {commit} here: {done.stderr.decode().strip()}")
+        # Not a skip, which CI counts as a tool that is missing: a checkout without the history is no fault of it.
+        pytest.xfail(f"no commit {commit} here: {done.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="tar")
     return OlderVersion(commit, folder)
