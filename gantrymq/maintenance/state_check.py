@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.kernel.plugin_state import FOLDER, decode_state
+from gantrymq.kernel.store.queues.deletions import read_deletion
 from gantrymq.kernel.store.recovery.checkpoint import (
     CHECKPOINT_BYTES,
     Checkpoint,
@@ -150,12 +151,9 @@ def _check_deletions(store: StoppedStore) -> None:
         )  # fmt: skip
         return
     for number, line in enumerate(data.rstrip(b"\0").splitlines(keepends=True), 1):
-        try:
-            topic, end = json.loads(line)
-            known = isinstance(topic, str) and type(end) is int and end > 0
-        except (ValueError, TypeError, RecursionError):
-            known = False
-        if known:
+        deletion = read_deletion(line)
+        if deletion is not None:
+            topic, end = deletion
             kept += line
             if end > store.log_end and store.is_clean:
                 store.note(

@@ -5,7 +5,6 @@ Sizes of files are found from the files themselves, so no configuration is neede
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections import Counter, OrderedDict
@@ -20,6 +19,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.stopped_store import SMALL_BYTES
 from gantrymq.kernel.store.log.segments import Segment, Segments
+from gantrymq.kernel.store.queues.deletions import read_deletion
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks, decode_checkpoint, decode_marks, decode_start
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE
 
@@ -195,11 +195,10 @@ def read_deletions(env: Env, root: str) -> dict[str, int]:
     except (ValueError, OSError):
         return ends
     for line in data.rstrip(b"\0").splitlines():
-        try:
-            topic, end = json.loads(line)
-            ends[str(topic)] = max(int(end), ends.get(str(topic), 0))
-        except (ValueError, TypeError, OverflowError, RecursionError):
-            continue
+        deletion = read_deletion(line)
+        if deletion is not None:
+            topic, end = deletion
+            ends[topic] = max(end, ends.get(topic, 0))
     return ends
 
 

@@ -97,8 +97,8 @@ def repair(
     done.moved += state.moved
     done.state_files_written = state.written
     if done.queues_to_rebuild and not (found.damage or found.tail_bytes):
-        # What keeps the store from being opened, such as a file in place of a folder, keeps a broker from it too: the
-        # check tells of it, and the start after its removal builds the queues.
+        # A store that cannot be opened, for example because a file is in place of a folder, stops a broker as well. The
+        # queues are left to the next start that succeeds.
         with suppress(StartError):
             build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=found.stopped_cleanly)
             done.queues_rebuilt, done.queues_to_rebuild = done.queues_to_rebuild, []

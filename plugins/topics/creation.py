@@ -35,21 +35,23 @@ class CreationTimes:
     def topic(self, handler: Callable[[Request], Command]) -> Callable[[Request], Command]:
         """Return ``handler`` of requests whose header names a topic, timed."""
 
-        def timed(request: Request) -> Command:
-            began, status = self._clock(), "failure"
-            try:
-                response = handler(request)
-                status = _status(response)
-                return response
-            finally:
-                key = (status, is_system_topic((request.command.ext or {}).get("topic") or ""))
-                self._topics.setdefault(key, Buckets(BOUNDS_MS)).add((self._clock() - began) * _MS)
+        def add(request: Request, status: str, took_ms: float) -> None:
+            key = (status, is_system_topic((request.command.ext or {}).get("topic") or ""))
+            self._topics.setdefault(key, Buckets(BOUNDS_MS)).add(took_ms)
 
-        return timed
+        return self._timed(handler, add)
 
     def group(self, handler: Callable[[Request], Command]) -> Callable[[Request], Command]:
         """Return ``handler`` of requests about a group, timed."""
 
+        def add(_: Request, status: str, took_ms: float) -> None:
+            self._groups.setdefault(status, Buckets(BOUNDS_MS)).add(took_ms)
+
+        return self._timed(handler, add)
+
+    def _timed(
+        self, handler: Callable[[Request], Command], add: Callable[[Request, str, float], None]
+    ) -> Callable[[Request], Command]:
         def timed(request: Request) -> Command:
             began, status = self._clock(), "failure"
             try:
@@ -57,7 +59,7 @@ class CreationTimes:
                 status = _status(response)
                 return response
             finally:
-                self._groups.setdefault(status, Buckets(BOUNDS_MS)).add((self._clock() - began) * _MS)
+                add(request, status, (self._clock() - began) * _MS)
 
         return timed
 

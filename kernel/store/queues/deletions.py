@@ -56,13 +56,9 @@ class Deletions:
             return
         data = self._env.read_bytes(self._path).rstrip(b"\0")
         for line in data.splitlines():
-            try:
-                topic, end = json.loads(line)
-                known = isinstance(topic, str) and type(end) is int and end > 0
-            except (ValueError, TypeError, RecursionError):
-                known = False
-            if known:
-                self._note(topic, end)
+            deletion = read_deletion(line)
+            if deletion is not None:
+                self._note(*deletion)
             else:
                 log.warning("deletion_unreadable", path=self._path, line=repr(line[:200]))
         if data != self._text():
@@ -140,6 +136,15 @@ class Deletions:
             file.close()
         if created:
             self._env.sync_dir(self._path.rpartition("/")[0])
+
+
+def read_deletion(line: bytes) -> tuple[str, int] | None:
+    """The topic of a line, and the log offset before which its records are deleted; None for an invalid line."""
+    try:
+        topic, end = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return (topic, end) if isinstance(topic, str) and type(end) is int and end > 0 else None
 
 
 def _line(topic: str, end: int) -> bytes:
