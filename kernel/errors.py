@@ -36,6 +36,15 @@ class StoreInUse(StartError):
         )
 
 
+class LockNotRegular(StartError):
+    """The store's lock is a pipe, a folder, a link or another file that cannot be locked."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is not a regular file, so nobody can lock the store. Remove it; a broker creates the lock again"
+        )
+
+
 class StoreNotWritable(StartError):
     """The store's folder, or a file in it, cannot be written by this user."""
 

@@ -150,8 +150,10 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
 @nameserver_option
 def delete(group: str, yes: bool, force: bool, as_json: bool, nameserver: str) -> None:
     """Delete a group with its offsets, its retry topic and its dead letters on every master."""
-    from gantrymq.operations.groups import delete_group, group_members
+    from gantrymq.operations.groups import delete_group, group_exists, group_members
 
+    if not with_client(nameserver, lambda client: group_exists(client, group)):
+        raise CommandFailed(f"no broker knows a group {group}; gantrymq group list has the names")
     if not yes:
         click.confirm(f"delete group {group}, its offsets and its dead letters?", abort=True, err=True)
 

@@ -161,16 +161,21 @@ async def _check_existing(
 
 
 @topic_commands.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of names.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per topic.")
 @nameserver_option
 def list_topics(as_json: bool, nameserver: str) -> None:
-    """List all topics, including the brokers' system topics."""
+    """List all topics, including the brokers' system topics.
 
-    async def work(client: Client) -> list[str]:
-        return await client.admin.topics()
+    In the JSON, `system` says that brokers create the topic themselves, as they do retry and dead-letter topics.
+    """
+    from gantrymq.operations.topics import is_brokers_topic, named_after
 
-    names = with_client(nameserver, work)
-    click.echo(json.dumps(names, indent=2) if as_json else "\n".join(names))
+    async def work(client: Client) -> list[dict[str, Any]]:
+        named = named_after(await client.admin.cluster())
+        return [{"topic": name, "system": is_brokers_topic(name, named)} for name in await client.admin.topics()]
+
+    rows = with_client(nameserver, work)
+    click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(row["topic"] for row in rows))
 
 
 @topic_commands.command()

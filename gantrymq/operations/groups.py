@@ -283,6 +283,15 @@ async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to:
     return notified
 
 
+async def group_exists(client: Client, group: str) -> bool:
+    """Return whether a master knows the group, its offsets or its members, or has its retry topic or dead letters."""
+    if group in await group_names(client, system=True):
+        return True
+    if {retry_topic(group), dlq_topic(group)} & set(await client.admin.topics()):
+        return True
+    return bool(await group_lags(client, group) or await group_members(client, group))
+
+
 async def delete_group(client: Client, group: str) -> None:
     """Delete the group with its offsets, its retry topic and its dead letters on every master."""
     for address in (await master_addresses(client)).values():

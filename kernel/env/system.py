@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, TreeFlusher, Waker
-from gantrymq.kernel.errors import StoreInUse, StoreNotWritable
+from gantrymq.kernel.errors import LockNotRegular, StoreInUse, StoreNotWritable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.fast.plain_flusher import Flusher
@@ -202,8 +202,17 @@ class SystemLock:
         holder = 0
         try:
             access = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
-            self._descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            # Without O_NONBLOCK, the opening of a pipe waits for a writer.
+            access |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             try:
+                self._descriptor = os.open(path, access, 0o600)
+            except OSError as error:
+                if error.errno in _NOT_REGULAR:
+                    raise LockNotRegular(path) from None
+                raise
+            try:
+                if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                    raise LockNotRegular(path)
                 holder = _holder(self._descriptor, fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
                 fcntl.lockf(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, 1, 0)
                 if not shared:
@@ -230,6 +239,8 @@ class SystemLock:
             self._forget()
 
 
+_NOT_REGULAR = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
+"""Errors of opening a folder, a symbolic link and a socket."""
 REPORTING_FILE_SYSTEMS = ("ext4", "xfs")
 """Their ``syncfs`` writes the data, commits the journal and flushes the disk's cache."""
 REPORTS_SINCE = (5, 8)

@@ -21,7 +21,7 @@ from gantrymq.plugins.interfaces import Encryption
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.epoch import Epoch
 from gantrymq.remoting.errors import ConnectError, RemoteFault
-from gantrymq.remoting.outages import Outages
+from gantrymq.remoting.outages import REPEAT_SECONDS, Outages
 
 if TYPE_CHECKING:
     import ssl
@@ -65,6 +65,8 @@ class Slave:
         """When this log last reached the known end of the master's log."""
         self._reported = 0
         self._outages = Outages(log, broker.env.monotonic)
+        self._is_announced = False
+        """Whether the log says that this slave follows a master, since its last outage began."""
         self._following = epochs.known
         self._comparison = Comparison(broker, epochs)
         self._settled = trio.Event()
@@ -145,6 +147,8 @@ class Slave:
             before = self._broker.log.end
             reason = await self._compare() or await self._follow(address)
             delay = FIRST_RETRY_S if self._broker.log.end > before else min(delay * 2, LAST_RETRY_S)
+            if not self._outages.is_open("master_not_connected"):
+                self._is_announced = False
             self._outages.warning("master_not_connected", master=address, reason=reason, offset=self._broker.log.end)
             with trio.CancelScope() as self._attempt:
                 await trio.sleep(delay)
@@ -210,8 +214,10 @@ class Slave:
             nursery.start_soon(self._leave_deposed, epoch)
             self.connected_to = address
             self.heard_at = broker.env.monotonic()
-            log.info("following_master", master=address, offset=broker.log.end)
-            self._outages.over("master_not_connected")
+            if not self._is_announced:
+                self._is_announced = True
+                log.info("following_master", master=address, offset=broker.log.end)
+            nursery.start_soon(self._end_outage)
             nursery.start_soon(self._report, stream)
             tail = Tail(broker)
             try:
@@ -224,6 +230,11 @@ class Slave:
         """Disconnect from a master when another one is promoted: do not append its data or acknowledge it."""
         await self._epochs.wait_raised(epoch)
         raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {epoch}")
+
+    async def _end_outage(self) -> None:
+        """Not when the connection begins: the outage of a master that takes connections and ends them continues."""
+        await trio.sleep(REPEAT_SECONDS)
+        self._outages.over("master_not_connected")
 
     def _check_epoch(self) -> None:
         """Raise :class:`BadFrame` if a higher epoch is known: other tasks may run before :meth:`_leave_deposed`."""

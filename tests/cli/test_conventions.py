@@ -129,6 +129,14 @@ def keys_of(value: Any) -> Iterator[str]:
                 yield from keys_of(each)
 
 
+@pytest.mark.parametrize("arguments", [("context", "list"), ("plugins", "list"), ("doctor",), ("version",)])
+def test_json_of_commands_without_a_cluster_has_objects(cli: Callable[..., Any], arguments: tuple[str, ...]) -> None:
+    document = json.loads(cli(*arguments, "--json").out)
+    rows = document if isinstance(document, list) else [document]
+    assert rows == [row for row in rows if isinstance(row, dict)]
+    assert [key for key in keys_of(document) if key != key.lower() or "-" in key] == []
+
+
 def test_json_is_one_document_with_snake_case_keys(
     cli: Callable[..., Any], gantry_broker: Any, gantry_client: Client, gantry_topic: str
 ) -> None:
@@ -145,7 +153,8 @@ def test_json_is_one_document_with_snake_case_keys(
         done = cli(*arguments, *at)
         assert done.code == 0, done.err
         document = json.loads(done.out)
-        assert isinstance(document, list | dict)
+        rows = document if isinstance(document, list) else [document]
+        assert rows == [row for row in rows if isinstance(row, dict)], arguments
         assert [key for key in keys_of(document) if key != key.lower() or "-" in key] == [], arguments
     lines = cli("topic", "peek", topic, *at).out.splitlines()
     assert sorted(json.loads(line)["body"] for line in lines) == ["one", "two"]

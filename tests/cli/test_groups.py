@@ -177,6 +177,10 @@ def test_a_group_is_deleted_only_without_members(shell: Cli, nameserver: str) ->
         assert (refused.code, "has 1 member; stop them first" in refused.err) == (1, True)
     wait_for(lambda: not json.loads(shell("group", "describe", "leaver", "--json").out)["members"])
     assert json.loads(shell("group", "delete", "leaver", "--yes", "--json").out) == {"group": "leaver", "deleted": True}
+    again = shell("group", "delete", "leaver", "--yes")
+    assert (again.code, again.err) == (
+        1, "gantrymq: no broker knows a group leaver; gantrymq group list has the names\n"
+    )  # fmt: skip
     assert "leaver" not in shell("group", "list").out
     assert shell("group", "describe", "leaver").code == 1
 

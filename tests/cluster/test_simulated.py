@@ -400,7 +400,7 @@ def test_bytes_flipped_on_the_way_to_the_slave_alter_no_message_and_block_no_sen
             link.heal()
             await pair.load.more(5)
         refused = [line for line in cluster.log if line["event"] == "master_not_connected"]
-        assert len(refused) > 1
+        assert refused
         await cluster.until(pair.level, HEALED_S, "both logs end at the same byte")
         await pair.load.check(pair.master.address)
         theirs, ours = bytes_of(pair.master.running_broker), bytes_of(pair.slave.running_broker)

@@ -164,7 +164,7 @@ def commands_for(kind: str, topic: str, group: str, facts: dict[str, str]) -> li
         ("topic create", [topic, "--queues", "3"], 1, lambda _: True),  # it exists
         ("topic update", [topic, "--queues", "4"], 0, lambda row: (row["topic"], row["queues"]) == (topic, 4)),
         ("topic describe", [topic], 0, lambda rows: sum(row["messages"] for row in rows) == 5),
-        ("topic list", [], 0, lambda rows: topic in rows),
+        ("topic list", [], 0, lambda rows: {"topic": topic, "system": False} in rows),
         ("topic peek", [topic, "--max", "2"], 0, lambda rows: len(rows) == 2),
         ("produce", [topic, "--file", file, "--tag", "t", "--key", "k9"], 0, lambda row: row["sent"] == 1),
         ("consume", [topic, "--group", group, "--from", "first", "--max", "6"], 0, lambda rows: len(rows) == 6),

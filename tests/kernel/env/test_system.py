@@ -17,7 +17,7 @@ import pytest
 
 from gantrymq.kernel.env import Env, system
 from gantrymq.kernel.env.system import EventWaker, ReadOnlyEnv, SystemEnv
-from gantrymq.kernel.errors import NoRoom, StartError, StoreInUse, StoreNotWritable, blame
+from gantrymq.kernel.errors import LockNotRegular, NoRoom, StartError, StoreInUse, StoreNotWritable, blame
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
 
@@ -218,6 +218,20 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     assert f"another broker (process {os.getpid()}) holds" in held.stdout
     lock.close()
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
+@pytest.mark.parametrize("environment", [SystemEnv, ReadOnlyEnv])
+def test_a_lock_that_is_no_regular_file_is_refused(
+    tmp_path: Path, make: Callable[[str], None], environment: type[SystemEnv]
+) -> None:
+    path = f"{tmp_path}/lock"
+    make(path)
+    with pytest.raises(LockNotRegular, match=rf"{path} is not a regular file.*Remove it"):
+        environment().lock(path)
+    assert not (tmp_path / "elsewhere").exists()
+    (os.rmdir if os.path.isdir(path) else os.unlink)(path)
+    SystemEnv().lock(path).close()
 
 
 def test_readers_share_the_lock_and_exclude_a_broker(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,6 +157,39 @@ async def test_a_slave_that_comes_and_goes_is_logged_once_until_it_stays(
         events = [each["event"] for each in logs if each["log_level"] != "debug"]
         assert events[:4] == ["slave_connected", "sending_log", "slave_disconnected", "outage_ended"]
         assert [each["failures"] for each in logs if each["event"] == "outage_ended"] == [3]
+
+
+async def test_a_master_that_ends_each_connection_is_one_outage_of_its_slave(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slave_module, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(slave_module, "LAST_RETRY_S", 0.02)
+    seen, stays = 0, False
+
+    async def serve(stream: trio.SocketStream) -> None:
+        nonlocal seen
+        seen += 1
+        while stays:
+            await stream.send_all(HEADER.pack(0, 0))
+            await trio.sleep(0.05)
+
+    def about(logs: Any) -> list[str]:
+        names = ("master_not_connected", "following_master", "outage_ended")
+        return [each["event"] for each in logs if each["event"] in names]
+
+    async with trio.open_nursery() as nursery:
+        listener = (await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1")))[0]
+        host, port = listener.socket.getsockname()[:2]
+        with capture_logs() as logs:
+            async with pair.slave(f"{host}:{port}"):
+                await pair.until(lambda: seen >= 6)
+                assert about(logs) == ["following_master", "master_not_connected", "following_master"]
+                monkeypatch.setattr(slave_module, "REPEAT_SECONDS", 0.3)
+                stays = True
+                await pair.until(lambda: "outage_ended" in about(logs))
+        assert about(logs)[2:] == ["following_master", "outage_ended"]
+        assert next(each["failures"] for each in logs if each["event"] == "outage_ended") >= 5
+        nursery.cancel_scope.cancel()
 
 
 async def test_an_idle_master_sends_heartbeats_with_its_log_end(pair: Any) -> None:
