@@ -14,6 +14,7 @@ import attrs
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env, File
+from gantrymq.kernel.stopped_store import FileFinding
 from gantrymq.maintenance.store_files import read_small
 from gantrymq.plugins.index.build import key_hash, message_keys
 from gantrymq.plugins.index.indexfile import IndexFile
@@ -46,6 +47,8 @@ class IndexCheck:
     clean: bool
     foreign: bool = False
     entries: int = 0
+    notes: list[FileFinding] = attrs.field(factory=list, init=False)
+    """What the next start corrects by itself."""
     _problems: dict[str, IndexProblem] = attrs.field(factory=dict, init=False)
     _unmatched: dict[str, array[int]] = attrs.field(factory=dict, init=False)
     _cursor: Iterator[tuple[str, int, int]] = attrs.field(init=False)
@@ -62,13 +65,18 @@ class IndexCheck:
         marks = self._marks()
         known = {} if marks is None else {mark.name: mark for mark in marks.files}
         folder = f"{self.root}/index"
+        if not (self.foreign or self._problems or self.env.exists(f"{self.root}/gantrymq.index")):
+            self._note("gantrymq.index", "the store has no index")
         if not self.env.is_dir(folder):
             if self.env.exists(folder):
                 self._add(folder, "is not a folder")
             return
         names = [name for name in self.env.listdir(folder) if NAME.fullmatch(name)]
-        for name in sorted({*names, *(known if marks is not None else ())}):
+        for name in sorted({*names, *known}):
             path = f"{folder}/{name}"
+            if name not in names and name > max(names, default=""):
+                self._note(f"index/{name}", "the file is missing")
+                break
             if name not in names:
                 self._add(path, "the file is missing")
                 continue
@@ -161,6 +169,8 @@ class IndexCheck:
             self._next = next(self._cursor, None)
         if found == list(expected) or (offset == self._first and found == list(expected)[-len(found) :]):
             return
+        if self.notes and self._next is None and found == list(expected)[: len(found)]:
+            return  # the rest of its keys is in the missing file
         if found:
             self._add(path, "entries are not those of the messages' keys", 1)
         elif self._next is not None:
@@ -179,6 +189,10 @@ class IndexCheck:
                 if not is_damaged and (self.clean or offset < log_end):
                     self._add(path, "entries name offsets at which no message with a key is", 1)
         return list(self._problems.values())
+
+    def _note(self, path: str, problem: str) -> None:
+        meaning = "the next start of gantrymq builds the index from the log, which RocketMQ's broker does not"
+        self.notes.append(FileFinding(path, problem, meaning, is_damage=False))
 
     def _add(self, path: str, reason: str, entries: int = 0) -> None:
         known = self._problems.get(path)

@@ -200,6 +200,7 @@ class StoreCheck:
             if self._index is not None:
                 report.index += self._index.finish([(each.start, each.end) for each in report.damage], report.log_end)
                 report.index_entries = self._index.entries
+                report.state += self._index.notes
             if self.deep:
                 report.state += self._check_state()
         finally:

@@ -176,8 +176,9 @@ def test_damaged_queues_and_index_are_repaired_from_the_log(check: Any, store: P
     assert [each["path"] for each in found["index"]] == [str(index[1])]
     assert [each["reason"] for each in found["files"]] == ["has 5 bytes instead of 800"]
     assert found["damage"] == []
-    _, done = check("--deep", "--repair")
-    assert (done["wrong_entries"], done["files"]) == ([], []), "queues are built again at once, the index at the start"
+    code, done = check("--deep", "--repair")
+    assert (code, done["ok"]) == (0, True), "queues are built again at once, the index at the start"
+    assert [(each["path"], each["is_damage"]) for each in done["state"]] == [(f"index/{index[1].name}", False)]
     assert done["repaired"]["corrected_entries"] == 4
     assert done["repaired"]["queues_rebuilt"] == [f"{store}/consumequeue/orders/{number}" for number in (2, 1)]
     assert done["repaired"]["index_files_removed"] == [str(path) for path in index[1:]]
