@@ -22,7 +22,7 @@ from gantrymq.kernel.env import Env, Listener
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import Readers, read_ready, read_requests, write_ready
 from gantrymq.kernel.fast.durations import Durations
-from gantrymq.kernel.network.adaptive_wait import AdaptiveWait
+from gantrymq.kernel.network.adaptive_wait import AdaptiveWait, PollingTrial
 from gantrymq.kernel.network.admission import Admission
 from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.network.listening import OUT_OF_DESCRIPTORS
@@ -44,10 +44,12 @@ LINGER_S = 0.001
 for the next ones: other tasks run at the latest after these two times together."""
 SPINS = 200
 """How often it polls before it lingers, after a turn of one request: about 100 microseconds. A sender of one message at
-a time is then answered sooner than this thread could be woken."""
+a time may then be answered sooner than this thread could be woken: :class:`PollingTrial` finds out."""
 
 LONE_TURNS = 8
 """After this many turns in a row with a single request, all of one connection, that connection's sender is alone."""
+TRIAL_TURNS = 64
+"""So many turns of a lone sender make a block of :class:`PollingTrial`."""
 
 TURN_VALUES = 1024
 """Values of headers in other forms than that of RocketMQ's Java client, after which a turn receives nothing more:
@@ -96,6 +98,8 @@ class Sweep:
         self._now = 0.0
         self._lingering = AdaptiveWait()
         self._spinning = AdaptiveWait()
+        self._trial = PollingTrial()
+        self._block_began = 0.0
         self._few = self._gives_way = False
         self._lone: Connection | None = None
         self._lone_turns = 0
@@ -211,6 +215,10 @@ class Sweep:
         self._few = len(requests) == 1
         if self._few and requests[0].connection is self._lone:
             self._lone_turns += 1
+            if not self._lone_turns % TRIAL_TURNS:
+                if self._lone_turns > TRIAL_TURNS:
+                    self._trial.record(now - self._block_began)
+                self._block_began = now
         elif requests:
             self._lone, self._lone_turns = (requests[0].connection if self._few else None), 0
         if requests or waiting:
@@ -271,7 +279,7 @@ class Sweep:
         if not linger or self._gives_way:
             self._gives_way = self._gives_way and not linger
             return self._epoll.poll(0, EVENTS_A_TURN)
-        if self._few and self._spinning.should_wait():
+        if self._few and self._trial.polls and self._spinning.should_wait():
             for _ in range(SPINS):
                 events = self._epoll.poll(0, EVENTS_A_TURN)
                 if events:

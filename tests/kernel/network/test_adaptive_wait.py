@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gantrymq.kernel.network.adaptive_wait import AdaptiveWait
+from gantrymq.kernel.network.adaptive_wait import CYCLE_BLOCKS, TRIAL_BLOCKS, AdaptiveWait, PollingTrial
 
 pytestmark = pytest.mark.once
 
@@ -43,3 +43,37 @@ def test_one_useful_wait_ends_the_backoff() -> None:
 def test_waits_without_reported_results_are_never_skipped() -> None:
     adaptive = AdaptiveWait()
     assert all(adaptive.should_wait() for _ in range(5))
+
+
+def ways_of(seconds: dict[bool, float], blocks: int) -> list[bool]:
+    """In which blocks a trial polls, when a block takes so long with polling and without."""
+    trial, ways = PollingTrial(), []
+    for _ in range(blocks):
+        ways.append(trial.polls)
+        trial.record(seconds[trial.polls])
+    return ways
+
+
+@pytest.mark.parametrize(("polling", "asleep", "faster"), [(3.0, 4.0, True), (4.0, 3.0, False), (3.9, 4.0, False)])
+def test_a_trial_of_both_ways_decides_whether_to_poll_until_the_next_trial(
+    polling: float, asleep: float, faster: bool
+) -> None:
+    ways = ways_of({True: polling, False: asleep}, 2 * CYCLE_BLOCKS)
+    one_cycle = [True, False] * (TRIAL_BLOCKS // 2) + [faster] * (CYCLE_BLOCKS - TRIAL_BLOCKS)
+    assert ways == one_cycle * 2
+
+
+def test_a_block_that_other_work_interrupted_does_not_decide() -> None:
+    trial = PollingTrial()
+    for seconds in (0.003, 0.004, 0.9, 0.004, 0.003, 0.004):
+        trial.record(seconds)
+    assert trial.polls
+
+
+def test_a_trial_forgets_the_times_of_the_previous_one() -> None:
+    trial = PollingTrial()
+    for _ in range(CYCLE_BLOCKS):
+        trial.record(0.003 if trial.polls else 0.004)
+    for _ in range(TRIAL_BLOCKS):
+        trial.record(0.005 if trial.polls else 0.0045)
+    assert not trial.polls

@@ -16,8 +16,9 @@ from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import plain_requests
+from gantrymq.kernel.network.adaptive_wait import TRIAL_BLOCKS
 from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
-from gantrymq.kernel.network.sweep import LONE_TURNS, Sweep
+from gantrymq.kernel.network.sweep import LONE_TURNS, TRIAL_TURNS, Sweep
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.bad_bytes import QUIET_SECONDS
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
@@ -465,6 +466,22 @@ def test_the_sweep_polls_without_sleeping_after_a_single_request(waits: list[flo
     waits.clear()
     bench.sweep.turn(linger=True)
     assert len(waits) == 1, "what was in vain is not done again at once"
+    peer.close()
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_the_sweep_polls_for_a_lone_sender_only_where_that_is_faster(
+    waits: list[float], bench: Bench, *, is_faster: bool
+) -> None:
+    peer = bench.connect()
+    for number in range(TRIAL_TURNS * (TRIAL_BLOCKS + 2)):
+        waits.clear()
+        peer.sendall(request(number))
+        while len(bench.requests) == number:
+            bench.sweep.turn(linger=True)
+        bench.env.now += 0.002 if (waits[-1] == 0) == is_faster else 0.003
+        answers(peer, 1)
+    assert (waits[-1] == 0) == is_faster
     peer.close()
 
 
