@@ -194,10 +194,10 @@ def family_seconds(pid: int) -> float:
     """Return the processor time that a process and its descendants have used, ended ones included."""
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            number = int(path.parent.name)
+    for name in os.listdir("/proc"):
+        with suppress(OSError, ValueError):  # it ended, or is no process
+            number = int(name)
+            fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
             parents[number], used[number] = int(fields[1]), sum(map(int, fields[11:15]))
     family = {pid}
     while found := {number for number, parent in parents.items() if parent in family} - family:

@@ -1,8 +1,8 @@
-"""The data source ``gantrymq`` as Spark sees it. The only module here, besides ``local``, that imports pyspark."""
+"""The data source ``gantrymq`` as Spark sees it. Besides ``local`` and ``workers``, the only module
+here that imports pyspark when it is imported."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,7 @@ from gantrymq.spark.ranges import QueueRange, plan_ranges
 from gantrymq.spark.reader import read_range
 from gantrymq.spark.selection import Selection
 from gantrymq.spark.wire import GROUP, Wire
+from gantrymq.spark.workers import TaskObject, keep_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +117,7 @@ class GantryDataSource(DataSource):
         return GantryStreamWriter(_sink_options(self.options, schema, overwrite))
 
 
-class GantryReader(DataSourceReader):
+class GantryReader(TaskObject, DataSourceReader):
     """Plans on the driver, reads in the tasks; holds plain values alone, so that it pickles."""
 
     def __init__(self, options: SourceOptions, names: Sequence[str]) -> None:
@@ -139,7 +140,7 @@ class GantryReader(DataSourceReader):
         """The messages of one partition as Arrow batches."""
         if partition.value is None:  # Spark's own partition, if there is no range
             return
-        _keep_modules()
+        keep_modules()
         options = self._options
         if options.subscription is None:
             options = attrs.evolve(options, subscription=self._selection.subscription)
@@ -165,7 +166,7 @@ class Pushdown:
         return filters
 
 
-class GantryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class GantryStreamReader(TaskObject, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans each batch on the driver, reads in the tasks. It pickles until the first plan."""
 
     def __init__(self, options: StreamOptions, names: Sequence[str]) -> None:
@@ -204,7 +205,7 @@ class GantryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one partition as Arrow batches."""
-        _keep_modules()
+        keep_modules()
         with _connect(self._options.source) as wire:
             yield from read_range(wire, partition.value, self._options.source, self._names)
 
@@ -231,7 +232,7 @@ class SentRows(WriterCommitMessage):
     rows: int
 
 
-class GantryWriter(DataSourceArrowWriter):
+class GantryWriter(TaskObject, DataSourceArrowWriter):
     """Sends the rows of a frame. ``job`` is the same in repeated tasks of a write."""
 
     def __init__(self, options: SinkOptions, job: str) -> None:
@@ -242,11 +243,11 @@ class GantryWriter(DataSourceArrowWriter):
         """Send the rows of one task; all are stored when this returns."""
         from gantrymq.spark.sink import send_rows  # with trio and all of the client, which reading does without
 
-        _keep_modules()
+        keep_modules()
         return SentRows(send_rows(iterator, self._options, f"{self._job}-{_task().partitionId()}"))
 
 
-class GantryStreamWriter(DataSourceStreamArrowWriter):
+class GantryStreamWriter(TaskObject, DataSourceStreamArrowWriter):
     """Sends the rows of a stream's batches."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -256,7 +257,7 @@ class GantryStreamWriter(DataSourceStreamArrowWriter):
         """Send the rows of one task; all are stored when this returns."""
         from gantrymq.spark.sink import send_rows
 
-        _keep_modules()
+        keep_modules()
         task = _task()
         query, batch = (task.getLocalProperty(name) for name in (_QUERY_PROPERTY, _BATCH_PROPERTY))
         if self._options.derive_dedup_keys and (query is None or batch is None):
@@ -278,16 +279,6 @@ def _task() -> TaskContext:
     task = TaskContext.get()
     assert task is not None  # Spark calls writers in tasks only
     return task
-
-
-def _keep_modules() -> None:
-    """In a Python worker of Spark, exclude what is loaded from garbage collection, once.
-
-    The worker collects all garbage after each task. To visit the objects of all modules takes it 15 to 40 ms, longer
-    than it takes to read 30,000 messages.
-    """
-    if TaskContext.get() is not None and not gc.get_freeze_count():
-        gc.freeze()
 
 
 def _connect(options: SourceOptions) -> Wire:
