@@ -94,12 +94,14 @@ def arrow_status() -> SparkStatus:
 
 
 def spark_status() -> SparkStatus:
-    """Whether :func:`session` can start: pyspark, pyarrow and Java are installed."""
+    """Whether Spark can run here: pyspark and pyarrow are installed, and Java unless a session runs already."""
     if importlib.util.find_spec("pyspark") is None:
         return SparkStatus(False, f"pyspark is not installed: {_ADVICE}")
     if not (arrow := arrow_status()):
         return arrow
-    if not (pyspark := _pyspark_status(metadata.version("pyspark"))):
+    if not (pyspark := _pyspark_status(_pyspark_version())):
+        return pyspark
+    if "pyspark.sql" in sys.modules and find_running() is not None:  # its Java may be one that only Spark finds
         return pyspark
     java = java_available()
     return SparkStatus(True, f"{pyspark.reason}, {java.reason}") if java else java
@@ -111,6 +113,15 @@ def check_pyspark() -> None:
 
     if not (status := _pyspark_status(pyspark.__version__)):
         raise SparkMissing(status.reason)
+
+
+def _pyspark_version() -> str:
+    try:
+        return metadata.version("pyspark")  # without the import, which takes longer than most commands
+    except metadata.PackageNotFoundError:  # spark-submit adds the cluster's own, which is not installed by pip
+        import pyspark
+
+        return pyspark.__version__
 
 
 def _pyspark_status(version: str) -> SparkStatus:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_missing_java_is_reported_with_what_to_install(tmp_path: Path, monkeypat
     assert "no Java was found: install a JDK or JRE" in java_available().reason
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert "does not run" in java_available().reason
+    monkeypatch.setattr(local, "find_running", lambda: None)
     with pytest.raises(SparkMissing, match=r"install a JDK or JRE|gantrymq\[spark\]"):
         session()
 
@@ -61,6 +63,29 @@ def test_an_old_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(local.metadata, "version", lambda name: "4.1.9")
     assert "pyspark 4.1.9 is too old" in spark_status().reason
+
+
+def test_the_pyspark_of_a_cluster_has_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """spark-submit puts its own on the path; pip knows nothing of it."""
+    found = metadata.version
+
+    def version(name: str) -> str:
+        if name == "pyspark":
+            raise metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(local.metadata, "version", version)
+    monkeypatch.setattr(local, "find_running", lambda: None)
+    assert spark_status().reason == f"pyspark {found('pyspark')}, {java_available().reason}"
+
+
+def test_a_session_that_runs_needs_no_java_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark.sql")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(local, "find_running", lambda: None)
+    assert not spark_status()
+    monkeypatch.setattr(local, "find_running", object)
+    assert spark_status()
 
 
 @pytest.mark.parametrize(("cores", "partitions"), [(2, "8"), (64, "64")])
