@@ -45,7 +45,7 @@ log = structlog.get_logger("gantrymq.dashboard")
 
 PREFIX: Final = "/api/v1"
 STATIC: Final = Path(__file__).parent / "static"
-FILES: Final = {"/": "index.html", "/app.js": "app.js", "/charts.js": "charts.js", "/style.css": "style.css"}
+FILES: Final = {"/": "index.html"} | {f"/{name}": name for name in ("app.js", "charts.js", "style.css", "theme.js")}
 BODY_MAX_BYTES: Final = 1024 * 1024
 TIMEOUT_S: Final = 30.0
 """How long the cluster may take for one request of the API."""

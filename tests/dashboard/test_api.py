@@ -297,7 +297,13 @@ def test_the_openapi_document_has_every_operation(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("/", "text/html"), ("/app.js", "javascript"), ("/charts.js", "javascript"), ("/style.css", "text/css")],
+    [
+        ("/", "text/html"),
+        ("/app.js", "javascript"),
+        ("/charts.js", "javascript"),
+        ("/theme.js", "javascript"),
+        ("/style.css", "text/css"),
+    ],
 )
 def test_the_pages_load_nothing_from_elsewhere(site: Site, path: str, kind: str) -> None:
     status, data, fields = site.request("GET", path)

@@ -128,6 +128,72 @@ def test_the_lag_rises_and_falls_by_itself(site: Site, open_page: Callable[..., 
     sync_api.expect(lag).to_have_text("0", timeout=PATIENCE_MS)
 
 
+def test_a_viewer_sees_all_and_changes_nothing(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("viewer looks-only-0123456789\nadmin does-all-0123456789\n")
+    page = open_page()
+    with started_site(tmp_path / "store", dashboard__tokens=tokens) as site:
+        site.client.admin.create_topic("seen", 1)
+        page.goto(f"http://{site.address}/#/topics")
+        for token, buttons in (("looks-only-0123456789", 0), ("does-all-0123456789", 1)):
+            page.get_by_label("Token").fill(token)
+            page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
+            page.get_by_role("link", name="seen").wait_for()
+            sync_api.expect(page.locator("#state-text")).to_have_text("live", timeout=PATIENCE_MS)
+            assert page.get_by_role("button", name="Create topic").count() == buttons
+            page.get_by_role("button", name="Sign out").click()
+        page.get_by_label("Token").wait_for()
+
+
+def test_offsets_are_reset_after_a_preview(site: Site, open_page: Callable[..., Any]) -> None:
+    site.client.admin.create_topic("refunds", 1)
+    with site.client.producer("P") as producer:
+        for _ in range(3):
+            producer.send("refunds", b"x")
+    with site.client.consumer("refunds", group="refunder", start="first") as consumer:
+        for _ in range(3):
+            next(iter(consumer)).ack()
+    page = open_page()
+    page.goto(f"http://{site.address}/#/groups/refunder")
+    sync_api.expect(page.locator("#group-lag")).to_have_text("0", timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Reset offsets").click()
+    shown = page.get_by_role("dialog")
+    assert not shown.locator("[name=time]").is_visible()
+    shown.locator("[name=topic]").select_option("refunds")
+    shown.get_by_role("button", name="Preview").click()
+    shown.get_by_role("row").filter(has_text="broker-a 0").get_by_role("cell", name="3", exact=True).wait_for()
+    shown.get_by_label("Type").fill("refunder")
+    shown.get_by_role("button", name="Reset", exact=True).click()
+    sync_api.expect(page.locator("#group-lag")).to_have_text("3", timeout=PATIENCE_MS)
+
+
+def test_messages_are_found_by_key_id_queue_and_time(site: Site, open_page: Callable[..., Any]) -> None:
+    site.client.admin.create_topic("sought", 1)
+    with site.client.producer("P") as producer:
+        producer.send("sought", b"first one")
+        sent = producer.send("sought", b"second one", keys="sought-k").message_id
+    wait_for(lambda: len(site.get("/topics/sought/messages?key=sought-k")["messages"]) == 1)
+    page = open_page()
+    page.goto(f"http://{site.address}/#/messages")
+    page.get_by_label("Topic").fill("sought")
+    for way, fields, count in (
+        ("By key", {"key": "sought-k"}, 1),
+        ("By message id", {"id": sent}, 1),
+        ("Oldest", {}, 2),
+        ("By queue and offset", {"queue": "0", "offset": "1"}, 1),
+        ("From a time", {"time": "2020-01-01T00:00:00"}, 2),
+    ):
+        page.locator("[name=way]").select_option(label=way)
+        for name, value in fields.items():
+            page.locator(f"[name={name}]").fill(value)
+        page.get_by_role("button", name="Find", exact=True).click()
+        page.get_by_role("heading", name=f"{count} messages of").wait_for()
+        page.get_by_text("second one").wait_for()
+        page.evaluate("document.querySelector('#main').replaceChildren()")  # what follows is found anew
+        page.goto(f"http://{site.address}/#/messages?topic=sought")
+        page.get_by_role("heading", name="2 messages of").wait_for()
+
+
 def test_a_dead_letter_is_replayed(site: Site, open_page: Callable[..., Any]) -> None:
     site.client.admin.create_topic("claims", 1)
     with site.client.producer("P") as producer:
@@ -213,6 +279,10 @@ def test_the_pages_work_with_the_keyboard_on_a_phone_and_in_the_dark(site: Site,
     phone.locator(".cards").wait_for()
     assert phone.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 20, 27)"
     picture(phone, "dashboard-phone.png")
+    phone.get_by_role("button", name="Colors").click()
+    phone.reload()
+    phone.locator(".cards").wait_for()
+    assert phone.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(246, 247, 249)"
     phone.goto(f"http://{site.address}/#/topics")
     phone.get_by_role("button", name="Create topic").wait_for()
     phone.keyboard.press("/")

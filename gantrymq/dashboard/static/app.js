@@ -3,10 +3,20 @@
 import { compact, lineChart } from "./charts.js";
 
 const API = "/api/v1";
+// name, label, icon, section that begins with it
 const PAGES = [
-  ["overview", "Overview"], ["brokers", "Brokers"], ["topics", "Topics"], ["groups", "Groups"], ["clients", "Clients"],
-  ["messages", "Messages"], ["dead-letters", "Dead letters"], ["delayed", "Delayed"],
-  ["transactions", "Transactions"], ["plugins", "Plugins"], ["log", "Log"], ["api", "API"],
+  ["overview", "Overview", "M4 13h6V4H4zM14 20h6v-9h-6zM4 20h6v-3H4zM14 7h6V4h-6z"],
+  ["brokers", "Brokers", "M4 5h16v5H4zM4 14h16v5H4zM8 7.5h.01M8 16.5h.01", "Cluster"],
+  ["topics", "Topics", "M4 6h16M4 12h16M4 18h10"],
+  ["groups", "Groups", "M9 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6zM3 20c0-3.5 2.5-6 6-6s6 2.5 6 6M16 5.5a3 3 0 0 1 0 5M18 14.5c2 .8 3 3 3 5.5"],
+  ["clients", "Clients", "M4 5h16v11H4zM9 20h6M12 16v4"],
+  ["messages", "Messages", "M4 5h16v14H4zM4 7l8 6 8-6", "Messages"],
+  ["dead-letters", "Dead letters", "M4 5h16v14H4zM9.5 9.5l5 5M14.5 9.5l-5 5"],
+  ["delayed", "Delayed", "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18zM12 7v5l3 2"],
+  ["transactions", "Transactions", "M4 8h13l-3-3M20 16H7l3 3"],
+  ["plugins", "Plugins", "M9 3v5M15 3v5M6 8h12v4a6 6 0 0 1-12 0zM12 18v3", "System"],
+  ["log", "Log", "M6 3h9l4 4v14H6zM9 12h7M9 16h7M9 8h3"],
+  ["api", "API", "M8 6l-5 6 5 6M16 6l5 6-5 6"],
 ];
 const main = document.getElementById("main");
 const dialog = document.getElementById("dialog");
@@ -28,20 +38,46 @@ function h(name, attributes = {}, ...children) {
   return element;
 }
 
+function icon(path) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  svg.append(document.createElementNS("http://www.w3.org/2000/svg", "path"));
+  svg.firstChild.setAttribute("d", path);
+  return svg;
+}
+
 const number = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en"));
-const clock = (ms) => (ms ? new Date(ms).toLocaleString("sv") : "–");
+const clock = (ms) => (ms ? h("time", { class: "nowrap", datetime: new Date(ms).toISOString() }, new Date(ms).toLocaleString("sv")) : "–");
+const mono = (text, more = "") => h("span", { class: `mono ${more}` }, text);
+const short = (text, most) => (text.length > most ? `${text.slice(0, most)}…` : text);
+function duration(ms) {
+  const units = [[86_400_000, "d"], [3_600_000, "h"], [60_000, "min"], [1000, "s"]];
+  for (const [size, unit] of units) if (ms >= size * 1.5) return `${Math.round(ms / size)} ${unit}`;
+  return `${(ms / 1000).toFixed(ms < 1000 ? 1 : 0)} s`;
+}
 const link = (page, name, label = name) => h("a", { href: `#/${page}/${encodeURIComponent(name)}` }, label);
 const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, text);
+const share = (value, max, label, marks = {}) => (max > 0 ? h("meter", { min: 0, max, value, "aria-label": label, ...marks }) : null);
 
+// `columns`: [label, cell of a row, numeric]. On a phone each row is a card: a style sheet that makes no table of the
+// elements takes the roles that they have by themselves, so that these are given.
 function table(columns, rows, empty) {
-  if (!rows.length) return h("p", { class: "hint" }, empty);
-  const head = columns.map(([label, , numeric]) => h("th", { class: numeric && "n", scope: "col" }, label));
-  const body = rows.map((row) => h("tr", {}, columns.map(([, cell, numeric]) => h("td", { class: numeric && "n" }, cell(row) ?? "–"))));
-  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+  if (!rows.length) return emptyState(empty);
+  const head = columns.map(([label, , numeric]) => h("th", { class: numeric && "n", scope: "col", role: "columnheader" }, label || h("span", { class: "unseen" }, "Actions")));
+  const body = rows.map((row) => h("tr", { role: "row" }, columns.map(([label, cell, numeric], index) => (
+    h("td", { class: [numeric && "n", !index && "first"].filter(Boolean).join(" ") || null, role: "cell", "data-label": label }, cell(row) ?? "–")))));
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" }, h("table", { role: "table" },
+    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), h("tbody", { role: "rowgroup" }, body)));
 }
+
+const emptyState = (text) => h("div", { class: "empty" }, icon("M3 13h5l1.5 3h5L16 13h5M3 13l3-8h12l3 8v6H3z"), h("p", {}, text));
 
 const panel = (title, ...content) => h("section", { class: "panel" }, h("div", { class: "title" }, ...[title].flat().map((part) => (typeof part === "string" ? h("h2", {}, part) : part))), content);
 const head = (title, ...more) => h("div", { class: "head" }, h("h1", {}, title), h("span", { class: "space" }), more);
+// The head of one thing, with a link to the list it is of.
+const headOf = (page, title, ...more) => h("div", { class: "head" },
+  h("div", {}, h("a", { class: "crumb", href: `#/${page}` }, PAGES.find(([each]) => each === page)[1]), h("h1", {}, title)), h("span", { class: "space" }), more);
 
 // ----------------------------------------------------------------------------------------------------------------- API
 
@@ -68,13 +104,20 @@ function toast(text) {
 // ------------------------------------------------------------------------------------------------------------- dialogs
 
 // A form in a dialog. `fields`: [name, label, attributes]; `confirm`: a text that the user must type.
-function ask({ title, text, fields = [], confirm = "", button, danger = false, work }) {
+// `preview`: what the form would do, as an element, from its values.
+function ask({ title, text, fields = [], confirm = "", button, danger = false, preview = null, work }) {
   const error = h("p", { class: "error", hidden: true, role: "alert" });
   const submit = h("button", { class: `primary ${danger ? "danger" : ""}`, type: "submit" }, button);
-  const inputs = Object.fromEntries(fields.map(([name, , attributes = {}]) => [name, h(attributes.tag ?? "input", { name, ...attributes, tag: null })]));
+  const inputs = Object.fromEntries(fields.map(([name, , attributes = {}]) => [name, h(attributes.tag ?? "input", { name, ...attributes, tag: null, options: null }, (attributes.options ?? []).map((each) => h("option", { value: each[0] }, each[1])))]));
   const typed = confirm && h("input", { name: "confirm", autocomplete: "off", spellcheck: "false" });
+  const valuesOf = () => Object.fromEntries(Object.entries(inputs).map(([name, input]) => [name, input.value]));
   const form = h("form", { method: "dialog" }, h("h2", {}, title), text && h("p", {}, text), error,
     fields.map(([name, label]) => h("label", {}, label, inputs[name])),
+    preview && h("div", { role: "status" }, h("button", { type: "button", class: "small", onclick: async (event) => {
+      const place = event.currentTarget.parentElement, again = event.currentTarget;
+      try { place.replaceChildren(again, await preview(valuesOf())); error.hidden = true; }
+      catch (problem) { error.textContent = problem.message; error.hidden = false; }
+    } }, "Preview")),
     confirm && h("label", {}, h("span", {}, "Type ", h("b", {}, confirm), " to confirm"), typed),
     h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), submit));
   form.addEventListener("submit", async (event) => {
@@ -82,13 +125,14 @@ function ask({ title, text, fields = [], confirm = "", button, danger = false, w
     if (confirm && typed.value !== confirm) { error.textContent = `Type ${confirm} to confirm.`; error.hidden = false; return; }
     submit.disabled = true;
     try {
-      const values = Object.fromEntries(Object.entries(inputs).map(([name, input]) => [name, input.value]));
-      const done = await work(values);
+      const done = await work(valuesOf());
       dialog.close();
       if (done) toast(done);
       show();
     } catch (problem) { error.textContent = problem.message; error.hidden = false; submit.disabled = false; }
   });
+  dialog.className = "";
+  dialog.setAttribute("aria-label", title);
   dialog.replaceChildren(form);
   dialog.showModal();
   (Object.values(inputs)[0] ?? typed ?? submit)?.focus?.();
@@ -99,7 +143,7 @@ function askToken() {
   ask({
     title: "Sign in", text: "This dashboard needs a token.", button: "Sign in",
     fields: [["token", "Token", { type: "password", autocomplete: "current-password" }]],
-    work: async ({ token }) => { session.role = (await api("/session", "POST", { token })).role; listen(); },
+    work: async ({ token }) => { session.role = (await api("/session", "POST", { token })).role; listen(); foot(); },
   });
 }
 
@@ -113,41 +157,47 @@ function showMessage(message) {
     views.Text = message.body_text;
   }
   views.Hex = hex(bytes);
-  const body = h("pre", { tabindex: "0" });
-  const trace = h("div", { role: "status" });
-  const group = h("input", { type: "text", placeholder: "Group", "aria-label": "Group that did not get the message" });
+  const body = h("pre", { tabindex: "0", "aria-label": "Body" });
+  const found = h("div", { role: "status" });
+  const load = async (work) => {
+    try { found.replaceChildren(await work()); found.scrollIntoView({ block: "nearest" }); }
+    catch (problem) { found.replaceChildren(h("p", { class: "error", role: "alert" }, problem.message)); }
+  };
+  const group = h("input", { type: "text", placeholder: "Group", "aria-label": "Group that did not get the message", required: true });
+  const why = h("form", { class: "row" }, group, h("button", {}, "Why not delivered"));
+  why.addEventListener("submit", (event) => {
+    event.preventDefault();
+    load(async () => {
+      const path = `/topics/${encodeURIComponent(message.topic)}/messages/${encodeURIComponent(message.id)}/why`;
+      const { reasons } = await api(`${path}?${new URLSearchParams({ group: group.value })}`);
+      return table([["Reason", (row) => row.code], ["Explanation", (row) => row.text]], reasons, "No reason was found.");
+    });
+  });
   const tabs = h("div", { class: "tabs" });
   for (const [name, text] of Object.entries(views))
     tabs.append(h("button", { class: "small", type: "button", onclick: (event) => {
       body.textContent = text;
+      body.className = name === "Hex" ? "hex" : "";
       for (const each of tabs.children) each.setAttribute("aria-pressed", each === event.currentTarget);
     } }, name));
-  const fields = { Id: message.id, Place: `${message.topic}, ${message.broker}, queue ${message.queue}, offset ${message.offset}`, Stored: clock(message.stored), Sent: clock(message.born), Tags: message.tags ?? "–", Keys: message.keys.join(" ") || "–", Size: `${number(message.body_bytes)} bytes`, ...message.properties };
-  dialog.replaceChildren(h("div", { class: "content" }, h("h2", {}, "Message"),
-    h("dl", {}, Object.entries(fields).map(([name, value]) => [h("dt", {}, name), h("dd", { class: "mono" }, String(value))])),
-    tabs, body, trace, message.body_bytes > bytes.length && h("p", { class: "hint" }, `The first ${number(bytes.length)} bytes are shown.`),
-    h("div", { class: "buttons" },
-      h("button", { type: "button", onclick: async (event) => {
-        event.currentTarget.disabled = true;
-        try { trace.replaceChildren(traceTable((await api(`/messages/${encodeURIComponent(message.id)}/trace`)).events)); }
-        catch (problem) { trace.replaceChildren(h("p", { class: "error", role: "alert" }, problem.message)); }
-      } }, "Trace"),
-      group, h("button", { type: "button", onclick: async () => {
-        if (!group.value) { group.focus(); return; }
-        try {
-          const path = `/topics/${encodeURIComponent(message.topic)}/messages/${encodeURIComponent(message.id)}/why`;
-          const found = await api(`${path}?${new URLSearchParams({ group: group.value })}`);
-          trace.replaceChildren(table([["Reason", (row) => row.code], ["", (row) => row.text]], found.reasons, "No reason was found."));
-        } catch (problem) { trace.replaceChildren(h("p", { class: "error", role: "alert" }, problem.message)); }
-      } }, "Why not delivered"),
-      h("button", { type: "button", onclick: () => dialog.close() }, "Close"))));
+  const { KEYS, TAGS, UNIQ_KEY, ...properties } = message.properties; // shown as id, keys and tags
+  const fields = { Id: message.id, Topic: link("topics", message.topic), Place: `${message.broker}, queue ${message.queue}, offset ${message.offset}`, Stored: clock(message.stored), Sent: clock(message.born),
+    Tags: message.tags ?? "–", Keys: message.keys.join(" ") || "–", Size: `${number(message.body_bytes)} bytes`, Attempts: message.attempts || null, ...properties };
+  dialog.className = "wide";
+  dialog.setAttribute("aria-label", "Message");
+  dialog.replaceChildren(h("div", { class: "content" },
+    h("div", { class: "title" }, h("h2", {}, "Message"), h("button", { class: "icon", type: "button", "aria-label": "Close", onclick: () => dialog.close() }, icon("M6 6l12 12M18 6L6 18"))),
+    h("dl", {}, Object.entries(fields).filter(([, value]) => value !== null).map(([name, value]) => [h("dt", {}, name), h("dd", { class: "mono" }, value)])),
+    tabs, body, message.body_bytes > bytes.length && h("p", { class: "hint" }, `The first ${number(bytes.length)} bytes are shown.`), found,
+    h("div", { class: "buttons" }, why,
+      h("button", { type: "button", onclick: () => load(async () => traceTable((await api(`/messages/${encodeURIComponent(message.id)}/trace`)).events)) }, "Trace"))));
   dialog.showModal();
   tabs.firstChild.click();
 }
 
 const traceTable = (events) => table([
   ["Time", (row) => clock(row.time_ms)], ["Event", (row) => row.event], ["Group", (row) => row.group],
-  ["Client", (row) => h("span", { class: "mono" }, row.client)], ["Took", (row) => (row.duration_ms === null ? "–" : `${row.duration_ms} ms`), true],
+  ["Client", (row) => mono(row.client)], ["Took", (row) => (row.duration_ms === null ? "–" : `${row.duration_ms} ms`), true],
   ["Retries", (row) => number(row.retries), true], ["Result", (row) => badge(row.result, row.result === "success" ? "good" : "warn")],
 ], events, "No client has recorded a trace of this message.");
 
@@ -169,12 +219,12 @@ function brokerTable(rows) {
   return table([
     ["Broker", (row) => [link("brokers", row.address, row.broker), ` · ${row.id}`]],
     ["Role", (row) => [roleBadge(row), row.not_ready && [" ", badge("not ready", "warn")]].flat()],
-    ["Address", (row) => h("span", { class: "mono" }, row.address)],
+    ["Address", (row) => mono(row.address, "nowrap")],
     ["Version", (row) => row.version || "–"],
     ["Stored", (row) => number(row.stored_total), true],
     ["Delivered", (row) => number(row.delivered_total), true],
     ["Lag", (row) => (row.lag_seconds === null ? "–" : `${row.lag_seconds} s`), true],
-    ["Disk", (row) => row.disk_ratio === null ? "–" : h("div", { title: `${Math.round(row.disk_ratio * 100)} % used` }, `${Math.round(row.disk_ratio * 100)} %`), true],
+    ["Disk", (row) => row.disk_ratio === null ? "–" : h("span", { class: "nowrap" }, `${Math.round(row.disk_ratio * 100)} %`, share(row.disk_ratio, 1, "Disk used", { low: 0.75, high: 0.9, optimum: 0 })), true],
   ], rows, "No broker is registered.");
 }
 
@@ -190,7 +240,6 @@ async function overview() {
   const now = samples.findLast((sample) => !sample.problem) ?? (await api("/overview"));
   const times = samples.slice(1).map((sample) => sample.time);
   const stored = rates("stored_total"), delivered = rates("delivered_total");
-  const card = (label, value, page) => h("a", { class: "card", href: `#/${page}` }, h("div", { class: "label" }, label), h("div", { class: "value" }, value));
   const masters = now.brokers.filter((row) => !["unreachable", "missing"].includes(row.role)).length;
   return [
     head("Overview"),
@@ -200,34 +249,46 @@ async function overview() {
       card("Messages/s in", compact(stored.at(-1) ?? null), "topics"), card("Messages/s out", compact(delivered.at(-1) ?? null), "groups")),
     h("div", { class: "charts" },
       panel(["Messages per second", h("span", { class: "legend" }, h("span", {}, h("i", {}), "in"), h("span", {}, h("i", { class: "second" }), "out"))],
-        h("div", { class: "chart" }, lineChart("Messages per second, in and out", times, [stored, delivered]))),
-      panel("Lag of all groups", h("div", { class: "chart" }, lineChart("Messages that wait for their groups", times, [samples.slice(1).map((sample) => sample.lag ?? null)])))),
+        h("div", { class: "chart" }, lineChart("Messages per second, in and out", times, [stored, delivered], ["in", "out"]))),
+      panel("Lag of all groups", h("div", { class: "chart" }, lineChart("Messages that wait for their groups", times, [samples.slice(1).map((sample) => sample.lag ?? null)], ["waiting"])))),
     panel("Brokers", brokerTable(now.brokers)),
     panel("Groups that lag most", groupTable(now.slowest, "No group has committed an offset yet.")),
     h("p", { class: "hint" }, `Nameservers: ${now.nameservers.join(", ")}. GantryMQ ${session.version}. `, h("a", { href: `${API}/openapi.json` }, "API")),
   ];
 }
 
-async function brokers(address) {
+async function brokers(address, params) {
   if (!address) return [head("Brokers"), panel("All brokers", brokerTable((await api("/brokers")).brokers))];
   const { runtime } = await api(`/brokers/${encodeURIComponent(address)}`);
-  const rows = Object.entries(runtime).filter(([, value]) => value.trim());
-  return [head(address), panel("What the broker reports", table([["Name", (row) => row[0]], ["Value", (row) => h("span", { class: "mono" }, row[1])]], rows, "The broker does not answer."))];
+  const wanted = (params.get("search") ?? "").toLowerCase();
+  const rows = Object.entries(runtime).filter(([name, value]) => value.trim() && name.toLowerCase().includes(wanted));
+  const search = searchField(params, (changes) => { location.hash = `#/brokers/${encodeURIComponent(address)}?${new URLSearchParams(changes)}`; });
+  return [headOf("brokers", address), h("div", { class: "head search" }, search),
+    panel("What the broker reports", table([["Name", (row) => row[0]], ["Value", (row) => mono(row[1])]], rows, "The broker reports nothing of this name."))];
+}
+
+function searchField(params, go) {
+  let timer;
+  return h("input", { type: "search", id: "search", placeholder: "Search (press /)", "aria-label": "Search", value: params.get("search") ?? "", oninput: (event) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => go({ search: event.target.value }), 200);
+  } });
+}
+
+function card(label, value, page, id = null) {
+  const content = [h("div", { class: "label" }, label), h("div", { class: "value", id }, value)];
+  return page ? h("a", { class: "card", href: `#/${page}` }, content) : h("div", { class: "card" }, content);
 }
 
 // A list with search and pages, whose state is in the address.
-function listing(page, params, found, content) {
+function listing(page, params, found, content, title = null, counted = "") {
   const go = (changes) => { location.hash = `#/${page}?${new URLSearchParams({ ...Object.fromEntries(params), ...changes })}`; };
-  let timer;
-  const search = h("input", { type: "search", id: "search", placeholder: "Search (press /)", "aria-label": "Search", value: params.get("search") ?? "", oninput: (event) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => go({ search: event.target.value, page: 1 }), 200);
-  } });
-  const pages = h("div", { class: "pages" }, `${number(found.total)} in all`, h("span", { class: "space" }),
+  const search = searchField(params, (changes) => go({ ...changes, page: 1 }));
+  const pages = h("div", { class: "pages" }, `${number(found.total)} ${counted}`.trim(), h("span", { class: "space" }),
     h("button", { class: "small", type: "button", disabled: found.page <= 1, onclick: () => go({ page: found.page - 1 }) }, "Previous"),
     `Page ${found.page} of ${found.pages}`,
     h("button", { class: "small", type: "button", disabled: found.page >= found.pages, onclick: () => go({ page: found.page + 1 }) }, "Next"));
-  return [h("div", { class: "head search" }, search), h("section", { class: "panel" }, content, pages)];
+  return [h("div", { class: "head search" }, search), title ? panel(title, content, pages) : h("section", { class: "panel" }, content, pages)];
 }
 
 async function topics(name, params) {
@@ -257,26 +318,44 @@ function sendDialog(name) {
   });
 }
 
+// What the page of one thing has shown since it was opened: for its chart.
+let seen = { key: "", times: [], values: [] };
+function history(key, value) {
+  if (seen.key !== key) seen = { key, times: [], values: [] };
+  seen.times = [...seen.times, Date.now()].slice(-150);
+  seen.values = [...seen.values, value].slice(-150);
+  return seen;
+}
+
 async function topic(name) {
   const found = await api(`/topics/${encodeURIComponent(name)}`);
+  const stored = found.queues.reduce((sum, row) => sum + row.max, 0);
+  const { times, values } = history(`topic ${name}`, stored);
+  const rate = values.map((value, index) => (index ? Math.max(0, ((value - values[index - 1]) * 1000) / Math.max(1, times[index] - times[index - 1])) : null));
+  const most = Math.max(...found.queues.map((row) => row.messages));
   return [
-    head(name, h("a", { href: `#/messages?topic=${encodeURIComponent(name)}`, class: "button" }, "Messages"), action("Send", () => sendDialog(name)),
+    headOf("topics", name, h("a", { href: `#/messages?topic=${encodeURIComponent(name)}`, class: "button" }, "Messages"), action("Send", () => sendDialog(name)),
       action("Delete", () => ask({
         title: "Delete the topic", text: `Topic ${name} and its ${number(found.messages)} messages are deleted on every master.`, confirm: name, button: "Delete", danger: true,
         work: async () => { await api(`/topics/${encodeURIComponent(name)}`, "DELETE", { confirm: name }); location.hash = "#/topics"; return `Topic ${name} is deleted.`; },
       }), { class: "danger" })),
+    h("div", { class: "cards" }, card("Messages", number(found.messages)), card("Queues", number(found.queues.length)), card("Groups", number(found.groups.length)), card("Messages/s in", compact(rate.at(-1)))),
+    panel("Messages per second", h("div", { class: "chart" }, lineChart("Messages per second that are stored", times.slice(1), [rate.slice(1)], ["in"], 900))),
     panel("Queues", table([
-      ["Broker", (row) => row.broker], ["Queue", (row) => number(row.queue), true], ["Oldest", (row) => number(row.min), true],
-      ["Next", (row) => number(row.max), true], ["Messages", (row) => number(row.messages), true], ["Last stored", (row) => clock(row.last_stored), true],
+      ["Broker", (row) => row.broker], ["Queue", (row) => number(row.queue), true], ["First offset", (row) => number(row.min), true],
+      ["Next offset", (row) => number(row.max), true], ["Messages", (row) => [number(row.messages), share(row.messages, most, "Share of the fullest queue")], true], ["Last stored", (row) => clock(row.last_stored), true],
     ], found.queues, "No broker has queues of this topic.")),
     panel("Groups", table([["Group", (row) => link("groups", row)]], found.groups, "No group has consumed this topic.")),
   ];
 }
 
-const groupTable = (rows, empty) => table([
-  ["Group", (row) => link("groups", row.group)], ["Members", (row) => number(row.members), true],
-  ["Topics", (row) => number(row.topics), true], ["Lag", (row) => h("span", { class: "lag" }, number(row.lag)), true],
-], rows, empty);
+function groupTable(rows, empty) {
+  const most = Math.max(...rows.map((row) => row.lag));
+  return table([
+    ["Group", (row) => link("groups", row.group)], ["Members", (row) => (row.members || !row.lag ? number(row.members) : badge("none", "warn")), true],
+    ["Topics", (row) => number(row.topics), true], ["Lag", (row) => [number(row.lag), share(row.lag, most, "Share of the largest lag")], true],
+  ], rows, empty);
+}
 
 async function groups(name, params) {
   if (name) return group(name);
@@ -286,32 +365,51 @@ async function groups(name, params) {
 
 async function group(name) {
   const found = await api(`/groups/${encodeURIComponent(name)}`);
-  const reset = () => ask({
-    title: "Reset offsets", confirm: name, button: "Reset", danger: true,
-    text: "The group consumes again from there; running members continue at once.",
-    fields: [["to", "To: first, last, or a time like 2026-11-23T14:00", { value: "first" }], ["topic", "Topic (empty: all)"]],
-    work: async ({ to, topic }) => {
-      const where = ["first", "last"].includes(to) ? to : Date.parse(to);
-      if (Number.isNaN(where)) throw new Error("The time is not valid.");
-      const done = await api(`/groups/${encodeURIComponent(name)}/reset`, "POST", { to: where, topic, confirm: name });
-      return `${done.queues.length} queues are reset.`;
-    },
-  });
+  const { times, values } = history(`group ${name}`, found.lag);
+  const most = Math.max(...found.queues.map((row) => row.lag));
+  const behind = found.queues.map((row) => row.behind_ms).filter((each) => each !== null);
+  const target = ({ to, time, topic }) => {
+    const where = to === "time" ? Date.parse(time) : to;
+    if (Number.isNaN(where)) throw new Error("Give a time.");
+    return { to: where, topic };
+  };
+  const topicsOf = [...new Set(found.queues.map((row) => row.topic))];
+  const reset = () => {
+    ask({
+      title: "Reset offsets", confirm: name, button: "Reset", danger: true,
+      text: "The group continues from another place; running members move there at once.",
+      fields: [
+        ["to", "To", { tag: "select", options: [["first", "the first message"], ["last", "the end: skip all that waits"], ["time", "a time"]] }],
+        ["time", "Time", { type: "datetime-local", step: 1 }],
+        ["topic", "Topic", { tag: "select", options: [["", "all topics"], ...topicsOf.map((each) => [each, each])] }],
+      ],
+      preview: async (values) => {
+        const { queues } = await api(`/groups/${encodeURIComponent(name)}/reset`, "POST", { ...target(values), dry_run: true });
+        return table([["Topic", (row) => row.topic], ["Queue", (row) => `${row.broker} ${row.queue}`], ["Now", (row) => number(row.before), true], ["Then", (row) => number(row.after), true]],
+          queues, "No queue changes.");
+      },
+      work: async (values) => `${(await api(`/groups/${encodeURIComponent(name)}/reset`, "POST", { ...target(values), confirm: name })).queues.length} queues are reset.`,
+    });
+    const [to, time] = ["to", "time"].map((each) => dialog.querySelector(`[name=${each}]`));
+    const arrange = () => { time.parentElement.hidden = to.value !== "time"; };
+    to.addEventListener("change", arrange);
+    arrange();
+  };
   const remove = () => ask({
     title: "Delete the group", text: "Its offsets, retry topic and dead letters are deleted too.", confirm: name, button: "Delete", danger: true,
     work: async () => { await api(`/groups/${encodeURIComponent(name)}`, "DELETE", { confirm: name }); location.hash = "#/groups"; return `Group ${name} is deleted.`; },
   });
   return [
-    head(name, action("Reset offsets", reset), action("Delete", remove, { class: "danger" })),
+    headOf("groups", name, action("Reset offsets", reset), action("Delete", remove, { class: "danger" })),
     found.subscriptions_differ && h("p", { class: "error", role: "alert" }, "Members subscribe to different topics or expressions: each misses messages."),
-    h("div", { class: "cards" },
-      h("div", { class: "card" }, h("div", { class: "label" }, "Lag"), h("div", { class: "value", id: "group-lag" }, number(found.lag))),
-      h("div", { class: "card" }, h("div", { class: "label" }, "Members"), h("div", { class: "value" }, number(found.members.length))),
-      h("div", { class: "card" }, h("div", { class: "label" }, "Queues"), h("div", { class: "value" }, number(found.queues.length)))),
+    h("div", { class: "cards" }, card("Lag", number(found.lag), null, "group-lag"),
+      card("Behind", behind.length ? duration(Math.max(...behind)) : "–"), card("Members", number(found.members.length)), card("Queues", number(found.queues.length))),
+    panel("Lag", h("div", { class: "chart" }, lineChart("Messages that wait for the group", times, [values], ["waiting"], 900))),
     panel("Queues", table([
       ["Topic", (row) => link("topics", row.topic)], ["Broker", (row) => row.broker], ["Queue", (row) => number(row.queue), true],
-      ["Offset", (row) => number(row.committed), true], ["End", (row) => number(row.end), true], ["Lag", (row) => number(row.lag), true],
-      ["Behind", (row) => (row.behind_ms === null ? "–" : `${(row.behind_ms / 1000).toFixed(1)} s`), true],
+      ["Offset", (row) => number(row.committed), true], ["End", (row) => number(row.end), true],
+      ["Lag", (row) => [number(row.lag), share(row.lag, most, "Share of the largest lag")], true],
+      ["Behind", (row) => (row.behind_ms === null ? "–" : duration(row.behind_ms)), true],
     ], found.queues, "The group has committed no offset.")),
     panel("Members", memberTable(found.members, false)),
   ];
@@ -325,7 +423,7 @@ const disconnectAction = (row) => action("Disconnect", () => ask({
 
 const memberTable = (rows, withGroup) => table([
   ...(withGroup ? [["Group", (row) => link("groups", row.group)]] : []),
-  ["Client", (row) => h("span", { class: "mono" }, row.client_id)], ["Address", (row) => h("span", { class: "mono" }, row.address)],
+  ["Client", (row) => mono(row.client_id)], ["Address", (row) => mono(row.address, "nowrap")],
   ["Language", (row) => row.language],
   ...(withGroup ? [] : [["Subscriptions", (row) => Object.entries(row.subscriptions ?? {}).map(([topic, text]) => `${topic}: ${text}`).join(", ") || "–"]]),
   ["", disconnectAction, true],
@@ -335,40 +433,54 @@ async function clients(_, params) {
   const found = await api(`/clients?${params}`);
   const producers = await api(`/producers?${new URLSearchParams({ search: params.get("search") ?? "", size: 200 })}`);
   return [
-    head("Clients"), listing("clients", params, found, memberTable(found.clients, true)),
-    panel(`${number(producers.total)} producers`, table([
-      ["Group", (row) => row.group], ["Client", (row) => h("span", { class: "mono" }, row.client_id)],
-      ["Address", (row) => h("span", { class: "mono" }, row.address)], ["Language", (row) => row.language], ["Version", (row) => row.version],
-      ["Last heartbeat", (row) => clock(row.last_heartbeat_ms)], ["", disconnectAction, true],
+    head("Clients"), listing("clients", params, found, memberTable(found.clients, true), "Consumers", "groups"),
+    panel("Producers", table([
+      ["Group", (row) => row.group], ["Client", (row) => mono(row.client_id)],
+      ["Address", (row) => mono(row.address, "nowrap")], ["Language", (row) => h("span", { class: "nowrap" }, `${row.language} ${row.version}`)],
+      ["Heartbeat", (row) => clock(row.last_heartbeat_ms)], ["", disconnectAction, true],
     ], producers.producers, "No producer is connected.")),
   ];
 }
 
 const messageTable = (rows, empty) => table([
-  ["Stored", (row) => clock(row.stored)], ["Queue", (row) => `${row.broker} ${row.queue}`], ["Offset", (row) => number(row.offset), true],
+  ["Stored", (row) => clock(row.stored)], ["Queue", (row) => h("span", { class: "nowrap" }, `${row.broker} · ${row.queue}`)], ["Offset", (row) => number(row.offset), true],
   ["Keys", (row) => row.keys.join(" ") || "–"],
-  ["Body", (row) => h("span", { class: "mono" }, (row.body_text ?? "(binary)").slice(0, 90))],
+  ["Body", (row) => mono(row.body_text === null ? `${number(row.body_bytes)} bytes, binary` : short(row.body_text, 90))],
   ["", (row) => h("button", { class: "small", type: "button", onclick: () => showMessage(row) }, "Show"), true],
 ], rows, empty);
 
 async function messages(_, params) {
   const field = (name, label, more = {}) => h("label", {}, label, h("input", { name, value: params.get(name) ?? "", autocomplete: "off", ...more }));
-  const form = h("form", { class: "row" }, field("topic", "Topic", { required: true }), field("key", "Key"), field("id", "Message id"),
-    field("queue", "Queue", { size: 5 }), field("offset", "Offset", { size: 8 }), field("from", "From: first, last, time", { placeholder: "last" }),
-    h("button", { class: "primary", type: "submit" }, "Find"));
+  const ways = { newest: "Newest", oldest: "Oldest", time: "From a time", key: "By key", id: "By message id", offset: "By queue and offset" };
+  const way = h("select", { name: "way" }, Object.entries(ways).map(([value, text]) => h("option", { value, selected: (params.get("way") ?? "newest") === value }, text)));
+  const known = h("datalist", { id: "known-topics" });
+  const fields = {
+    time: [field("time", "Time", { type: "datetime-local", step: 1 })], key: [field("key", "Key")], id: [field("id", "Message id", { size: 34 })],
+    offset: [field("queue", "Queue", { type: "number", min: 0, size: 5 }), field("offset", "Offset", { type: "number", min: 0 })],
+  };
+  const named = field("topic", "Topic", { required: true, list: "known-topics", oninput: async (event) => {
+    const found = await api(`/topics?${new URLSearchParams({ search: event.target.value, size: 20 })}`);
+    known.replaceChildren(...found.topics.map((row) => h("option", { value: row.topic })));
+  } });
+  const arrange = () => { for (const [name, labels] of Object.entries(fields)) for (const each of labels) each.hidden = name !== way.value; };
+  way.addEventListener("change", arrange);
+  arrange();
+  const form = h("form", { class: "row" }, named, known, h("label", {}, "Find", way), Object.values(fields), h("button", { class: "primary", type: "submit" }, "Find"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const given = [...new FormData(form)].filter(([, value]) => value);
-    location.hash = `#/messages?${new URLSearchParams(given)}`;
+    const names = ["topic", "way", ...(fields[way.value] ?? []).map((label) => label.lastChild.name)];
+    const given = [...new FormData(form)].filter(([name, value]) => names.includes(name) && value);
+    const next = `#/messages?${new URLSearchParams(given)}`;
+    if (next === location.hash) show(); else location.hash = next;
   });
   const parts = [head("Messages"), panel("Find messages", form)];
   const name = params.get("topic");
-  if (!name) return [...parts, h("p", { class: "hint" }, "Name a topic. Without further fields its newest messages are shown.")];
-  const query = new URLSearchParams([...params].filter(([key]) => key !== "topic"));
-  const from = query.get("from");
-  if (from && !["first", "last"].includes(from)) query.set("from", Date.parse(from) || 0);
+  if (!name) return [...parts, h("section", { class: "panel" }, emptyState("Choose a topic to see its messages."))];
+  const query = new URLSearchParams([...params].filter(([key, value]) => value && ["key", "id", "queue", "offset"].includes(key)));
+  if (params.get("way") === "oldest") query.set("from", "first");
+  if (params.get("time")) query.set("from", Date.parse(params.get("time")) || 0);
   const found = await api(`/topics/${encodeURIComponent(name)}/messages?${query}`);
-  return [...parts, panel(`${found.messages.length} messages of ${name}`, messageTable(found.messages, "No such message."))];
+  return [...parts, panel([`${found.messages.length} messages of`, link("topics", name)], messageTable(found.messages, "No such message."))];
 }
 
 async function deadLetters(name) {
@@ -381,7 +493,7 @@ async function deadLetters(name) {
     ], found, "No group has dead letters."))];
   }
   const found = await api(`/dead-letters/${encodeURIComponent(name)}`);
-  return [head(`Dead letters of ${name}`, action("Replay", () => replay(name))), panel("Oldest messages", messageTable(found.messages, "There are none."))];
+  return [headOf("dead-letters", name, action("Replay", () => replay(name))), panel("Oldest messages", messageTable(found.messages, "There are none."))];
 }
 
 function replay(name, count) {
@@ -396,7 +508,7 @@ async function delayed() {
   const found = await api("/delayed");
   return [head("Delayed messages"), panel(`${number(found.total)} timed messages wait`, table([
     ["Due", (row) => clock(row.due)], ["Topic", (row) => link("topics", row.topic)], ["Broker", (row) => row.broker],
-    ["Queue", (row) => number(row.queue_id), true], ["Id", (row) => h("span", { class: "mono" }, row.message_id)],
+    ["Queue", (row) => number(row.queue_id), true], ["Id", (row) => mono(row.message_id)],
     ["", (row) => row.handle && action("Recall", () => ask({
       title: "Recall the message", confirm: row.topic, button: "Recall", danger: true, text: `Message ${row.message_id} is not delivered.`,
       work: async () => `Message ${(await api("/delayed/recall", "POST", { topic: row.topic, handle: row.handle, confirm: row.topic })).id} is recalled.`,
@@ -408,13 +520,15 @@ async function delayed() {
 }
 
 async function plugins() {
-  const found = (await api("/plugins")).plugins;
-  return [head("Plugins"), panel("Plugins of GantryMQ's brokers", table([
-    ["Broker", (row) => row.broker], ["Plugin", (row) => row.plugin], ["Version", (row) => row.version],
-    ["Calls", (row) => number(row.calls), true], ["Time", (row) => `${(row.seconds * 1000).toFixed(1)} ms`, true],
+  const found = (await api("/plugins")).plugins.sort((one, other) => other.seconds - one.seconds);
+  const most = Math.max(...found.map((row) => row.seconds));
+  return [head("Plugins"), panel("Cost of the plugins", h("p", { class: "hint" }, "Calls are timed while this page is open, and for a minute after. The costly ones are first."), table([
+    ["Plugin", (row) => row.plugin], ["Broker", (row) => row.broker], ["Version", (row) => row.version],
+    ["Calls", (row) => number(row.calls), true], ["Time", (row) => h("span", { class: "nowrap" }, `${(row.seconds * 1000).toFixed(1)} ms`, share(row.seconds, most, "Share of the costliest plugin")), true],
+    ["Each call", (row) => (row.calls ? `${((row.seconds * 1e6) / row.calls).toFixed(1)} µs` : "–"), true],
     ["Errors", (row) => (row.errors ? badge(number(row.errors), "bad") : "0"), true],
-    ["Tasks", (row) => Object.entries(row.tasks).map(([name, state]) => badge(`${name}: ${state}`, state === "failed" ? "bad" : ""))],
-  ], found, "No broker of GantryMQ is registered."), h("p", { class: "hint" }, "Calls are timed while this page is open, and for a minute after."))];
+    ["Tasks", (row) => Object.entries(row.tasks).map(([name, state]) => badge(state === "running" ? name : `${name}: ${state}`, { running: "good", failed: "bad" }[state] ?? "")) ],
+  ], found, "No broker of GantryMQ is registered."))];
 }
 
 async function transactions() {
@@ -426,7 +540,7 @@ async function transactions() {
     ], found.brokers, "No broker is registered."), h("p", { class: "hint" }, "Brokers of RocketMQ do not report their open transactions.")),
     panel("Discarded transactions", table([
       ["Discarded", (row) => clock(row.stored)], ["Topic", (row) => row.properties.REAL_TOPIC], ["Producer group", (row) => row.properties.PGROUP],
-      ["Keys", (row) => row.keys.join(" ") || "–"], ["Body", (row) => h("span", { class: "mono" }, (row.body_text ?? "(binary)").slice(0, 60))],
+      ["Keys", (row) => row.keys.join(" ") || "–"], ["Body", (row) => mono(row.body_text === null ? `${number(row.body_bytes)} bytes, binary` : short(row.body_text, 60))],
       ["", (row) => h("span", {}, h("button", { class: "small", type: "button", onclick: () => showMessage(row) }, "Show"), " ",
         action("Resume", () => ask({
           title: "Resume the transaction", button: "Resume", text: "The broker asks the producers of the group again how the transaction ended.",
@@ -441,15 +555,11 @@ async function log(_, params) {
   const go = (changes) => { location.hash = `#/log?${new URLSearchParams({ ...Object.fromEntries(params), ...changes })}`; };
   const level = h("select", { "aria-label": "Lowest level", onchange: (event) => go({ level: event.target.value }) },
     ["info", "warning", "error"].map((each) => h("option", { value: each, selected: (params.get("level") ?? "info") === each }, each)));
-  let timer;
-  const search = h("input", { type: "search", id: "search", placeholder: "Search (press /)", "aria-label": "Search", value: params.get("search") ?? "", oninput: (event) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => go({ search: event.target.value }), 200);
-  } });
+  const search = searchField(params, go);
   return [head("Log events", level), h("div", { class: "head search" }, search), h("section", { class: "panel" }, table([
     ["Time", (row) => clock(row.time)], ["Level", (row) => badge(row.level, { error: "bad", critical: "bad", warning: "warn" }[row.level] ?? "")],
     ["Component", (row) => row.component || "–"], ["Event", (row) => row.event],
-    ["Fields", (row) => h("span", { class: "mono" }, Object.entries(row.fields).map(([name, value]) => `${name}=${value}`).join(" "))],
+    ["Fields", (row) => mono(Object.entries(row.fields).map(([name, value]) => `${name}=${value}`).join(" "))],
   ], found.events, "No such event."), h("p", { class: "hint" }, "The newest events of the process that serves this dashboard."))];
 }
 
@@ -457,7 +567,7 @@ async function apiPage() {
   const found = await api("/openapi.json");
   const rows = Object.entries(found.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, operation]) => ({ path, method: method.toUpperCase(), operation })));
   return [head("API", h("a", { class: "button", href: `${API}/openapi.json` }, "OpenAPI document")), panel(`${found.info.title} ${found.info.version}`, table([
-    ["Request", (row) => [badge(row.method, row.method === "GET" ? "good" : "warn"), " ", h("span", { class: "mono" }, row.path)]],
+    ["Request", (row) => [badge(row.method, row.method === "GET" ? "good" : "warn"), mono(row.path)]],
     ["Meaning", (row) => row.operation.summary],
     ["Parameters", (row) => parametersOf(row.operation).map(([name, text]) => h("div", {}, h("span", { class: "mono" }, name), text && `: ${text}`))],
   ], rows, "The document has no requests."))];
@@ -484,7 +594,10 @@ async function show({ quietly = false } = {}) {
   const mine = ++turn;
   const { page, name, params } = place();
   for (const each of document.querySelectorAll("nav a")) {
-    if (each.dataset.page === page) each.setAttribute("aria-current", "page");
+    if (each.dataset.page === page) {
+      each.setAttribute("aria-current", "page");
+      if (!quietly) each.scrollIntoView({ block: "nearest", inline: "center" });
+    }
     else each.removeAttribute("aria-current");
   }
   document.title = `${name || PAGES.find(([each]) => each === page)[1]} · GantryMQ`;
@@ -527,7 +640,34 @@ function update() {
   if (!dialog.open && !document.hidden && !STILL.includes(place().page)) show({ quietly: true });
 }
 
-document.getElementById("nav").append(...PAGES.map(([page, label]) => h("a", { href: `#/${page}`, "data-page": page }, label)));
+const THEMES = {
+  "": ["Colors: as the system", "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18zM12 3v18M12 7h6M12 11h8M12 15h7"],
+  light: ["Colors: light", "M12 16a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5"],
+  dark: ["Colors: dark", "M20 14.5A8.5 8.5 0 1 1 9.5 4a7 7 0 0 0 10.5 10.5z"],
+};
+// The buttons below the pages: colors, and the end of a session.
+function foot() {
+  const theme = document.getElementById("theme"), leave = document.getElementById("sign-out");
+  const chosen = localStorage.getItem("theme") ?? "";
+  const [label, path] = THEMES[chosen] ?? THEMES[""];
+  theme.replaceChildren(icon(path));
+  theme.title = label;
+  theme.setAttribute("aria-label", label);
+  theme.onclick = () => {
+    const names = Object.keys(THEMES), next = names[(names.indexOf(chosen) + 1) % names.length];
+    localStorage.setItem("theme", next);
+    document.documentElement.dataset.theme = next;
+    foot();
+  };
+  leave.hidden = !session.tokens || !session.role;
+  leave.replaceChildren(icon("M10 4H5v16h5M14 8l4 4-4 4M18 12H9"));
+  leave.title = `Sign out (${session.role})`;
+  leave.setAttribute("aria-label", leave.title);
+  leave.onclick = async () => { await api("/session", "DELETE"); events?.close(); location.reload(); };
+}
+
+document.getElementById("nav").append(...PAGES.flatMap(([page, label, path, section]) => [
+  section && h("div", { class: "section", "aria-hidden": "true" }, section), h("a", { href: `#/${page}`, "data-page": page }, icon(path), label)].filter(Boolean)));
 document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !dialog.open && !/INPUT|TEXTAREA|SELECT/.test(document.activeElement?.tagName)) {
     document.getElementById("search")?.focus();
@@ -545,5 +685,6 @@ window.addEventListener("hashchange", () => {
   show();
 });
 session = await api("/session");
+foot();
 if (session.role) listen();
 await show();

@@ -1,5 +1,6 @@
-// A line chart as SVG. `series`: lists of numbers (null: unknown), the newest last; `times`: ms since 1970.
-const WIDTH = 460, HEIGHT = 150, LEFT = 46, BOTTOM = 20, TOP = 8;
+// A line chart as SVG. `series`: lists of numbers (null: unknown), the newest last, `names` what each is; `times`: ms
+// since 1970. Under the pointer it shows the values and their time.
+const HEIGHT = 150, LEFT = 46, BOTTOM = 20, TOP = 8;
 const COLORS = ["var(--accent)", "var(--series-2)"];
 
 export function compact(value) {
@@ -19,7 +20,12 @@ function node(name, attributes) {
   return element;
 }
 
-export function lineChart(label, times, series) {
+function ago(ms) {
+  const seconds = Math.round(ms / 1000);
+  return seconds < 100 ? `${seconds} s ago` : `${Math.round(seconds / 60)} min ago`;
+}
+
+export function lineChart(label, times, series, names, WIDTH = 460) {
   const svg = node("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
   const max = niceMax(Math.max(1, ...series.flat().filter((value) => value !== null)));
   const height = HEIGHT - BOTTOM - TOP;
@@ -32,11 +38,11 @@ export function lineChart(label, times, series) {
     text.textContent = compact(max * share);
     svg.append(text);
   }
-  const ago = node("text", { x: LEFT, y: HEIGHT - 4 });
-  ago.textContent = times.length > 1 ? `${Math.round((times.at(-1) - times[0]) / 1000)} s ago` : "";
+  const begin = node("text", { x: times.length > 1 ? x(0) : LEFT, y: HEIGHT - 4 });
+  begin.textContent = times.length > 1 && times.at(-1) - times[0] > 1000 ? ago(times.at(-1) - times[0]) : "";
   const now = node("text", { x: WIDTH - 4, y: HEIGHT - 4, "text-anchor": "end" });
   now.textContent = "now";
-  svg.append(ago, now);
+  svg.append(begin, now);
   series.forEach((values, number) => {
     let path = "", pen = false;
     values.forEach((value, index) => {
@@ -47,5 +53,23 @@ export function lineChart(label, times, series) {
       svg.append(node("path", { d: `${path}L${x(values.length - 1)} ${y(0)}L${x(0)} ${y(0)}Z`, fill: COLORS[0], opacity: 0.09 }));
     svg.append(node("path", { d: path, fill: "none", stroke: COLORS[number], "stroke-width": 2, "stroke-linejoin": "round", "vector-effect": "non-scaling-stroke" }));
   });
+  const cursor = node("line", { class: "cursor", y1: TOP, y2: TOP + height, visibility: "hidden" });
+  svg.append(cursor);
+  const tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width) * WIDTH;
+    const index = Math.max(0, Math.min(times.length - 1, Math.round(((at - LEFT) / (WIDTH - LEFT - 4)) * (count - 1) - count + times.length)));
+    if (!times.length) return;
+    for (const edge of ["x1", "x2"]) cursor.setAttribute(edge, x(index));
+    cursor.setAttribute("visibility", "visible");
+    tip.textContent = `${new Date(times[index]).toLocaleTimeString("sv")}  ${series.map((values, number) => `${names[number]} ${compact(values[index])}`).join("  ")}`;
+    if (!tip.isConnected) svg.parentElement.append(tip);
+    tip.hidden = false;
+    const isRight = x(index) > WIDTH / 2; // the values stay away from the pointer
+    tip.style.right = isRight ? "auto" : "16px";
+    tip.style.left = isRight ? "70px" : "auto";
+  });
+  svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); tip.hidden = true; });
   return svg;
 }
