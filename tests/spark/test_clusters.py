@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
     return {
         "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "128m",
-        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_HOME": str(Path(pyspark.__file__).parent), "JDK_JAVA_OPTIONS": os.environ["JDK_JAVA_OPTIONS"],
     }  # fmt: skip
 
 
