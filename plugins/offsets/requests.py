@@ -5,6 +5,7 @@ Source: RocketMQ 4.9.7 ``ConsumerManageProcessor``, ``AdminBrokerProcessor``, ``
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.processors import Handler, Request
@@ -82,14 +83,21 @@ class OffsetRequests:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def search(self, request: Request) -> Command:
-        """Answer 29: the offset of the message with the nearest store time; 0 for a queue without messages."""
+        """Answer 29: the offset of the message with the nearest store time; 0 for a queue without messages.
+
+        Clients of RocketMQ 5 ask for the first message since the time (the end of the queue if there is none), or the
+        last one until it.
+        """
         header = read_header(SearchOffsetHeader, request.command.ext)
         queues = self._broker.queues
         commit_log = self._broker.log
-        found = queues.offset_by_time(
-            header.topic, header.queue_id, header.timestamp, lambda at: stored_at(commit_log, at)
+        search = partial(
+            queues.offset_by_time, header.topic, header.queue_id, header.timestamp, lambda at: stored_at(commit_log, at)
         )
-        return _answer(request, found)
+        if header.boundary_type is None:
+            return _answer(request, search())
+        # RocketMQ takes anything but UPPER for LOWER.
+        return _answer(request, search("last_until" if header.boundary_type.upper() == "UPPER" else "first_since"))
 
     def max_offset(self, request: Request) -> Command:
         """Answer 30: the offset of the next readable message; 0 for a missing queue."""

@@ -15,7 +15,10 @@ import gantrymq.sync
 from gantrymq import Message
 from gantrymq.cli.__main__ import run as run_command
 from gantrymq.cli.group import cli as root
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
 from gantrymq.spark import export, read_export
+from support.foreign import ask
 from support.processes import wait_for
 from support.spark_streams import check_options, check_sink_and_stream
 
@@ -396,3 +399,26 @@ def test_a_batch_a_stream_and_an_export_have_what_the_sink_wrote(
     with gantrymq.sync.connect(nameserver) as client:
         queues = client.admin.queues(written)
         assert sum(client.admin.consumer_offset(group, queue) or 0 for queue in queues) == 2 * SPARK_ROWS
+
+
+@pytest.mark.parametrize("fixture", ["gantry", "java5_system"])
+def test_times_are_searched_as_clients_of_rocketmq_5_ask(
+    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str]
+) -> None:
+    system, topic = request.getfixturevalue(fixture), names("timed")
+    with gantrymq.sync.connect(system.nameserver) as client:
+        client.admin.create_topic(topic, 1)
+        with client.producer(names("p")) as producer:
+            for number in range(3):
+                producer.send(topic, b"%d" % number)
+                time.sleep(0.05)
+        with client.reader(topic, start="first", until="end") as reader:
+            first, second, third = (message.store_timestamp for message in reader)
+
+    def found(timestamp: int, bound: str) -> int:
+        ext = {"topic": topic, "queueId": "0", "timestamp": str(timestamp), "boundaryType": bound}
+        return int(ask(system.broker, Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)).ext["offset"])
+
+    times = (first - 1, first, first + 1, second, third - 1, third, third + 1, third + 3_600_000)
+    assert [found(each, "LOWER") for each in times] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [found(each, "UPPER") for each in times] == [0, 0, 0, 1, 1, 2, 2, 2]

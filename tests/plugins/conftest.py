@@ -102,7 +102,9 @@ class FakeQueues(dict[tuple[str, int], FakeQueue]):
         for key in [key for key in self if key[0] == topic]:
             del self[key]
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, stored_at: Callable[[int], int | None], bound: object = None
+    ) -> int:
         self.asked_times.append((topic, queue_id, timestamp))
         return 7 if self.get(topic, queue_id) else 0
 

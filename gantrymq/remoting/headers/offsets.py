@@ -19,11 +19,12 @@ class OffsetResponse(Header, kw_only=True):
 
 
 class SearchOffsetHeader(Header, kw_only=True):
-    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+    """SEARCH_OFFSET_BY_TIMESTAMP (29). ``boundary_type``: LOWER or UPPER, from clients of RocketMQ 5."""
 
     topic: str
     queue_id: Int32
     timestamp: Int64
+    boundary_type: str | None = None
 
 
 class TimestampResponse(Header, kw_only=True):

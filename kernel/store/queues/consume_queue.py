@@ -18,7 +18,7 @@ from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
 from gantrymq.kernel.store.queues.extension import QueueExtension, last_address
 from gantrymq.kernel.store.queues.open_files import OpenFiles
 from gantrymq.kernel.store.queues.queue_outages import QueueOutages
-from gantrymq.kernel.store.queues.search import first, first_kept, nearest_in_time
+from gantrymq.kernel.store.queues.search import TimeBound, find_by_time, first, first_kept
 
 log = structlog.get_logger("gantrymq.queues")
 
@@ -409,9 +409,11 @@ class ConsumeQueue:
         self._cut_extension()
         return lowest
 
-    def offset_by_time(self, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+    def offset_by_time(
+        self, timestamp: int, stored_at: Callable[[int], int | None], bound: TimeBound = "nearest"
+    ) -> int:
         """See :meth:`ConsumeQueues.offset_by_time`."""
-        return nearest_in_time(self, self.min_offset, self.max_offset, timestamp, stored_at)
+        return find_by_time(self, self.min_offset, self.max_offset, timestamp, stored_at, bound)
 
     def discard(self) -> None:
         """Close the files, and write nothing more: the queue was deleted."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 Entry = tuple[int, int, int]
 """Log offset, record size, tag code."""
+
+TimeBound = Literal["nearest", "first_since", "last_until"]
+"""Which message of a time: the nearest; the first one stored then or later, the end of the queue if there is none; or
+the last one stored until then, the first of the queue if there is none."""
 
 
 class Entries(Protocol):
@@ -57,10 +61,12 @@ def first_kept(queue: Entries, low: int, high: int, log_min: int) -> int:
     return queue.next_real(unit, high, any_place=True)
 
 
-def nearest_in_time(queue: Entries, low: int, high: int, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+def find_by_time(
+    queue: Entries, low: int, high: int, timestamp: int, stored_at: Callable[[int], int | None], bound: TimeBound
+) -> int:
     """See ``ConsumeQueues.offset_by_time``; among the entries from ``low`` to ``high``."""
     if low >= high:
-        return 0
+        return high if bound == "first_since" else 0
 
     def time_of(unit: int) -> int | None:
         while (unit := queue.next_real(unit, high)) < high:
@@ -72,9 +78,13 @@ def nearest_in_time(queue: Entries, low: int, high: int, timestamp: int, stored_
 
     def is_late(unit: int) -> bool:
         stored = time_of(unit)
-        return stored is None or stored >= timestamp
+        return stored is None or stored >= timestamp + (bound == "last_until")
 
     unit = first(low, high, is_late)
+    if bound == "first_since":
+        return unit
+    if bound == "last_until":
+        return max(unit - 1, low)
     after = time_of(unit) if unit < high else None
     if after is None:
         return max(unit - 1, low)

@@ -25,6 +25,7 @@ from gantrymq.kernel.store.queues.deletions import Deletions
 from gantrymq.kernel.store.queues.extension import FILE_BYTES, QueueExtension
 from gantrymq.kernel.store.queues.open_files import OpenFiles
 from gantrymq.kernel.store.queues.queue_outages import QueueOutages
+from gantrymq.kernel.store.queues.search import TimeBound
 from gantrymq.remoting.descriptors import descriptors_allowed
 
 log = structlog.get_logger("gantrymq.queues")
@@ -312,15 +313,22 @@ class ConsumeQueues:
 
     # ------------------------------------------------------------------------------------------------------ search
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+    def offset_by_time(
+        self,
+        topic: str,
+        queue_id: int,
+        timestamp: int,
+        stored_at: Callable[[int], int | None],
+        bound: TimeBound = "nearest",
+    ) -> int:
         """Return the queue offset of the message whose store time is nearest to ``timestamp`` (ms); the lower one of
-        two equally near.
+        two equally near, and of several with exactly that timestamp the first. ``bound`` asks for another one.
 
-        Of several with exactly that timestamp, the first. ``stored_at`` returns the store timestamp of the record at a
-        log offset, None if it cannot be read. The result is 0 for a missing or empty queue.
+        ``stored_at`` returns the store timestamp of the record at a log offset, None if it cannot be read. The result
+        is 0 for a missing or empty queue.
         """
         queue = self.get(topic, queue_id)
-        return 0 if queue is None else queue.offset_by_time(timestamp, stored_at)
+        return 0 if queue is None else queue.offset_by_time(timestamp, stored_at, bound)
 
     def correct_min(self, log_min: int) -> None:
         """Let each queue begin with the first entry whose record is still in the log."""

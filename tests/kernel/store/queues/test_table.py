@@ -328,6 +328,20 @@ def test_search_by_time_finds_the_nearest_and_first_entry(timestamp: int, offset
     assert found == (3 if timestamp in (21, 25) else offset)
 
 
+@pytest.mark.parametrize(
+    ("timestamp", "first_since", "last_until"),
+    [(0, 0, 0), (10, 0, 0), (13, 1, 0), (20, 1, 3), (26, 4, 3), (30, 4, 4), (31, 5, 4)],
+)
+def test_search_by_time_finds_the_first_since_and_the_last_until(
+    timestamp: int, first_since: int, last_until: int
+) -> None:
+    stamps: dict[int, int | None] = {0: 10, 1: 20, 2: 20, 3: 20, 4: 30}
+    queues = times(stamps)
+    found = [queues.offset_by_time("T", 0, timestamp, lambda at: stamps[at // SIZE], bound)
+             for bound in ("first_since", "last_until")]  # fmt: skip
+    assert found == [first_since, last_until]
+
+
 def test_search_by_time_handles_empty_queues_and_unreadable_records() -> None:
     queues = times({0: 1, 1: 2, 2: 3})
     assert queues.offset_by_time("none", 0, 5, lambda at: 1) == 0
