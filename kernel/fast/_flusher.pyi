@@ -1,6 +1,7 @@
 from gantrymq.kernel.env import File, Waker
 
 class Flusher:
+    fast_s: float
     def __init__(self, fast_s: float = ...) -> None: ...
     @property
     def sync_times(self) -> tuple[list[int], float]: ...

@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memmove
 import os
 
 from gantrymq.kernel.fast.durations import BOUNDS_S
-from gantrymq.kernel.fast.plain_flusher import FAST_S
+from gantrymq.kernel.fast.plain_flusher import FAST_FLUSHES_MAX, FAST_S
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
@@ -49,6 +49,7 @@ cdef enum:
     BOUNDS = 16
 
 cdef double[BOUNDS] bounds = BOUNDS_S
+cdef int64_t fast_flushes_max = FAST_FLUSHES_MAX
 
 
 cdef double now_s() noexcept nogil:
@@ -87,8 +88,8 @@ cdef class Flusher:
     # Of syncs, under ``guard``.
     cdef int64_t[BOUNDS + 1] counts
     cdef double seconds
-    cdef double fast_s
-    cdef int64_t fast_in_a_row
+    cdef public double fast_s
+    cdef int64_t fast
     # The flusher's own file objects, which own the descriptors: deleting a file closes another object.
     cdef list files
 
@@ -126,7 +127,7 @@ cdef class Flusher:
     def fast_flushes(self):
         cdef int64_t flushes
         pthread_mutex_lock(&self.guard)
-        flushes = self.fast_in_a_row
+        flushes = self.fast
         pthread_mutex_unlock(&self.guard)
         return flushes
 
@@ -307,7 +308,7 @@ cdef class Flusher:
         else:
             pthread_mutex_lock(&self.guard)
             if count:
-                self.fast_in_a_row = self.fast_in_a_row + 1 if now_s() - began <= self.fast_s else 0
+                self.count_fast(now_s() - began)
             if not self.failure and end > self.durable_end:
                 self.durable_end, self.durable_timestamp = end, timestamp
                 if count > 1:  # keep the last file: more may have been appended to it
@@ -316,6 +317,15 @@ cdef class Flusher:
             failed = self.failure
             pthread_mutex_unlock(&self.guard)
         return failed
+
+    cdef void count_fast(self, double seconds) noexcept nogil:
+        cdef int64_t lost = fast_flushes_max
+        if seconds <= self.fast_s:
+            self.fast = min(self.fast + 1, fast_flushes_max)
+        else:
+            if self.fast_s > 0 and seconds / self.fast_s < fast_flushes_max:
+                lost = <int64_t>(seconds / self.fast_s)
+            self.fast = max(self.fast - lost, 0)
 
     cdef int run_on(self, int waker) noexcept nogil:
         cdef int failed

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 FAST_S: Final = 0.001
+FAST_FLUSHES_MAX: Final = 64
+"""The most that :attr:`Flusher.fast_flushes` counts, so that a long flush is not outweighed by many fast ones."""
 
 
 class Flusher:
@@ -27,7 +29,7 @@ class Flusher:
 
     def __init__(self, fast_s: float = FAST_S) -> None:
         """A flush of at most ``fast_s`` seconds counts as fast."""
-        self._fast_s = fast_s
+        self.fast_s = fast_s
         self._appended = (0, 0)
         self._durable = (0, 0)
         self._files: list[File] = []
@@ -48,7 +50,8 @@ class Flusher:
 
     @property
     def fast_flushes(self) -> int:
-        """How many flushes in a row, up to the last one, were fast. :meth:`sync` does not count."""
+        """How many flushes were fast, :data:`FAST_FLUSHES_MAX` at most. A slow one takes away one for each
+        ``fast_s`` that it lasted. :meth:`sync` does not count."""
         return self._fast_flushes
 
     @property
@@ -142,8 +145,12 @@ class Flusher:
             began = machine_seconds()
             for file in files:
                 self._sync(file)
-            is_fast = machine_seconds() - began <= self._fast_s
-            self._fast_flushes = self._fast_flushes + 1 if is_fast else 0
+            seconds = machine_seconds() - began
+            if seconds <= self.fast_s:
+                self._fast_flushes = min(self._fast_flushes + 1, FAST_FLUSHES_MAX)
+            else:
+                lost = seconds / self.fast_s if self.fast_s > 0 else FAST_FLUSHES_MAX
+                self._fast_flushes = max(self._fast_flushes - int(min(lost, FAST_FLUSHES_MAX)), 0)
             with self._guard:
                 # The last file may have more by now.
                 del self._files[: len(files) - 1]

@@ -11,15 +11,17 @@ from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.remoting.codes import ResponseCode
 
 FAST_FLUSHES = 64
-"""After so many fast flushes in a row, a flush in the sweep is expected to be fast too."""
+"""After so many fast flushes, a flush in the sweep is expected to be fast too. A slow one takes one away for each
+millisecond, so that a disk with short pauses is not treated as one that hangs."""
 
 
 class DirectFlush:
     """Flushes in the sweep for a sender that is alone and waits: passing the flush to a thread costs more than it.
 
     No other client has requests then. But the system cannot interrupt a flush: if the disk hangs during this one, the
-    whole broker hangs, readers included. So the thread flushes until :data:`FAST_FLUSHES` flushes in a row were fast.
-    A disk that becomes slow or hangs therefore stops readers for one flush, and not again before it is fast again.
+    whole broker hangs, readers included. So the thread flushes until :data:`FAST_FLUSHES` flushes were fast. After a
+    slow flush, as many fast ones must follow as it took milliseconds, up to all of them. A disk that becomes slow or
+    hangs therefore stops readers for one flush, and not again before it is fast again.
     """
 
     def __init__(self, log: CommitLog, is_alone: Callable[[], bool]) -> None:

@@ -104,7 +104,8 @@ class CommitLog:
 
     @property
     def fast_flushes(self) -> int:
-        """How many flushes of the log in a row, up to the last one, took at most a millisecond."""
+        """How many flushes of the log took at most a millisecond, 64 at most; each millisecond of a longer one takes
+        one away."""
         return self._flusher.fast_flushes
 
     @property

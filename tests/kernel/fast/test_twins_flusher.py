@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from gantrymq.kernel.env import File
 from gantrymq.kernel.env.system import SystemEnv, SystemFile
 from gantrymq.kernel.fast import plain_flusher
 from gantrymq.kernel.fast.durations import BOUNDS_S
+from gantrymq.kernel.fast.plain_flusher import FAST_FLUSHES_MAX
 
 pytestmark = pytest.mark.once  # it runs both twins
 
@@ -284,7 +287,7 @@ def test_flushes_are_timed(flusher: plain_flusher.Flusher, files: list[File]) ->
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_fast_flushes_in_a_row_are_counted(twin: str, files: list[File]) -> None:
+def test_fast_flushes_are_counted(twin: str, files: list[File]) -> None:
     if TWINS[twin] is None:
         pytest.skip("the extension is not built")
     always, never = TWINS[twin](60.0), TWINS[twin](-1.0)
@@ -298,6 +301,30 @@ def test_fast_flushes_in_a_row_are_counted(twin: str, files: list[File]) -> None
         assert flusher.flush_at_once()
         flusher.sync(files[0])
     assert (always.fast_flushes, never.fast_flushes) == (4, 0)
+
+
+def test_a_slow_flush_takes_away_one_fast_flush_for_each_unit_that_it_took(
+    flusher: plain_flusher.Flusher, files: list[File]
+) -> None:
+    ends = itertools.count(1)
+
+    def flush() -> tuple[float, float]:
+        """At least and at most so many seconds."""
+        synced, began = flusher.sync_times[1], time.monotonic()
+        flusher.appended(next(ends), 0)
+        flusher.flush()
+        return flusher.sync_times[1] - synced, time.monotonic() - began
+
+    flusher.follow(files[0])
+    flusher.fast_s = 60.0
+    took = [flush()[1] for _ in range(FAST_FLUSHES_MAX + 20)]
+    assert flusher.fast_flushes == FAST_FLUSHES_MAX, "many do not outweigh a slow one"
+    flusher.fast_s = min(took) / 8
+    least, most = (int(seconds / flusher.fast_s) for seconds in flush())
+    assert max(FAST_FLUSHES_MAX - most, 0) <= flusher.fast_flushes <= max(FAST_FLUSHES_MAX - least, 0)
+    flusher.fast_s = 1e-12
+    flush()
+    assert flusher.fast_flushes == 0
 
 
 def test_a_flush_that_fails_is_timed_too(flusher: plain_flusher.Flusher, unsyncable: File) -> None:
