@@ -259,8 +259,17 @@ class Statistics(Protocol):
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
         """Count ``value`` from ``times`` events under ``key`` of the statistic ``name``."""
 
-    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
-        """A pull was answered with ``messages`` messages of ``size`` bytes; 0 messages: it found nothing."""
+    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int, next_offset: int = -1) -> None:
+        """A pull was answered with ``messages`` messages of ``size`` bytes; 0 messages: it found nothing.
+
+        ``next_offset``: where the group continues in the queue; -1 if that is not known.
+        """
+
+    def pulled_to(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return where the group continues in the queue after its last pull that found messages.
+
+        None if it has pulled none since the broker's start, or too many others have since.
+        """
 
     def waited(self, group: str, topic: str, queue_id: int, seconds: float) -> None:
         """A pull was answered this much later than it arrived, because its messages were on the disk or others had

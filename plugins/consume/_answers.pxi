@@ -425,7 +425,7 @@ cdef class PullAnswers:
         if commit_offset != NULL:
             self.commit(group, topic, queue_id, commit_offset[0])
         if self.pulled is not None:
-            self.pulled(group, topic, queue_id, messages, total)
+            self.pulled(group, topic, queue_id, messages, total, offset + scanned)
         request.answered = True
         form = self.found if messages else self.unmatched
         if suggest is not None:

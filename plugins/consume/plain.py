@@ -137,7 +137,7 @@ class PullContext:
     find_queue: Callable[[str, int], PulledQueue | None]
     commit: Callable[[str, str, int, int], None]
     """Group, topic, queue id, offset: commits the offset that a pull carries."""
-    pulled: Callable[[str, str, int, int, int], None] | None
+    pulled: Callable[[str, str, int, int, int, int], None] | None
     """Group, topic, queue id, messages, bytes: called for each response, if statistics need it."""
     deliver: Callable[[bytes, int, Connection, str], tuple[bytes, int] | None] | None
     """Whole records, their number, the peer, its group: what plugins deliver of them, and how many records that is. It

@@ -312,7 +312,9 @@ class PullProcessor:
 
     def _answer(self, pull: Pull, code: int, result: PullResult) -> None:
         if self._statistics is not None:
-            self._statistics.pulled(pull.group, pull.topic, pull.queue_id, result.messages, len(result.body))
+            self._statistics.pulled(
+                pull.group, pull.topic, pull.queue_id, result.messages, len(result.body), result.next_offset
+            )
         next_offset, suggested = result.next_offset, self._suggested(pull, result)
         if self._is_slave and result.looked_at is None:
             # This slave may lag behind: the offset may be valid, and the master can decide.

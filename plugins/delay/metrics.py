@@ -6,9 +6,11 @@ after the first timed message.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from gantrymq.remoting.timer_times import floor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from gantrymq.plugins.delay.timer.files import TimerFiles
 
 _STORE: Final[dict[str, str | bool]] = {"storage_type": "local", "storage_medium": "disk"}
+
+
+SNAPSHOT_BOUNDS_S: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
+"""RocketMQ 5.3.3's ranges (``TimerMetrics.timerDist``)."""
 
 
 def report_levels(metrics: Metrics, broker: Broker, delivered: Mapping[int, int]) -> None:
@@ -57,3 +63,19 @@ def report_timer(metrics: Metrics, broker: Broker, files: TimerFiles, counts: Ti
     metrics.gauge(
         "rocketmq_timer_dequeue_latency_milliseconds", "How long ago the wheel's next second was due", late, **_STORE
     )
+    metrics.later(partial(_report_waiting, metrics, files, now))
+
+
+def _report_waiting(metrics: Metrics, files: TimerFiles, now: int) -> None:
+    wheel, since = files.wheel, floor(now)
+    if not wheel.is_open:
+        return  # the broker stops, or rebuilds it
+    bounds = [since + seconds * 1000 for seconds in SNAPSHOT_BOUNDS_S]
+    waiting, counts = wheel.count(files.read_ms, [since, *bounds])
+    metrics.gauge("rocketmq_timer_dequeue_lag", "Messages that wait in the wheel", waiting, **_STORE)
+    for seconds, count in zip(SNAPSHOT_BOUNDS_S, counts[1:], strict=True):
+        metrics.gauge(
+            "rocketmq_timer_message_snapshot",
+            "Messages of the wheel that are due in up to so many seconds, and later than the next lower bound",
+            count, timer_bound_s=str(seconds), **_STORE,
+        )  # fmt: skip

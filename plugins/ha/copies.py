@@ -6,6 +6,7 @@ Source: RocketMQ 4.9.7 ``HAService`` (``isSlaveOK``, ``GroupTransferService``) a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import attrs
 
@@ -33,6 +34,8 @@ class Copy:
     """The last time at which the copy was known to be complete."""
     stopped_at: int = -1
     """The offset of the first data that the master cannot read and send; -1 if it can read everything."""
+    label: str = ""
+    """The slave's host, with a number if the host has several: unlike the address, the same after a reconnect."""
     _mark: tuple[int, float] = (0, 0.0)
     """A log end and the time at which it was taken."""
 
@@ -71,7 +74,9 @@ class Copies:
             self._moved()
 
     def add(self, copy: Copy) -> None:
-        """Add a slave that has connected."""
+        """Add a slave that has connected, and set its label."""
+        taken = {each.label for each in self._copies}
+        copy.label = next(label for label in _labels(copy.host) if label not in taken)
         self._copies[copy] = None
 
     def remove(self, copy: Copy) -> None:
@@ -85,8 +90,8 @@ class Copies:
         copy.heard_at = now
         self.moved()
 
-    def proven(self, count: int) -> int:
-        """Return the offset that ``count`` slaves have acknowledged; 0 if there are fewer slaves.
+    def proven(self, wanted: int) -> int:
+        """Return the offset that ``wanted`` slaves have acknowledged; 0 if there are fewer slaves.
 
         Slaves on one machine count once, because two connections of one slave, or two slaves that are lost together,
         are not two copies.
@@ -94,13 +99,19 @@ class Copies:
         hosts: dict[str, int] = {}
         for copy in self._copies:
             hosts[copy.host] = max(hosts.get(copy.host, 0), copy.proven)
-        return sorted(hosts.values(), reverse=True)[count - 1] if len(hosts) >= count else 0
+        return sorted(hosts.values(), reverse=True)[wanted - 1] if len(hosts) >= wanted else 0
 
     def near(self, end: int, distance: int) -> int:
         """Return how many machines have a slave that can catch up and lags less than ``distance`` bytes behind
         ``end``."""
         going = (copy for copy in self._copies if copy.start >= 0 > copy.stopped_at)
         return len({copy.host for copy in going if end - copy.acknowledged < distance})
+
+
+def _labels(host: str) -> Iterator[str]:
+    yield host
+    for number in count(2):
+        yield f"{host}#{number}"
 
 
 class CopiedGate:

@@ -17,12 +17,12 @@ _SECONDS: Final = "gantrymq_replica_lag_seconds", "For how long the replica has 
 
 
 def report_master(metrics: Metrics, broker: Broker, copies: Copies) -> None:
-    """Report a master's slaves by address, with the lag of each."""
+    """Report a master's slaves by host, with the lag of each."""
     now, end = broker.env.monotonic(), broker.log.end
     metrics.gauge("gantrymq_replicas", "Slaves that are connected", len(copies))
     for copy in copies:
-        metrics.gauge(*_BYTES, max(end - copy.acknowledged, 0), replica=copy.address)
-        metrics.gauge(*_SECONDS, lag_seconds(copy, end, now), replica=copy.address)
+        metrics.gauge(*_BYTES, max(end - copy.acknowledged, 0), replica=copy.label)
+        metrics.gauge(*_SECONDS, lag_seconds(copy, end, now), replica=copy.label)
 
 
 def report_slave(metrics: Metrics, broker: Broker, slave: Slave) -> None:

@@ -47,10 +47,11 @@ log = structlog.get_logger("gantrymq.stats")
 class _Pulled:
     """Pulls of one group from one queue since the last check."""
 
-    __slots__ = ("messages", "size", "times", "waited_ms")
+    __slots__ = ("messages", "next_offset", "size", "times", "waited_ms")
 
     def __init__(self) -> None:
         self.messages = self.size = self.times = self.waited_ms = 0
+        self.next_offset = -1
 
 
 class Table:
@@ -65,6 +66,7 @@ class Table:
         self._units = 0
         self._seen: dict[tuple[str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], _Pulled] = {}
+        self._pulled_to: dict[tuple[str, str, int], int] = {}
         self.pulls_found = 0
         self.pulls_missed = 0
         self.messages_pulled = 0
@@ -91,7 +93,7 @@ class Table:
             self._count += 1
         item.add(value, times)
 
-    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
+    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int, next_offset: int = -1) -> None:
         """See ``Statistics``."""
         if not messages:
             self.pulls_missed += 1
@@ -105,8 +107,15 @@ class Table:
         pulled.times += 1
         pulled.messages += messages
         pulled.size += size
+        pulled.next_offset = next_offset
         self.pulls_found += 1
         self.messages_pulled += messages
+
+    def pulled_to(self, group: str, topic: str, queue_id: int) -> int | None:
+        """See ``Statistics``."""
+        key = (group, topic, queue_id)
+        pulled = self._pulled.get(key)
+        return self._pulled_to.get(key) if pulled is None or pulled.next_offset < 0 else pulled.next_offset
 
     def waited(self, group: str, topic: str, queue_id: int, seconds: float) -> None:
         """See ``Statistics``. All other pulls are answered in the turn in which they arrive: in 0 ms."""
@@ -178,6 +187,10 @@ class Table:
 
     def _count_pulled(self, key: tuple[str, str, int], pulled: _Pulled) -> None:
         group, topic, queue_id = key
+        if pulled.next_offset >= 0:
+            if len(self._pulled_to) >= self._config.max_items:
+                self._pulled_to.clear()  # those that are in use come back with their next pull
+            self._pulled_to[key] = pulled.next_offset
         place = f"{queue_id}@{topic}@{group}" if self._config.by_queue else f"{topic}@{group}"
         self.add(GROUP_GET_LATENCY, place, pulled.waited_ms, pulled.times)
         self.add(GROUP_GET_NUMS, f"{topic}@{group}", pulled.messages, pulled.times)

@@ -148,14 +148,9 @@ class TransactionPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Report the numbers of open transactions, commits and rollbacks. RocketMQ reports them by topic."""
+        """Report the number of open transactions, and the commits and rollbacks by topic."""
         metrics.gauge("rocketmq_half_messages", "Open transactions", self.strategy.open_count)
-        metrics.counter(
-            "rocketmq_commit_messages_total", "Transactions that their producers committed", self._endings.commits
-        )
-        metrics.counter(
-            "rocketmq_rollback_messages_total", "Transactions that their producers rolled back", self._endings.rollbacks
-        )
+        self._endings.counts.report(metrics)
 
     def _refuse_other_strategies(self) -> None:
         """:class:`StartError` if the store has open transactions of another strategy, which this one could not end."""

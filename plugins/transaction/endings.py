@@ -17,6 +17,7 @@ from gantrymq.kernel.layouts import LOG_PLACE
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.reading import read_many
 from gantrymq.plugins.transaction import fast as loops
+from gantrymq.plugins.transaction.counts import EndCounts
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -40,10 +41,7 @@ class EndTransactions:
         self._store = store
         self._strategy = strategy
         self._is_slave = is_slave
-        self.commits = 0
-        """Number of commits of existing transactions, including repeated ones."""
-        self.rollbacks = 0
-        """Number of rollbacks."""
+        self.counts = EndCounts()
 
     def handle(self, requests: list[Request]) -> list[Request]:
         """End each transaction; an invalid request is answered at once and does not affect others.
@@ -68,9 +66,7 @@ class EndTransactions:
             records = read_many(self._store.log, [ending.commit_log_offset for ending in endings])
             endings = loops.match_records(endings, records, self._strategy.is_prepared, _refuse)
         if endings:
-            commits = len([ending for ending in endings if ending.is_commit])
-            self.commits += commits
-            self.rollbacks += len(endings) - commits
+            self.counts.ended(endings, self._store.log.clock.now_ms())
             self._strategy.end(endings)
         return left
 

@@ -8,8 +8,11 @@ A slot whose time is another one is empty. ``docs/format/timer.md``.
 from __future__ import annotations
 
 import struct
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gantrymq.remoting.timer_times import PRECISION_MS
@@ -51,6 +54,11 @@ class Wheel:
     def span_ms(self) -> int:
         """The time until a slot is used again."""
         return self._slots * PRECISION_MS
+
+    @property
+    def is_open(self) -> bool:
+        """Whether slots can be read."""
+        return self._file is not None
 
     def open(self) -> bool:
         """Open the file. Returns False, without opening it, if it is missing or has the wrong size."""
@@ -148,6 +156,39 @@ class Wheel:
                     if second and second * PRECISION_MS >= since:
                         yield second * PRECISION_MS, Slot(first, last, number)
 
+    def count(self, since: int, bounds: Sequence[int]) -> tuple[int, list[int]]:
+        """Return how many messages wait in slots from ``since`` (ms) on, and how many of them in each range of
+        ``bounds``.
+
+        ``bounds``: ascending times (ms); a range begins at the previous one, the first at ``since``. It reads all
+        slots that were ever set, up to 37 MiB, and may run in another thread.
+        """
+        total, counts = 0, [0] * len(bounds)
+        with self._guard:  # before the file is read: what is in neither later, another thread has written meanwhile
+            unwritten = {**self._writing, **self._changed}
+        first, ends = since // PRECISION_MS, [bound // PRECISION_MS for bound in bounds]
+        for start, end in self._open_file.data_ranges(0):
+            for at in range(start - start % SLOT_BYTES, end, _CHUNK_BYTES):
+                data = self._open_file.pread(min(_CHUNK_BYTES, end - at), at)
+                data = data[: len(data) - len(data) % SLOT_BYTES]
+                if data.count(0) == len(data):
+                    continue
+                seconds, numbers = array("q", data), array("i", data)
+                if sys.byteorder == "little":
+                    seconds.byteswap()
+                    numbers.byteswap()
+                found = zip(seconds[:: SLOT_BYTES // 8], numbers[6 :: SLOT_BYTES // 4], strict=True)
+                for index, (second, number) in enumerate(found, at // SLOT_BYTES):
+                    if second >= first and number and index not in unwritten:
+                        total += number
+                        _add_to_range(counts, ends, second, number)
+        for raw in unwritten.values():
+            second, _, _, number, _ = SLOT.unpack(raw)
+            if second >= first:
+                total += number
+                _add_to_range(counts, ends, second, number)
+        return total, counts
+
     @property
     def is_changed(self) -> bool:
         """Whether slots must be written."""
@@ -185,3 +226,9 @@ class Wheel:
         if self._file is None:
             raise RuntimeError("the wheel is not open")
         return self._file
+
+
+def _add_to_range(counts: list[int], ends: list[int], second: int, number: int) -> None:
+    place = bisect_right(ends, second)
+    if place < len(ends):
+        counts[place] += number

@@ -86,6 +86,18 @@ async def test_a_message_with_a_time_arrives_at_it_and_one_that_is_recalled_does
             assert answer.ext["queueId"] == "1"
             handle = decode_handle(answer.ext["recallHandle"])
             assert (handle.topic, handle.broker, handle.unique_key) == ("T", broker.name, body.decode().upper())
+            if body == b"a":
+                metrics = Metrics(1000)
+                while True:
+                    broker.manager.hook.collect_metrics(broker=broker, metrics=metrics)
+                    for work in metrics.work():
+                        work()
+                    if metrics.families["rocketmq_timer_dequeue_lag"].series[("local", "disk")]:
+                        break
+                    await trio.sleep(0.01)
+                snapshot = metrics.families["rocketmq_timer_message_snapshot"].series
+                bounds = ("5", "60", "300", "900", "3600", "14400", "28800", "86400")
+                assert snapshot == {(bound, "local", "disk"): int(bound == "5") for bound in bounds}
             if body == b"b":
                 recalled = await channel.call(recall("T", answer.ext["recallHandle"]))
                 assert (recalled.code, recalled.ext) == (

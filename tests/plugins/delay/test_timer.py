@@ -718,6 +718,22 @@ def test_the_next_slot_that_is_set_is_found_as_by_looking_at_each(written: bool)
     assert wheel.next_set(first * 1000, first * 1000) == first * 1000
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_the_messages_of_a_wheel_are_counted_by_ranges_of_time(written: bool) -> None:
+    slots = 100_000  # more than are read at once
+    wheel = Wheel(MemoryEnv(), "timerwheel", slots)
+    wheel.create({})
+    first = 1_700_000_000
+    for ahead, number in ((0, 1), (4, 2), (5, 4), (59, 8), (60, 16), (90_000, 32), (99_998, 64), (-1, 128)):
+        wheel.put((first + ahead) * 1000, 52, 104, number)
+    if written:
+        wheel.write(wheel.take_changes())
+        wheel.put((first + 4) * 1000, 52, 156, 3)
+    total, counts = wheel.count(first * 1000, [first * 1000, (first + 5) * 1000, (first + 60) * 1000])
+    assert (total, counts) == (127 + written, [0, 3 + written, 12])
+    assert wheel.count((first - 1) * 1000, [first * 1000])[1] == [128]
+
+
 def test_a_slot_that_is_written_while_the_next_one_is_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = Wheel(MemoryEnv(), "timerwheel", 1000)
     wheel.create({})
