@@ -114,6 +114,19 @@ def test_every_legal_folder_name_works(spark: SparkSession, orders: FakeCluster,
     assert names(tmp_path) == sorted([name, "uri"])
 
 
+def test_a_folder_is_read_where_the_cluster_has_another_file_system(
+    spark: SparkSession, orders: FakeCluster, tmp_path: Path
+) -> None:
+    export("orders", tmp_path, orders.address, engine="local")
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    default = settings.get("fs.defaultFS")
+    settings.set("fs.defaultFS", "hdfs-of-a-cluster://names")
+    try:
+        assert read_export(tmp_path, spark).count() == 20
+    finally:
+        settings.set("fs.defaultFS", default)
+
+
 @pytest.mark.parametrize("to", ["hdfs://host/orders", "s3n://bucket/x", "file://host/x"])
 def test_a_missing_folder_is_refused_before_anything_starts(to: str) -> None:
     with pytest.raises(WrongOption, match=r"^cannot export to .*(is mounted here|three slashes)"):

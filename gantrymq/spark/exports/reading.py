@@ -144,12 +144,13 @@ def read_export(to: str | Path, spark: SparkSession | None = None) -> DataFrame:
     from pyspark.sql import DataFrame  # not before the session has told what is missing
 
     schema = ", ".join(f"`{name}` {COLUMNS[name]}" for name in FILE_COLUMNS) + ", topic string, date date"
-    roots: dict[Path, list[str]] = {}
+    roots: dict[str, list[str]] = {}
     for path in (Path(export.locate(file)) for file in files):
         root = path.parents[2]  # above topic= and date=
-        roots.setdefault(root, []).append(str(path))
+        # With the scheme: the file system of a bare path is the cluster's, which may be HDFS.
+        roots.setdefault(f"file://{root}", []).append(f"file://{path}")
     reader = spark.read.schema(schema).option("__globPaths__", "false")  # names with [] and * are taken as they are
-    frames = [reader.option("basePath", str(root)).parquet(*found) for root, found in roots.items()]
+    frames = [reader.option("basePath", root).parquet(*found) for root, found in roots.items()]
     frame = functools.reduce(DataFrame.unionByName, frames) if frames else spark.createDataFrame([], schema)
     return frame.select(*COLUMNS, "date")
 
