@@ -22,6 +22,7 @@ pytest.register_assert_rewrite("support")
 from support.etcd import find_etcd  # noqa: E402
 from support.foreign import ToolMissing, cache_folder  # noqa: E402
 from support.slices import NUMBER_VARIABLE, is_whole, slice_number, split  # noqa: E402
+from support.spark_classes import SPARK_JAVA, java_options  # noqa: E402
 from support.wheels import SDIST_DATE, build_sdist, build_wheel, copy_source  # noqa: E402
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -76,10 +77,6 @@ BY_SYSTEM = {"interop/test_java_retry.py": ("java",), "client/test_against_a_bro
 takes all tests of such a one."""
 TOGETHER = {"spark/": "spark"}
 """Files and folders by what they share, which takes longer to start than they take."""
-
-SPARK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of the JVMs that tests of Spark start: they end before the optimizing compiler has paid off, which would take
-half of their processor time."""
 
 DISK_GIB = 14
 """What the stores of all workers take at a time (a default one of ours takes a GiB), and some room."""
@@ -185,12 +182,17 @@ def scope_of(nodeid: str) -> str:
     return nodeid if file in ONE_BY_ONE else path
 
 
+@cache
+def _spark_java() -> str:
+    return java_options(cache_folder(TESTS / "interop" / ".cache"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Not a fixture: those of a session, which start Spark, come before those of a test."""
     if item.get_closest_marker("spark"):
-        os.environ["JDK_JAVA_OPTIONS"] = SPARK_JAVA
-    elif os.environ.get("JDK_JAVA_OPTIONS") == SPARK_JAVA:
+        os.environ["JDK_JAVA_OPTIONS"] = _spark_java()
+    elif os.environ.get("JDK_JAVA_OPTIONS", "").startswith(SPARK_JAVA):
         del os.environ["JDK_JAVA_OPTIONS"]
 
 

@@ -25,6 +25,7 @@ from support.foreign import (  # noqa: E402
     find_java,
     find_node,
 )
+from support.spark_classes import make_archive  # noqa: E402
 
 CACHE = cache_folder(HERE / ".cache")
 
@@ -47,6 +48,7 @@ def main() -> None:
         ),
         lambda: find_go(HERE / "go", CACHE),
         lambda: find_node(HERE / "node", CACHE),
+        lambda: make_archive(CACHE),
         lambda: find_etcd(CACHE),
         lambda: find_unpacked(CACHE, "promtool", "prometheus"),
         lambda: find_unpacked(CACHE, "amtool", "prometheus-alertmanager"),

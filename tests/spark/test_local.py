@@ -4,11 +4,19 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gantrymq.spark import SparkMissing, local, session, spark_status
 from gantrymq.spark.local import check_interpreter, java_available
+from support.foreign import cache_folder
+from support.spark_classes import archive_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INTEROP = Path(__file__).parents[1] / "interop"
 
 
 def fake_java(folder: Path, script: str) -> Path:
@@ -113,3 +121,12 @@ def test_importing_package_and_plugin_imports_neither_pyspark_nor_pyarrow() -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.spark
+def test_the_session_of_tests_uses_the_archive_of_classes(spark: SparkSession) -> None:
+    archive = archive_of(cache_folder(INTEROP / ".cache"))
+    if archive is None or not archive.exists():
+        pytest.skip("`make foreign` makes the archive")
+    java = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
+    assert str(archive) in Path(f"/proc/{java}/maps").read_text()

@@ -48,6 +48,10 @@ class Request(msgspec.Struct):
     """Signals that the caller ignores: a shell's background job ignores SIGINT."""
 
 
+ENVIRON: Final = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+"""The environment of the process that forks: none that a test has changed, whichever test starts it."""
+
+
 def counted_at_import(environ: dict[str, str]) -> dict[str, str]:
     """The variables for which a fork would come too late."""
     return {name: value for name, value in environ.items() if name.startswith(AT_IMPORT)}
@@ -181,7 +185,6 @@ class Parent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.environ = counted_at_import({**os.environ, "PYTHONFAULTHANDLER": "1"})
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._folder = tempfile.TemporaryDirectory(prefix="gantrymq-warm-", ignore_cleanup_errors=True)
         self._address = f"{self._folder.name}/link"
@@ -189,12 +192,12 @@ class Parent:
             listener.bind(self._address)
             listener.listen(64)
             numbers = theirs.fileno(), listener.fileno()
-            call = f"serve({numbers[0]}, {numbers[1]}, {self.environ!r})"
+            call = f"serve({numbers[0]}, {numbers[1]}, {counted_at_import(ENVIRON)!r})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from support.warm import serve; {call}"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=numbers,
-                env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**ENVIRON, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )  # fmt: skip
 
     def write_command(self, path: Path) -> None:
@@ -243,7 +246,7 @@ def warm_start(arguments: Sequence[str], environ: dict[str, str], errors: int) -
     with variables of which an interpreter takes notice at its start."""
     if not hasattr(os, "pidfd_open"):
         return None
-    if counted_at_import(environ) != _parent().environ:
+    if counted_at_import(environ) != counted_at_import(ENVIRON):
         return None
     return _parent().start(Request(list(arguments), environ, os.getcwd()), errors)
 

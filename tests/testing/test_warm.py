@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support import warm
 from support.processes import Child, gantrymq_child
 from support.warm import WarmProcess, write_command
 
@@ -54,9 +55,21 @@ def test_a_process_inherits_no_stream_of_another(tmp_path: Path) -> None:
         assert len(list(first.lines(20))) == 1, "stdout ends although another process runs"
 
 
+def test_a_process_finds_the_modules_of_its_path_although_it_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that forks would look for them where it had looked at its own start."""
+    monkeypatch.setattr(warm, "_parents", [])
+    (tmp_path / "own_plugin.py").write_text("class Own:\n    name = 'own'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with gantrymq_child(["print-config", "--enable", "own_plugin:Own"], tmp_path / "log") as child:
+        assert child.wait() == 0, child.log.read_text()
+    assert isinstance(child.process, subprocess.Popen)
+
+
 def test_a_variable_that_counts_at_import_starts_an_interpreter(tmp_path: Path) -> None:
-    with gantrymq_child(["--version"], tmp_path / "log") as warm:
-        assert isinstance(warm.process, WarmProcess)
+    with gantrymq_child(["--version"], tmp_path / "log") as fork:
+        assert isinstance(fork.process, WarmProcess)
     with gantrymq_child(["--version"], tmp_path / "log", env={"GANTRYMQ_PURE": "1"}) as cold:
         assert isinstance(cold.process, subprocess.Popen) is (os.environ.get("GANTRYMQ_PURE") != "1")
         assert cold.wait() == 0
