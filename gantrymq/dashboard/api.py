@@ -27,6 +27,7 @@ from gantrymq._version import __version__
 from gantrymq.client.errors import BrokerError, GantryError, NoRoute
 from gantrymq.dashboard import views
 from gantrymq.dashboard.access import COOKIE, Access, Guard, refuse
+from gantrymq.dashboard.schemas import ANSWERS, ERROR, FLAG, ROLE, SESSION, TEXT, WHOLE, Schema, fields, optional
 from gantrymq.message import Message
 from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.brokers import runtime_info
@@ -117,14 +118,16 @@ Handler = Callable[["Client", Request, dict[str, Any]], Awaitable[Any]]
 
 @attrs.frozen
 class Operation:
-    """One request of the API: ``query`` and ``body`` describe its parameters, name to meaning."""
+    """One request of the API: ``query`` and ``body`` have the schemas of its parameters, ``required`` those that it
+    must have; :data:`~gantrymq.dashboard.schemas.ANSWERS` has the schema of its answer."""
 
     method: str
     path: str
     text: str
     handler: Handler
-    query: dict[str, str] = attrs.field(factory=dict)
-    body: dict[str, str] = attrs.field(factory=dict)
+    query: dict[str, Schema] = attrs.field(factory=dict)
+    body: dict[str, Schema] = attrs.field(factory=dict)
+    required: tuple[str, ...] = ()
     needs_cluster: bool = attrs.field(default=True, kw_only=True)
 
 
@@ -148,7 +151,7 @@ def _int(values: Any, name: str, default: int, least: int = 0) -> int:
 
 
 def _flag(request: Request, name: str) -> bool:
-    return request.query_params.get(name, "").lower() in ("1", "true", "yes")
+    return request.query_params.get(name, "").lower() in FLAGS
 
 
 def _text(values: dict[str, Any], name: str, default: str | None = None) -> str:
@@ -244,6 +247,8 @@ async def _group(client: Client, request: Request, body: dict[str, Any]) -> Any:
 
 async def _reset(client: Client, request: Request, body: dict[str, Any]) -> Any:
     name, to = request.path_params["group"], body.get("to")
+    if to is None:
+        raise BadRequest("to is missing: first, last, or ms since 1970")
     if to not in ("first", "last"):
         to = _int(body, "to", 0)
     topic = _text(body, "topic", "")
@@ -332,63 +337,100 @@ async def _delayed(client: Client, request: Request, body: dict[str, Any]) -> An
     return await views.delayed(client, request.query_params.get("topic") or None)
 
 
-PAGE: Final = {
-    "search": "part of the name",
-    "page": "number of the page, from 1",
-    "size": "rows of a page, at most 200",
+def _text_of(meaning: str, **more: Any) -> Schema:
+    return {**TEXT, "description": meaning, **more}
+
+
+def _number(meaning: str, least: int = 0, **more: Any) -> Schema:
+    return {**WHOLE, "minimum": least, "description": meaning, **more}
+
+
+FLAGS: Final = ("1", "true", "yes")
+PAGE: Final[dict[str, Schema]] = {
+    "search": _text_of("part of the name"),
+    "page": _number("number of the page, from 1", default=1),
+    "size": _number("rows of a page, at most 200", default=50),
 }
-SYSTEM: Final = {"system": "1: also the system's own"}
-CONFIRM: Final = {"confirm": "the same name again"}
+SYSTEM: Final[dict[str, Schema]] = {"system": {"enum": [*FLAGS, ""], "description": "1: also the system's own"}}
+MOST: Final = _number("messages, at most 64", 1, default=32)
+CONFIRM: Final[dict[str, Schema]] = {"confirm": _text_of("the same name again")}
+WHEN: Final[list[Schema]] = [{"enum": ["first", "last"]}, WHOLE]
 OPERATIONS: Final = (
     Operation("GET", "/overview", "Brokers, totals, and the groups that lag most", _overview),
     Operation("GET", "/brokers", "All brokers with role, version and counters", _brokers),
     Operation("GET", "/brokers/{address}", "The runtime information of one broker", _runtime),
     Operation("GET", "/plugins", "The plugins of each broker with their cost", _plugins),
     Operation("GET", "/topics", "Topics with queues and messages", _topics, {**PAGE, **SYSTEM}),
-    Operation("POST", "/topics", "Create a topic", _create_topic, {}, {"topic": "name", "queues": "on each broker"}),
+    Operation(
+        "POST", "/topics", "Create a topic", _create_topic, {},
+        {"topic": _text_of("name"), "queues": _number("on each broker", 1, maximum=1024, default=8)}, ("topic",),
+    ),
     Operation("GET", "/topics/{topic}", "Queues and groups of a topic", _topic),
-    Operation("DELETE", "/topics/{topic}", "Delete a topic with its messages", _delete_topic, {}, CONFIRM),
+    Operation(
+        "DELETE", "/topics/{topic}", "Delete a topic with its messages", _delete_topic, {}, CONFIRM, ("confirm",)
+    ),
     Operation(
         "GET", "/topics/{topic}/messages", "Messages by key, id, queue and offset, or time", _messages,
         {
-            "key": "a key", "id": "a message id", "queue": "queue id", "offset": "queue offset",
-            "from": "first, last, or ms since 1970", "max": "messages, at most 64",
+            "key": _text_of("a key"), "id": _text_of("a message id"), "queue": _number("queue id", default=0),
+            "offset": _number("queue offset"), "max": MOST,
+            "from": {"anyOf": WHEN, "description": "first, last, or ms since 1970", "default": "last"},
         },
     ),
     Operation(
         "POST", "/topics/{topic}/messages", "Send a message", _send, {},
-        {"body": "text", "tags": "one tag", "keys": "keys, separated by spaces"},
+        {"body": _text_of("text"), "tags": _text_of("one tag"), "keys": _text_of("keys, separated by spaces")},
     ),
     Operation("GET", "/groups", "Consumer groups with members and lag", _groups, {**PAGE, **SYSTEM}),
     Operation("GET", "/groups/{group}", "Queues with lag, and members", _group),
-    Operation("DELETE", "/groups/{group}", "Delete a group without members", _delete_group, {}, CONFIRM),
+    Operation(
+        "DELETE", "/groups/{group}", "Delete a group without members", _delete_group, {}, CONFIRM, ("confirm",)
+    ),
     Operation(
         "POST", "/groups/{group}/reset", "Set the offsets of a group", _reset, {},
-        {"to": "first, last, or ms since 1970", "topic": "default: all", "dry_run": "true: change nothing", **CONFIRM},
+        {
+            "to": {"anyOf": WHEN, "description": "first, last, or ms since 1970"},
+            "topic": _text_of("default: all"),
+            "dry_run": {**FLAG, "description": "change nothing; needs no confirm", "default": False},
+            **CONFIRM,
+        },
+        ("to",),
     ),
     Operation("GET", "/clients", "Connected members of the groups", _clients, PAGE),
     Operation("GET", "/producers", "Connected producers", _producers, PAGE),
     Operation(
         "POST", "/clients/{client}/disconnect", "Close the connections of a client on all brokers of GantryMQ",
-        _disconnect, {}, CONFIRM,
+        _disconnect, {}, CONFIRM, ("confirm",),
     ),
     Operation("GET", "/messages/{id}/trace", "Who sent and who consumed a message, as clients recorded", _trace),
-    Operation("GET", "/topics/{topic}/messages/{id}/why", "Why a group did not get a message", _why,
-              {"group": "the consumer group"}),
-    Operation("GET", "/transactions", "Open transactions, and discarded half messages", _transactions,
-              {"max": "messages, at most 64"}),
+    Operation(
+        "GET", "/topics/{topic}/messages/{id}/why", "Why a group did not get a message", _why,
+        {"group": _text_of("the consumer group")}, {}, ("group",),
+    ),
+    Operation(
+        "GET", "/transactions", "Open transactions, and discarded half messages", _transactions, {"max": MOST}
+    ),
     Operation("POST", "/transactions/{id}/resume", "Resume the check-backs of a discarded half message", _resume),
     Operation("GET", "/dead-letters", "Dead letters of each group", _dead_letters),
-    Operation("GET", "/dead-letters/{group}", "The oldest dead letters", _dead_letter_messages, {"max": "at most 64"}),
+    Operation("GET", "/dead-letters/{group}", "The oldest dead letters", _dead_letter_messages, {"max": MOST}),
     Operation(
         "POST", "/dead-letters/{group}/replay", "Send dead letters to their group again", _replay, {},
-        {"max": f"messages, at most {REPLAY_MAX}", **CONFIRM},
+        {"max": _number(f"messages, at most {REPLAY_MAX}", 1, default=REPLAY_MAX), **CONFIRM}, ("confirm",),
     ),
-    Operation("GET", "/delayed", "Timed messages that wait", _delayed, {"topic": "only those for it"}),
-    Operation("POST", "/delayed/recall", "Recall a timed message", _recall, {},
-              {"topic": "its topic", "handle": "its recall handle", **CONFIRM}),
-    Operation("GET", "/log-events", "The newest log events of the process that serves the dashboard", _log_events,
-              {"level": "info, warning or error: the lowest", "search": "part of the event"}, needs_cluster=False),
+    Operation("GET", "/delayed", "Timed messages that wait", _delayed, {"topic": _text_of("only those for it")}),
+    Operation(
+        "POST", "/delayed/recall", "Recall a timed message", _recall, {},
+        {"topic": _text_of("its topic"), "handle": _text_of("its recall handle"), **CONFIRM},
+        ("topic", "handle", "confirm"),
+    ),
+    Operation(
+        "GET", "/log-events", "The newest log events of the process that serves the dashboard", _log_events,
+        {
+            "level": {"enum": list(RANKS), "description": "the lowest level", "default": "info"},
+            "search": _text_of("part of the event"),
+        },
+        needs_cluster=False,
+    ),
 )  # fmt: skip
 
 
@@ -518,40 +560,49 @@ def openapi_document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for each in OPERATIONS:
         names = [part[1:-1] for part in each.path.split("/") if part.startswith("{")]
-        parameters: list[dict[str, Any]] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
-        parameters += [
-            {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
-            for name, text in each.query.items()
-        ]
-        described: dict[str, Any] = {"summary": each.text, "parameters": parameters}
-        described["responses"] = {
-            "200": {"description": "done", "content": {"application/json": {"schema": {"type": "object"}}}},
-            "default": {"description": "an error", "content": {"application/json": {"schema": {"$ref": _ERROR}}}},
-        }
+        parameters = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in names]
+        for name, schema in each.query.items():
+            shown = {key: value for key, value in schema.items() if key != "description"}
+            parameters.append(
+                {
+                    "name": name,
+                    "in": "query",
+                    "required": name in each.required,
+                    "description": schema["description"],
+                    "schema": shown,
+                }
+            )
+        described = _described(each.text, ANSWERS[each.method, each.path])
+        described["parameters"] = parameters
         if each.method != "GET":
-            fields = {name: {"description": text} for name, text in each.body.items()}
-            schema = {"type": "object", "properties": fields}
-            described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+            body: Schema = {"type": "object", "properties": each.body, "required": list(each.required)}
+            described["requestBody"] = {"content": {"application/json": {"schema": body}}}
         paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = described
-    error = {
-        "type": "object",
-        "properties": {
-            "error": {
-                "type": "object", "properties": {"code": {"type": "string"}, "message": {"type": "string"}}
-            }
-        },
-    }  # fmt: skip
+    token = {"content": {"application/json": {"schema": fields(token=TEXT)}}}
+    paths[f"{PREFIX}/session"] = {
+        "get": _described("The role of whoever asks, and whether the dashboard has tokens", SESSION),
+        "post": _described("Begin a session with a token; its cookie is the answer's", fields(role=ROLE))
+        | {"requestBody": token},
+        "delete": _described("End the session", fields(role=optional(ROLE))),
+    }
+    stream = _described("The samples of the cluster, as server-sent events: history, then sample", {})
+    stream["responses"]["200"]["content"] = {"text/event-stream": {"schema": TEXT}}
+    paths[f"{PREFIX}/stream"] = {"get": stream}
     return {
         "openapi": "3.1.0",
         "info": {"title": "GantryMQ", "version": "1"},
         "paths": paths,
         "components": {
-            "schemas": {"Error": error}, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}
+            "schemas": {"Error": ERROR}, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}
         },
         "security": [{"token": []}, {}],
     }  # fmt: skip
 
 
-_ERROR: Final = "#/components/schemas/Error"
+def _described(text: str, answer: Schema) -> dict[str, Any]:
+    error = {"schema": {"$ref": "#/components/schemas/Error"}}
+    responses = {
+        "200": {"description": "done", "content": {"application/json": {"schema": answer}}},
+        "default": {"description": "an error", "content": {"application/json": error}},
+    }
+    return {"summary": text, "responses": responses}

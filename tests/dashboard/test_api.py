@@ -22,14 +22,14 @@ pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[da
 
 from gantrymq import Message, Outcome
 from gantrymq.dashboard.access import Access, read_tokens
-from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX, Source, make_app
+from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX, Operation, Source, make_app
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.recent_events import keep_recent
 from gantrymq.sync import connect
 from gantrymq.testing.harness import cluster_in_thread, run_cluster
-from support.dashboard import PLUGIN, Site, address_of, started_site
+from support.dashboard import PLUGIN, Site, address_of, check_answer, started_site
 from support.processes import wait_for
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
@@ -289,10 +289,49 @@ def gc_disabled() -> Iterator[None]:
         gc.enable()
 
 
-def test_the_openapi_document_has_every_operation(site: Site) -> None:
+UNKNOWN = {"address": "192.0.2.1:1", "topic": "nothing", "group": "nothing", "client": "nothing", "id": "0" * 32}
+ANSWERED = {"/groups/{group}", "/messages/{id}/trace"}
+"""Requests about something unknown that are answered: a group without offsets, a message without traces."""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
+def test_the_openapi_document_says_what_an_operation_answers(site: Site, operation: Operation) -> None:
+    # Each answer of these tests is compared with the document (support.dashboard.check_answer).
+    document = site.request("GET", f"{PREFIX}/openapi.json")[1]
+    described = document["paths"][PREFIX + operation.path][operation.method.lower()]
+    answer = described["responses"]["200"]["content"]["application/json"]["schema"]
+    assert answer["properties"]
+    assert answer["additionalProperties"] is False
+    path = PREFIX + operation.path.format_map(UNKNOWN)
+    body: dict[str, str] | None = None if operation.method == "GET" else {}
+    status, found, _ = site.request(operation.method, path, body)
+    assert status in (200, 400, 404, 409), found
+    if operation.method == "GET" and (operation.path in ANSWERED or "{" not in operation.path):
+        assert status == 200, found
+    required = [each for each in operation.required if operation.method != "GET"]
+    if required:
+        assert status == 400, found
+        assert required[0] in found["error"]["message"] or "confirm" in found["error"]["message"]
+
+
+def test_an_answer_that_the_document_does_not_describe_is_noticed() -> None:
+    wrong: list[tuple[str, str, int, object]] = [
+        ("GET", f"{PREFIX}/brokers", 200, {"brokers": [], "more": 1}), ("GET", f"{PREFIX}/brokers", 404, {}),
+        ("GET", f"{PREFIX}/dead-letters?x=1", 200, {"groups": [{"group": 1, "messages": 2, "unreplayed": 3}]}),
+    ]  # fmt: skip
+    for method, path, status, answer in wrong:
+        with pytest.raises(AssertionError):
+            check_answer(method, path, status, answer)
+    check_answer("GET", f"{PREFIX}/brokers", 200, {"brokers": []})
+
+
+def test_the_openapi_document_has_every_request(site: Site) -> None:
     paths = site.request("GET", f"{PREFIX}/openapi.json")[1]["paths"]
     listed = {(path, method) for path, methods in paths.items() for method in methods}
-    assert listed == {(PREFIX + each.path, each.method.lower()) for each in OPERATIONS}
+    more = {("stream", "get"), *(("session", method) for method in ("get", "post", "delete"))}
+    assert listed == {(PREFIX + each.path, each.method.lower()) for each in OPERATIONS} | {
+        (f"{PREFIX}/{path}", method) for path, method in more
+    }
 
 
 @pytest.mark.parametrize(

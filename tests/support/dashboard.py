@@ -3,16 +3,65 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import fastjsonschema
+
+from gantrymq.dashboard.api import PREFIX, openapi_document
+from gantrymq.dashboard.schemas import ERROR
 from gantrymq.sync import connect
 from gantrymq.testing.harness import Cluster, cluster_in_thread
 
 PLUGIN = "gantrymq.plugins.dashboard:DashboardPlugin"
+
+
+def check_answer(method: str, path: str, status: int, answer: object) -> None:
+    """AssertionError unless the answer is what the OpenAPI document says about this request."""
+    if (path, status) == (f"{PREFIX}/openapi.json", 200):
+        return
+    methods = next((paths for pattern, paths in _documented() if pattern.fullmatch(path.partition("?")[0])), {})
+    responses = methods.get(method.lower())
+    check = responses["200" if status == 200 else "default"] if responses else _error_check()
+    try:
+        check(answer)
+    except fastjsonschema.JsonSchemaException as error:
+        raise AssertionError(f"{method} {path}: {error}: {answer}") from None
+
+
+@cache
+def _documented() -> list[tuple[re.Pattern[str], dict[str, dict[str, Any]]]]:
+    """A pattern of each path, those without parameters first, and the checks of its answers by method and status."""
+    document = openapi_document()
+    found = []
+    for path, methods in sorted(document["paths"].items(), key=lambda each: each[0].count("{")):
+        checks = {
+            method: {status: _check(document, response) for status, response in operation["responses"].items()}
+            for method, operation in methods.items()
+        }
+        found.append((re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), checks))
+    return found
+
+
+def _check(document: dict[str, Any], response: dict[str, Any]) -> Callable[[object], object]:
+    ((kind, content),) = response["content"].items()
+    return _compiled(
+        json.dumps(content["schema"] if kind == "application/json" else {}), json.dumps(document["components"])
+    )
+
+
+@cache
+def _compiled(schema: str, components: str) -> Callable[[object], object]:
+    return fastjsonschema.compile({**json.loads(schema), "components": json.loads(components)})
+
+
+def _error_check() -> Callable[[object], object]:
+    return fastjsonschema.compile(ERROR)
 
 
 class Site:
@@ -38,7 +87,11 @@ class Site:
             fields = {name.lower(): value for name, value in response.getheaders()}
         finally:
             connection.close()
-        return response.status, json.loads(found) if "json" in fields["content-type"] else found, fields
+        if "json" not in fields["content-type"]:
+            return response.status, found, fields
+        answer = json.loads(found)
+        check_answer(method, path, response.status, answer)
+        return response.status, answer, fields
 
     def get(self, path: str) -> Any:
         """The body of the API's answer."""
