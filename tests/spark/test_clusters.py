@@ -10,12 +10,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gantrymq.spark import reason, spark_status
 from gantrymq.testing.harness import cluster_in_thread
-from support import spark_job
+from support import packed_job, spark_job
+from support.foreign import ToolMissing
+from support.hadoop import run_hadoop
+from support.packed_environment import pack_environment
 from support.processes import Child, free_ports
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(900)]
@@ -98,3 +102,87 @@ def test_a_job_reads_streams_exports_and_writes_once_though_a_worker_is_killed(
     assert found["again"]["rows"] > rows, "the killed task had sent some"
     assert (found["executors"], found["read"], found["copied"]) == (2, rows, rows)
     assert found["exported"] == [[rows, rows, 0]] * 2, "to a folder and to an object store"
+
+
+@pytest.fixture(scope="module")
+def packed(gantrymq_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with ``environment`` and its archive, from where jobs are submitted."""
+    folder = tmp_path_factory.mktemp("packed")
+    pack_environment(gantrymq_wheel, folder)
+    return folder
+
+
+def submit_packed_job(
+    packed: Path, folder: Path, environment: dict[str, str], nameserver: str, place: str, *options: str
+) -> dict[str, Any]:
+    """What the packed job found that ``spark-submit`` ran with these options; ``folder`` gets its files."""
+    result = folder / "result.json"
+    settings = {
+        "spark.driver.memory": "512m", "spark.executor.memory": "512m", "spark.executor.cores": "1",
+        "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2",
+    }  # fmt: skip
+    command = [f"{environment['SPARK_HOME']}/bin/spark-submit", *options]
+    command += ["--archives", "environment.tar.gz#environment"]
+    command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    command += [packed_job.__file__, nameserver, place, str(folder / "export"), str(result)]
+    done = subprocess.run(
+        command, env=environment, cwd=packed, capture_output=True, text=True, check=False, timeout=800
+    )  # fmt: skip
+    (folder / "job.log").write_text(done.stdout + done.stderr)
+    assert done.returncode == 0, f"{done.stdout[-2000:]} ({folder}/job.log)"
+    found: dict[str, Any] = json.loads(result.read_text())
+    rows = packed_job.ROWS
+    assert (found["read"], found["parquet"], found["copied"]) == (rows, rows, rows)
+    assert found["batches"] > 1
+    assert found["exported"] == [rows, rows, 0]
+    for container, interpreter, module in found["executors"]:
+        assert Path(interpreter).is_relative_to(f"{container}/environment"), "not of the folder of the driver"
+        assert Path(module).is_relative_to(f"{container}/environment")
+    return found
+
+
+@pytest.mark.soak(0)
+def test_a_packed_environment_is_all_that_executors_have_of_gantrymq(
+    tmp_path: Path, environment: dict[str, str], packed: Path
+) -> None:
+    """With the commands of the how-to guide, from an installed wheel. Nothing else of GantryMQ is within reach."""
+    with cluster_in_thread(tmp_path / "store") as cluster, standalone(tmp_path, environment) as master:
+        found = submit_packed_job(
+            packed, tmp_path, environment | {"PYSPARK_PYTHON": "./environment/bin/python"}, cluster.nameserver,
+            f"file://{tmp_path}/place", "--master", master, "--conf", "spark.driver.host=127.0.0.1",
+        )  # fmt: skip
+    assert found["driver"][0] == str(packed)
+    workers = {Path(container).relative_to(tmp_path).parts[0] for container, _, _ in found["executors"]}
+    assert workers == {"worker-1", "worker-2"}
+
+
+@pytest.mark.soak(0)
+@pytest.mark.interop
+@pytest.mark.parametrize("mode", ["client", "cluster"])
+def test_yarn_runs_a_job_that_brings_its_environment_along(
+    tmp_path: Path, environment: dict[str, str], packed: Path, mode: str
+) -> None:
+    """With the commands of the how-to guide, and HDFS for Parquet files and the checkpoint of the stream."""
+    options = ["--master", "yarn", "--deploy-mode", mode, "--num-executors", "2"]
+    options += ["--conf", f"spark.yarn.jars=local:{environment['SPARK_HOME']}/jars/*"]  # else it uploads 400 MB
+    python = "./environment/bin/python"
+    if mode == "client":
+        environment = environment | {"PYSPARK_PYTHON": python}
+    else:
+        options += ["--conf", f"spark.yarn.appMasterEnv.PYSPARK_PYTHON={python}"]
+    with ExitStack() as stack:
+        try:
+            hadoop = stack.enter_context(run_hadoop(tmp_path / "hadoop", yarn=True))
+        except ToolMissing as missing:
+            pytest.skip(str(missing))
+        cluster = stack.enter_context(cluster_in_thread(tmp_path / "store"))
+        variables = environment | {"HADOOP_CONF_DIR": str(hadoop.conf)}
+        found = submit_packed_job(packed, tmp_path, variables, cluster.nameserver, f"{hadoop.url}/place", *options)
+    containers = [container for container, _, _ in found["executors"]]
+    assert len(containers) == 2
+    if mode == "client":
+        assert found["driver"][0] == str(packed)
+    else:
+        containers.append(found["driver"][0])
+    assert len(set(containers)) == len(containers)
+    assert [container for container in containers if not Path(container).is_relative_to(hadoop.home)] == []

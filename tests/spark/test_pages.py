@@ -149,7 +149,7 @@ def test_the_blocks_of_a_page_run_in_spark(
 @pytest.mark.timeout(600)
 def test_the_cells_of_the_notebook_run_in_spark(tmp_path: Path, server: PageServer, spark: SparkSession) -> None:
     """Its last cell compares the stream's result with that of the export. They run in the session of the tests, because
-    a kernel would start a JVM of its own; by hand, nbclient has run it in a kernel."""
+    a kernel would start a JVM of its own; ``test_notebook.py`` runs it in JupyterLab."""
     nbformat = pytest.importorskip("nbformat", reason="pip install nbformat")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
