@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, Targ
 from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup
 from gantrymq.message import Message
 from gantrymq.testing.harness import cluster_in_thread
-from support.object_storage import s3_settings
+from support.foreign import ToolMissing, cache_folder
+from support.object_storage import S3RVER_KEY, run_s3, run_s3rver, s3_settings
 from support.stores import log_records, make_store
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,6 +47,7 @@ SETTINGS = {
     "plugin.index.slots": "64",
     "plugin.index.entries": "200",
 }
+CACHE = cache_folder(Path(__file__).parents[1] / "interop" / ".cache")
 CONFIG = "[plugin.index]\nslots = 64\nentries = 200\n"
 
 
@@ -477,6 +480,51 @@ def test_an_object_store_that_fails_is_named_in_one_line(
     monkeypatch.setenv("AWS_MAX_RETRIES", "0")
     outcome = cli("store", "backup", "s3://bucket/broker-a", "--data", str(store))
     assert (outcome.code, outcome.err.startswith("gantrymq: s3://bucket/broker-a/")) == (1, True), outcome.err
+
+
+@pytest.fixture(params=["moto", "s3rver"])
+def s3(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of an S3 on loopback, with the settings for its bucket ``bucket``."""
+    pytest.importorskip("obstore", reason="pip install 'gantrymq[backup]'")
+    if request.param == "moto":
+        pytest.importorskip("moto", reason="pip install 'moto[s3]' flask-cors")
+    with ExitStack() as stack:
+        try:
+            server = run_s3() if request.param == "moto" else run_s3rver(CACHE, tmp_path / "s3")
+            address = stack.enter_context(server)
+        except ToolMissing as missing:
+            pytest.skip(str(missing))
+        key = {} if request.param == "moto" else {"key": S3RVER_KEY, "secret": S3RVER_KEY}
+        for name, value in s3_settings(address, **key).items():
+            monkeypatch.setenv(name, value)
+        yield request.param
+
+
+@pytest.mark.slow
+@pytest.mark.once
+def test_backups_in_two_implementations_of_s3_are_incremental_deleted_and_restored(
+    cli: Cli, store: Path, tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = "s3://bucket/my données/broker a"
+    first = json.loads(cli("store", "backup", target, "--data", str(store), "--json").out)
+    again = json.loads(cli("store", "backup", target, "--data", str(store), "--json").out)
+    assert (first["copied_log_bytes"], again["copied_log_bytes"]) == (first["log_end"], 0)
+    for _ in range(2):
+        done = cli("store", "backup", target, "--data", str(store), "--full", "--keep", "2", "--json")
+        assert done.code == 0, done.err
+    listed = json.loads(cli("store", "backups", target, "--json").out)
+    assert len(listed) == 2
+    assert first["name"] not in [row["name"] for row in listed]
+    restored = tmp_path / "restored"
+    done = cli("store", "restore", target, "--data", str(restored))
+    assert done.code == 0, done.err
+    assert [record.body for record, _ in log_records(restored)] == [record.body for record, _ in log_records(store)]
+    assert cli("store", "check", "--data", str(restored)).code == 0
+    if s3 == "s3rver":  # moto takes any key
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
+        refused = cli("store", "backup", target, "--data", str(store))
+        assert (refused.code, refused.err.count("\n")) == (1, 1), refused.err
+        assert refused.err.startswith(f"gantrymq: {target}/")
 
 
 # --------------------------------------------------------------------------------- backups at the same time

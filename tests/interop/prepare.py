@@ -24,7 +24,9 @@ from support.foreign import (  # noqa: E402
     find_integration_tests,
     find_java,
     find_node,
+    find_npm_program,
 )
+from support.object_storage import S3RVER  # noqa: E402
 from support.spark_classes import make_archive  # noqa: E402
 
 CACHE = cache_folder(HERE / ".cache")
@@ -49,6 +51,7 @@ def main() -> None:
         lambda: find_go(HERE / "go", CACHE),
         lambda: find_node(HERE / "node", CACHE),
         lambda: make_archive(CACHE),
+        lambda: find_npm_program(*S3RVER, CACHE),
         lambda: find_etcd(CACHE),
         lambda: find_unpacked(CACHE, "promtool", "prometheus"),
         lambda: find_unpacked(CACHE, "amtool", "prometheus-alertmanager"),

@@ -1,10 +1,12 @@
-"""Object stores on loopback: moto's S3 and Azurite, Microsoft's emulator of Azure's blobs, each with one bucket."""
+"""Object stores on loopback, each with one bucket: two emulators of S3 (moto and s3rver), and Azurite, Microsoft's
+emulator of Azure's blobs."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,6 +19,9 @@ from support.foreign import find_npm_program
 from support.processes import free_ports, wait_for
 
 AZURITE = ("azurite", "3.35.0", "dist/src/blob/main.js")
+S3RVER = ("s3rver", "3.7.1", "bin/s3rver.js")
+S3RVER_KEY = "S3RVER"
+"""The only key of s3rver, and its secret."""
 AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's account; both are in its documentation."""
@@ -37,12 +42,37 @@ def run_s3() -> Iterator[str]:
             server.kill()
 
 
-def s3_settings(address: str) -> dict[str, str]:
+@contextmanager
+def run_s3rver(cache: Path, home: Path) -> Iterator[str]:
+    """The address of an s3rver with the bucket ``bucket``, installed into ``cache`` by npm unless it is there.
+
+    Raises ToolMissing without Node.
+    """
+    (port,) = free_ports()
+    options = ["-d", str(home), "-a", "127.0.0.1", "-p", str(port), "-s", "--configure-bucket", "bucket"]
+    command = [*find_npm_program(*S3RVER, cache), *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_for(lambda: _is_listening(port), 60)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
+
+
+def s3_settings(address: str, key: str = "key", secret: str = "secret") -> dict[str, str]:
     """The variables of the environment that the how-to guides name, for this S3."""
     return {
-        "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret,
         "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
     }  # fmt: skip
+
+
+def _is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    except OSError:
+        return False
+    return True
 
 
 def _has_made_bucket(url: str) -> bool:
