@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 import gantrymq.sync
 from gantrymq.remoting.signing import Credentials
+from support.foreign import Java, ToolMissing
 from support.mqadmin import KeyedMqAdmin
 from support.processes import free_ports, gantrymq_child
+from support.rocketmq_dashboard import find_jar, run_dashboard
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -107,3 +110,48 @@ def test_mqadmin_changes_and_deletes_users_and_policies(guarded: Guarded, mqadmi
     refused = mqadmin5(Credentials("stranger", "any-password"), "deleteUser", *at, "-u", "root")
     assert "User:stranger is not found" in refused
     assert "root" in json.loads(guarded.users.read_text())["users"]
+
+
+def test_the_dashboard_of_rocketmq_manages_users_and_policies(guarded: Guarded, java5: Java, homes: Homes) -> None:
+    try:
+        jar = find_jar()
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    here = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
+    user = {"username": "carol", "password": "carol-password", "userType": "Normal"}
+    entry = {"resource": ["Topic:orders"], "actions": ["Pub"], "sourceIps": ["192.168.0.0/16"], "decision": "Allow"}
+    keys = {"rocketmq.config.accessKey": ROOT.access_key, "rocketmq.config.secretKey": ROOT.secret_key}
+    with run_dashboard(jar, java5.java, homes("dashboard"), guarded.nameserver, **keys) as dashboard:
+
+        def do(method: str, path: str, **values: Any) -> Any:
+            found = dashboard.delete(path, **values) if method == "DELETE" else dashboard.post(path, values)
+            assert found.status == 0, found.error
+
+        def users() -> dict[str, tuple[str, str]]:
+            rows = dashboard.get("/acl/users.query", **here).data
+            return {row["username"]: (row["userType"], row["userStatus"]) for row in rows}
+
+        def policies() -> list[tuple[str, str, str]]:
+            rows = dashboard.get("/acl/acls.query", **here).data
+            entries = [
+                (row["subject"], each) for row in rows for policy in row["policies"] for each in policy["entries"]
+            ]
+            return [
+                (subject, str(each["resource"]), each["decision"]) for subject, each in entries if "carol" in subject
+            ]
+
+        assert users()["root"] == ("Super", "enable")
+        do("POST", "/acl/createUser.do", **here, userInfo=user | {"userStatus": "enable"})
+        assert users()["carol"] == ("Normal", "enable")
+        do("POST", "/acl/updateUser.do", **here, userInfo=user | {"userStatus": "disable"})
+        assert users()["carol"] == ("Normal", "disable")
+        policy = {"policyType": "Custom", "entries": [entry]}
+        do("POST", "/acl/createAcl.do", **here, subject="User:carol", policies=[policy])
+        assert policies() == [("User:carol", "Topic:orders", "Allow")]
+        policy["entries"] = [entry | {"decision": "Deny"}]
+        do("POST", "/acl/updateAcl.do", **here, subject="User:carol", policies=[policy])
+        assert policies() == [("User:carol", "Topic:orders", "Deny")]
+        do("DELETE", "/acl/deleteAcl.do", **here, subject="User:carol", resource="Topic:orders")
+        assert policies() == []
+        do("DELETE", "/acl/deleteUser.do", **here, username="carol")
+        assert "carol" not in users()

@@ -60,7 +60,8 @@ class ToolMissing(Exception):
     """A tool that is not on this machine; the text says which one and what it is needed for."""
 
 
-def _tool(name: str, purpose: str) -> str:
+def find_tool(name: str, purpose: str) -> str:
+    """The path of a program; ToolMissing says what it is needed for."""
     found = shutil.which(name)
     if found is None:
         raise ToolMissing(f"{name} is not installed; it is needed to {purpose}")
@@ -84,7 +85,8 @@ def _stamp(folder: Path, *extra: str) -> str:
     return digest.hexdigest()
 
 
-def _run(arguments: Sequence[str], cwd: Path) -> None:
+def run_build(arguments: Sequence[str], cwd: Path) -> None:
+    """Runs a build tool; RuntimeError with the end of what it printed if it fails."""
     done = subprocess.run(
         list(arguments), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_SECONDS
     )
@@ -239,18 +241,18 @@ def find_java(version: str, source: Path, cache: Path) -> Java:
 
     Raises ToolMissing without a JDK or Maven, RuntimeError with Maven's words when the build fails.
     """
-    java = _tool("java", "run RocketMQ")
+    java = find_tool("java", "run RocketMQ")
     target = (cache / version).absolute()
     found = Java(version, java, target, source / "conf")
     stamp = _stamp(source, version, "class archive")
     with hold_lock(cache / f"{version}.lock"):
         mark = target / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
-            _tool("javac", "compile the Java test programs")
-            maven = _tool("mvn", "fetch RocketMQ")
+            find_tool("javac", "compile the Java test programs")
+            maven = find_tool("mvn", "fetch RocketMQ")
             shutil.rmtree(target, ignore_errors=True)
             goals = ("compile", "dependency:copy-dependencies")
-            _run((maven, "-q", "-B", f"-Drocketmq.version={version}", f"-Dcache={target}", *goals), source)
+            run_build((maven, "-q", "-B", f"-Drocketmq.version={version}", f"-Dcache={target}", *goals), source)
             _archive_classes(found)
             mark.write_text(stamp)
     archive = target / ARCHIVE
@@ -269,10 +271,10 @@ def find_integration_tests(java: Java, source: Path) -> Java:
     with hold_lock(Path(f"{target}.lock")):
         mark = target / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
-            maven = _tool("mvn", "fetch RocketMQ's integration tests")
+            maven = find_tool("mvn", "fetch RocketMQ's integration tests")
             shutil.rmtree(target, ignore_errors=True)
             goals = ("compile", "dependency:copy-dependencies")
-            _run((maven, "-q", "-B", f"-Drocketmq.version={java.version}", f"-Dcache={target}", *goals), source)
+            run_build((maven, "-q", "-B", f"-Drocketmq.version={java.version}", f"-Dcache={target}", *goals), source)
             jars = (*sorted((target / "lib").glob("*.jar")), *sorted((java.cache / "lib").glob("*.jar")))
             found.class_path.write_text(f'-cp "{os.pathsep.join(map(str, (target / "classes", *jars)))}"\n')
             mark.write_text(stamp)
@@ -323,40 +325,40 @@ def find_go(source: Path, cache: Path) -> Path:
     with hold_lock(cache / "go.lock"):
         mark = program.parent / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
-            go = _tool("go", "build the Go client")
+            go = find_tool("go", "build the Go client")
             program.parent.mkdir(parents=True, exist_ok=True)
-            _run((go, "build", "-o", str(program.absolute()), "."), source)
+            run_build((go, "build", "-o", str(program.absolute()), "."), source)
             mark.write_text(stamp)
     return program
 
 
 def find_node(source: Path, cache: Path) -> list[str]:
     """How to run ``main.js`` of the npm package ``source``, installed into ``cache`` unless it is there already."""
-    node = _tool("node", "run the Node client")
+    node = find_tool("node", "run the Node client")
     target = cache / "node"
     stamp = _stamp(source)
     with hold_lock(cache / "node.lock"):
         mark = target / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
-            npm = _tool("npm", "install the Node client")
+            npm = find_tool("npm", "install the Node client")
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(source, target)
-            _run((npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"), target)
+            run_build((npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"), target)
             mark.write_text(stamp)
     return [node, str((target / "main.js").absolute())]
 
 
 def find_npm_program(name: str, version: str, main: str, cache: Path) -> list[str]:
     """How to run ``main`` of an npm package, installed into ``cache`` unless it is there already."""
-    node = _tool("node", f"run {name}")
+    node = find_tool("node", f"run {name}")
     target = cache / f"{name}-{version}"
     with hold_lock(cache / f"{name}-{version}.lock"):
         program = target / "node_modules" / name / main
         mark = target / "complete"
         if not mark.exists():
-            npm = _tool("npm", f"install {name}")
+            npm = find_tool("npm", f"install {name}")
             target.mkdir(parents=True, exist_ok=True)
-            _run((npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", f"{name}@{version}"), target)
+            run_build((npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", f"{name}@{version}"), target)
             mark.touch()
     return [node, str(program.absolute())]
 

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import attrs
 
-from support.foreign import ToolMissing, _run, _tool, hold_lock
+from support.foreign import ToolMissing, find_tool, hold_lock, run_build
 from support.processes import Child, free_ports, wait_for
 
 SOURCE = "GANTRYMQ_ROCKETMQ_DASHBOARD_SOURCE"
@@ -36,9 +36,9 @@ def find_jar() -> Path:
     with hold_lock(source / "target.lock"):
         jars = _jars(source)
         if not jars:
-            maven = _tool("mvn", "build RocketMQ's dashboard")
+            maven = find_tool("mvn", "build RocketMQ's dashboard")
             pages = ("-Dmaven.antrun.skip=true", "-Dskip.npm", "-Dskip.installnodenpm")
-            _run((maven, "-q", "-B", "package", "-DskipTests", *pages), source)
+            run_build((maven, "-q", "-B", "package", "-DskipTests", *pages), source)
             jars = _jars(source)
     return jars[0]
 
