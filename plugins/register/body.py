@@ -5,7 +5,7 @@ Source: RocketMQ 4.9.7 ``BrokerOuterAPI``; its nameserver and 5.3.3's read the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -19,7 +19,7 @@ from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_FIELD
-from gantrymq.remoting.fastjson import dumps
+from gantrymq.remoting.fastjson import dumps, join_between
 from gantrymq.remoting.headers.nameserver import BrokerHeader, RegisterBrokerHeader
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class Announcement:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._texts: dict[str, tuple[TopicConfig, bytes]] = {}
+        self._topics: dict[str, TopicConfig] = {}
+        self._texts: dict[str, bytes] = {}
         self._version = DataVersion()
         """As it was registered last."""
 
@@ -106,21 +107,23 @@ class Announcement:
         if epoch is not None and not self._broker.broker_id:  # RocketMQ 5's nameserver lets the higher one stay
             version = DataVersion(version.counter, version.timestamp, epoch.number)
         self._version = version
-        return b'{"filterServerList":%s,"topicConfigSerializeWrapper":{"dataVersion":%s,"topicConfigTable":{%s}}}' % (
+        begin = b'{"filterServerList":%s,"topicConfigSerializeWrapper":{"dataVersion":%s,"topicConfigTable":{' % (
             dumps(body.filter_server_list),
             version.to_bytes(),
-            b",".join(self._topic_texts(wrapper.topic_config_table)),
         )
+        return join_between(begin, self._topic_texts(wrapper.topic_config_table), b"}}}")
 
-    def _topic_texts(self, topics: Mapping[str, TopicConfig]) -> list[bytes]:
-        known = self._texts
-        self._texts = {}
-        for name, topic in topics.items():
-            entry = known.get(name)
-            if entry is None or entry[0] is not topic:
-                entry = (topic, dumps(name) + b":" + topic.to_bytes())
-            self._texts[name] = entry
-        return [text for _, text in self._texts.values()]
+    def _topic_texts(self, topics: Mapping[str, TopicConfig]) -> Iterable[bytes]:
+        known, texts = self._topics, self._texts
+        find = known.get
+        changed = [(name, topic) for name, topic in topics.items() if find(name) is not topic]
+        for name, topic in changed:
+            known[name] = topic
+            texts[name] = dumps(name) + b":" + topic.to_bytes()
+        if len(known) > len(topics):
+            for name in known.keys() - topics.keys():
+                del known[name], texts[name]
+        return texts.values()
 
 
 def _checked(part: Any) -> dict[str, Any]:

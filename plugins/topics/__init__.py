@@ -11,8 +11,10 @@ Replaces RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator
 for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
 
 A topic that is created by its first message is written to the disk before the message is appended, so that acknowledged
-messages can be consumed after a crash. If the write failed (a full disk), or if both files are lost, the next start
-creates the topic again from the queues of its messages. The plugin calls the hook ``topics_changed``.
+messages can be consumed after a crash. A change by a request is written by a worker thread before the response; a
+message that arrives meanwhile does not wait for it. If the broker ended before the write, if the write failed (a full
+disk), or if both files are lost, the next start creates the topic again from the queues of its messages. The plugin
+calls the hook ``topics_changed``.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ class TopicsPlugin:
 
     def _save_topics(self) -> None:
         assert self._topics is not None
-        if self._topics.table.changed:
+        if self._topics.table.needs_save:
             try:
                 self._topics.table.save()
                 self._failing = False
@@ -175,8 +177,9 @@ class TopicsPlugin:
         """Retry failed writes. This hook writes the tables itself, because a text returned earlier could be
         outdated."""
         if self._topics is not None and self._groups is not None:
-            self._topics.table.save()
-            self._groups.table.save()
+            for table in (self._topics.table, self._groups.table):
+                if table.needs_save:
+                    table.save()
 
     def _reconfigure(self, config: TopicsConfig) -> None:
         assert self._topics is not None

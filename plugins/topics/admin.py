@@ -61,7 +61,7 @@ class TopicAdmin:
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one_group,
         }
 
-    def set_topic(self, request: Request) -> Command:
+    async def set_topic(self, request: Request) -> Command:
         """Answer 17. As in RocketMQ, the header's ``order`` is ignored: it comes from the nameservers.
 
         Code 29 for topics of mixed message types, which 5.3.3 refuses unless it is configured otherwise.
@@ -95,13 +95,13 @@ class TopicAdmin:
                 attributes=attributes or (existing.attributes if existing is not None and not changes else None),
             )
         )
-        return self._saved(request, self._topics.table)
+        return await self._saved(request, self._topics.table)
 
     def all_topics(self, request: Request) -> Command:
         """Answer 21: the text of ``topics.json``."""
         return request.command.answer(ResponseCode.SUCCESS, body=self._topics.table.encode())
 
-    def delete_topic(self, request: Request) -> Command:
+    async def delete_topic(self, request: Request) -> Command:
         """Answer 215: delete the configuration, the consume queues and the groups' offsets. An unknown topic is no
         error.
 
@@ -118,9 +118,9 @@ class TopicAdmin:
             self._topics.remove(topic)
             if self._offsets is not None:
                 self._offsets.forget_topic(topic)
-        return self._saved(request, self._topics.table)
+        return await self._saved(request, self._topics.table)
 
-    def set_group(self, request: Request) -> Command:
+    async def set_group(self, request: Request) -> Command:
         """Answer 200. Its ``attributes`` are changes, as in request 17; no group attribute is defined in 5.3.3
         either."""
         self._refuse_on_slave()
@@ -138,13 +138,13 @@ class TopicAdmin:
         _check("brokerId", config.broker_id, 0, 2**63 - 1)
         _check("whichBrokerWhenConsumeSlowly", config.which_broker_when_consume_slowly, 0, 2**63 - 1)
         self._groups.set(config)
-        return self._saved(request, self._groups.table)
+        return await self._saved(request, self._groups.table)
 
     def all_groups(self, request: Request) -> Command:
         """Answer 201: the text of ``subscriptionGroup.json``."""
         return request.command.answer(ResponseCode.SUCCESS, body=self._groups.table.encode())
 
-    def delete_group(self, request: Request) -> Command:
+    async def delete_group(self, request: Request) -> Command:
         """Answer 207: delete the configuration, and the offsets if the header says so. An unknown group is no error."""
         self._refuse_on_slave()
         header = read_header(DeleteGroupHeader, request.command.ext)
@@ -153,7 +153,7 @@ class TopicAdmin:
         self._groups.table.remove(header.group_name)
         if (header.remove_offset or header.clean_offset) and self._offsets is not None:
             self._offsets.forget_group(header.group_name)
-        return self._saved(request, self._groups.table)
+        return await self._saved(request, self._groups.table)
 
     def one_topic(self, request: Request) -> Command:
         """Answer 351. Code 17 for an unknown topic."""
@@ -177,9 +177,11 @@ class TopicAdmin:
         if self._is_slave:
             raise _fault("topics and groups are changed on the master, not on a slave")
 
-    def _saved(self, request: Request, table: StateTable[TopicConfig] | StateTable[SubscriptionGroupConfig]) -> Command:
+    async def _saved(
+        self, request: Request, table: StateTable[TopicConfig] | StateTable[SubscriptionGroupConfig]
+    ) -> Command:
         try:
-            table.save()
+            await table.save_in_thread()
         except OSError as error:
             raise _fault(f"the change is in force, but {table.path} cannot be written: {error.strerror}") from error
         return request.command.answer(ResponseCode.SUCCESS)

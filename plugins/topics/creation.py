@@ -5,7 +5,7 @@ Names, labels and buckets are RocketMQ 5.3.3's (``BrokerMetricsManager``, ``Invo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.kernel.metrics import Buckets
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 BOUNDS_MS: Final = (10, 100, 1000, 3000, 5000)
 _MS: Final = 1000.0
 
+AsyncHandler = Callable[["Request"], Awaitable["Command"]]
+
 
 class CreationTimes:
     """Times handlers, until they have their response; a failed one counts as well."""
@@ -32,7 +34,7 @@ class CreationTimes:
         self._groups: dict[str, Buckets] = {}
         """By status."""
 
-    def topic(self, handler: Callable[[Request], Command]) -> Callable[[Request], Command]:
+    def topic(self, handler: AsyncHandler) -> AsyncHandler:
         """Return ``handler`` of requests whose header names a topic, timed."""
 
         def add(request: Request, status: str, took_ms: float) -> None:
@@ -41,7 +43,7 @@ class CreationTimes:
 
         return self._timed(handler, add)
 
-    def group(self, handler: Callable[[Request], Command]) -> Callable[[Request], Command]:
+    def group(self, handler: AsyncHandler) -> AsyncHandler:
         """Return ``handler`` of requests about a group, timed."""
 
         def add(_: Request, status: str, took_ms: float) -> None:
@@ -49,13 +51,11 @@ class CreationTimes:
 
         return self._timed(handler, add)
 
-    def _timed(
-        self, handler: Callable[[Request], Command], add: Callable[[Request, str, float], None]
-    ) -> Callable[[Request], Command]:
-        def timed(request: Request) -> Command:
+    def _timed(self, handler: AsyncHandler, add: Callable[[Request, str, float], None]) -> AsyncHandler:
+        async def timed(request: Request) -> Command:
             began, status = self._clock(), "failure"
             try:
-                response = handler(request)
+                response = await handler(request)
                 status = _status(response)
                 return response
             finally:

@@ -7,17 +7,20 @@ store later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 import msgspec
 import structlog
+import trio
 
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.fastjson import dumps, loads
+from gantrymq.remoting.fastjson import dumps, join_between, loads
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -65,7 +68,21 @@ class StateTable(Generic[B]):
         self._beside: Mapping[str, Any] = {}
         self.text_bytes = 0
         """The bytes of all entries' texts together."""
-        self.changed = False
+        self._changes = self._written = self._in_thread = 0
+        """The number of the last change, of the last one in the file, and of the last one that :meth:`save_in_thread`
+        writes."""
+        self._writing = threading.Lock()
+        self._saving = trio.Lock()
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything changed since the file was read or written."""
+        return self._written < self._changes
+
+    @property
+    def needs_save(self) -> bool:
+        """Whether there is a change that neither is in the file nor is being written by a thread."""
+        return max(self._written, self._in_thread) < self._changes
 
     @property
     def entries(self) -> Mapping[str, B]:
@@ -115,7 +132,7 @@ class StateTable(Generic[B]):
         for name in [name for name in self._entries if name not in entries and not kept(name)]:
             self._forget(name)
         self.take(entries, version, validate, unknown)
-        self.changed = True
+        self._changes += 1
         try:
             self.save()
         except OSError as error:
@@ -140,15 +157,37 @@ class StateTable(Generic[B]):
 
     def encode(self) -> bytes:
         """Return the file's text, which is also the response to a request for the whole table."""
-        entries = b",".join(self._lines.values())
-        beside = b"".join([b",%s:%s" % (dumps(name), dumps(value)) for name, value in self._beside.items()])
-        return b'{"dataVersion":%s,"%s":{%s}%s}' % (self.version.to_bytes(), self._key.encode(), entries, beside)
+        return self._encoded(self.version, self._lines.values(), self._beside)
 
     def save(self) -> None:
         """Write the file if anything changed since it was read or written; OSError if that fails."""
         if self.changed:
-            self._env.replace(self.path, self.encode())
-            self.changed = False
+            self._write(self._changes, self.encode)
+
+    async def save_in_thread(self) -> None:
+        """As :meth:`save`, with all changes up to now, in a worker thread: a large file takes as long as hundreds of
+        turns. Calls during a write share the next one."""
+        wanted = self._in_thread = self._changes
+        try:
+            async with self._saving:
+                if self._written < wanted:
+                    text = partial(self._encoded, self.version, list(self._lines.values()), self._beside)
+                    await trio.to_thread.run_sync(self._write, self._changes, text)
+        finally:
+            if self._written < wanted:  # it failed or was cancelled
+                self._in_thread = self._written
+
+    def _write(self, change: int, text: Callable[[], bytes]) -> None:
+        """Write the file as of ``change``, unless it has a later one."""
+        with self._writing:
+            if self._written < change:
+                self._env.replace(self.path, text())
+                self._written = change
+
+    def _encoded(self, version: DataVersion, lines: Iterable[bytes], beside: Mapping[str, Any]) -> bytes:
+        others = b"".join([b",%s:%s" % (dumps(name), dumps(value)) for name, value in beside.items()])
+        begin, end = b'{"dataVersion":%s,"%s":{' % (version.to_bytes(), self._key.encode()), b"}%s}" % others
+        return join_between(begin, lines, end)
 
     def _set(self, name: str, entry: B) -> None:
         unknown = self._unknown.get(name)
@@ -167,7 +206,7 @@ class StateTable(Generic[B]):
     def touch(self) -> None:
         """Increase the data version, because the entries as clients see them have changed."""
         self.version = self.version.next(self._env.wall_ms())
-        self.changed = True
+        self._changes += 1
 
 
 def _writable(keys: Mapping[str, Any]) -> Mapping[str, Any]:

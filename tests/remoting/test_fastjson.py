@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.remoting import fastjson, fastjson_reader
-from gantrymq.remoting.fastjson import DEPTH_MAX, ObjectMap, dumps, loads
+from gantrymq.remoting.fastjson import DEPTH_MAX, ObjectMap, dumps, join_between, loads
 from gantrymq.remoting.fastjson_reader import Reader
 from gantrymq.remoting.lenient_header import _DialectReader
 
@@ -296,3 +296,12 @@ class Wanted(msgspec.Struct, rename="camel"):
 def test_sets_in_structs_are_written_sorted(tags: set[str], codes: set[int]) -> None:
     slow = dumps({"codeSet": codes, "names": list(tags), "tagsSet": tags})
     assert dumps(Wanted(tags, codes, list(tags))) == slow
+
+
+@pytest.mark.parametrize(
+    ("members", "text"), [([], b"{}"), ([b"1:2"], b"{1:2}"), ([b"1:2", b"3:4", b"5:6"], b"{1:2,3:4,5:6}")]
+)
+def test_members_are_joined_between_their_brackets(members: list[bytes], text: bytes) -> None:
+    before = list(members)
+    assert join_between(b"{", members, b"}") == text
+    assert members == before
