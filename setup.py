@@ -17,6 +17,7 @@ MODULES = (
     "gantrymq/remoting/_records",
     "gantrymq/spark/_columns",
     "gantrymq/spark/_rows",
+    "gantrymq/spark/schemas/_avro",
     "kernel/fast/_flusher",
     "kernel/fast/_memory",
     "kernel/fast/_records",

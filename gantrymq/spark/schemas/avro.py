@@ -12,16 +12,18 @@ import struct
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gantrymq.spark.errors import WrongSchema
+from gantrymq.spark.schemas.avro_columns import MARK, ColumnDecoder, make_decoder
 from gantrymq.spark.schemas.avro_schema import MAX_WEIGHT, AvroField, AvroType
 from gantrymq.spark.schemas.bodies import UnreadableBody
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 MAX_PAIRS = 10 * MAX_WEIGHT
 """The most pairs of types that are compared for two schemas."""
-_MARK = "gantrymq"
-"""The prefix of our logical types, which fastavro passes to our functions."""
 _TIMESTAMPS = ("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros")
 _FACTORS = {"timestamp-millis": 1000, "local-timestamp-millis": 1000, "time-micros": 1000}
 """From Avro's units to those of Arrow: microseconds of a timestamp, nanoseconds of a time of day."""
@@ -49,6 +51,18 @@ class AvroReader:
         self._read = fastavro.schemaless_reader
         self._schema = fastavro.parse_schema(plan)
         self._writer = writer
+        self._plan = plan
+        self._decoder: tuple[pa.DataType, ColumnDecoder | None] | None = None
+
+    def decoder(self, kind: pa.DataType) -> ColumnDecoder | None:
+        """What decodes whole columns into arrays of type ``kind``, that of ``reader``; None if nothing does."""
+        if self._decoder is None or self._decoder[0] != kind:
+            self._decoder = kind, make_decoder(self._plan, kind)
+        return self._decoder[1]
+
+    def __call__(self, body: bytes, start: int = 0) -> Any:
+        """See :meth:`read`."""
+        return self.read(body, start)
 
     def read(self, body: bytes, start: int = 0) -> Any:
         """The value in ``body`` from ``start`` to its end. Raises :class:`UnreadableBody`."""
@@ -112,7 +126,7 @@ class _Planner:
         raise WrongSchema(f"{writer} in the writer's Avro schema cannot be read as {reader}")
 
     def _name(self) -> str:
-        return f"{_MARK}_{next(self._numbers)}"
+        return f"{MARK}_{next(self._numbers)}"
 
     def _from_union(self, writer: AvroType, reader: AvroType) -> Any:
         plans: list[Any] = []
@@ -123,7 +137,7 @@ class _Planner:
             except WrongSchema as error:
                 failed = error
                 plans.append(_marked("null", "unresolved", reason=str(error)))
-        if failed is not None and all(isinstance(plan, dict) and "reason" in plan.get(_MARK, {}) for plan in plans):
+        if failed is not None and all(isinstance(plan, dict) and "reason" in plan.get(MARK, {}) for plan in plans):
             raise failed
         return plans
 
@@ -167,7 +181,7 @@ class _Planner:
 def _marked(kind: str | dict[str, Any], function: str, **more: Any) -> dict[str, Any]:
     """The type ``kind`` whose values go through one of our functions, which finds ``more`` in its schema."""
     plan = {"type": kind} if isinstance(kind, str) else kind
-    return {**plan, "logicalType": f"{_MARK}-{function}", _MARK: more}
+    return {**plan, "logicalType": f"{MARK}-{function}", MARK: more}
 
 
 def _matching(field: AvroField, writer: AvroType) -> AvroField | None:
@@ -269,11 +283,11 @@ def _to_decimal(data: bytes, scale: int) -> Decimal:
 def _read_decimal(data: bytes, schema: dict[str, Any], reader: Any = None) -> Decimal:
     if not 1 <= len(data) <= 1024:
         raise ValueError(f"a decimal of {len(data)} bytes")
-    return _to_decimal(data, schema[_MARK]["scale"])
+    return _to_decimal(data, schema[MARK]["scale"])
 
 
 def _read_enum(number: int, schema: dict[str, Any], reader: Any = None) -> str:
-    enum = schema[_MARK]
+    enum = schema[MARK]
     symbols: list[str | None] = enum["symbols"]
     if not 0 <= number < len(symbols):
         raise ValueError(f"symbol {number} of an enum that has {len(symbols)}")
@@ -285,23 +299,23 @@ def _read_enum(number: int, schema: dict[str, Any], reader: Any = None) -> str:
 
 
 def _raise_unresolved(value: Any, schema: dict[str, Any], reader: Any = None) -> None:
-    raise _Unresolved(schema[_MARK]["reason"])
+    raise _Unresolved(schema[MARK]["reason"])
 
 
 def _add_defaults(value: dict[str, Any], schema: dict[str, Any], reader: Any = None) -> dict[str, Any]:
-    return {**schema[_MARK]["defaults"], **value}
+    return {**schema[MARK]["defaults"], **value}
 
 
 _Function = Callable[..., Any]
 _FUNCTIONS: dict[str, _Function] = {
-    f"int-{_MARK}-enum": _read_enum,
-    f"null-{_MARK}-unresolved": _raise_unresolved,
-    f"record-{_MARK}-defaults": _add_defaults,
-    f"bytes-{_MARK}-decimal": _read_decimal,
-    f"fixed-{_MARK}-decimal": _read_decimal,
-    f"bytes-{_MARK}-text": lambda value, schema, reader=None: value.decode(),
-    f"string-{_MARK}-encode": lambda value, schema, reader=None: value.encode(),
+    f"int-{MARK}-enum": _read_enum,
+    f"null-{MARK}-unresolved": _raise_unresolved,
+    f"record-{MARK}-defaults": _add_defaults,
+    f"bytes-{MARK}-decimal": _read_decimal,
+    f"fixed-{MARK}-decimal": _read_decimal,
+    f"bytes-{MARK}-text": lambda value, schema, reader=None: value.decode(),
+    f"string-{MARK}-encode": lambda value, schema, reader=None: value.encode(),
 }
 for _kind in ("int", "long", "float"):
-    _FUNCTIONS[f"{_kind}-{_MARK}-float"] = lambda value, schema, reader=None: float(value)
-    _FUNCTIONS[f"{_kind}-{_MARK}-times"] = lambda value, schema, reader=None: value * schema[_MARK]["factor"]
+    _FUNCTIONS[f"{_kind}-{MARK}-float"] = lambda value, schema, reader=None: float(value)
+    _FUNCTIONS[f"{_kind}-{MARK}-times"] = lambda value, schema, reader=None: value * schema[MARK]["factor"]

@@ -11,10 +11,11 @@ import attrs
 from gantrymq.spark.errors import RegistryFailed, WrongOption, WrongSchema
 from gantrymq.spark.local import check_pyspark
 from gantrymq.spark.schemas.avro import AvroReader
+from gantrymq.spark.schemas.avro_columns import ColumnDecoder, decode_column
 from gantrymq.spark.schemas.avro_schema import AvroType, SchemaText, parse_avro, to_text
 from gantrymq.spark.schemas.avro_types import spark_type
 from gantrymq.spark.schemas.avro_writing import AvroWriter, check_writable
-from gantrymq.spark.schemas.bodies import Convert, check_binary
+from gantrymq.spark.schemas.bodies import ColumnConverter, Convert, UnreadableBody, check_binary
 from gantrymq.spark.schemas.extras import import_extra
 from gantrymq.spark.schemas.registry import FoundSchema, SchemaRegistry
 from gantrymq.spark.schemas.udfs import RegistryConverter, ask_id, ask_latest, is_permissive, make_udf
@@ -133,6 +134,30 @@ def _schema_to_write(
     return SchemaText(found.text, found.references), found.id
 
 
+@attrs.frozen
+class _AvroBodies(ColumnConverter):
+    """Decodes bodies; ``find`` has the reader of one, and where its value begins."""
+
+    find: Callable[[bytes], tuple[AvroReader, int]]
+
+    def __call__(self, value: bytes) -> Any:
+        """The value of one body. Raises :class:`UnreadableBody`."""
+        reader, start = self.find(value)
+        return reader.read(value, start)
+
+    def convert_all(self, column: pa.Array, kind: pa.DataType) -> pa.Array | None:
+        """See :class:`ColumnConverter`."""
+
+        def find(body: bytes) -> tuple[ColumnDecoder | None, int]:
+            reader, start = self.find(body)
+            return reader.decoder(kind), start
+
+        try:
+            return decode_column(column, kind, find)
+        except UnreadableBody:
+            return None
+
+
 # A Python worker makes each converter once, with the schemas that it has fetched, and not once a batch.
 @lru_cache(maxsize=32)
 def _avro_converter(spec: _AvroSpec, given: pa.DataType) -> Convert:
@@ -141,9 +166,10 @@ def _avro_converter(spec: _AvroSpec, given: pa.DataType) -> Convert:
     reader = parse_avro(spec.reader)
     if spec.registry is not None:
         registry = spec.registry
-        return RegistryConverter(registry, lambda number: _open_avro(registry.by_id(number), reader)).convert
+        return _AvroBodies(RegistryConverter(registry, lambda number: _open_avro(registry.by_id(number), reader)).find)
     assert spec.writer is not None
-    return AvroReader(parse_avro(spec.writer), reader).read
+    only = AvroReader(parse_avro(spec.writer), reader)
+    return _AvroBodies(lambda body: (only, 0))
 
 
 @lru_cache(maxsize=32)
@@ -153,7 +179,7 @@ def _avro_encoder(spec: tuple[SchemaText, bytes], given: pa.DataType) -> Convert
     return AvroWriter(parse_avro(text), given, header).write
 
 
-def _open_avro(found: FoundSchema, reader: AvroType) -> Callable[[bytes, int], Any]:
+def _open_avro(found: FoundSchema, reader: AvroType) -> AvroReader:
     if found.kind != "AVRO":
         raise WrongSchema(f"it is {found.kind}, not AVRO")
-    return AvroReader(parse_avro(SchemaText(found.text, found.references)), reader).read
+    return AvroReader(parse_avro(SchemaText(found.text, found.references)), reader)

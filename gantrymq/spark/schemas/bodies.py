@@ -15,6 +15,18 @@ Convert = Callable[[Any], Any]
 """Makes a value of one that is not null. Raises :class:`UnreadableBody`."""
 
 
+class ColumnConverter:
+    """A :data:`Convert` that can also convert a whole column."""
+
+    def __call__(self, value: Any) -> Any:
+        """See :data:`Convert`."""
+        raise NotImplementedError
+
+    def convert_all(self, column: pa.Array, kind: pa.DataType) -> pa.Array | None:
+        """``column`` as an array of type ``kind``; None if its values have to be converted one by one."""
+        raise NotImplementedError
+
+
 class UnreadableBody(Exception):
     """One value cannot be converted; the text says why."""
 
@@ -33,7 +45,7 @@ def arrow_type(kind: DataType) -> pa.DataType:
     if isinstance(kind, types.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     return {
-        "null": pa.null(),
+        "void": pa.null(),
         "boolean": pa.bool_(),
         "integer": pa.int32(),
         "long": pa.int64(),
@@ -67,6 +79,10 @@ def convert_column(
     """
     import pyarrow as pa
 
+    if isinstance(convert, ColumnConverter):
+        whole = convert.convert_all(column, kind)
+        if whole is not None:
+            return whole
     values: list[Any] = []
     for row, value in enumerate(_values(column, origin)):
         try:

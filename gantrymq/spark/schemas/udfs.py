@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gantrymq.spark.errors import RegistryFailed, WrongOption, WrongSchema
 from gantrymq.spark.schemas.bodies import Convert, UnreadableBody, arrow_type, convert_column
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
+Reader = TypeVar("Reader", bound=Callable[[bytes, int], Any])
 MAX_UNKNOWN = 1000
 """The most unknown ids that a Python worker meets before it fails, also if unreadable bodies become null: each costs a
 request, and so many mean that the bodies are not of this registry."""
@@ -66,22 +67,26 @@ def make_udf(
     return udf
 
 
-class RegistryConverter:
+class RegistryConverter(Generic[Reader]):
     """Decodes bodies with a header, each by what ``make`` returns for the id of its schema."""
 
-    def __init__(self, registry: SchemaRegistry, make: Callable[[int], Callable[[bytes, int], Any]]) -> None:
+    def __init__(self, registry: SchemaRegistry, make: Callable[[int], Reader]) -> None:
         self._registry = registry
         self._make = make
-        self._readers: dict[int, Callable[[bytes, int], Any]] = {}
+        self._readers: dict[int, Reader] = {}
         self._refused: dict[int, tuple[float, str]] = {}
 
     def convert(self, body: bytes) -> Any:
         """The value of ``body``. Raises :class:`UnreadableBody`, :class:`RegistryFailed`."""
-        number, start = self._registry.split(body)
-        read = self._readers.get(number)
-        return (read or self._open(number))(body, start)
+        read, start = self.find(body)
+        return read(body, start)
 
-    def _open(self, number: int) -> Callable[[bytes, int], Any]:
+    def find(self, body: bytes) -> tuple[Reader, int]:
+        """What decodes ``body``, and where the value begins. Raises as :meth:`convert` does."""
+        number, start = self._registry.split(body)
+        return self._readers.get(number) or self._open(number), start
+
+    def _open(self, number: int) -> Reader:
         since, reason = self._refused.get(number, (0.0, ""))
         if not reason or time.monotonic() - since > _UNKNOWN_SECONDS:
             if len(self._refused) >= MAX_UNKNOWN:
