@@ -15,6 +15,7 @@ from gantrymq.client.options import WorkerSettings
 from gantrymq.client.termination import gets_signals, watch_signals
 from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.outages import Outages
 
 Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 """What is done with a message: a coroutine function, or a plain function, which runs in a thread."""
@@ -66,6 +67,7 @@ class Worker(Generic[R]):
         self._ended.set()
         self._tasks: TaskGroup | None = None
         self._failure: GantryError | None = None
+        self._outages = Outages(log)
 
     async def run(self, *, signals: bool = False) -> None:
         """Work until :meth:`stop`, or SIGTERM or SIGINT with ``signals``; then drain and commit.
@@ -181,12 +183,17 @@ class Worker(Generic[R]):
         except ClientClosed as error:
             self._fail(error)
         except GantryError as error:
-            log.warning("send_back_failed", group=self._consumer.group, topic=message.topic, reason=str(error))
+            self._outages.warning(
+                "send_back_failed", message.broker_name,
+                group=self._consumer.group, topic=message.topic, reason=str(error),
+            )  # fmt: skip
             if not self._stopped.is_set() and self._tasks is not None:
                 # not in this place: the broker may be away for long, and other brokers' messages must not wait
                 self._tasks.start_soon(
                     self._give_back_later, message, delivery, delay_level, pause or SEND_BACK_PAUSE_SECONDS
                 )
+        else:
+            self._outages.over("send_back_failed", message.broker_name)
 
     async def _give_back_later(self, message: R, delivery: Delivery, delay_level: int, pause: float) -> None:
         with anyio.move_on_after(pause):

@@ -22,6 +22,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.send import ReplyMessageHeader, SendMessageHeader, SendMessageResponse, read_send_header
 from gantrymq.remoting.message_ids import id_at, id_prefix
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.properties import (
     PROPERTIES_MAX_BYTES,
     PUSH_REPLY_TIME,
@@ -69,6 +70,7 @@ class ReplyProcessor:
         host = broker.store.config.store_host
         self._id_prefix = id_prefix(host)
         self._store_host = _format_host(host)
+        self._outages = Outages(log, broker.env.monotonic)
 
     def handle(self, requests: list[Request]) -> None:
         """Process all replies of the sweep; an invalid one is answered at once and does not affect others."""
@@ -178,6 +180,7 @@ class ReplyProcessor:
         for row, reply in enumerate(batch.origins):
             status = batch.statuses[row]
             if status in STORED:
+                self._outages.over("reply_not_stored")
                 earlier = batch.settled.get(row)
                 offset, queue_offset = batch.place_of(row)
                 if earlier is not None:
@@ -186,7 +189,9 @@ class ReplyProcessor:
                     msg_id=id_at(self._id_prefix, offset), queue_id=reply.queue_id, queue_offset=queue_offset
                 )
             else:
-                log.warning("reply_not_stored", topic=batch.topics[row], code=status, reason=batch.remarks.get(row))
+                self._outages.warning(
+                    "reply_not_stored", topic=batch.topics[row], code=status, reason=batch.remarks.get(row)
+                )
             self._ended(reply)
 
     def _ended(self, reply: _Reply) -> None:

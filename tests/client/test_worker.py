@@ -262,7 +262,7 @@ def test_a_delay_level_that_the_broker_defines_differently_is_rejected() -> None
 
 
 async def test_a_failed_send_back_is_retried_while_others_are_handled(
-    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gantrymq.client.worker.SEND_BACK_PAUSE_SECONDS", 0.01)
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
@@ -287,6 +287,8 @@ async def test_a_failed_send_back_is_retried_while_others_are_handled(
         with anyio.fail_after(20):
             await client.run(handle, "T", "g", start="first", concurrency=1)
         assert cluster.broker.offsets["g", "T", 0] == 2
+    assert caplog.text.count("send_back_failed") == 2, "the first failure and the end of the outage, not each attempt"
+    assert "failures=2" in caplog.text
 
 
 async def test_messages_that_cannot_be_sent_back_at_the_end_are_left_to_the_next_member(fake_cluster: Cluster) -> None:

@@ -23,6 +23,7 @@ from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.levels.positions import Positions
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.property_bytes import REAL_QID, REAL_TOPIC
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Delivery:
         self._flights_max = PIPELINE if pipelined else 1
         self._woken = trio.Event()
         self._stopping = False
+        self._outages = Outages(log, lambda: store.log.clock.now_ms() / 1000)
         existing = {queue.queue_id for queue in store.queues if queue.topic == SCHEDULE_TOPIC}
         # Messages may still wait in levels that the configuration no longer has.
         self._states = [
@@ -237,8 +239,9 @@ class Delivery:
         if failed:
             state.failed(failed, now + RETRY_MS)
             row = units.index(failed[0])
-            log.warning(
+            self._outages.warning(
                 "delayed_messages_refused",
+                str(state.queue_id),
                 level=state.queue_id + 1,
                 messages=len(failed),
                 code=batch.statuses[row],
@@ -246,6 +249,8 @@ class Delivery:
             )
         stored = [unit for row, unit in enumerate(units) if offsets[row] >= 0]
         if stored:
+            if not failed:
+                self._outages.over("delayed_messages_refused", str(state.queue_id))
             state.took_off(min(stored), batch.end)
 
     def _wake(self, _batch: AppendBatch) -> None:

@@ -29,6 +29,7 @@ from gantrymq.plugins.delay.timer.log import DELETE, NOWHERE, ROLL, DamagedUnit,
 from gantrymq.plugins.delay.timer.slots import OpenSlot
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.properties import replace_properties
 from gantrymq.remoting.property_bytes import (
     REAL_QID,
@@ -83,6 +84,7 @@ class Dequeue:
         self._next = files.read_ms
         self._flights: deque[_Flight] = deque()
         self.stopping = False
+        self._outages = Outages(log, lambda: store.log.clock.now_ms() / 1000)
 
     # ------------------------------------------------------------------------------------------------------ events
 
@@ -270,7 +272,7 @@ class Dequeue:
     def _put(self, batch: AppendBatch, taken: list[tuple[OpenSlot, list[int]]], now: int) -> None:
         self._append(batch)
         offsets = batch.offsets or [-1] * len(batch)
-        row = 0
+        row = refused = 0
         rows: list[tuple[OpenSlot, int]] = []
         for slot, keys in taken:
             failed = []
@@ -286,9 +288,12 @@ class Dequeue:
                 row += 1
             if failed:
                 slot.try_again(failed, now + RETRY_MS)
-                log.warning("delayed_messages_refused", slot=slot.time, messages=len(failed))
+                refused += len(failed)
+                self._outages.warning("delayed_messages_refused", slot=slot.time, messages=len(failed))
             rows.append((slot, sum(offset >= 0 for offset in offsets[row - len(keys) : row])))
         if batch.end > batch.start:
+            if not refused:
+                self._outages.over("delayed_messages_refused")
             self._flights.append(_Flight(batch.end, rows))
 
     # ---------------------------------------------------------------------------------------------------- progress

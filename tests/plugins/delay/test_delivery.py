@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
+import structlog.testing
 import trio
 
 from gantrymq.kernel.batch import AppendBatch
@@ -121,19 +122,22 @@ def test_a_put_that_failed_is_tried_again_and_the_level_waits_for_it() -> None:
                 batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "no room")
 
     world.refuse = refuse_b
-    world.settle()
-    assert world.bodies() == [b"a", b"c"]
-    assert world.delivery.safe()[1] == 1
-    world.send(b"d", 1)
-    world.commit()
-    world.env.advance(RETRY_MS - 1)
-    world.settle()
-    world.env.advance(1)
-    world.settle()
-    assert world.bodies() == [b"a", b"c"], "refused once more, and nothing else overtook it"
-    world.refuse = lambda batch: None
-    world.env.advance(RETRY_MS)
-    world.settle()
+    with structlog.testing.capture_logs() as logs:
+        world.settle()
+        assert world.bodies() == [b"a", b"c"]
+        assert world.delivery.safe()[1] == 1
+        world.send(b"d", 1)
+        world.commit()
+        world.env.advance(RETRY_MS - 1)
+        world.settle()
+        world.env.advance(1)
+        world.settle()
+        assert world.bodies() == [b"a", b"c"], "refused once more, and nothing else overtook it"
+        world.refuse = lambda batch: None
+        world.env.advance(RETRY_MS)
+        world.settle()
+    told = [(each["event"], each["level"]) for each in logs]
+    assert told == [("delayed_messages_refused", 1), ("outage_ended", 1)], "not for each attempt"
     assert world.bodies() == [b"a", b"c", b"b", b"d"]
     assert world.delivery.safe()[1] == 4
 

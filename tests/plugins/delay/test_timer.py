@@ -451,13 +451,20 @@ def test_a_message_that_could_not_be_stored_is_tried_again() -> None:
         batch.refuse(0, ResponseCode.SERVICE_NOT_AVAILABLE, "no room")
 
     world.refuse = refuse
-    world.env.advance(1000)
-    world.settle()
-    assert world.bodies() == [b"b"]
-    world.refuse = lambda batch: None
-    world.env.advance(RETRY_MS)
-    world.settle()
+    with structlog.testing.capture_logs() as logs:
+        world.env.advance(1000)
+        world.settle()
+        assert world.bodies() == [b"b"]
+        for _ in range(3):
+            world.env.advance(RETRY_MS)
+            world.settle()
+        world.refuse = lambda batch: None
+        world.env.advance(RETRY_MS)
+        world.settle()
     assert world.bodies() == [b"b", b"a"]
+    told = [each for each in logs if each["event"] in ("delayed_messages_refused", "outage_ended")]
+    assert [each["event"] for each in told] == ["delayed_messages_refused", "outage_ended"], "not for each attempt"
+    assert told[1]["failures"] >= 4
 
 
 def test_waiting_timed_messages_hold_log_files_until_they_are_delivered() -> None:

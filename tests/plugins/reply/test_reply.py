@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
+import structlog.testing
 import trio
 
 from gantrymq.kernel.broker import Broker
@@ -262,9 +263,12 @@ async def test_a_slave_pushes_replies_and_stores_none(tmp_path: Path) -> None:
         broker = await stack.enter_async_context(run_broker(make_broker(tmp_path, settings=settings)))
         channel = await stack.enter_async_context(open_channel(broker.address))
         requester = await stack.enter_async_context(requesting(broker))
-        answer = await channel.call(reply())
-        assert (answer.code, answer.ext) == (0, {**ALWAYS, "msgId": "0", "queueId": "0", "queueOffset": "0"})
-        assert len(requester.pushes) == 1
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                answer = await channel.call(reply())
+                assert (answer.code, answer.ext) == (0, {**ALWAYS, "msgId": "0", "queueId": "0", "queueOffset": "0"})
+        assert len(requester.pushes) == 3
+        assert [each["event"] for each in logs].count("reply_not_stored") == 1, "not for each reply"
 
 
 async def test_many_replies_reach_a_requester_that_owes_a_bounded_number_of_answers(tmp_path: Path) -> None:
