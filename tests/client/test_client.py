@@ -221,9 +221,13 @@ async def test_an_unknown_request_of_a_broker_is_answered_not_supported(fake_clu
         assert (answer.opaque, answer.code) == (9, 3)
 
 
-def test_importing_gantrymq_loads_no_event_loop_and_no_codec() -> None:
+def test_imports_load_only_what_they_need() -> None:
+    """A package without an event loop or a codec; a client without what few of them use."""
     code = (
-        "import sys, gantrymq; print([m for m in ('anyio', 'trio', 'asyncio', 'msgspec', 'attrs') if m in sys.modules])"
+        "import sys, gantrymq\n"
+        "found = [m for m in ('anyio', 'trio', 'asyncio', 'msgspec', 'attrs') if m in sys.modules]\n"
+        "import gantrymq.sync\n"
+        "print(found + [m for m in ('trio', 'structlog', 'rich', 'http.client') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -46,4 +46,11 @@ def test_an_exception_is_reported_with_its_traceback(caplog: pytest.LogCaptureFi
         except KeyError:
             LibraryLog().exception("channel_handler_failed", code=40)
     assert "KeyError: 'missing'" in caplog.text
-    assert "channel_handler_failed" in caplog.text
+    assert "event='channel_handler_failed' code=40" in caplog.text
+    LibraryLog().error("client_failed", client="one", exc_info=ValueError("wrong"))
+    assert "event='client_failed' client='one'\nValueError: wrong" in caplog.text
+
+
+def test_a_line_has_the_place_in_the_library_where_it_was_written(caplog: pytest.LogCaptureFixture) -> None:
+    LibraryLog().warning("pull_failed")
+    assert [record.filename for record in caplog.records] == ["test_logs.py"]
