@@ -17,18 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import attrs
 import pytest
 
-from support.debian import find_system
-from support.foreign import ToolMissing
+from support.images import DOCKERFILE, Image
 from support.processes import wait_for
 
 pytestmark = [pytest.mark.soak(0), pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 CONFIG = """
 [broker]
 listen = "127.0.0.1:{broker}"
@@ -40,56 +36,17 @@ listen = "127.0.0.1:{http}"
 """
 
 
-@attrs.frozen
-class Buildah:
-    """buildah with a storage of its own; commands run in a chroot, with the network of this machine."""
-
-    folder: Path
-
-    def __call__(self, *arguments: str | Path) -> str:
-        environ = {**os.environ, "BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
-        done = subprocess.run(
-            self.command(*arguments), cwd=ROOT, env=environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-        return done.stdout.strip()
-
-    def command(self, *arguments: str | Path) -> list[str]:
-        places = ["--storage-driver", "vfs", "--root", self.folder / "root", "--runroot", self.folder / "run"]
-        return ["buildah", *map(str, places), *map(str, arguments)]
-
-
-@pytest.fixture(scope="module")
-def system() -> Path:
-    for program, package in (("buildah", "buildah"), ("systemd-nspawn", "systemd-container")):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed (Debian: apt install {package})")
-    try:
-        return find_system(ROOT / "build")
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-
-
-@pytest.fixture(scope="module")
-def image(system: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Buildah, str]]:
-    """A container of the image of the shipped Dockerfile."""
-    buildah = Buildah(tmp_path_factory.mktemp("buildah"))
-    (base,) = set(re.findall(r"^FROM (\S+)", DOCKERFILE.read_text(), re.MULTILINE))
-    blank = buildah("from", "scratch")
-    buildah("add", "--quiet", blank, system, "/")
-    buildah("config", "--env", "PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin", blank)
-    buildah("commit", "--quiet", "--rm", blank, f"docker.io/library/{base}")
-    volumes = ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.exists() else []
-    buildah("bud", "--pull-never", "--layers=false", *volumes, "--tag", "gantrymq", "--file", DOCKERFILE, ".")
-    container = buildah("from", "--pull-never", "localhost/gantrymq")
-    yield buildah, container
-    buildah("rm", container)
+@pytest.fixture
+def container(image: Image) -> Iterator[str]:
+    name = image.buildah("from", "--pull-never", image.name)
+    yield name
+    image.buildah("rm", name)
 
 
 def test_the_image_serves_as_its_user_passes_its_health_check_and_stops_cleanly(
-    image: tuple[Buildah, str], tmp_path: Path
+    image: Image, container: str, tmp_path: Path
 ) -> None:
-    buildah, container = image
+    buildah = image.buildah
     version = json.loads(buildah("run", container, "--", "gantrymq", "version", "--json"))
     assert version["loops"] == "compiled"
     extras = re.search(r"\$1\[([a-z,]+)\]", DOCKERFILE.read_text())
@@ -138,13 +95,14 @@ def descendants(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def machine(image: tuple[Buildah, str], system: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
+def machine(image: Image, container: str, tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Runs a command in a booted system, which has ``/opt/gantrymq`` of the image and this repository's ``deploy/``."""
-    buildah, container = image
     root = tmp_path / "machine"
     # not shutil.copytree, which would read devices to their end
-    subprocess.run(["cp", "--archive", system, root], check=True)
-    subprocess.run(["cp", "--archive", Path(buildah("mount", container)) / "opt/gantrymq", root / "opt"], check=True)
+    subprocess.run(["cp", "--archive", image.system, root], check=True)
+    subprocess.run(
+        ["cp", "--archive", Path(image.buildah("mount", container)) / "opt/gantrymq", root / "opt"], check=True
+    )
     shutil.copytree(ROOT / "deploy", root / "root/deploy")
     (root / "root/broker.toml").write_text(CONFIG.format(broker=10911, http=8558))
     (root / "etc/machine-id").write_text("")
@@ -163,7 +121,7 @@ def machine(image: tuple[Buildah, str], system: Path, tmp_path: Path) -> Iterato
             assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
             return done.stdout
 
-        wait_for(lambda: call("systemctl", "is-system-running", check=False).strip() == "running", 60.0)
+        wait_for(lambda: call("systemctl", "is-system-running", check=False).strip() == "running", 300.0)
         yield call
         with suppress(ProcessLookupError):
             os.kill(int(init), signal.SIGRTMIN + 4)  # power off
