@@ -22,4 +22,6 @@ def completion(shell: str) -> None:
 
     found = get_completion_class(shell)
     assert found is not None  # click has all three
-    click.echo(found(cli, {}, "gantrymq", VARIABLE).source())
+    script = found(cli, {}, "gantrymq", VARIABLE).source()
+    # click's script for fish ends a description at its first comma.
+    click.echo(script.replace('(string split "," $completion)', '(string split -m 1 "," $completion)'))

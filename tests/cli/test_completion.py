@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +45,70 @@ def test_the_shell_script_calls_the_program(cli: Callable[..., Any], shell: str)
     if shutil.which(shell):
         parsed = subprocess.run([shell, "-n"], input=outcome.out, capture_output=True, text=True, timeout=60)
         assert parsed.returncode == 0, parsed.stderr
+
+
+ALL_SET = "echo all-''set"
+"""A line whose echo differs from what it prints."""
+SHELLS = {
+    "bash": (["--norc", "-i"], 'eval "$(gantrymq completion bash)"'),
+    "zsh": (["-f", "-i"], 'autoload -U compinit; compinit -D; eval "$(gantrymq completion zsh)"'),
+    "fish": (["--no-config"], "gantrymq completion fish | source"),
+}
+
+
+def typed(shell: str, line: str, wanted: str, home: Path) -> str:
+    """What an interactive shell in a terminal shows for ``line`` and Tab, up to ``wanted``, or all of it in the end."""
+    options, setup = SHELLS[shell]
+    child, terminal = pty.fork()
+    if child == 0:
+        folder = os.path.dirname(sys.executable)
+        given = {"TERM": "xterm", "HOME": str(home), "PATH": f"{folder}:{os.environ['PATH']}", "COLUMNS": "200"}
+        os.execvpe(shell, [shell, *options], os.environ | given)
+    shown = b""
+
+    def read(until: bytes, seconds: float) -> None:
+        nonlocal shown
+        ends = time.monotonic() + seconds
+        while until not in shown and time.monotonic() < ends:
+            if select.select([terminal], [], [], 0.1)[0]:
+                try:
+                    shown += os.read(terminal, 65_536)
+                except OSError:  # it has ended
+                    return
+
+    try:
+        os.write(terminal, f"{setup}; {ALL_SET}\n".encode())
+        read(b"all-set", 60)
+        shown = b""
+        os.write(terminal, f"{line}\t".encode())
+        for _ in range(30):  # a Tab completes what is common to all, another one shows them
+            read(wanted.encode(), 1)
+            if wanted.encode() in shown:
+                break
+            os.write(terminal, b"\t")
+        return shown.decode(errors="replace")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_in_a_terminal_completes_commands(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None or not Path(sys.executable).with_name("gantrymq").exists():
+        pytest.skip(f"{shell} or the program is not installed (Debian: apt install {shell})")
+    assert "topic" in typed(shell, "gantrymq to", "topic", tmp_path)
+
+
+@pytest.mark.once
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed (Debian: apt install fish)")
+def test_fish_shows_descriptions_beyond_a_comma(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (script := tmp_path / "gantrymq.fish").write_text(cli("completion", "fish").out)
+    folder = os.path.dirname(sys.executable)
+    lines = f'set PATH {folder} $PATH; source {script}; complete -C "gantrymq topi"'
+    done = subprocess.run(["fish", "--no-config", "-c", lines], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("topic\tCreate, list"), done
 
 
 def test_an_unknown_shell_is_wrong_usage(cli: Callable[..., Any]) -> None:
