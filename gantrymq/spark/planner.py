@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import attrs
 import msgspec
-import structlog
 
 from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, Unreachable, WrongOption
+from gantrymq.spark.events import log
 from gantrymq.spark.options import EARLIEST, LATEST, Offsets, StreamOptions
 from gantrymq.spark.ranges import (
     QueueRange,
@@ -26,8 +26,6 @@ from gantrymq.spark.ranges import (
 )
 from gantrymq.spark.sharing import share
 from gantrymq.spark.wire import Queue, Wire
-
-log = structlog.get_logger("gantrymq.spark")
 
 T = TypeVar("T")
 QueueKey = tuple[str, str, int]

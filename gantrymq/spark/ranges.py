@@ -8,15 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import attrs
-import structlog
 
 from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topic
 from gantrymq.spark.errors import DataLoss, UnknownTopic, WrongOption
+from gantrymq.spark.events import log
 from gantrymq.spark.options import EARLIEST, LATEST, Assignment, Offsets, SourceOptions
 from gantrymq.spark.times import find_first_since
 from gantrymq.spark.wire import Queue, Wire
-
-log = structlog.get_logger("gantrymq.spark")
 
 SAMPLE_ROWS = 32
 """The messages whose stored size stands for that of others, where something is bounded by bytes."""

@@ -22,7 +22,7 @@ assert pyspark_gantrymq.DefaultSource.name() == "gantrymq"
 print(*sorted(name for name in sys.modules if name.partition(".")[0] in ("gantrymq", "trio")))
 del sys.modules["pyarrow"]
 import gantrymq.spark.source
-print(*sorted({"trio", "gantrymq.client.client", "gantrymq.spark.exports"}.intersection(sys.modules)))
+print(*sorted({"trio", "structlog", "gantrymq.client.client", "gantrymq.spark.exports"}.intersection(sys.modules)))
 """
 
 

@@ -87,6 +87,28 @@ def test_sql_runs_over_a_range_of_offsets_split_into_partitions(spark: SparkSess
     assert counts == {"odd": 11, "even": 11}
 
 
+def test_a_batch_starts_and_ends_at_times_and_its_tasks_are_bounded(spark: SparkSession, cluster: FakeCluster) -> None:
+    cluster.add_topic("orders", queues=2)
+    for number in range(20):
+        cluster.put("orders", number // 15, b"x" * 100, store_timestamp=1_767_225_600_000 + number * 1000)
+    times = {"startingTimestamp": 1_767_225_603_000, "endingTimestamp": 1_767_225_612_000}
+
+    def offsets(**options: Any) -> list[tuple[int, int]]:
+        rows = load(spark, cluster, **options).select("queueId", "queueOffset").collect()
+        return sorted((row.queueId, row.queueOffset) for row in rows)
+
+    assert offsets(**times) == [(0, number) for number in range(3, 12)]
+    # The first queue has no message since then.
+    late = {"startingOffsetsByTimestamp": '{"orders": {"broker-a": {"0": 1767225617000, "1": 1767225617000}}}'}
+    assert offsets(**late) == [(1, number) for number in range(2, 5)]
+    with pytest.raises(Exception, match="orders broker-a queue 0 has no message since 1767225617000"):
+        offsets(**late, startingOffsetsByTimestampStrategy="error")
+    assert load(spark, cluster, **times, maxRecordsPerPartition=2).rdd.getNumPartitions() == 5
+    assert load(spark, cluster).rdd.getNumPartitions() == 2
+    assert load(spark, cluster, maxBytesPerPartition=1000).rdd.getNumPartitions() == 4
+    assert len(offsets(maxBytesPerPartition=1000)) == 20
+
+
 def test_a_schema_given_by_the_user_picks_columns(spark: SparkSession, orders: FakeCluster) -> None:
     options = {"nameserver": orders.address, "topic": "orders"}
     frame = spark.read.format("gantrymq").options(**options).schema("tags string, queueOffset bigint").load()
