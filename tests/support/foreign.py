@@ -320,12 +320,12 @@ def _load_classes(java: Java, home: Path) -> None:
 
 def find_go(source: Path, cache: Path) -> Path:
     """The program of the Go module ``source``, built into ``cache`` unless it is there already."""
-    program = cache / "go" / "interop"
+    program = cache / source.name / "interop"
     stamp = _stamp(source)
-    with hold_lock(cache / "go.lock"):
+    with hold_lock(cache / f"{source.name}.lock"):
         mark = program.parent / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
-            go = find_tool("go", "build the Go client")
+            go = find_tool("go", f"build the program of {source.name}")
             program.parent.mkdir(parents=True, exist_ok=True)
             run_build((go, "build", "-o", str(program.absolute()), "."), source)
             mark.write_text(stamp)

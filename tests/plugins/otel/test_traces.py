@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.testing.fixtures import StartPluginBroker
+from support.foreign import ToolMissing, cache_folder, find_go
+from support.processes import Child, free_ports
 
 trace = pytest.importorskip("opentelemetry.trace")
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
@@ -23,6 +26,7 @@ processors = pytest.importorskip("opentelemetry.sdk.trace.export")
 otlp = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 protobuf = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
+INTEROP = Path(__file__).parents[2] / "interop"
 OTEL = "gantrymq.plugins.otel:OtelPlugin"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE_ID, PRODUCER_ID = bytes.fromhex(TRACEPARENT[3:35]), bytes.fromhex(TRACEPARENT[36:52])
@@ -105,11 +109,16 @@ def attributes(span: Any) -> dict[str, Any]:
 def test_a_collector_gets_one_trace_of_producer_broker_and_consumer(
     collector: Collector, plugin_broker: StartPluginBroker
 ) -> None:
+    check_one_trace(collector, collector.url, plugin_broker)
+
+
+def check_one_trace(collector: Collector, endpoint: str, plugin_broker: StartPluginBroker) -> None:
+    """``endpoint``: where producer, broker and consumer send their spans, which come to ``collector``."""
     from gantrymq.client.otel import OpenTelemetry
 
-    broker = plugin_broker(OTEL, settings=settings(collector))
+    broker = plugin_broker(OTEL, settings=settings(collector, endpoint=endpoint))
     provider = sdk.TracerProvider()
-    provider.add_span_processor(processors.SimpleSpanProcessor(otlp.OTLPSpanExporter(collector.url)))
+    provider.add_span_processor(processors.SimpleSpanProcessor(otlp.OTLPSpanExporter(endpoint)))
     with gantrymq.sync.connect(broker.nameserver, interceptors=[OpenTelemetry(provider)]) as client:
         with client.producer("p") as producer:
             sent = producer.send("T", b"hello", tags="a", keys=["k"])
@@ -138,6 +147,35 @@ def test_a_collector_gets_one_trace_of_producer_broker_and_consumer(
     assert message.properties["traceparent"].split("-")[2] == send.span_id.hex()
     assert {each["service.name"] for each in collector.resources} >= {"gantrymq-broker"}
     assert {each.get("service.instance.id") for each in collector.resources} >= {"broker-a/0"}
+
+
+CONFIGURATION = """
+receivers:
+  otlp: {{protocols: {{http: {{endpoint: "127.0.0.1:{port}"}}}}}}
+exporters:
+  otlphttp: {{traces_endpoint: "{to}", compression: none, encoding: proto}}
+service:
+  pipelines:
+    traces: {{receivers: [otlp], exporters: [otlphttp]}}
+  telemetry: {{metrics: {{level: none}}, logs: {{output_paths: [stdout]}}}}
+"""
+
+
+@pytest.mark.soak(0)
+@pytest.mark.timeout(900)
+def test_a_real_collector_of_opentelemetry_takes_the_spans_and_passes_them_on(
+    collector: Collector, plugin_broker: StartPluginBroker, tmp_path: Path
+) -> None:
+    """It is built from OpenTelemetry's Go modules, the first time for some minutes."""
+    try:
+        program = find_go(INTEROP / "collector", cache_folder(INTEROP / ".cache"))
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    (port,) = free_ports()
+    (file := tmp_path / "collector.yaml").write_text(CONFIGURATION.format(port=port, to=collector.url))
+    with Child([str(program.absolute()), "--config", str(file)], tmp_path / "collector.log") as real:
+        real.wait_line(lambda line: "Everything is ready" in line, 60)
+        check_one_trace(collector, f"http://127.0.0.1:{port}/v1/traces", plugin_broker)
 
 
 def test_delays_retries_and_dead_letters_have_spans_in_the_trace(
