@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -98,7 +99,8 @@ def _kill_at_each_step(running: PluginBroker, place: Path) -> list[str]:
             for result in producer.send_batch([Message("orders", b"x" * 100) for _ in range(25)]):
                 sent[result.queue.queue_id, result.queue_offset] += 1
             command = [sys.executable, "-c", CHILD, str(folder), running.nameserver, str(step)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=600)
+            environ = {**os.environ, "TMPDIR": str(place)}  # a killed session leaves its folder
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=600, env=environ)
             if done.returncode == 0:
                 return killed
             assert done.returncode == -signal.SIGKILL, done.stdout

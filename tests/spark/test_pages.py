@@ -11,6 +11,7 @@ import io
 import os
 import re
 import shlex
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,10 +148,13 @@ def test_the_blocks_of_a_page_run_in_spark(
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_cells_of_the_notebook_run_in_spark(tmp_path: Path, server: PageServer, spark: SparkSession) -> None:
+def test_the_cells_of_the_notebook_run_in_spark(
+    tmp_path: Path, server: PageServer, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its last cell compares the stream's result with that of the export. They run in the session of the tests, because
     a kernel would start a JVM of its own; ``test_notebook.py`` runs it in JupyterLab."""
     nbformat = pytest.importorskip("nbformat", reason="pip install nbformat")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the export stays for the reader
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

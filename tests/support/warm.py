@@ -16,6 +16,7 @@ import linecache
 import marshal
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -371,7 +372,9 @@ def serve(number: int, listening: int, environ: dict[str, str]) -> None:
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asked
     modules = {name: place.partition(":")[0] for name, place in COMMANDS.items()}
-    _Forks(socket.socket(fileno=number), socket.socket(fileno=listening), environ, modules).serve()
+    listener = socket.socket(fileno=listening)
+    _Forks(socket.socket(fileno=number), listener, environ, modules).serve()
+    shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)  # its owner may have been killed
 
 
 def _run(request: Request, streams: Sequence[int]) -> NoReturn:

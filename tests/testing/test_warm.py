@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from support import warm
-from support.processes import Child, gantrymq_child
+from support.processes import Child, gantrymq_child, wait_for
 from support.warm import WarmProcess, write_command
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds")
 
@@ -141,3 +143,15 @@ def test_a_command_file_starts_an_interpreter_for_a_variable_that_counts_at_impo
         )
         assert done.returncode == 0
         assert ("cold" in done.stderr) is cold
+
+
+def test_the_folder_of_a_killed_process_of_tests_is_deleted(tmp_path: Path) -> None:
+    program = (
+        "import os, signal; from pathlib import Path; from support.warm import write_command\n"
+        "write_command(Path('gantrymq')); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_for(lambda: not list(tmp_path.glob("gantrymq-warm-*")))
