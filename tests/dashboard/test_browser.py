@@ -17,7 +17,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 from gantrymq.sync import connect  # noqa: E402
 from support.dashboard import Site, started_site  # noqa: E402
 from support.debian import find_browser  # noqa: E402
-from support.foreign import ToolMissing, cache_folder  # noqa: E402
+from support.foreign import AXE, ToolMissing, cache_folder, find_npm_program  # noqa: E402
 from support.processes import gantrymq_child, wait_for  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -30,6 +30,21 @@ PAGES = (
     "plugins", "log", "api",
 )  # fmt: skip
 
+
+SLOW = """globalThis.asked = 0;
+const fetch = globalThis.fetch;
+globalThis.fetch = async (path, options) => {
+  if (!path.includes("/topics")) return fetch(path, options);
+  if (!document.querySelector("tbody tr")) globalThis.asked++;
+  await new Promise((done) => setTimeout(done, 5000));
+  return fetch(path, options);
+};"""
+"""Lets the topics take longer than the time between two samples; ``asked``: requests before they are shown."""
+
+SHOWN = """new MutationObserver((_, observer) => {
+  if (document.querySelector("tbody tr")) { globalThis.shown = performance.now(); observer.disconnect(); }
+}).observe(document, { childList: true, subtree: true })"""
+"""When the page has its first row, in ms since the browser began to load it."""
 
 LOADED = """() =>
   [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")].map((entry) => (
@@ -106,6 +121,15 @@ def test_a_topic_is_created_filled_and_its_messages_are_shown(site: Site, open_p
     page.get_by_role("textbox").fill("parcels")
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     page.get_by_text("Topic parcels is deleted.").wait_for()
+
+
+def test_a_page_that_loads_slowly_is_shown(site: Site, open_page: Callable[..., Any]) -> None:
+    site.client.admin.create_topic("slow-to-load", 1)
+    page = open_page()
+    page.add_init_script(SLOW)
+    page.goto(f"http://{site.address}/#/topics?search=slow-to-load")
+    page.get_by_role("link", name="slow-to-load").wait_for(timeout=PATIENCE_MS)
+    assert page.evaluate("asked") == 1
 
 
 def test_the_lag_rises_and_falls_by_itself(site: Site, open_page: Callable[..., Any]) -> None:
@@ -292,6 +316,50 @@ def test_the_pages_work_with_the_keyboard_on_a_phone_and_in_the_dark(site: Site,
     assert phone.locator("#search").input_value() == "no such"
 
 
+FAULTS = """() => axe.run(document).then((found) => [found.passes.length, found.violations.map((fault) => (
+  `${fault.id}: ${fault.nodes.map((node) => node.html.slice(0, 120)).slice(0, 3).join(" ")}`))])"""
+
+
+def faults_of(page: Any, axe: str) -> list[str]:
+    """What axe finds on the page: elements without a name, low contrast, wrong roles and the like."""
+    page.evaluate(axe)
+    rules, faults = page.evaluate(FAULTS)
+    assert rules > 10
+    return list(faults)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
+def test_axe_finds_no_fault_in_the_pages(site: Site, open_page: Callable[..., Any], scheme: str, width: int) -> None:
+    try:
+        axe = Path(find_npm_program(*AXE, cache_folder(TESTS / "interop" / ".cache"))[-1]).read_text()
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    site.client.admin.create_topic("audited", 2)
+    with site.client.producer("P") as producer:
+        for _ in range(4):
+            producer.send("audited", b'{"a": 1}')
+        with site.client.consumer("audited", group="auditor", start="first") as consumer:
+            next(iter(consumer)).retry(-1)
+            next(iter(consumer)).ack()
+    page = open_page(viewport={"width": width, "height": 780}, color_scheme=scheme)
+    found = {}
+    for name in (*PAGES, "topics/audited", "groups/auditor", "dead-letters/auditor", "messages?topic=audited"):
+        page.goto(f"http://{site.address}/#/{name}")
+        page.reload()  # a document for each page: axe has no rest of the last one
+        page.locator("h1").first.wait_for()
+        found[name] = faults_of(page, axe)
+    page.get_by_role("button", name="Show").first.click()
+    page.get_by_role("dialog").get_by_role("heading", name="Message").wait_for()
+    found["a message"] = faults_of(page, axe)
+    page.goto(f"http://{site.address}/#/groups/auditor")
+    page.reload()
+    page.get_by_role("button", name="Reset offsets").click()
+    found["a form"] = faults_of(page, axe)
+    assert {name: faults for name, faults in found.items() if faults} == {}
+    page.evaluate("document.querySelector('dialog').append(document.createElement('input'))")
+    assert faults_of(page, axe) != [], "an input without a label"
+
+
 def test_a_page_of_ten_thousand_topics_is_small_and_quick(open_page: Callable[..., Any], tmp_path: Path) -> None:
     topics = {
         f"many-{number:05}": {"topicName": f"many-{number:05}", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
@@ -304,14 +372,13 @@ def test_a_page_of_ten_thousand_topics_is_small_and_quick(open_page: Callable[..
     with started_site(tmp_path) as site:
         wait_for(lambda: site.get("/topics?search=many&size=1")["total"] == 10_000, 60)
         page.goto(f"http://{site.address}/#/topics?search=many")
+        page.add_init_script(SHOWN)
         times, sizes = [], []
         for _ in range(5):
             page.reload()
             page.get_by_role("row").filter(has_text="many-00049").wait_for()
-            loaded = page.evaluate(LOADED)
-            answers = [entry for entry in loaded if "/api/v1/topics" in entry["name"]]
-            times.append(min(entry["milliseconds"] for entry in answers))
-            sizes.append(sum(entry["bytes"] for entry in loaded))
-    print(f"10,000 topics: {min(times):.0f} ms for the topics, {max(sizes):,} bytes for all")
+            times.append(page.evaluate("shown"))
+            sizes.append(sum(entry["bytes"] for entry in page.evaluate(LOADED)))
+    print(f"10,000 topics: shown after {min(times):.0f} ms, {max(sizes):,} bytes for all")
     assert 10_000 < max(sizes) < 1024 * 1024
-    assert min(times) < 1000, "200 ms on an idle machine"
+    assert 0 < min(times) < 1000, "200 ms on an idle machine"

@@ -17,6 +17,7 @@ sys.path.insert(0, str(HERE.parent))  # pytest has it there
 from support.debian import find_browser, find_unpacked  # noqa: E402
 from support.etcd import find_etcd  # noqa: E402
 from support.foreign import (  # noqa: E402
+    AXE,
     JAVA_VERSIONS,
     ToolMissing,
     cache_folder,
@@ -52,6 +53,7 @@ def main() -> None:
         lambda: find_node(HERE / "node", CACHE),
         lambda: make_archive(CACHE),
         lambda: find_npm_program(*S3RVER, CACHE),
+        lambda: find_npm_program(*AXE, CACHE),
         lambda: find_etcd(CACHE),
         lambda: find_unpacked(CACHE, "promtool", "prometheus"),
         lambda: find_unpacked(CACHE, "amtool", "prometheus-alertmanager"),

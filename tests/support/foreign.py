@@ -31,6 +31,8 @@ from support.processes import STOP_SECONDS, Child, ChildFailed, Partner, free_po
 
 JAVA_VERSIONS = ("4.9.7", "5.3.3")
 """The releases of RocketMQ that the tests speak with."""
+AXE = ("axe-core", "4.10.3", "axe.min.js")
+"""The npm package that looks for faults of pages that keep people from using them."""
 ARCHIVE = "classes.jsa"
 BUILD_SECONDS = 600.0
 BROKER_STOP_SECONDS = 40.0

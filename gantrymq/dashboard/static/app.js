@@ -23,6 +23,7 @@ const dialog = document.getElementById("dialog");
 let samples = [];
 let session = { role: null, tokens: false, version: "" };
 let turn = 0;
+let loading = 0; // pages that are being loaded
 
 // ------------------------------------------------------------------------------------------------------------ elements
 
@@ -590,8 +591,11 @@ function place() {
   return { page: page in VIEWS ? page : "overview", name: decodeURIComponent(name), params: new URLSearchParams(query) };
 }
 
+// `quietly`: load the page again; not while it is loading, which may take longer than the time between two samples.
 async function show({ quietly = false } = {}) {
+  if (quietly && loading) return;
   const mine = ++turn;
+  loading++;
   const { page, name, params } = place();
   for (const each of document.querySelectorAll("nav a")) {
     if (each.dataset.page === page) {
@@ -605,6 +609,7 @@ async function show({ quietly = false } = {}) {
   try { content = await VIEWS[page](name, params); } catch (problem) {
     content = [head(name || PAGES.find(([each]) => each === page)[1]), h("p", { class: "error", role: "alert" }, problem.message)];
   }
+  loading--;
   if (mine !== turn) return;
   const focused = document.activeElement;
   const keep = focused?.id === "search" ? [focused.value, focused.selectionStart] : null;
