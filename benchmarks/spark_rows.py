@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from systems import family_seconds, home_of, start
 
 from gantrymq.bench.cluster import prepare_topic
 from gantrymq.client import connect
-from gantrymq.spark import export, session, spark_status
+from gantrymq.spark import export, schemas, session, spark_status
 from gantrymq.spark.columns import COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ SINK = "write: body, tags, keys"
 EXPORT_SPARK = "export to Parquet, Spark"
 EXPORT_LOCAL = "export to Parquet, local engine"
 NO_PROPERTIES = "read: count of all columns but the properties"
+AVRO = "schemas.from_avro: bodies of seven fields, discarded"
 FLOOR = "floor: a Python data source that yields prepared batches of all columns, count"
 FIRST = "first run, "
 """Before the name of a use: cold. The other figures are of the second run in the session."""
@@ -63,6 +65,15 @@ GOALS = {COUNT: 510_000.0, PARQUET: 220_000.0, SINK: 100_000.0}
 BATCHES = 4
 KAFKA_SECONDS_MAX = 900.0
 MEMORY = "2g"
+AVRO_SCHEMA = {
+    "type": "record", "name": "Order", "fields": [
+        {"name": "id", "type": "long"}, {"name": "user", "type": "string"}, {"name": "amount", "type": "double"},
+        {"name": "status", "type": {"type": "enum", "name": "Status", "symbols": ["OPEN", "PAID"]}},
+        {"name": "note", "type": ["null", "string"]}, {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}  # fmt: skip
+AVRO_BODY = b"\x0e\x12user-4711" + bytes(8) + b"\x02\x02\x0ahello\x04\x02a\x02b\x00" + b"\x80\x80\x80\x80\x02"
 BODY = (
     "concat('83.149.9.', id % 256, ' - - [17/May/2015:10:05:', id % 60, ' +0000] \"GET /presentations/logstash-', id, "
     "'/images/kibana-search.png HTTP/1.1\" 200 ', id % 99991, ' \"http://semicomplete.com/presentations/\" "
@@ -118,6 +129,7 @@ def measure_spark(system: str, timing: Timing, sizes: Sizes, figures: Figures, p
 
             _add(figures, progress, what, system, rows, meter, write)
         if system == "gantrymq":
+            measure_avro(spark, rows, meter, figures, progress)
             measure_floor(spark, rows, meter, figures, progress)
 
 
@@ -216,6 +228,19 @@ def _works(
     yield PRUNED, lambda: _discard(connector.read_pruned(spark, topic))
     yield PARQUET, lambda: connector.read(spark, topic).write.mode("overwrite").parquet(str(home / f"parquet-{topic}"))
     yield STREAM, stream
+
+
+def measure_avro(spark: SparkSession, rows: int, meter: Meter, figures: Figures, progress: Progress) -> None:
+    """Decode Avro bodies that Spark makes, so that nothing is read."""
+    if find_spec("fastavro") is None:
+        progress(f"gantrymq  {AVRO}: not measured, pip install 'gantrymq[spark-schemas]'")
+        return
+    from pyspark.sql.functions import lit
+
+    bodies = spark.range(0, rows, 1, QUEUES).select(lit(AVRO_BODY).alias("body"))
+    decoded = bodies.select(schemas.from_avro("body", AVRO_SCHEMA).alias("order")).select("order.*")
+    _discard(decoded.limit(1))
+    _add(figures, progress, AVRO, "gantrymq", rows, meter, lambda: _discard(decoded))
 
 
 def measure_floor(spark: SparkSession, rows: int, meter: Meter, figures: Figures, progress: Progress) -> None:

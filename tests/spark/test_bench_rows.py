@@ -39,6 +39,8 @@ def test_each_use_of_the_connector_is_measured_and_its_rows_are_counted(
         expected += [name, f"processor time, {name}"]
     assert [each.what for each in figures.of("spark")] == expected
     assert len(lines) == len(expected)
+    rows.measure_avro(spark, 40, rows.Meter(spark, os.getpid()), figures, lines.append)
+    assert rows.AVRO in lines[-1]
     assert all((each.median("gantrymq") or 0) > 0 for each in figures.of("spark"))
     assert sum("goal" in each.verdict for each in figures.of("spark")) == 3
     assert groups.SPECIAL["spark"] == (rows.measure_spark,)
