@@ -8,6 +8,7 @@ import attrs
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.options import json_option, print_result
 from gantrymq.cli.tables import plural, print_rows
 
@@ -48,6 +49,7 @@ def peek(group: str, limit: int, as_json: bool, nameserver: str) -> None:
     from gantrymq.remoting.names import dlq_topic
 
     async def work(client: Client) -> int:
+        await _ensure_letters(client, group)
         async with client.reader(dlq_topic(group), until="end") as reader:
             return await print_all(reader, limit, as_json)
 
@@ -74,6 +76,7 @@ def replay(
     from gantrymq.operations import dead_letters
 
     async def work(client: Client) -> int:
+        await _ensure_letters(client, group)
         with Meter(f"replay {group}") as meter:
             return await dead_letters.replay(
                 client, group, to=to, limit=limit, rate=rate, again=again, sent=lambda _: meter.advance(1)
@@ -81,3 +84,14 @@ def replay(
 
     count = with_client(nameserver, work)
     print_result(f"replayed {plural(count, 'message')}", {"group": group, "to": to, "messages": count}, as_json)
+
+
+async def _ensure_letters(client: Client, group: str) -> None:
+    """:class:`CommandFailed` if the group never had a dead letter: its topic of dead letters does not exist."""
+    from gantrymq.client.errors import NoRoute
+    from gantrymq.remoting.names import dlq_topic
+
+    try:
+        await client.admin.route(dlq_topic(group))
+    except NoRoute:
+        raise CommandFailed(f"group {group} has no dead letters; gantrymq dlq list has the groups") from None

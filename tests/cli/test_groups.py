@@ -189,6 +189,11 @@ def test_a_group_is_deleted_only_without_members(shell: Cli, nameserver: str) ->
 def test_dead_letters_are_counted_printed_and_replayed_once_to_their_group(shell: Cli, nameserver: str) -> None:
     nothing = [{"group": "failer", "messages": 0, "unreplayed": 0}]
     assert json.loads(shell("dlq", "list", "failer", "--json").out) == nothing
+    for command in ("peek", "replay"):
+        refused = shell("dlq", command, "failer")
+        assert (refused.code, refused.err) == (
+            1, "gantrymq: group failer has no dead letters; gantrymq dlq list has the groups\n"
+        )  # fmt: skip
     make_dead_letters(nameserver, "failing", "failer", 3)
     wait_for(lambda: json.loads(shell("dlq", "list", "failer", "--json").out)[0]["messages"] == 3)
     assert sorted(shell("dlq", "peek", "failer").out.splitlines()) == ["0", "1", "2"]
