@@ -19,6 +19,7 @@ from gantrymq.testing.harness import cluster_in_thread
 from support import packed_job, spark_job
 from support.foreign import ToolMissing
 from support.hadoop import run_hadoop
+from support.object_storage import s3_settings
 from support.packed_environment import pack_environment
 from support.processes import Child, free_ports
 
@@ -73,10 +74,7 @@ def test_a_job_reads_streams_exports_and_writes_once_though_a_worker_is_killed(
     dedup = runpy.run_path(str(DEDUP))["DedupPlugin"]
     settings = {"plugin.dedup.property": "DEDUP_KEY"}
     found_by = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}  # as an installed wheel is found
-    keys = {
-        "AWS_ENDPOINT_URL": s3, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
-    }  # fmt: skip
+    keys = s3_settings(s3)
     with ExitStack() as stack:
         cluster = stack.enter_context(cluster_in_thread(tmp_path / "store", enable=[dedup], settings=settings))
         master = "local-cluster[2,1,1024]"
@@ -113,9 +111,12 @@ def packed(gantrymq_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def submit_packed_job(
-    packed: Path, folder: Path, environment: dict[str, str], nameserver: str, place: str, *options: str
+    packed: Path, folder: Path, environment: dict[str, str], job: list[str], options: list[str]
 ) -> dict[str, Any]:
-    """What the packed job found that ``spark-submit`` ran with these options; ``folder`` gets its files."""
+    """What the packed job found that ``spark-submit`` ran with these options; ``folder`` gets its logs.
+
+    ``job`` are its nameserver, its place and where it exports to.
+    """
     result = folder / "result.json"
     settings = {
         "spark.driver.memory": "512m", "spark.executor.memory": "512m", "spark.executor.cores": "1",
@@ -124,7 +125,7 @@ def submit_packed_job(
     command = [f"{environment['SPARK_HOME']}/bin/spark-submit", *options]
     command += ["--archives", "environment.tar.gz#environment"]
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    command += [packed_job.__file__, nameserver, place, str(folder / "export"), str(result)]
+    command += [packed_job.__file__, *job, str(result)]
     done = subprocess.run(
         command, env=environment, cwd=packed, capture_output=True, text=True, check=False, timeout=800
     )  # fmt: skip
@@ -147,10 +148,10 @@ def test_a_packed_environment_is_all_that_executors_have_of_gantrymq(
 ) -> None:
     """With the commands of the how-to guide, from an installed wheel. Nothing else of GantryMQ is within reach."""
     with cluster_in_thread(tmp_path / "store") as cluster, standalone(tmp_path, environment) as master:
-        found = submit_packed_job(
-            packed, tmp_path, environment | {"PYSPARK_PYTHON": "./environment/bin/python"}, cluster.nameserver,
-            f"file://{tmp_path}/place", "--master", master, "--conf", "spark.driver.host=127.0.0.1",
-        )  # fmt: skip
+        job = [cluster.nameserver, f"file://{tmp_path}/place", str(tmp_path / "export")]
+        variables = environment | {"PYSPARK_PYTHON": "./environment/bin/python"}
+        options = ["--master", master, "--conf", "spark.driver.host=127.0.0.1"]
+        found = submit_packed_job(packed, tmp_path, variables, job, options)
     assert found["driver"][0] == str(packed)
     workers = {Path(container).relative_to(tmp_path).parts[0] for container, _, _ in found["executors"]}
     assert workers == {"worker-1", "worker-2"}
@@ -160,24 +161,30 @@ def test_a_packed_environment_is_all_that_executors_have_of_gantrymq(
 @pytest.mark.interop
 @pytest.mark.parametrize("mode", ["client", "cluster"])
 def test_yarn_runs_a_job_that_brings_its_environment_along(
-    tmp_path: Path, environment: dict[str, str], packed: Path, mode: str
+    tmp_path: Path, environment: dict[str, str], packed: Path, s3: str, mode: str
 ) -> None:
-    """With the commands of the how-to guide, and HDFS for Parquet files and the checkpoint of the stream."""
-    options = ["--master", "yarn", "--deploy-mode", mode, "--num-executors", "2"]
-    options += ["--conf", f"spark.yarn.jars=local:{environment['SPARK_HOME']}/jars/*"]  # else it uploads 400 MB
-    python = "./environment/bin/python"
+    """With the commands of the how-to guide, HDFS for Parquet files and the checkpoint of the stream, and an object
+    store for the export."""
+    variables = environment.copy()
+    settings = {"spark.yarn.jars": f"local:{environment['SPARK_HOME']}/jars/*"}  # else it uploads 400 MB
+    keys = s3_settings(s3)
+    settings |= {f"spark.executorEnv.{name}": value for name, value in keys.items()}
+    driver = keys | {"PYSPARK_PYTHON": "./environment/bin/python"}
     if mode == "client":
-        environment = environment | {"PYSPARK_PYTHON": python}
+        variables |= driver
     else:
-        options += ["--conf", f"spark.yarn.appMasterEnv.PYSPARK_PYTHON={python}"]
+        settings |= {f"spark.yarn.appMasterEnv.{name}": value for name, value in driver.items()}
+    options = ["--master", "yarn", "--deploy-mode", mode, "--num-executors", "2"]
+    options += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     with ExitStack() as stack:
         try:
             hadoop = stack.enter_context(run_hadoop(tmp_path / "hadoop", yarn=True))
         except ToolMissing as missing:
             pytest.skip(str(missing))
         cluster = stack.enter_context(cluster_in_thread(tmp_path / "store"))
-        variables = environment | {"HADOOP_CONF_DIR": str(hadoop.conf)}
-        found = submit_packed_job(packed, tmp_path, variables, cluster.nameserver, f"{hadoop.url}/place", *options)
+        job = [cluster.nameserver, f"{hadoop.url}/place", f"s3://bucket/yarn-{mode}"]
+        variables["HADOOP_CONF_DIR"] = str(hadoop.conf)
+        found = submit_packed_job(packed, tmp_path, variables, job, options)
     containers = [container for container, _, _ in found["executors"]]
     assert len(containers) == 2
     if mode == "client":

@@ -12,9 +12,12 @@ INSTALL_S = 600.0
 
 
 def pack_environment(wheel: Path, folder: Path) -> Path:
-    """``environment.tar.gz`` in ``folder``, beside the ``environment`` that it has: by the commands of the guide."""
+    """``environment.tar.gz`` in ``folder``, beside the ``environment`` that it has: by the commands of the guide.
+
+    It has obstore as well, for exports to object stores.
+    """
     archive = folder / "environment.tar.gz"
-    environment = install(wheel, folder, "pyarrow", "venv-pack")
+    environment = install(wheel, folder, "pyarrow", "obstore", "venv-pack")
     _run(folder, str(environment / "bin" / "venv-pack"), "-q", "-p", "environment", "-o", str(archive))
     return archive
 

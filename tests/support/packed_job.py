@@ -1,8 +1,8 @@
-"""A job for spark-submit, of a user whose cluster lacks GantryMQ: packed_job.py NAMESERVER PLACE FOLDER RESULT.
+"""A job for spark-submit, of a user whose cluster lacks GantryMQ: packed_job.py NAMESERVER PLACE EXPORT RESULT.
 
-PLACE is a URL that driver and executors reach, FOLDER a folder that they share. The file RESULT gets what the job
-found, as JSON. The job imports nothing but what the how-to guide packs, and sets nothing that spark-submit was not
-told.
+PLACE is a URL that driver and executors reach, EXPORT a folder that they share or an object store. The file RESULT gets
+what the job found, as JSON. The job imports nothing but what the how-to guide packs, and sets nothing that
+spark-submit was not told.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def start(writer: Any) -> Any:
         query = writer.start()
         while query.isActive and query.status["message"].startswith("Initializing"):
             time.sleep(0.1)
-        if (failure := query.exception()) is None or "CANNOT_OPEN_SOCKET" not in str(failure):
+        failure = str(query.exception())
+        if "CANNOT_OPEN_SOCKET" not in failure and "failed to connect back" not in failure:
             break
     return query
 
 
-def main(nameserver: str, place: str, folder: str) -> dict[str, Any]:
+def main(nameserver: str, place: str, to_export: str) -> dict[str, Any]:
     """Run the job; returns what the test asserts."""
     from pyspark.sql import SparkSession
 
@@ -63,9 +64,9 @@ def main(nameserver: str, place: str, folder: str) -> dict[str, Any]:
     found["batches"] = len([one for one in query.recentProgress if one.numInputRows])
     copied = spark.read.format("gantrymq").options(**(to | {"topic": "copy"})).load()
     found["copied"] = copied.select("body").distinct().count()
-    written = export("orders", folder, nameserver, file_rows=ROWS // 8, spark=spark)
-    distinct = read_export(folder, spark).select("queueId", "queueOffset").distinct().count()
-    again = export("orders", folder, nameserver, spark=spark)
+    written = export("orders", to_export, nameserver, file_rows=ROWS // 8, spark=spark)
+    distinct = read_export(to_export, spark).select("queueId", "queueOffset").distinct().count()
+    again = export("orders", to_export, nameserver, spark=spark)
     found["exported"] = [written.rows, distinct, again.rows]
     spark.stop()
     return found
