@@ -682,6 +682,7 @@ document.addEventListener("keydown", (event) => {
 let before = place();
 window.addEventListener("hashchange", () => {
   const now = place();
+  if (dialog.open) dialog.close(); // a link in it was followed
   if (now.page !== before.page || now.name !== before.name) { // not while somebody types a search
     main.focus({ preventScroll: true });
     window.scrollTo(0, 0);
