@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 from structlog.testing import capture_logs
 
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark import reader as reader_module
-from gantrymq.spark.errors import DataLoss, Refused
+from gantrymq.spark.errors import DataLoss, Refused, Unreachable
 from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import QueueRange
 from gantrymq.spark.reader import read_range
@@ -53,6 +54,31 @@ def test_batches_are_cut_by_rows_and_by_bytes(orders: FakeCluster, wire: Wire, m
     assert [batch.num_rows for batch in read_range(wire, wanted, options, ["body"])] == [6, 4]
     monkeypatch.setattr(reader_module, "BATCH_BYTES", 10)
     assert [batch.num_rows for batch in read_range(wire, wanted, options, ["body"])] == [3, 3, 3, 1]
+
+
+def test_a_task_reads_on_from_a_slave_and_waits_until_it_has_copied_the_messages(
+    orders: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "RETRY_PAUSE_SECONDS", 0.01)
+    silent = "127.0.0.1:1"
+    options = read_options({"nameserver": silent, "topic": "orders", "retrySeconds": "60"})
+    asked = 0
+
+    def copy_later(request: Command) -> None:
+        nonlocal asked
+        asked += request.code == RequestCode.PULL_MESSAGE and request.ext["queueOffset"] == "10"
+        if asked == 3 and orders.queues["orders", 0].max_offset == 10:
+            for number in (10, 11):
+                orders.put("orders", 0, b"body %d" % number)
+
+    orders.script = copy_later
+    wanted = QueueRange(Queue("orders", "broker-a", 0, silent, slaves=(orders.address,)), 0, 12)
+    batches = list(read_range(wire, wanted, options, ["queueOffset"]))
+    assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == list(range(12))
+    assert asked == 3
+    alone = QueueRange(Queue("orders", "broker-a", 0, silent), 0, 12)
+    with pytest.raises(Unreachable, match=silent):
+        list(read_range(wire, alone, attrs.evolve(options, retry_seconds=0), ["queueOffset"]))
 
 
 def test_messages_that_expire_while_reading_are_data_loss(orders: FakeCluster, wire: Wire) -> None:

@@ -118,10 +118,15 @@ def test_a_schema_given_by_the_user_picks_columns(spark: SparkSession, orders: F
         spark.read.format("gantrymq").options(**options).schema("colour string").load().count()
 
 
-def test_several_topics_are_read_as_one(spark: SparkSession, orders: FakeCluster) -> None:
+def test_several_topics_are_read_as_one_though_one_nameserver_is_down(spark: SparkSession, orders: FakeCluster) -> None:
     orders.add_topic("refunds")
     orders.put("refunds", 0, b"x")
-    counts = load(spark, orders, topic="orders,refunds").groupBy("topic").count().collect()
+    counts = (
+        load(spark, orders, topic="orders,refunds", nameserver=f"127.0.0.1:1;{orders.address}")
+        .groupBy("topic")
+        .count()
+        .collect()
+    )
     assert {row.topic: row["count"] for row in counts} == {"orders": 35, "refunds": 1}
 
 
