@@ -15,14 +15,15 @@ from uuid import uuid4
 
 import pytest
 import trio
+import trio.testing
 
 pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[dashboard])")
 pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[dashboard])")
 
 
 from gantrymq import Message, Outcome
-from gantrymq.dashboard.access import Access, read_tokens
-from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX, Operation, Source, make_app
+from gantrymq.dashboard.access import REQUESTS_AT_ONCE, Access, read_tokens
+from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX, STREAMS_MAX, Operation, Source, make_app
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
@@ -280,6 +281,46 @@ def test_a_page_that_leaves_while_an_event_is_sent_ends_its_stream_at_once() -> 
     trio.run(visit)
 
 
+@pytest.mark.parametrize(("path", "code"), [("/stream", "streams"), ("/session", "busy")])
+def test_the_server_refuses_more_pages_and_requests_than_it_can_serve(path: str, code: str) -> None:
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET", "scheme": "http",
+        "path": f"{PREFIX}{path}", "query_string": b"", "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+    source, sent, waiting = Source(), list[Any](), 0
+    source.streams = STREAMS_MAX if code == "streams" else 0
+    app = make_app(source, Access())
+
+    async def receive() -> dict[str, Any]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def hold(message: Any) -> None:
+        nonlocal waiting
+        waiting += 1
+        await trio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def visit() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(REQUESTS_AT_ONCE if code == "busy" else 0):
+                    nursery.start_soon(app, scope, receive, hold)
+                await trio.testing.wait_all_tasks_blocked()
+                assert waiting == (REQUESTS_AT_ONCE if code == "busy" else 0)
+                await app(scope, receive, send)
+                nursery.cancel_scope.cancel()
+
+    trio.run(visit)
+    assert sent[0]["status"] == 503
+    answer = json.loads(sent[1]["body"])
+    assert answer["error"]["code"] == code
+    check_answer("GET", f"{PREFIX}{path}", 503, answer)
+
+
 @contextmanager
 def gc_disabled() -> Iterator[None]:
     gc.disable()
@@ -413,7 +454,11 @@ def test_tokens_give_roles(tmp_path: Path) -> None:
         viewer = {"Authorization": "Bearer looks-only-0123456789"}
         assert site.request("GET", f"{PREFIX}/session", headers=viewer)[1]["role"] == "viewer"
         assert site.request("GET", f"{PREFIX}/overview", headers=viewer)[0] in (200, 502)
-        assert site.request("POST", f"{PREFIX}/topics", TOPIC, viewer)[1]["error"]["code"] == "role"
+        for each in OPERATIONS:
+            path = PREFIX + each.path.format_map(UNKNOWN)
+            assert site.request(each.method, path)[1]["error"]["code"] == "token", each
+            if each.method != "GET":
+                assert site.request(each.method, path, {}, viewer)[1]["error"]["code"] == "role", each
         assert site.request("POST", f"{PREFIX}/session", {"token": "wrong"})[0] == 401
         status, found, fields = site.request("POST", f"{PREFIX}/session", {"token": "does-all-0123456789"})
         assert (status, found) == (200, {"role": "admin"})
