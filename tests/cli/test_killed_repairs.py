@@ -214,6 +214,7 @@ def test_a_repair_that_is_killed_at_any_step_loses_nothing_and_is_completed_by_a
     assert at > 40, "the repair has that many steps"
 
 
+@pytest.mark.slow
 def test_a_process_that_repairs_can_be_killed_at_any_time(damaged: Path, whole: Path, tmp_path: Path) -> None:
     store = shutil.copytree(damaged, tmp_path / "store")
     config = tmp_path / "broker.toml"

@@ -299,6 +299,7 @@ def brokers_of(unit: Running, topic: str) -> set[str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_topic_of_one_message_is_at_all_brokers_and_messages_are_spread(running: Running, cli: Cli) -> None:
     with gantrymq.sync.connect(running.nameserver) as client, client.producer("p") as producer:
         producer.send(Message("Spread", b"first"))
@@ -378,6 +379,7 @@ def test_a_killed_broker_restarts_alone_and_keeps_its_messages(running: Running)
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_sigterm_stops_all_and_the_next_start_has_the_same_stores(running: Running, cli: Cli) -> None:
     pids = [row["pid"] for row in running.processes()]
     with gantrymq.sync.connect(running.nameserver) as client, client.producer("p") as producer:

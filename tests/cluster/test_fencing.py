@@ -242,6 +242,7 @@ def test_a_promotion_within_the_lease_fences_every_slave_before_it_chooses(seed:
     simulate(scenario, seed)
 
 
+@pytest.mark.slow
 def test_a_promotion_is_refused_where_something_acknowledged_could_be_lost() -> None:
     async def scenario(cluster: Cluster) -> None:
         three = Trio(cluster, QUICK)

@@ -124,6 +124,7 @@ def test_a_slave_replaces_a_lost_master(how: str, seed: int) -> None:
 @pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.slow
 def test_a_send_waiting_for_the_lost_master_reaches_the_promoted_one_before_its_timeout(how: str, seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair, cluster.client("10.0.1.3") as client:
@@ -164,6 +165,7 @@ def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -
 
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.slow
 def test_a_deposed_broker_follows_its_successor_automatically(seed: int) -> None:
     """Under the number that it had, or another one if the first master has taken that."""
 
@@ -229,6 +231,7 @@ def test_no_watcher_promotes_without_its_lock_store_and_one_does_when_it_returns
     simulate(scenario, 1)
 
 
+@pytest.mark.slow
 def test_no_watcher_promotes_without_a_nameserver_and_one_does_when_it_returns() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
@@ -245,6 +248,7 @@ def test_no_watcher_promotes_without_a_nameserver_and_one_does_when_it_returns()
     simulate(scenario, 1)
 
 
+@pytest.mark.slow
 def test_a_watcher_that_alone_cannot_reach_the_master_does_not_depose_it() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, SETTINGS) as pair:
@@ -277,6 +281,7 @@ def test_a_slowly_responding_slave_is_promoted() -> None:
     simulate(scenario, 1)
 
 
+@pytest.mark.slow
 def test_a_slave_lost_with_the_master_blocks_a_promotion_because_it_may_have_more() -> None:
     """Also for a watcher that takes the lock when both are gone: what was known lies beside the lock."""
 
@@ -316,6 +321,7 @@ def test_a_missing_slave_is_reported_and_can_be_removed_while_the_master_is_aliv
     simulate(scenario, 1)
 
 
+@pytest.mark.slow
 def test_a_new_slave_with_a_former_id_replaces_the_former_one() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 2, SETTINGS) as three:
@@ -345,6 +351,7 @@ def test_accept_loss_promotes_a_remaining_slave() -> None:
     simulate(scenario, 1)
 
 
+@pytest.mark.slow
 def test_a_master_that_returns_in_time_remains_master() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, SETTINGS) as pair:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,18 @@ SOURCES = {
 }
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def is_for_types(test: ast.expr) -> bool:
+    return any("TYPE_CHECKING" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in ast.walk(test))
+
+
 def imports_of(node: ast.AST, with_types: bool) -> Iterator[str]:
     """The modules of ours that are imported anywhere in ``node``, in functions too."""
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not with_types:
+    if isinstance(node, ast.If) and not with_types and is_for_types(node.test):
         nodes: Iterator[ast.AST] = iter(node.orelse)
     else:
         nodes = ast.iter_child_nodes(node)
@@ -41,14 +51,13 @@ def imports_of(node: ast.AST, with_types: bool) -> Iterator[str]:
             name = f"{node.module}.{alias.name}"
             yield name if name in SOURCES else node.module
     for child in nodes:
-        yield from imports_of(child, with_types)
+        if not isinstance(child, ast.expr):  # which has no imports, and most of the nodes
+            yield from imports_of(child, with_types)
 
 
 def cycles(with_types: bool) -> list[list[str]]:
     """Groups of modules that reach each other by imports."""
-    graph = {
-        module: set(imports_of(ast.parse(path.read_text()), with_types)) - {module} for module, path in SOURCES.items()
-    }
+    graph = {module: set(imports_of(tree_of(path), with_types)) - {module} for module, path in SOURCES.items()}
     reached: dict[str, set[str]] = {}
     for module in graph:
         found: set[str] = set()

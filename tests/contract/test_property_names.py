@@ -41,6 +41,7 @@ def is_beside_compiled_loops(path: Path) -> bool:
     return any(path.parent.glob("*.pyx")) and (path.name.startswith("plain") or path.parent.name == "fast")
 
 
+@pytest.mark.slow
 def test_a_property_is_spelled_in_one_module() -> None:
     found = set()
     for folder in ("kernel", "plugins", "gantrymq"):

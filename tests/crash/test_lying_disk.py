@@ -84,6 +84,7 @@ def run(env: FaultEnv, *, turns_after: int, save: bool) -> tuple[int, range, int
 @pytest.mark.parametrize("save", [False, True], ids=["no mark after it", "marked as durable"])
 @pytest.mark.parametrize("turns_after", [0, 1, 4])
 @pytest.mark.parametrize("kind", ["datasync", "pwrite"])
+@pytest.mark.slow
 def test_row_33_data_lost_by_a_lying_disk_is_reported_and_its_offsets_are_not_reused(
     kind: str, turns_after: int, save: bool
 ) -> None:

@@ -6,6 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = (
     "README.md",
@@ -115,6 +117,7 @@ def is_name_in_code(text: str, line: str) -> bool:
     return any(text in span for span in re.findall(r"`([^`]+)`", line)) and text in code()
 
 
+@pytest.mark.slow
 def test_replaced_terms_are_not_used() -> None:
     assert len(pages()) > 200
     found = [

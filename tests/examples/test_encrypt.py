@@ -64,6 +64,7 @@ async def bodies(channel: Channel, topic: str, queue_id: int = 0) -> list[bytes]
     return [record.body for record in records]
 
 
+@pytest.mark.slow
 async def test_bodies_are_decrypted_for_consumers_and_encrypted_in_the_files(tmp_path: Path) -> None:
     async with run_broker(broker(tmp_path)) as running, open_channel(running.address) as channel:
         for body in (SECRET, b""):
@@ -101,6 +102,7 @@ async def test_queries_return_decrypted_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["half", "state_table"])
+@pytest.mark.slow
 async def test_a_transaction_is_checked_back_and_committed_with_its_body(tmp_path: Path, strategy: str) -> None:
     settings = {
         "plugin.transaction.check_interval": "20ms", "plugin.transaction.timeout": "10ms",

@@ -88,6 +88,7 @@ def assert_clean(objects: Objects, to: str = TO) -> None:
 
 
 @pytest.mark.parametrize("to", ["s3://bucket/orders", "s3a://bucket/my données/a%20b[1]"])
+@pytest.mark.slow
 def test_an_export_in_s3_is_incremental_and_is_read_by_manifest(
     orders: FakeCluster, s3_settings: None, capsys: pytest.CaptureFixture[str], to: str
 ) -> None:
@@ -176,6 +177,7 @@ def kill_at(step: int, patch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("act", ["export", "overwrite", "discard", "compact"])
+@pytest.mark.slow
 def test_a_stop_at_any_step_loses_and_duplicates_nothing(
     orders: FakeCluster, local: Callable[[str], Objects], act: str
 ) -> None:
