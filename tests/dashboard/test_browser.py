@@ -317,6 +317,18 @@ def test_the_pages_work_with_the_keyboard_on_a_phone_and_in_the_dark(site: Site,
     phone.get_by_text("No topic has such a name.").wait_for()
     assert phone.evaluate("document.activeElement.id") == "search"
     assert phone.locator("#search").input_value() == "no such"
+    phone.goto(f"http://{site.address}/#/topics")
+    phone.reload()
+    phone.get_by_role("button", name="Create topic").wait_for()
+    for _ in range(40):
+        phone.keyboard.press("Tab")
+        if phone.evaluate("document.activeElement.textContent") == "Create topic":
+            break
+    phone.keyboard.press("Enter")
+    phone.keyboard.type("by-keyboard")
+    phone.keyboard.press("Enter")
+    phone.get_by_text("Topic by-keyboard is created.").wait_for()
+    phone.get_by_role("link", name="by-keyboard").wait_for()
 
 
 FAULTS = """() => axe.run(document).then((found) => [found.passes.length, found.violations.map((fault) => (
