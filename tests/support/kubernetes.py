@@ -245,34 +245,40 @@ class Cluster:
 
     def stop(self) -> None:
         """End everything, also the containers, and remove the network. What was written stays in ``folder``."""
-        shims = [path for path in Path("/proc").glob("[0-9]*") if self._is_shim(path)]
-        kubelet_first = reversed(self._children)
-        for child in kubelet_first:
+        shims = [path.name for path in Path("/proc").glob("[0-9]*") if self._is_shim(path)]
+        for child in reversed(self._children):
             child.terminate()
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(15)
             child.kill()
             child.wait()
-        for path in shims:
-            below = subprocess.run(
-                ["ps", "-o", "pid=", "--ppid", path.name], capture_output=True, text=True, check=False
-            )
-            for pid in (path.name, *below.stdout.split()):
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+        containers = [pid for shim in shims for pid in self._children_of(shim)]
+        spaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in containers if Path(f"/proc/{pid}").exists()}
+        for pid in (*shims, *containers):
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        for path in Path("/run/netns").glob("cni-*"):
+            if path.stat().st_ino in spaces:
+                subprocess.run(["ip", "netns", "delete", path.name], capture_output=True, check=False)
         time.sleep(1)
         places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for place in reversed(places):
             if place.startswith(f"{self.folder}/"):
                 subprocess.run(["umount", "--lazy", place], capture_output=True, check=False)
         subprocess.run(["ip", "netns", "delete", self.namespace], capture_output=True, check=False)
-        for group in self._control_groups():
+        # runc also makes the group in the hierarchy of version 2 that systemd mounts beside those of version 1
+        for group in (*self._control_groups(), Path("/sys/fs/cgroup/unified") / self.namespace):
             for inner in sorted(group.rglob("*/"), reverse=True):
                 with suppress(OSError):
                     inner.rmdir()
             with suppress(OSError):
                 group.rmdir()
+
+    @staticmethod
+    def _children_of(pid: str) -> list[str]:
+        done = subprocess.run(["ps", "-o", "pid=", "--ppid", pid], capture_output=True, text=True, check=False)
+        return done.stdout.split()
 
     def _is_shim(self, process: Path) -> bool:
         with suppress(OSError):
