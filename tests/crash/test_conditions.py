@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(60)]
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Start a broker on a store of this test; ``shell`` runs before it in the same process."""
     with ExitStack() as stack:
-        yield lambda shell=":": stack.enter_context(Served(tmp_path / "data", tmp_path / "err", shell))
+        yield lambda shell="": stack.enter_context(Served(tmp_path / "data", tmp_path / "err", shell))
 
 
 def test_a_full_disk_refuses_sends_and_serves_reads_until_space_is_free(serve: Callable[..., Served]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,7 +12,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.requests import pull, send
-from support.processes import Child, ChildFailed
+from support.processes import GANTRYMQ, Child, ChildFailed, gantrymq_child
 from support.rawpeer import RawPeer
 
 FILE_BYTES = 1024 * 1024
@@ -27,13 +26,16 @@ class Served:
     of ``python -m gantrymq.cli``, and gets the arguments.
     """
 
-    def __init__(self, data: Path, log: Path, shell: str = ":", program: list[str] | None = None) -> None:
+    def __init__(self, data: Path, log: Path, shell: str = "", program: list[str] | None = None) -> None:
         serve = ["serve", "--data", str(data), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
         for setting in (f"store.commit_log_file_bytes={FILE_BYTES}", "store.queue_file_units=1000"):
             serve += ["--set", setting]
         serve += ["--set", "broker.persist_interval=50ms"]
-        gantrymq = [*(program or [sys.executable, "-m", "gantrymq.cli"]), *serve]
-        self.child = child = Child(["/bin/sh", "-c", f'{shell} && exec "$@"', "sh", *gantrymq], log)
+        if shell or program:
+            gantrymq = [*(program or GANTRYMQ), *serve]
+            self.child = child = Child(["/bin/sh", "-c", f'{shell or ":"} && exec "$@"', "sh", *gantrymq], log)
+        else:
+            self.child = child = gantrymq_child(serve, log)
         self.sent = 0
         """How many messages of topic T were acknowledged."""
         try:
