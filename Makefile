@@ -17,10 +17,10 @@ QUICK := not slow and not interop and not spark and not crash
 PLAIN := not once and not spark
 PLAIN_TESTS := $(addprefix tests/,broker crash fuzz hostile kernel plugins) \
 	$(sort $(shell grep -rl --include='*.py' 'pytest\.mark\.twins' tests/client tests/interop tests/nameserver tests/remoting tests/testing))
-# On two processors: most of the longest tests wait for the disk, for other processes and for RocketMQ's intervals. What
-# runs for the twins waits less.
+# On two processors: most of the longest tests wait for the disk, for other processes and for RocketMQ's intervals, and
+# what runs for the twins uses little more than half of them with four workers.
 WORKERS ?= 6
-TWIN_WORKERS ?= 4
+TWIN_WORKERS ?= 6
 # A worker takes a file as a whole: what a file starts (a JVM, a broker) is started once. Long files go first.
 # What fails everywhere has one cause, and an hour more does not tell it better.
 FILES := --dist loadfile --no-loadscope-reorder --maxfail 100
