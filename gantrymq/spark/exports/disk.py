@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -42,20 +43,35 @@ def move(source: Path, target: Path) -> None:
             raise
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Exchange two folders atomically, or by three renames where the system or the file system cannot."""
+def exchange(fresh: Path, shown: Path) -> None:
+    """Put the folder ``fresh`` in the place of the folder ``shown``, which is then beside or in the place of ``fresh``.
+
+    Atomically, or by two renames where the system or the file system cannot: after a stop between them ``fresh`` is as
+    it was and ``shown`` is missing.
+    """
+    if not _exchange_at_once(fresh, shown):
+        set_aside(shown, fresh)
+        move(fresh, shown)
+
+
+def set_aside(path: Path, beside: Path) -> None:
+    """Move a folder, if it is there, to a new name beside another path."""
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        path.rename(beside.with_name(f"{beside.name}.{uuid4()}"))
+
+
+def _exchange_at_once(one: Path, other: Path) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     rename = getattr(libc, "renameat2", None)
-    if rename is not None:
-        if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in _CANNOT_EXCHANGE:
-            raise OSError(code, os.strerror(code), str(one))
-    aside = other.with_name(f"{other.name}.{uuid4()}")
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code not in _CANNOT_EXCHANGE:
+        raise OSError(code, os.strerror(code), str(one))
+    return False
 
 
 def remove(path: Path) -> None:
