@@ -48,7 +48,9 @@ def counted(module, name):
         return work(*arguments)
     setattr(module, name, call)
 
-for name in ("create_durably", "write_durably", "move", "exchange", "set_aside", "remove", "sync_folder", "sync_folders"):
+for name in (
+    "create_durably", "write_durably", "move", "exchange", "set_aside", "remove", "sync_folder", "sync_folders"
+):
     counted(disk, name)
 counted(folder_destination, "check_file")
 

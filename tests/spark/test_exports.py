@@ -344,19 +344,34 @@ def test_a_damaged_export_is_reported(orders: FakeCluster, folder: Path, tmp_pat
         export_status(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        ([], "cannot be read"),
+        ([0, 1, 2, 3, 4, 5, 6, 7, 8], "has not exactly the offsets 0 to 9"),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9], "has not exactly the offsets 0 to 9"),
+        ([0, 1, 2, 3, 5, 6, 7, 8, 9], "has not exactly the offsets 0 to 9"),
+        ([0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9], "has not exactly the offsets 0 to 9"),
+    ],
+)
 def test_a_file_with_unexpected_content_is_never_published(
-    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, kept: list[int], says: str
 ) -> None:
+    import pyarrow.parquet as pq
+
     write = disk.write_durably
 
     def damage(path: Path, data: bytes) -> None:
         if path.name.startswith("task-"):
             for file in path.parent.glob("topic=*/date=*/*-1-*.parquet"):
-                os.truncate(file, 100)
+                if kept:
+                    pq.write_table(pq.ParquetFile(file).read().take(kept), file)
+                else:
+                    os.truncate(file, 100)
         write(path, data)
 
     monkeypatch.setattr(disk, "write_durably", damage)
-    with pytest.raises(ExportDamaged, match=r"broker-a-1-0-9\.parquet cannot be read"):
+    with pytest.raises(ExportDamaged, match=rf"broker-a-1-0-9\.parquet {says}"):
         go(orders, folder)
     assert visible(folder) == []
     monkeypatch.setattr(disk, "write_durably", write)
@@ -469,6 +484,7 @@ try:
     while True:
         export("orders", sys.argv[1], sys.argv[2], engine="local", file_rows=7,
                overwrite=sys.stdin.readline() == "1\\n")
+        assert "pyspark" not in sys.modules
 except SparkError as error:
     print(error, flush=True)
 """

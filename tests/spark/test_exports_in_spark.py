@@ -233,12 +233,15 @@ def test_an_interrupted_export_is_cancelled_and_completed_by_the_next(
 def test_the_command_exports(
     spark: SparkSession, orders: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["export", "--topic", "orders", "--to", str(tmp_path / "out"), "--nameserver", orders.address]
+    folder = tmp_path / "date=2026-11-22 my données a[1] a%20b x:y"
+    arguments = ["export", "--topic", "orders", "--to", str(folder), "--nameserver", orders.address]
     assert run([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["topic"], result["rows"], result["files"]) == ("orders", 20, 2)
     assert run([*arguments, "--overwrite"]) == 0
     assert capsys.readouterr().out.startswith("20 messages of orders in 2 Parquet files, ")
+    assert len(list(folder.glob("topic=orders/date=*/*.parquet"))) == 2
+    assert names(tmp_path) == [folder.name]
 
 
 def test_following_uses_one_session_and_a_compacted_export_is_read(

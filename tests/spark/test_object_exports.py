@@ -98,8 +98,10 @@ def test_an_export_in_s3_is_incremental_and_is_read_by_manifest(
     assert run([*arguments, "--json"]) == 0
     assert (answer := json.loads(capsys.readouterr().out))["rows"] == 3
     assert (answer["folder"], answer["manifest"]) == (to, 2)
-    assert go(orders, to).rows == 0
     objects = open_store(to)
+    before = list(objects.walk(""))
+    assert go(orders, to).rows == 0
+    assert list(objects.walk("")) == before
     assert rows(objects, to) == orders.everything()
     assert data_files(objects)[0].startswith("topic=orders/date=2023-11-14/broker-a-0-0-9-")
     assert run(["export", "status", to, "--nameserver", orders.address]) == 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import runpy
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from gantrymq import sync
 from gantrymq.spark import reason
 from gantrymq.testing.harness import Cluster, cluster_in_thread
+from support.processes import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,10 +40,20 @@ def test_a_frame_becomes_messages_and_errors_come_before_anything_is_sent(spark:
     frame = spark.range(300).selectExpr(
         "concat('order ', id) AS body", "if(id % 3 = 0, 'other', null) AS topic", "'paid' AS tags",
         "array(cast(id AS string)) AS keys", "map('n', cast(id AS string)) AS properties", "id % 7 AS order_key",
+        "concat('key ', id) AS dedup_key",
     )  # fmt: skip
     to = {"nameserver": broker.nameserver, "topic": "written"}
-    frame.repartition(3).write.format("gantrymq").options(**to).mode("append").save()
-    rows = read(spark, broker, "written,other").selectExpr("topic", "cast(body AS string) b", "keys", "tags").collect()
+    for tasks in (3, 2):  # the second time with other tasks, so that only the user's keys are the same
+        frame.repartition(tasks).write.format("gantrymq").options(**to).mode("append").save()
+    rows = (
+        read(spark, broker, "written,other")
+        .selectExpr("topic", "cast(body AS string) b", "keys", "tags", "queueId", "properties['n'] n")
+        .collect()
+    )
+    assert all(row.b == f"order {row.n}" for row in rows)
+    queues = {(row.topic, int(row.n) % 7, row.queueId) for row in rows}
+    assert len(queues) == 2 * 7, "each order key has one queue of a topic"
+    assert len({queue_id for _, _, queue_id in queues}) > 1
     assert sorted((row.topic, row.b, row["keys"], row.tags) for row in rows) == sorted(
         ("written" if number % 3 else "other", f"order {number}", str(number), "paid") for number in range(300)
     )
@@ -54,6 +67,22 @@ def test_a_frame_becomes_messages_and_errors_come_before_anything_is_sent(spark:
     with pytest.raises(Exception, match="has no body: it is null") as caught:
         frame.selectExpr("cast(null AS string) AS body").write.format("gantrymq").options(**to).mode("append").save()
     assert reason(caught.value) == "row 0 of the task has no body: it is null"
+
+
+def test_rows_are_delivered_after_their_delay_and_at_their_time(spark: SparkSession, broker: Cluster) -> None:
+    began = time.time()
+    frame = spark.range(2).selectExpr(
+        "cast(id AS string) AS body", "if(id = 0, 0.6D, null) AS delay",
+        f"if(id = 1, timestamp_millis({round(began * 1000) + 900}), null) AS deliver_at",
+    )  # fmt: skip
+    frame.write.format("gantrymq").options(nameserver=broker.nameserver, topic="late").mode("append").save()
+    with sync.connect(broker.nameserver) as client:
+        wait_for(lambda: "late" in client.admin.topics())
+        queues = client.admin.queues("late")
+        wait_for(lambda: sum(map(client.admin.max_offset, queues)) == 2)
+    rows = {bytes(row.body): row for row in read(spark, broker, "late").collect()}
+    assert (rows[b"0"].storeTimestamp - rows[b"0"].bornTimestamp).total_seconds() >= 0.6
+    assert rows[b"1"].storeTimestamp.timestamp() >= began + 0.899
 
 
 def test_a_batch_of_a_stream_that_is_repeated_is_stored_once(

@@ -36,11 +36,13 @@ class Batches:
 
     def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
         self.by_number: dict[int, list[Row]] = {}
+        self.tasks: dict[int, int] = {}
         self._before = before
 
     def __call__(self, frame: DataFrame, number: int) -> None:
         self._before(number)
-        rows = frame.select("topic", "queueId", "queueOffset").collect()
+        rows = frame.selectExpr("topic", "queueId", "queueOffset", "spark_partition_id() AS task").collect()
+        self.tasks[number] = len({row.task for row in rows})
         self.by_number[number] = sorted((row.topic, row.queueId, row.queueOffset) for row in rows)
 
     @property
@@ -82,6 +84,7 @@ def test_a_stream_goes_on_from_its_checkpoint_with_added_queues_and_topics(
     fill(cluster, 3, queue_id=1)
     cluster.pull_rows = 100
     options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 2, "minPartitions": 2, "groupId": "dashboard"}
+    cluster.committed["dashboard", "orders", 0] = 7
     first = run(spark, cluster, tmp_path, **options)
     assert first.rows == rows(0, 0, 10) + rows(1, 0, 3)
     assert [len(batch) for batch in first.by_number.values()] == [2, 2, 2, 2, 2, 2, 1]
@@ -92,8 +95,11 @@ def test_a_stream_goes_on_from_its_checkpoint_with_added_queues_and_topics(
     fill(cluster, 2, queue_id=2)
     cluster.add_topic("refunds")
     fill(cluster, 1, topic="refunds")
-    second = run(spark, cluster, tmp_path, topic="orders,refunds")
+    cluster.committed["dashboard", "orders", 0] = 12
+    second = run(spark, cluster, tmp_path, topic="orders,refunds", groupId="dashboard")
     assert second.rows == rows(0, 10, 14) + rows(2, 1, 3) + rows(0, 0, 1, "refunds")
+    assert cluster.committed["dashboard", "orders", 0] == 14
+    assert RequestCode.QUERY_CONSUMER_OFFSET not in {request.code for request in cluster.requests}
     assert run(spark, cluster, tmp_path, topic="orders,refunds").rows == []
 
 
@@ -149,13 +155,15 @@ def test_two_queries_run_concurrently_and_report_their_lag(
     cluster.pull_rows = 100
     one, two = Batches(), Batches()
     slow = start(spark, cluster.address, tmp_path / "1", one, startingOffsets="earliest", maxOffsetsPerTrigger=10)
-    fast = start(spark, cluster.address, tmp_path / "2", two, startingOffsets="earliest", maxBytesPerTrigger=10**9)
+    limits = {"maxBytesPerTrigger": 20 * len(cluster.queues["orders", 0].records[0]), "minPartitions": 3}
+    fast = start(spark, cluster.address, tmp_path / "2", two, startingOffsets="earliest", **limits)
     for query in (slow, fast):
         assert query.awaitTermination(120)
     assert one.rows == two.rows == rows(0, 0, 40)
     progress = [item for item in slow.recentProgress if item["numInputRows"]]
     assert [lag(item) for item in progress] == [30, 20, 10, 0]
-    assert len(two.by_number) == 1
+    assert [len(batch) for batch in two.by_number.values()] == [20, 20]
+    assert (set(one.tasks.values()), set(two.tasks.values())) == ({1}, {3})
 
 
 def test_a_stream_from_a_time_waits_for_enough_messages_or_for_the_delay(
