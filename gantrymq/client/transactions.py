@@ -142,8 +142,9 @@ class TransactionalProducer(Lifetime):
             address = self._cluster.routes.master(half.queue)
             self._ended(message, half.message_id, outcome, address, checked=False)
             await self._send_outcome(address, header, error)
+            self._cluster.rare.over("transaction_end_failed", self.group, half.queue.broker_name)
         except GantryError as failure:
-            log.warning("transaction_end_failed", group=self.group, transaction=half.message_id, reason=str(failure))
+            self._end_failed(half.queue.broker_name, half.message_id, failure)
 
     def take_check(self, address: str, header: CheckTransactionHeader, record: DeliveredRecord) -> None:
         """Take the question of the broker at ``address`` about a half message; a task of the producer's answers it."""
@@ -151,7 +152,9 @@ class TransactionalProducer(Lifetime):
         try:
             self._asking.send_nowait(_Question(address, header, record))
         except anyio.WouldBlock:
-            log.warning("transaction_check_dropped", group=self.group, broker=address, waiting=CHECKS_WAITING_MAX)
+            self._cluster.rare.warning(
+                "transaction_check_dropped", self.group, group=self.group, broker=address, waiting=CHECKS_WAITING_MAX
+            )
 
     async def _answer_checks(self, asked: MemoryObjectReceiveStream[_Question]) -> None:
         """Answer the questions one after the other, until cancelled."""
@@ -200,8 +203,16 @@ class TransactionalProducer(Lifetime):
         self._ended(record, record.message_id, outcome, question.address, checked=True)
         try:
             await self._send_outcome(question.address, header, error)
+            self._cluster.rare.over("transaction_end_failed", self.group, question.address)
         except GantryError as failure:
-            log.warning("transaction_end_failed", group=self.group, transaction=record.message_id, reason=str(failure))
+            self._end_failed(question.address, record.message_id, failure)
+
+    def _end_failed(self, broker: str, transaction: str, failure: GantryError) -> None:
+        """``broker``: its name or its address."""
+        self._cluster.rare.warning(
+            "transaction_end_failed", self.group, broker,
+            group=self.group, broker=broker, transaction=transaction, reason=str(failure),
+        )  # fmt: skip
 
     def _ended(
         self, message: Message | DeliveredRecord, transaction_id: str, outcome: Outcome, broker: str, *, checked: bool

@@ -33,7 +33,17 @@ class Outages:
         self._known: dict[tuple[str, ...], _Outage] = {}
 
     def warning(self, event: str, *subject: str, **fields: Any) -> None:
-        """``event`` has happened to ``subject``. ``repeated`` in the log is how often it was left out before."""
+        """``event`` has happened to ``subject``. ``repeated`` in the log is how often it was left out before.
+
+        Without a call of :meth:`over`, the calls only limit the lines to one each half minute.
+        """
+        self._failed(self._log.warning, event, subject, fields)
+
+    def error(self, event: str, *subject: str, **fields: Any) -> None:
+        """As :meth:`warning`, at level error."""
+        self._failed(self._log.error, event, subject, fields)
+
+    def _failed(self, write: Callable[..., Any], event: str, subject: tuple[str, ...], fields: dict[str, Any]) -> None:
         now, key = self._clock(), (event, *subject)
         outage = self._known.get(key)
         if outage is None:
@@ -46,7 +56,6 @@ class Outages:
             if now - outage.logged < REPEAT_SECONDS:
                 outage.left_out += 1
                 return
-        write = self._log.warning
         write(event, **fields, repeated=outage.left_out)
         outage.logged, outage.left_out = now, 0
 

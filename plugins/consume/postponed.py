@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from gantrymq.kernel.errors import UnreadableRange
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
@@ -89,6 +90,7 @@ class Postponed:
         self._absent: deque[tuple[Pull, float, Callable[[], object]]] = deque()
         self._fetching: Pull | None = None
         self._stopped = False
+        self._outages = Outages(log)
         self._some_ready = trio.Event()
         self._some_absent = trio.Event()
 
@@ -148,7 +150,10 @@ class Postponed:
                     pass  # its range is now known to be unreadable and is answered as such at once
                 except OSError as error:
                     # Answering it now determines the effect on this pull.
-                    log.error("read_ahead_failed", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
+                    queue = {"topic": pull.topic, "queue_id": pull.queue_id}
+                    self._outages.error("read_ahead_failed", *map(str, queue.values()), **queue, reason=str(error))
+                else:
+                    self._outages.over("read_ahead_failed", pull.topic, str(pull.queue_id))
                 if pull is not self._fetching:
                     continue  # it was given up meanwhile
                 self._fetching = None

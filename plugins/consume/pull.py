@@ -28,6 +28,7 @@ from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, Statistics,
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -54,6 +55,7 @@ class PullProcessor:
         self._limits = limits
         self._scan_entries = config.scan_entries
         self._clock = broker.env.monotonic
+        self._outages = Outages(log, broker.env.monotonic)
         self._turn_s = broker.config.limits.turn_budget
         self._until = math.inf
         self._uncompiled: list[Request] = []
@@ -151,6 +153,7 @@ class PullProcessor:
             group = self._groups.find(pull.group) if self._suggestions.enabled else None
             given = self._answers.resume(pull, wanted.codes, None if group is None else self._suggestions.of(group))
         if given >= 0:
+            self._outages.over("consume_queue_unreadable", pull.topic, str(pull.queue_id))
             return given
         left = self._run(pull, wait)
         if left is None:
@@ -275,9 +278,11 @@ class PullProcessor:
             pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the message cannot be read: {error}")
             return 0
         except OSError as error:
-            log.error("consume_queue_unreadable", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
+            names = {"topic": pull.topic, "queue_id": pull.queue_id}
+            self._outages.error("consume_queue_unreadable", *map(str, names.values()), **names, reason=str(error))
             pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the queue cannot be read: {error.strerror}")
             return 0
+        self._outages.over("consume_queue_unreadable", pull.topic, str(pull.queue_id))
         code = result.code(pull.offset)
         if code == ResponseCode.PULL_NOT_FOUND and pull.may_hold:
             return None

@@ -22,6 +22,7 @@ from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import EndTransactionHeader
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class EndTransactions:
         self._strategy = strategy
         self._is_slave = is_slave
         self.counts = EndCounts()
+        # It is never over: accepted and refused requests of one host alternate.
+        self._outages = Outages(log)
 
     def handle(self, requests: list[Request]) -> list[Request]:
         """End each transaction; an invalid request is answered at once and does not affect others.
@@ -52,19 +55,19 @@ class EndTransactions:
         left: list[Request] = []
         if self._is_slave:
             for request in requests:
-                _refuse_at_slave(request)
+                self._refuse_at_slave(request)
             return left
-        endings = loops.read_endings(requests, _refuse)
+        endings = loops.read_endings(requests, self._refuse)
         if endings:
             endings, others = self._strategy.split_named(endings)
             for ending in others:
-                _refuse(ending.request, self._why_not_named(ending))
+                self._refuse(ending.request, self._why_not_named(ending))
         if endings:
             count = self._count_for_turn([ending.commit_log_offset for ending in endings])
             left = [ending.request for ending in endings[count:]]
             endings = endings[:count]
             records = read_many(self._store.log, [ending.commit_log_offset for ending in endings])
-            endings = loops.match_records(endings, records, self._strategy.is_prepared, _refuse)
+            endings = loops.match_records(endings, records, self._strategy.is_prepared, self._refuse)
         if endings:
             self.counts.ended(endings, self._store.log.clock.now_ms())
             self._strategy.end(endings)
@@ -93,16 +96,17 @@ class EndTransactions:
             return RemoteFault(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         return RemoteFault(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
 
+    def _refuse_at_slave(self, request: Request) -> None:
+        fault = RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
+        try:
+            request.header(EndTransactionHeader)
+        except RemoteFault as unreadable:
+            fault = unreadable
+        self._refuse(request, fault)
 
-def _refuse_at_slave(request: Request) -> None:
-    fault = RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
-    try:
-        request.header(EndTransactionHeader)
-    except RemoteFault as unreadable:
-        fault = unreadable
-    _refuse(request, fault)
-
-
-def _refuse(request: Request, fault: RemoteFault) -> None:
-    log.warning("transaction_not_ended", peer=request.connection.address, code=fault.code, reason=fault.remark)
-    request.answer(fault.code, fault.remark)
+    def _refuse(self, request: Request, fault: RemoteFault) -> None:
+        peer = request.connection.address
+        self._outages.warning(
+            "transaction_not_ended", peer.rpartition(":")[0], peer=peer, code=fault.code, reason=fault.remark
+        )
+        request.answer(fault.code, fault.remark)

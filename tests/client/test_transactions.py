@@ -178,14 +178,17 @@ async def test_the_outcome_goes_to_the_broker_that_has_the_half_message(fake_clu
             assert {end.ext["commitLogOffset"] for end in ends} == {str(number)}
 
 
-async def test_a_broker_lost_before_the_outcome_does_not_fail_the_send(fake_cluster: Cluster) -> None:
+async def test_a_broker_lost_before_the_outcome_does_not_fail_the_send(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
         client.transactional_producer("g", check=unknown) as producer,
     ):
         cluster.broker.answers[310] = stored(message_id="no id")
-        assert (await producer.send("T", b"x", local=commit)).outcome is Outcome.COMMIT
+        for _ in range(3):
+            assert (await producer.send("T", b"x", local=commit)).outcome is Outcome.COMMIT
         cluster.broker.answers[310] = stored()
 
         def branch(message: Message, transaction_id: str) -> Outcome:
@@ -193,7 +196,12 @@ async def test_a_broker_lost_before_the_outcome_does_not_fail_the_send(fake_clus
             return Outcome.COMMIT
 
         assert (await producer.send("T", b"x", local=branch)).outcome is Outcome.COMMIT
-    assert not cluster.broker.seen(37)
+        assert not cluster.broker.seen(37)
+        assert (await producer.send("T", b"x", local=commit)).outcome is Outcome.COMMIT
+    lines = [text for record in caplog.records if "transaction_end_failed" in (text := record.getMessage())]
+    assert len(lines) == 2, "one line at the begin of the outage, and one at its end"
+    assert "of='transaction_end_failed'" in lines[1]
+    assert "failures=4" in lines[1]
 
 
 async def test_a_cancelled_branch_sends_no_outcome(fake_cluster: Cluster) -> None:

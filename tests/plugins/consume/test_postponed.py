@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.env import File
 from gantrymq.kernel.env.system import SystemEnv, SystemFile
@@ -168,6 +170,62 @@ async def test_a_disk_error_fails_the_pulls_that_need_it_until_reads_succeed_aga
         disk.fails = False
         monkeypatch.setattr(unreadable, "UNREADABLE_S", 0.0)
         assert bodies(await channel.call(pull(0), 10.0)) == [b"m0", b"m1"]
+
+
+@pytest.mark.trio
+async def test_a_queue_that_cannot_be_read_is_one_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_more: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    disk = ColdDisk()  # compiled loops read what is in memory
+    broker = make_broker(tmp_path / "store", env=disk)
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        await send(channel, 2)
+        disk.cold = True
+        disk.may_fetch.set()
+        with capture_logs() as logs:
+            with monkeypatch.context() as broken:
+                broken.setattr(pull_module, "read_queue", fail)
+                for _ in range(4):
+                    answer = await channel.call(pull(0))
+                    assert answer.remark == "the queue cannot be read: Input/output error"
+            assert bodies(await channel.call(pull(0))) == [b"m0", b"m1"]
+    first, last = (line for line in logs if "consume_queue_unreadable" in (line["event"], line.get("of")))
+    assert (first["log_level"], first["topic"], first["queue_id"]) == ("error", "T", 0)
+    assert (last["event"], last["failures"]) == ("outage_ended", 4)
+
+
+@pytest.mark.trio
+async def test_failed_reads_ahead_are_one_outage() -> None:
+    results = [OSError(5, "Input/output error")] * 3 + [None]
+    answered: list[Any] = []
+
+    async def answer_of(number: int) -> None:
+        with trio.fail_after(30):
+            while len(answered) <= number:
+                await trio.lowlevel.checkpoint()
+
+    def fetch() -> None:
+        if (result := results.pop(0)) is not None:
+            raise result
+
+    def answer(given: Any, wait: bool) -> int:
+        answered.append(given)
+        return 1
+
+    reads = postponed.Postponed(answer, answered.append)
+    peer = SimpleNamespace(connection=SimpleNamespace(closed=False))
+    given: Any = SimpleNamespace(request=peer, topic="T", queue_id=0)
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reads.run)
+            for number in range(4):
+                reads.until_fetched(given, fetch)
+                await answer_of(number)
+            nursery.cancel_scope.cancel()
+    first, last = logs
+    assert (first["event"], first["log_level"], first["topic"]) == ("read_ahead_failed", "error", "T")
+    assert (last["event"], last["of"], last["failures"]) == ("outage_ended", "read_ahead_failed", 3)
 
 
 @pytest.mark.trio

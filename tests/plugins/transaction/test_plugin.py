@@ -116,6 +116,17 @@ async def test_no_answer_comes_to_who_does_not_know_and_refusals_are_rocketmqs(t
 
 
 @pytest.mark.trio
+async def test_refused_ends_of_one_host_are_one_line(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        half = await channel.call(send("T", b"x", properties=HALF))
+        with capture_logs() as logs:
+            for _ in range(5):
+                await channel.call(end(half, TransactionState.COMMIT, group="others"))
+    [line] = [line for line in logs if line["event"] == "transaction_not_ended"]
+    assert (line["reason"], line["log_level"], line["repeated"]) == ("The producer group wrong", "warning", 0)
+
+
+@pytest.mark.trio
 async def test_administrators_see_what_is_open_and_the_topics_exist(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         await channel.call(send("T", b"x", properties=HALF))
