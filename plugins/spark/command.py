@@ -136,12 +136,20 @@ def export(
         raise SparkNotHere(f"the export runs in Spark, which cannot start here: {status.reason}")
     # Without --follow, export starts the session: it can be cancelled meanwhile.
     running = spark.session(log_level="off") if in_spark and follow else None
+    has_run = False
     while True:
-        with _export_progress(in_spark) as progress:
-            result = _export_once(topic, folder, running, progress, given)
-        if not follow or result.rows or result.lost:
-            show = _as_json if as_json else _as_line
-            click.echo(show(topic, given["file_format"], result))
+        try:
+            with _export_progress(in_spark) as progress:
+                result = _export_once(topic, folder, running, progress, given)
+        except (spark.Unreachable, spark.UnknownTopic) as error:  # a nameserver that was just started knows no topic
+            if not has_run:
+                raise
+            click.echo(f"gantrymq: {error}; the next run tries again", err=True)
+        else:
+            has_run = follow
+            if not follow or result.rows or result.lost:
+                show = _as_json if as_json else _as_line
+                click.echo(show(topic, given["file_format"], result))
         if not follow:
             return
         given["discard_plan"] = False

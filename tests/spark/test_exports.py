@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gantrymq.cli.__main__ import run
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark import (
     DataLoss,
@@ -747,28 +747,29 @@ def test_following_exports_what_comes_until_it_is_stopped(
     orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pauses: list[float] = []
+    restarting: dict[int, Callable[[Command], Any]] = {
+        2: lambda request: b"",
+        3: lambda request: request.answer(ResponseCode.TOPIC_NOT_EXIST, "no route"),
+    }
 
     def wait(_sleep: object, seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 3:
+        if len(pauses) == 5:
             raise KeyboardInterrupt
         if len(pauses) == 1:
             orders.fill(4)
+        if len(pauses) == 4:
+            orders.fill(3)
+        orders.script = restarting.get(len(pauses), lambda request: None)
 
     monkeypatch.setattr("trio.run", wait)
-    arguments = [
-        "export",
-        "--topic",
-        "orders",
-        "--to",
-        str(folder),
-        "--nameserver",
-        orders.address,
-        "--engine",
-        "local",
-    ]
+    arguments = _export_command(orders, folder)
     assert run([*arguments, "--follow", "--every", "7", "--json"]) == 130
-    found = [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()]
-    assert (found, pauses) == ([20, 4], [7.0, 7.0, 7.0])
+    printed = capsys.readouterr()
+    found = [json.loads(line)["rows"] for line in printed.out.splitlines()]
+    assert (found, pauses) == ([20, 4, 3], [7.0] * 5)
+    assert printed.err.count("the next run tries again") == 2
     assert rows(export_files(folder)) == orders.everything("orders")
     assert run([*arguments, "--follow", "--overwrite"]) == 2
+    orders.script = restarting[2]
+    assert run([*arguments, "--follow"]) == 1, "the first run fails at once"

@@ -66,6 +66,15 @@ class Exporting:
         wait_for(lambda: sum(self.exporter.totals.runs.values()) > before, PATIENCE_S)
         return self.control("status")
 
+    def figures(self) -> tuple[Metrics, dict[str, str]]:
+        """The metrics of the exporter, and the runtime information of the broker."""
+        metrics = Metrics(1000)
+        for info, call in self.broker.manager.calls("collect_metrics", broker=self.broker, metrics=metrics):
+            if info.name == "exporter":
+                call()
+        tables = self.broker.manager.hook.runtime_info(broker=self.broker)
+        return metrics, {name: text for table in tables for name, text in (table or {}).items()}
+
     def stored(self, topic: str) -> Counter[tuple[int, int]]:
         queues = (queue for queue in self.broker.queues if queue.topic == topic)
         return Counter((queue.queue_id, offset) for queue in queues for offset in range(queue.max_offset))
@@ -110,18 +119,17 @@ def test_metrics_and_runtime_information_have_lag_and_runs(place: Exporting) -> 
     place.send("orders-figures", 4)
     place.run_now()
     place.send("orders-figures", 3)
-    metrics = Metrics(1000)
-    for info, call in place.broker.manager.calls("collect_metrics", broker=place.broker, metrics=metrics):
-        if info.name == "exporter":
-            call()
+    metrics, info = place.figures()
     lag = metrics.families["gantrymq_exporter_lag_messages"].series[("orders-figures",)]
     assert lag == 3
     assert metrics.families["gantrymq_exporter_runs_total"].series[("ok",)] >= 1
     assert metrics.families["gantrymq_exporter_messages_total"].series[()] >= 4
-    tables = place.broker.manager.hook.runtime_info(broker=place.broker)
-    info = {name: text for table in tables for name, text in (table or {}).items()}
     assert int(info["exporterLag"]) >= 3
     assert info["exporterState"] == "waiting"
+    last = place.control("status")["last_run"]
+    assert info["exporterLastRun"] == f"{int(last['ended'] * 1000)},{last['rows']},"
+    success = metrics.families["gantrymq_exporter_last_success_seconds"].series[()]
+    assert success == pytest.approx(last["ended"])
 
 
 @pytest.mark.slow
@@ -174,6 +182,11 @@ def test_a_failed_run_is_reported_and_tried_again(place: Exporting) -> None:
     assert (status["failures"], status["lag"]["orders-failing"]) == (1, 1)
     assert "is a file, not a folder" in status["last_run"]["error"]
     assert place.exporter.next_start() < place.exporter.state.last.ended + 60
+    metrics, info = place.figures()
+    assert metrics.families["gantrymq_exporter_failures"].series[()] == 1
+    assert metrics.families["gantrymq_exporter_runs_total"].series[("failed",)] == 1
+    assert info["exporterFailures"] == "1"
+    assert info["exporterLastRun"].endswith(f",0,{status['last_run']['error']}")
     place.to.unlink()
     hidden.rename(place.to)
     status = place.run_now()
