@@ -295,6 +295,17 @@ def test_a_folder_with_other_files_is_refused(orders: FakeCluster, tmp_path: Pat
         Place("delta", str(tmp_path)).export(orders)
 
 
+def test_a_run_that_was_killed_while_it_made_the_table_does_not_block_the_next(
+    orders: FakeCluster, tmp_path: Path
+) -> None:
+    place = Place("delta", str(tmp_path / "table"))
+    log = tmp_path / "table" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / "00000000000000000000.json#1").write_text("{")  # under this name deltalake writes a commit
+    assert place.export(orders).rows == 20
+    assert place.rows() == orders.everything()
+
+
 def test_a_missing_library_is_named(orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if "arrow" not in name else object())
     with pytest.raises(SparkMissing, match=rf"pip install 'gantrymq\[{place.file_format}\]'"):

@@ -36,6 +36,8 @@ _RECORD = "gantrymq.queues"
 """The key of the queues in a commit's metadata."""
 HISTORY = 100
 """How many commits are searched for the names of queues."""
+_LOG = "_delta_log"
+_COMMIT = re.compile(r"\d+\.(json|checkpoint.*|crc)$")
 _UNUSABLE = re.compile(r"[\[\]|\\^%<>`\x00-\x1f]")
 """What deltalake 1.6 cannot have in the path of a folder: it takes the path for a URL."""
 
@@ -116,6 +118,8 @@ class DeltaTarget:
         if not self.name.is_dir():
             raise FolderInUse(f"{self.name} is a file, not a folder")
         for item in self.name.iterdir():
+            if item.name == _LOG and not any(_COMMIT.match(record.name) for record in item.iterdir()):
+                continue  # of a run that was killed while it made the table
             raise FolderInUse(f"{self.name} has {item.name!r} and no Delta table: name another folder")
 
 

@@ -48,6 +48,7 @@ from gantrymq.spark.exports.parquet_output import ObjectOutput
 UNREFERENCED_AGE = timedelta(days=1)
 """A file that no manifest names and that is older belongs to no run that is alive."""
 _OF_RUN = re.compile(r"(?:plan-(\d{8,})|(?:dropped|compact)-(\d{8,})-[0-9a-f]{12})\.json|work-(\d{8,})-[0-9a-f]{12}")
+_PROBE = f"{RECORDS}/probe-"
 _ID_LENGTH = 12
 
 
@@ -87,7 +88,7 @@ class ObjectDestination:
         yield
 
     def _check_conditional_writes(self) -> None:
-        name = f"{RECORDS}/probe-{uuid4()}"
+        name = f"{_PROBE}{uuid4()}"
         self._objects.create(name, b"1")
         try:
             self._objects.create(name, b"2")
@@ -200,12 +201,14 @@ class ObjectDestination:
         self._clean(manifest)
 
     def remove_unreferenced(self) -> None:
-        """Delete data files that no manifest names and that are too old for a run that is alive."""
+        """Delete data files that no manifest names, and probes, that are too old for a run that is alive."""
         named = self.read_state().files
         oldest = datetime.now(UTC) - UNREFERENCED_AGE
         for folder in self._objects.names(""):
-            if folder != RECORDS:
-                found = [name for name, modified in self._objects.walk(folder) if modified < oldest]
+            found = [name for name, modified in self._objects.walk(folder) if modified < oldest]
+            if folder == RECORDS:
+                self._objects.delete([name for name in found if name.startswith(_PROBE)])
+            else:
                 self._objects.delete([name for name in found if name not in named])
 
     def _check(self, files: Sequence[DataFile]) -> None:
