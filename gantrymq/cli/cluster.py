@@ -12,7 +12,7 @@ from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.options import duration_option, json_option, print_result
 from gantrymq.cli.tables import print_rows
 from gantrymq.cli.watch import watch
-from gantrymq.failover.brokers import ANSWER_S, COLUMNS, UNREACHABLE, ask_broker, broker_rows
+from gantrymq.failover.brokers import ANSWER_S, COLUMNS, UNREACHABLE, add_lags_of_silent_slaves, ask_broker, broker_rows
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -38,11 +38,14 @@ def status(as_json: bool, nameserver: str) -> None:
     """Show the role, the address and the replication lag of each broker.
 
     `offset` is the end of the broker's commit log, in bytes. `lag_seconds` is how long a slave has been behind its
-    master; RocketMQ's brokers do not report it. A broker that does not respond is `unreachable`. A `fenced` master
-    refuses messages because another broker was promoted (`epoch`). A master is `missing` if the nameservers know only
-    slaves of its name. `not_ready` is why clients cannot work with the broker, such as a full disk.
+    master; RocketMQ's brokers do not report it. A broker that does not respond is `unreachable`; the lag of a
+    slave that hangs is then the one that its master reports, if the slave is the only one on its host. A `fenced`
+    master refuses messages because another broker was promoted (`epoch`). A master is `missing` if the nameservers
+    know only slaves of its name. `not_ready` is why clients cannot work with the broker, such as a full disk.
     """
-    rows = with_missing_masters(with_client(nameserver, broker_rows))
+    found = with_client(nameserver, broker_rows)
+    add_lags_of_silent_slaves(found)
+    rows = with_missing_masters(found)
     print_rows(COLUMNS, [{column: row[column] for column in COLUMNS} for row in rows], as_json)
 
 

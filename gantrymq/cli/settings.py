@@ -93,7 +93,9 @@ def set_(changes: tuple[str, ...], broker: str | None, nameservers: bool, as_jso
             await change_settings(client, address, wanted, nameserver=nameservers)
         except GantryError as error:
             so_far = f"; changed already: {', '.join(done)}" if done else ""
-            raise CommandFailed(f"{address}: {error}{so_far}") from None
+            text = str(error)
+            named = text if text.startswith(address) else f"{address}: {text}"
+            raise CommandFailed(f"{named}{so_far}") from None
         done.append(address)
 
     rows = with_client(nameserver, _on_each(broker, nameservers, ask))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 3.0
 """The default of ``--answer-timeout``: how long a broker may take to answer."""
 UNREACHABLE: Final = "unreachable"
+_COPY: Final = re.compile(r"haSlave_\d+")
+"""The connection of a slave in the report of GantryMQ's master."""
+_COPY_LAG: Final = re.compile(r"address=(?P<host>\S*):\d+, .*lagBytes=(?P<bytes>\d+), lagSeconds=(?P<seconds>[\d.]+)")
 FENCED: Final = "fenced"
 COLUMNS: Final = (
     "cluster",
@@ -57,6 +61,7 @@ async def broker_rows(
             row = found[name, broker_id, address] = dict.fromkeys(COLUMNS) | {
                 "not_promotable": "",
                 "master_silent_s": None,
+                "copies": [],
                 "is_registered": address in known,
                 "cluster": cluster_name,
                 "broker": name,
@@ -77,6 +82,21 @@ async def broker_rows(
         if row["id"] and row["offset"] is not None and master is not None and master["offset"] is not None:
             row["lag_bytes"] = max(master["offset"] - row["offset"], 0)
     return rows
+
+
+def add_lags_of_silent_slaves(rows: list[dict[str, Any]]) -> None:
+    """Give unreachable slaves the lag that their master reports, if it can only be theirs: the master knows the hosts
+    of the slaves that are connected to it, not their addresses, so each must be alone on its host."""
+    for row in rows:
+        if not row["id"] or row["role"] != UNREACHABLE:
+            continue
+        host = row["address"].rpartition(":")[0]
+        family = [other for other in rows if (other["cluster"], other["broker"]) == (row["cluster"], row["broker"])]
+        slaves = [other for other in family if other["id"] and other["address"].rpartition(":")[0] == host]
+        texts = [text for other in family if not other["id"] for text in other["copies"]]
+        lags = [lag for text in texts if (lag := _COPY_LAG.match(text)) and lag["host"] == host]
+        if len(slaves) == len(lags) == 1:
+            row["lag_bytes"], row["lag_seconds"] = int(lags[0]["bytes"]), float(lags[0]["seconds"])
 
 
 async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
@@ -103,6 +123,7 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
     row["lag_seconds"] = float(table["haLagSeconds"]) if "haLagSeconds" in table else None
     row["epoch"] = table.get("haEpoch")
     row["not_ready"] = table.get("notReady") or None
+    row["copies"] = [text for name, text in table.items() if _COPY.fullmatch(name)]
     row["not_promotable"] = table.get("haNotPromotable", "")
     row["master_silent_s"] = float(table.get("haMasterSilentSeconds", -1)) if table.get("haMasterAddress") else None
     if table.get("haFenced"):

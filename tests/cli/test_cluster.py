@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message
+from gantrymq.failover.brokers import UNREACHABLE, add_lags_of_silent_slaves
 from support.foreign import wait_registered
 from support.processes import Child, free_ports, gantrymq_child, wait_for
 
@@ -21,8 +23,8 @@ HA = "gantrymq.plugins.ha:HaPlugin"
 
 
 @pytest.fixture
-def nameserver(tmp_path: Path) -> Iterator[str]:
-    """The nameserver of a master and its slave."""
+def pair(tmp_path: Path) -> Iterator[tuple[str, Child]]:
+    """The nameserver of a master and its slave, and the slave."""
     with ExitStack() as stack:
 
         def start(home: str, *arguments: str) -> Child:
@@ -39,10 +41,12 @@ def nameserver(tmp_path: Path) -> Iterator[str]:
             )  # fmt: skip
             child.wait_line(lambda line: line.startswith("ready"))
         wait_registered(address, "broker-a")
-        yield address
+        yield address, child
 
 
-def test_roles_and_lags_are_shown(nameserver: str, cli: Callable[..., Any]) -> None:
+def test_roles_and_lags_are_shown(pair: tuple[str, Child], cli: Callable[..., Any]) -> None:
+    nameserver, slave = pair
+
     def rows() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
         return found
@@ -58,6 +62,35 @@ def test_roles_and_lags_are_shown(nameserver: str, cli: Callable[..., Any]) -> N
     table = cli("cluster", "status", "--nameserver", nameserver).out.splitlines()
     assert table[0].split()[:4] == ["cluster", "broker", "id", "role"]
     assert len(table) == 3
+    slave.process.send_signal(signal.SIGSTOP)
+    try:
+        with gantrymq.sync.connect(nameserver) as client, client.producer("p") as producer:
+            producer.send(Message("Orders", b"not copied"))
+        hanging = rows()[1]
+    finally:
+        slave.process.send_signal(signal.SIGCONT)
+    assert (hanging["id"], hanging["role"], hanging["offset"]) == (1, "unreachable", None)
+    assert hanging["lag_bytes"] > 100, "as its master reports"
+    assert hanging["lag_seconds"] > 0
+
+
+def test_the_lag_of_a_silent_slave_is_not_guessed() -> None:
+    def row(number: int, address: str, **more: Any) -> dict[str, Any]:
+        return {"cluster": "c", "broker": "b", "id": number, "address": address, "role": "slave", "copies": [],
+                "lag_bytes": None, "lag_seconds": None, **more}  # fmt: skip
+
+    def copy(address: str) -> str:
+        return f"address={address}, acknowledged=5, lagBytes=7, lagSeconds=1.5, sent=12, start=0"
+
+    def lags(copies: list[str], *others: dict[str, Any]) -> tuple[int | None, float | None]:
+        silent = row(1, "h1:10911", role=UNREACHABLE)
+        add_lags_of_silent_slaves([row(0, "h0:10911", copies=copies), silent, *others])
+        return silent["lag_bytes"], silent["lag_seconds"]
+
+    assert lags([copy("h1:4000"), copy("h2:4000")], row(2, "h2:10911")) == (7, 1.5)
+    assert lags([copy("h2:4000")]) == (None, None), "it is not connected"
+    assert lags([copy("h1:4000"), copy("h1:4001")], row(2, "h1:10921")) == (None, None), "two on one host"
+    assert lags([copy("h1:4000")], row(2, "h1:10921")) == (None, None), "it may be the other one's"
 
 
 def test_an_unregistered_master_has_a_row(tmp_path: Path, cli: Callable[..., Any]) -> None:

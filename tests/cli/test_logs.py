@@ -131,6 +131,7 @@ def test_levels_change_and_the_file_is_opened_again_while_a_broker_runs(cli: Cli
 
         refused = cli("config", "set", "plugin.admin.log_levels=loud", *at)
         assert (refused.code, "'loud' is not a log level" in refused.err) == (1, True)
+        assert refused.err.count("127.0.0.1:") == 1, "the address is named once"
         done = cli("config", "set", "logLevels=warning,nameserver=info,server=info", "--nameservers", *at)
         assert done.code == 0, done.err
         shown = cli("config", "show", "logLevels", "--nameservers", *at).out.split()

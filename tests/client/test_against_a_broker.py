@@ -87,6 +87,32 @@ async def test_a_message_sent_back_is_redelivered_and_becomes_a_dead_letter(clus
         assert await offsets_left(client, topic, group) == {0: 0}
 
 
+async def test_messages_of_new_groups_return_after_the_delay_that_was_asked_for(cluster: str, topic: str) -> None:
+    """Not with the next rebalance, which can be 20 s later: the retry topics of these groups are as new as they are."""
+    late: list[float] = []
+
+    async def retry(client: gantrymq.Client, number: int) -> None:
+        async with client.consumer(topic, f"{topic}-g{number}", start="first") as messages:
+            first = await anext(messages)
+            asked = anyio.current_time()
+            await first.retry(1)
+            again = await anext(messages)
+            late.append(anyio.current_time() - asked - 1.0)
+            assert again.reconsume_times == 1
+            await again.ack()
+
+    async with gantrymq.connect(cluster) as client:
+        await client.admin.create_topic(topic, queues=1)
+        async with client.producer() as producer:
+            await producer.send(topic, b"again")
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                for number in range(5):
+                    tasks.start_soon(retry, client, number)
+    assert len(late) == 5
+    assert max(late) < 6
+
+
 def test_the_blocking_consumer_sends_messages_back(cluster: str, topic: str) -> None:
     group = f"{topic}-g"
     with gantrymq.sync.connect(cluster) as client:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.env.system import SystemEnv, SystemFile
 from gantrymq.kernel.errors import NoRoom
@@ -122,12 +123,19 @@ def test_a_file_that_finds_no_space_is_removed_and_a_retry_succeeds() -> None:
     segments = make(env)
     segments.ensure(0)
     env.free_bytes = 50
-    assert not segments.prepare_next()
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert not segments.prepare_next()
+    assert [line["event"] for line in logs] == ["next_file_not_prepared"], "once for the outage"
     with pytest.raises(NoRoom, match="Free some space"):
         segments.ensure(100)
     assert (env.listdir("log"), env.listdir("staging")) == ([f"{0:020d}"], [])
     env.free_bytes = 500
-    assert segments.prepare_next()
+    with capture_logs() as logs:
+        assert segments.prepare_next()
+    assert [(line["event"], line["of"], line["failures"]) for line in logs] == [
+        ("outage_ended", "next_file_not_prepared", 3)
+    ]
     assert segments.ensure(100).base == 100
 
 
