@@ -154,21 +154,27 @@ def test_the_log_is_held_from_the_first_message_that_is_not_exported(place: Expo
 
 
 @pytest.mark.slow
-def test_a_pause_lasts_over_a_restart_and_run_now_works_meanwhile(
+def test_a_pause_lasts_over_a_restart_until_resumed_and_run_now_works_meanwhile(
     place: Exporting, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["export", "pause", "--broker", place.running.address]) == 0
     assert "paused" in capsys.readouterr().out
-    place.running.restart()
+    place.running.restart(settings={"plugin.exporter.every": "1s"})
     place.send("exact", 2)
+    time.sleep(2.5 * CHECK_S)
+    assert place.exporter.next_start() < time.time(), "one would be due"
     assert place.control("status")["state"] == "paused"
     assert exported(place.to, "exact") == Counter()
     place.run_now()
     assert exported(place.to, "exact") == place.stored("exact")
     assert run(["export", "resume", "--broker", place.running.address, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["paused"] is False
+    place.send("exact", 1)
+    wait_for(lambda: place.exporter.lag()["exact"] == 0, PATIENCE_S)
+    assert exported(place.to, "exact") == place.stored("exact")
     assert run(["export", "status", "--broker", place.running.address]) == 0
     assert "exact: lag 0" in capsys.readouterr().out
+    place.running.restart(settings={"plugin.exporter.every": "1h"})
 
 
 @pytest.mark.slow
