@@ -205,6 +205,8 @@ async def test_clients_and_slaves_that_reconnect_make_no_new_series(tmp_path: Pa
                             ):
                                 return series_of(families)
 
+        # A member commits the offset of its group's retry queue only if it has got that queue before it leaves.
+        master.registry.get(ConsumerOffsets).commit("G", "%RETRY%G", 0, 0)
         known = await come_and_go()
         known |= await come_and_go()
         for _ in range(4):
