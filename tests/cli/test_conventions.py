@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 
+from gantrymq.cli import progress
 from gantrymq.cli.group import cli as root
 from gantrymq.cli.options import Duration
 from gantrymq.sync import Client
+from support.processes import wait_for
+from support.stores import make_store
 
 SERVERS = {"serve", "broker", "nameserver", "worker", "dashboard", "cluster watch"}
 WRITERS = {"completion", "definitions export", "plugins new"}
@@ -103,6 +108,74 @@ def test_a_cluster_that_cannot_be_reached_is_one_line_with_the_prefix_and_code_1
     done = cli(*arguments, "--nameserver", NO_SERVER)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith(f"gantrymq: {NO_SERVER}: no nameserver can be reached")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "list"), ("topic", "describe", "T"), ("produce", "T", "--file", __file__), ("group", "list"),
+        ("consume", "T", "--group", "g"), ("cluster", "status"), ("dlq", "list"), ("config", "show"),
+    ],
+)  # fmt: skip
+def test_a_brokers_address_given_as_nameserver_is_one_line_that_says_so(
+    cli: Callable[..., Any], gantry_broker: Any, arguments: tuple[str, ...]
+) -> None:
+    done = cli(*arguments, "--nameserver", gantry_broker.address)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"gantrymq: {gantry_broker.address} is no nameserver (is it a broker?): connect to the nameserver's address, "
+        "whose port is 9876 unless it was configured\n"
+    )
+
+
+LONG = {"produce", "dlq replay", "definitions import", "store check", "store backup", "store restore"}
+"""Commands whose work grows with the messages or topics, and that print no line for each. ``bench`` has a test of its
+own, because it starts processes; ``export`` has a bar of its own."""
+
+
+def test_long_work_has_a_progress_bar(
+    cli: Callable[..., Any], gantry_broker: Any, gantry_client: Client, gantry_topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """In a terminal, and after a second: both are so for all commands here."""
+    bars: list[tuple[str, int]] = []
+
+    def leave(meter: progress.Meter, *_error: object) -> None:
+        assert meter._shown is not None, "the bar was not drawn"
+        meter._shown[0].stop()
+        bars.append((meter.label, meter.done or meter.total or 0))
+
+    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(progress.Meter, "__exit__", leave)
+
+    group, at = f"{gantry_topic}-g", ("--nameserver", gantry_broker.nameserver)
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    settings = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "topicSysFlag": 0, "order": False}
+    topic = {"name": f"{gantry_topic}-new", "settings": settings}
+    (tmp_path / "definitions").write_text(json.dumps({"version": 1, "topics": [topic], "groups": []}))
+    store = str(make_store(tmp_path / "store", {"store.commit_log_file_bytes": "64 KiB"}, 1, 3, 10))
+    backups = str(tmp_path / "backups")
+    shown = {}
+    for name, arguments in (
+        ("produce", (gantry_topic, "--file", str(tmp_path / "lines"), *at)),
+        ("dlq replay", (group, *at)),
+        ("definitions import", (str(tmp_path / "definitions"), *at)),
+        ("store check", ("--data", store)),
+        ("store backup", (backups, "--data", store)),
+        ("store restore", (backups, "--data", str(tmp_path / "restored"))),
+    ):
+        if name == "dlq replay":
+            with gantry_client.consumer(gantry_topic, group, start="first", max_retries=0) as messages:
+                next(messages).retry()
+            wait_for(lambda: '"messages": 1' in cli("dlq", "list", group, "--json", *at).out)
+        bars.clear()
+        done = cli(*name.split(), *arguments)
+        assert done.code == 0, (name, done.err)
+        ((label, count),) = bars
+        assert count > 0, name
+        shown[name] = label
+    assert set(shown) == LONG <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("text", ["soon", "10ms", "-1"])
