@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 
 from gantrymq.cli.__main__ import run
@@ -641,6 +642,11 @@ def test_the_command_exports_without_spark_and_shows_the_status(
     assert "manifest 1, " in told
     assert "orders broker-a queue 0: 10 messages in 1 file, " in told
     assert "continues at 10, lag 2" in told
+    orders.queues["orders", 2] = attrs.evolve(orders.queues["orders", 0], records={}, min_offset=4, max_offset=9)
+    added = export_status(folder, orders.address).queues[2]
+    assert (added.queue_id, added.next_offset, added.rows, added.lag) == (2, 4, 0, 5)
+    assert len(export_status(folder).queues) == 2
+    del orders.queues["orders", 2]
     assert run(["export", "status", str(folder), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["number"], status["unfinished"], status["queues"][1]["rows"]) == (1, False, 10)

@@ -117,10 +117,11 @@ def test_each_run_adds_what_is_new(orders: FakeCluster, place: Place) -> None:
     retried = [row for row in place.table().to_pylist() if row["topic"] != "orders"]
     assert {(row["date"], row["tags"], dict(row["properties"])["k"]) for row in retried} == {(None, "a", "v")}
     orders.fill(1)
+    orders.queues["orders", 2] = type(orders.queues["orders", 0])(min_offset=4, max_offset=9)
     status = place.status(orders.address)
     assert [(q.topic, q.queue_id, q.next_offset, q.rows, q.lost, q.lag) for q in status.queues] == [
         ("%RETRY%g", 0, 2, 2, 0, 0), ("%RETRY%g", 1, 1, 1, 0, 0),
-        ("orders", 0, 12, 12, 0, 1), ("orders", 1, 12, 12, 0, 0),
+        ("orders", 0, 12, 12, 0, 1), ("orders", 1, 12, 12, 0, 0), ("orders", 2, 4, 0, 0, 5),
     ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from gantrymq.spark.exports.manifest import QueueKey, State, count
 from gantrymq.spark.exports.object_destination import ObjectDestination
 from gantrymq.spark.exports.parquet_output import FILE_COLUMNS
 from gantrymq.spark.exports.table_formats import TABLE_FORMATS, find_table
+from gantrymq.spark.exports.tables import QueueState
 from gantrymq.spark.local import session
 from gantrymq.spark.options import SourceOptions, read_addresses
 from gantrymq.spark.security import Security, read_security
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 class QueueStatus:
     """One exported queue: messages, files and bytes, where it continues, and how many messages are not exported yet.
 
+    With the lag, also a queue that its broker has got since the last run.
     ``lost`` counts messages that were gone before they could be exported. ``lag`` is None if it was not asked for, or
     no broker has the queue.
     """
@@ -78,11 +80,11 @@ def export_status(
         return _table_status(file_format, to, nameserver, security)
     export = existing_export(to)
     state = export.read_state()
-    highest = _find_ends(state, nameserver, security) if nameserver is not None else {}
+    bounds = _find_bounds(state, nameserver, security) if nameserver is not None else {}
     queues: list[QueueStatus] = []
-    for key, end in sorted(state.ends.items()):
+    for key, end in sorted(_new_queues(state, bounds) | set(state.ends.items())):
         files = [file for file in state.files.values() if file.span.key == key]
-        lag = max(highest[key] - end, 0) if key in highest else None
+        lag = max(bounds[key][1] - end, 0) if key in bounds else None
         lost = count(span for span in state.lost if span.key == key)
         rows, size = count(file.span for file in files), sum(file.bytes for file in files)
         queues.append(QueueStatus(*key, end, rows, len(files), size, lost, lag))
@@ -96,13 +98,15 @@ def _table_status(file_format: str, to: str | Path, nameserver: str | None, secu
     state = table.read_state()
     if not state.number:
         raise ExportDamaged(f"{table.name} has no export")
-    highest = _find_ends(State(ends=state.ends), nameserver, security) if nameserver is not None else {}
+    known = State(ends=state.ends)
+    bounds = _find_bounds(known, nameserver, security) if nameserver is not None else {}
+    found = dict(state.queues) | {key: QueueState(*key, first) for key, first in _new_queues(known, bounds)}
     queues = [
         QueueStatus(
             *key, queue.next_offset, queue.rows, 0, 0, queue.lost,
-            max(highest[key] - queue.next_offset, 0) if key in highest else None,
+            max(bounds[key][1] - queue.next_offset, 0) if key in bounds else None,
         )
-        for key, queue in sorted(state.queues.items())
+        for key, queue in sorted(found.items())
     ]  # fmt: skip
     return ExportStatus(table.name, state.number, time.time() - state.created, False, queues)
 
@@ -164,12 +168,22 @@ def existing_export(to: str | Path) -> Destination:
     return export
 
 
-def _find_ends(state: State, nameserver: str, security: Security) -> dict[QueueKey, int]:
-    ends: dict[QueueKey, int] = {}
+def _find_bounds(state: State, nameserver: str, security: Security) -> dict[QueueKey, tuple[int, int]]:
+    """The first readable offset and the end of each queue that the topics of the export have now."""
+    bounds: dict[QueueKey, tuple[int, int]] = {}
     with Wire(security=security) as wire:
         options = SourceOptions(read_addresses(nameserver), tuple(sorted({topic for topic, _, _ in state.ends})))
         for topic in options.topics:
             for queue in wire.find_queues(options.nameservers, topic):
                 key = (queue.topic, queue.broker, queue.queue_id)
-                ends[key] = wire.find_bounds(queue)[1]
-    return ends
+                bounds[key] = wire.find_bounds(queue)
+    return bounds
+
+
+def _new_queues(state: State, bounds: Mapping[QueueKey, tuple[int, int]]) -> set[tuple[QueueKey, int]]:
+    """Queues that the export does not have yet, and their first offsets.
+
+    Those of other brokers are not among them: they may have exports of their own.
+    """
+    brokers = {(topic, broker) for topic, broker, _ in state.ends}
+    return {(key, first) for key, (first, _) in bounds.items() if key not in state.ends and key[:2] in brokers}
