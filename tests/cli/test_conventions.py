@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 import pytest
+import rich.progress
 
 from gantrymq.cli import progress
 from gantrymq.cli.group import cli as root
 from gantrymq.cli.options import Duration
+from gantrymq.plugins.spark import command as export_command
 from gantrymq.sync import Client
 from support.processes import wait_for
 from support.stores import make_store
@@ -130,7 +132,7 @@ def test_a_brokers_address_given_as_nameserver_is_one_line_that_says_so(
 
 LONG = {"produce", "dlq replay", "definitions import", "store check", "store backup", "store restore"}
 """Commands whose work grows with the messages or topics, and that print no line for each. ``bench`` has a test of its
-own, because it starts processes; ``export`` has a bar of its own."""
+own, because it starts processes, and exports have a bar of their own."""
 
 
 def test_long_work_has_a_progress_bar(
@@ -176,6 +178,31 @@ def test_long_work_has_a_progress_bar(
         assert count > 0, name
         shown[name] = label
     assert set(shown) == LONG <= set(COMMANDS)
+
+
+def test_an_export_and_its_compaction_have_a_progress_bar(
+    cli: Callable[..., Any], gantry_broker: Any, gantry_client: Client, gantry_topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    drawn: list[str] = []
+    update = rich.progress.Progress.update
+
+    def spy(bar: Any, task: Any, **fields: Any) -> None:
+        drawn.append(f"{fields['description']} {fields['figures']}")
+        update(bar, task, **fields)
+
+    monkeypatch.setattr(rich.progress.Progress, "update", spy)
+    monkeypatch.setattr(export_command, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    with gantry_client.producer() as producer:
+        producer.send(gantry_topic, b"one")
+    folder = str(tmp_path / "files")
+    at = ("--nameserver", gantry_broker.nameserver)
+    done = cli("export", "--topic", gantry_topic, "--to", folder, "--engine", "local", *at)
+    assert done.code == 0, done.err
+    assert drawn[-1].startswith("exporting 1/1 messages, ")
+    done = cli("export", "compact", folder)
+    assert done.code == 0, done.err
+    assert drawn[-1] == "compacting 0/0 files"
 
 
 @pytest.mark.parametrize("text", ["soon", "10ms", "-1"])

@@ -336,6 +336,27 @@ async def test_without_the_extra_the_start_says_what_to_install(
         await broker.run()
 
 
+async def test_bytes_of_a_quarantined_record_are_counted(tmp_path: Path) -> None:
+    async def damaged_bytes() -> float:
+        async with run_broker(make_broker(tmp_path, enable=[PLUGIN], settings=ANYWHERE)) as broker:
+            async with open_channel(broker.address) as channel:
+                for body in (b"first " * 20, b"second " * 20):
+                    assert (await channel.call(send("T", body), 10.0)).code == 0
+            return value(await scrape(broker), "gantrymq_log_damaged_bytes")
+
+    assert await damaged_bytes() == 0
+    log_file = min((tmp_path / "commitlog").iterdir())
+    with log_file.open("r+b") as file:
+        size = int.from_bytes(file.read(4), "big")
+        file.seek(file.read(1000).index(b"first first") + 4)
+        file.write(b"FIRST")
+    checked = await trio.run_process(
+        [sys.executable, "-m", "gantrymq.cli", "store", "check", "--data", str(tmp_path), "--quarantine"], check=False
+    )
+    assert checked.returncode == 1, "something was damaged"
+    assert await damaged_bytes() == size > 100
+
+
 async def test_times_of_hooks_are_there_only_where_they_are_wanted(tmp_path: Path) -> None:
     for wanted in ("false", "true"):
         settings = {**ANYWHERE, "plugin.metrics.hook_times": wanted}
