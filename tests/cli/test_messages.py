@@ -45,7 +45,7 @@ def test_a_topic_is_created_listed_and_described(shell: Cli) -> None:
     assert (created.code, created.err) == (0, "")
     assert created.out.startswith("topic made has 3 queues on each of: 127.0.0.1:")
     assert "made" in shell("topic", "list").out.splitlines()
-    assert "made" in json.loads(shell("topic", "list", "--json").out)
+    assert {"topic": "made", "system": False} in json.loads(shell("topic", "list", "--json").out)
     rows = json.loads(shell("topic", "describe", "made", "--json").out)
     assert [(row["broker"], row["queue"], row["perm"], row["messages"]) for row in rows] == [
         ("broker-a", number, "read+write", 0) for number in range(3)

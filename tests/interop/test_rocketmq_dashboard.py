@@ -21,9 +21,15 @@ import gantrymq.sync
 from support.clients import ForeignClient
 from support.foreign import Java, ToolMissing, start_broker, start_nameserver
 from support.processes import wait_for
-from support.rocketmq_dashboard import Answer, JavaDashboard, find_jar, run_dashboard, shape
+from support.rocketmq_dashboard import SOURCE, Answer, JavaDashboard, find_jar, run_dashboard, shape
 
-pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.needs_variable(SOURCE),
+    pytest.mark.interop,
+    pytest.mark.once,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 Homes = Callable[[str], Path]
 CLUSTER = "DefaultCluster"

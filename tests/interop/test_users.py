@@ -19,7 +19,7 @@ from gantrymq.remoting.signing import Credentials
 from support.foreign import Java, ToolMissing
 from support.mqadmin import KeyedMqAdmin
 from support.processes import free_ports, gantrymq_child
-from support.rocketmq_dashboard import find_jar, run_dashboard
+from support.rocketmq_dashboard import SOURCE, find_jar, run_dashboard
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -112,6 +112,7 @@ def test_mqadmin_changes_and_deletes_users_and_policies(guarded: Guarded, mqadmi
     assert "root" in json.loads(guarded.users.read_text())["users"]
 
 
+@pytest.mark.needs_variable(SOURCE)
 def test_the_dashboard_of_rocketmq_manages_users_and_policies(guarded: Guarded, java5: Java, homes: Homes) -> None:
     try:
         jar = find_jar()

@@ -83,7 +83,7 @@ class Tables:
 
     def __init__(self) -> None:
         self.commits: list[tuple[str, str, int, int]] = []
-        self.counted: list[tuple[str, str, int, int, int]] = []
+        self.counted: list[tuple[str, str, int, int, int, int]] = []
 
     def find(self, group: str) -> Any:
         enabled = {"g": True, "off": False, "heard": True, "gone": True}.get(group)
@@ -104,8 +104,8 @@ class Tables:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         self.commits.append((group, topic, queue_id, offset))
 
-    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
-        self.counted.append((group, topic, queue_id, messages, size))
+    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int, next_offset: int) -> None:
+        self.counted.append((group, topic, queue_id, messages, size, next_offset))
 
 
 class Run:
@@ -380,7 +380,7 @@ def test_an_address_of_an_extension_file_passes_whatever_tags_are_wanted(store: 
     for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
         run = Run(store, twin, answers, 1 << 20)
         run.outcome(pull)
-        given = [messages for _, _, _, messages, _ in run.tables.counted]
+        given = [messages for _, _, _, messages, _, _ in run.tables.counted]
         assert given == [2, 0, 2], "the second of the three peers is congested"
 
 
