@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import gantrymq.sync
 from gantrymq import Message
@@ -23,8 +24,8 @@ HA = "gantrymq.plugins.ha:HaPlugin"
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[str, Child]]:
-    """The nameserver of a master and its slave, and the slave."""
+def pair(tmp_path: Path) -> Iterator[tuple[str, Child, Child]]:
+    """The nameserver of a master and its slave, the master, and the slave."""
     with ExitStack() as stack:
 
         def start(home: str, *arguments: str) -> Child:
@@ -33,6 +34,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[str, Child]]:
         first, second = free_ports(2, around=(0, 1, -2))
         names = start("names", "nameserver", "--listen", "127.0.0.1:0")
         address = names.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
+        brokers = []
         for number, port in enumerate((first, second)):
             child = start(
                 f"broker-{number}", "broker", "--nameserver", address, "--listen", f"127.0.0.1:{port}",
@@ -40,12 +42,15 @@ def pair(tmp_path: Path) -> Iterator[tuple[str, Child]]:
                 "--set", f"broker.id={number}", "--set", f"plugins.enable={HA}",
             )  # fmt: skip
             child.wait_line(lambda line: line.startswith("ready"))
+            brokers.append(child)
         wait_registered(address, "broker-a")
-        yield address, child
+        yield address, *brokers
 
 
-def test_roles_and_lags_are_shown(pair: tuple[str, Child], cli: Callable[..., Any]) -> None:
-    nameserver, slave = pair
+def test_roles_and_lags_are_shown_and_a_lost_master_is_few_warnings(
+    pair: tuple[str, Child, Child], cli: Callable[..., Any]
+) -> None:
+    nameserver, master, slave = pair
 
     def rows() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
@@ -72,6 +77,22 @@ def test_roles_and_lags_are_shown(pair: tuple[str, Child], cli: Callable[..., An
     assert (hanging["id"], hanging["role"], hanging["offset"]) == (1, "unreachable", None)
     assert hanging["lag_bytes"] > 100, "as its master reports"
     assert hanging["lag_seconds"] > 0
+
+    with (
+        gantrymq.sync.connect(nameserver) as client,
+        client.producer("p") as producer,
+        client.consumer("Orders", "g", start="first") as consumer,
+        capture_logs() as logs,
+    ):
+        next(consumer).ack()
+        master.process.kill()
+        slave.process.kill()
+        for _ in range(8):
+            with pytest.raises(gantrymq.GantryError):
+                producer.send(Message("Orders", b"lost"), timeout=0.3)
+    events = [line["event"] for line in logs if line["log_level"] in ("warning", "error")]
+    assert "send_failed" in events
+    assert len(events) <= 8, "one line per outage, not per failure"
 
 
 def test_the_lag_of_a_silent_slave_is_not_guessed() -> None:
