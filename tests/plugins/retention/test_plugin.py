@@ -156,6 +156,7 @@ async def test_a_forced_deletion_logs_the_number_of_messages_and_the_groups_that
         assert queue is not None
         assert event["messages"] == queue.min_offset > 0
         assert (event["files"], event["groups_behind"], event["used_percent"]) == (2, ["behind"], 91)
+        assert event["log_level"] == "warning"
         env.usage, env.ahead_ms = ROOMY, 73 * 3_600_000
         with structlog.testing.capture_logs() as logs:
             assert await cleaner.clean(asked=True) > 0
