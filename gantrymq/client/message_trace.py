@@ -82,11 +82,12 @@ class MessageTrace(Interceptor):
         """Send from now on what is gathered."""
         self._cluster = cluster
         self._arrived = anyio.Event()
+        self._sending = anyio.Lock()
         self._sender = Sender(cluster, TRACE_GROUP, SEND_SECONDS, 2)
         cluster.start_soon(self._keep_sending)
 
     async def flush(self) -> None:
-        """Send what is there, within three seconds."""
+        """Send what is there, and wait for what is being sent, within three seconds."""
         with anyio.move_on_after(FLUSH_SECONDS, shield=True):
             await self._send_all()
 
@@ -176,6 +177,10 @@ class MessageTrace(Interceptor):
             await self._send_all()
 
     async def _send_all(self) -> None:
+        async with self._sending:
+            await self._send_waiting()
+
+    async def _send_waiting(self) -> None:
         while self._waiting:
             texts: list[str] = []
             keys: set[str] = set()

@@ -12,6 +12,7 @@ import pytest
 
 import gantrymq
 from gantrymq import Message, Outcome
+from gantrymq.client.outgoing import prepare
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.properties import decode_properties
 from gantrymq.remoting.recall_handles import encode_handle
@@ -195,6 +196,25 @@ async def test_many_traces_are_split_over_messages_and_excess_ones_dropped(
         assert all(len(one.ext["i"]) < 32_767 for one in requests)
     assert "message_traces_lost" in caplog.text
     assert "100" in caplog.text
+
+
+async def test_a_closing_client_waits_for_the_traces_that_are_being_sent(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = anyio.Event()
+
+    async def prepare_slowly(*arguments: Any) -> Any:
+        begun.set()
+        await anyio.sleep(0.1)
+        return await prepare(*arguments)
+
+    monkeypatch.setattr("gantrymq.client.message_trace.prepare", prepare_slowly)
+    async with fake_cluster(**{"T": 1, TRACES: 1}) as cluster:
+        async with gantrymq.connect(cluster.address, trace=True) as client, client.producer("p") as producer:
+            await producer.send("T", b"1")
+            with anyio.fail_after(60):
+                await begun.wait()
+        assert len(stored_traces(cluster)[0]) == 1
 
 
 async def test_unstored_traces_do_not_affect_messages(fake_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
