@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gantrymq.spark.ranges import QueueRange, plan_ranges
 from gantrymq.spark.reader import read_range
 from gantrymq.spark.sink import send_rows
 from gantrymq.spark.wire import GROUP, Wire
+from support.processes import wait_for
 
 COUNT = 300
 BATCH_ROWS = 70
@@ -66,10 +68,16 @@ def check_options(nameserver: str, topic: str) -> None:
     at = {"nameserver": nameserver}
     events, other = f"{topic}-events", f"{topic}-other"
     with sync.connect(nameserver) as client, client.producer("spark-tests") as producer:
+
+        def has_all(name: str) -> bool:
+            return sum(map(client.admin.max_offset, client.admin.queues(name))) == 40
+
         for name in (events, other):
             client.admin.create_topic(name, 2)
             for number in range(40):
                 producer.send(Message(name, b"%d" % number, tags=tags[number % 4], properties={"price": str(number)}))
+            # RocketMQ's broker acknowledges a message before its queue has it.
+            wait_for(partial(has_all, name))
 
     def load(**options: str) -> list[tuple[str, int]]:
         rows = read_rows(at | options, ["topic", "body"])

@@ -26,6 +26,7 @@ def test_missing_java_is_reported_with_what_to_install(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("gantrymq.spark.local.find_running", lambda: None)  # another test's session has found Java
     assert run(["export", "--topic", "orders", "--to", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     assert "the export runs in Spark, which cannot start here" in told
