@@ -90,7 +90,7 @@ class Postponed:
         self._absent: deque[tuple[Pull, float, Callable[[], object]]] = deque()
         self._fetching: Pull | None = None
         self._stopped = False
-        self._outages = Outages(log)
+        self._outages = Outages(log, trio.current_time)
         self._some_ready = trio.Event()
         self._some_absent = trio.Event()
 

@@ -88,7 +88,7 @@ class TransactionPlugin:
         self.strategy.open()
         self._is_open = True
         is_slave = broker.broker_id != 0
-        self._endings = EndTransactions(broker.store, self.strategy, is_slave=is_slave)
+        self._endings = EndTransactions(broker.store, self.strategy, broker.env.monotonic, is_slave=is_slave)
         return {
             RequestCode.END_TRANSACTION: self._endings,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: ResumeHalves(broker.store, self._context.append, is_slave=is_slave),

@@ -26,6 +26,8 @@ from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gantrymq.kernel.store.store import Store
     from gantrymq.plugins.transaction.plain import Ending
 
@@ -38,13 +40,14 @@ log = structlog.get_logger("gantrymq.transaction")
 class EndTransactions:
     """Batch processor of 37: all requests of a sweep go to the strategy in one call."""
 
-    def __init__(self, store: Store, strategy: Strategy, *, is_slave: bool) -> None:
+    def __init__(self, store: Store, strategy: Strategy, clock: Callable[[], float], *, is_slave: bool) -> None:
+        """``clock``: monotonic seconds."""
         self._store = store
         self._strategy = strategy
         self._is_slave = is_slave
         self.counts = EndCounts()
         # It is never over: accepted and refused requests of one host alternate.
-        self._outages = Outages(log)
+        self._outages = Outages(log, clock)
 
     def handle(self, requests: list[Request]) -> list[Request]:
         """End each transaction; an invalid request is answered at once and does not affect others.

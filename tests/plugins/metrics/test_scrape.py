@@ -184,7 +184,7 @@ async def test_clients_and_slaves_that_reconnect_make_no_new_series(tmp_path: Pa
         }  # fmt: skip
 
         async def come_and_go() -> Series:
-            """A slave and clients connect, work and leave; what is told while they are there."""
+            """Let a slave and clients connect, work and leave; return the series that the page has meanwhile."""
             slave = make_broker(tmp_path / "slave", settings=follow, enable=[HA])
             async with (
                 run_broker(slave),
