@@ -40,6 +40,11 @@ class Connection:
         self._room = RECEIVE_BYTES_MIN
         self._answered = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no bytes are buffered."""
+        return not (self._rest or self._unsent)
+
     def send(self, data: bytes) -> bool:
         """Send; False if the socket did not take all of it (:meth:`flush` sends the rest). OSError: the peer closed."""
         if self._tls is not None:
@@ -74,6 +79,10 @@ class Connection:
             self._room = min(self._room * 4, RECEIVE_BYTES_MAX)
         if not data:
             raise ConnectionResetError("the broker closed the connection")
+        return self.accept(data)
+
+    def accept(self, data: bytes) -> bytes:
+        """Return the buffered bytes and ``data``, which another one has received."""
         self._answered = True
         if self._tls is not None:
             data = self._tls.decrypt(data)

@@ -105,6 +105,18 @@ def commits(load: Load) -> Callable[[int, int, int], bytes]:
 def pulls(load: Load) -> Callable[[int, int, int], bytes]:
     """Return a function of queue id, opaque and offset to the frame of a pull; only the offset is put in when it is
     called, and the signature."""
+    template = _pulls_of(load)
+    return lambda queue, opaque, offset: template(queue, opaque).fill({b"offset": offset})
+
+
+def pull_parts(load: Load) -> Callable[[int, int], tuple[bytes, bytes]]:
+    """Return a function of queue id and opaque to what is before and after the offset in the header of a pull without
+    a signature."""
+    template = _pulls_of(load)
+    return lambda queue, opaque: template(queue, opaque).around(b"offset")
+
+
+def _pulls_of(load: Load) -> Callable[[int, int], Template]:
     flags = SUBSCRIPTION_INLINE | (MAY_SUSPEND if load.kind == "follow" else 0)
 
     @cache
@@ -118,7 +130,7 @@ def pulls(load: Load) -> Callable[[int, int, int], bytes]:
         command = Command(RequestCode.PULL_MESSAGE, ext, b"", opaque, language="JAVA")
         return Template(load, command, {"<offset>": "offset"})
 
-    return lambda queue, opaque, offset: template(queue, opaque).fill({b"offset": offset})
+    return template
 
 
 class Template:
@@ -147,6 +159,11 @@ class Template:
             header = self._header % {**numbers, b"": signature}
         # the mark's high byte says JSON, which is 0: the length of the header is all there is
         return b"".join((_LENGTH.pack(len(header) + len(body) + 4), _LENGTH.pack(len(header)), header, body))
+
+    def around(self, name: bytes) -> tuple[bytes, bytes]:
+        """Return the parts of the header before and after the only number, which has this name."""
+        before, after = self._header.split(b"%%(%s)d" % name)
+        return before % {}, after % {}
 
 
 def credentials_of(load: Load) -> Credentials | None:

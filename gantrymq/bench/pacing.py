@@ -18,7 +18,7 @@ class PacedLoad(SendLoad):
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)
-        self._lone = False
+        self._lone = self._is_usual = False
         self._start = 0
         self._count = 0
         self._free: deque[tuple[Connection, int]] = deque()

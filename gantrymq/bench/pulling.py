@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 import struct
 import time
+from array import array
 
 from gantrymq.bench.connection import Connection, count_frames
-from gantrymq.bench.frames import pulls
+from gantrymq.bench.frames import pull_parts, pulls
 from gantrymq.bench.latencies import Latencies
+from gantrymq.bench.loop import Loop
 from gantrymq.bench.plan import RUN_BYTES, STAMP_BYTES, Load, Tally, Target
 from gantrymq.bench.sending import code_text
 from gantrymq.remoting.codes import ResponseCode
@@ -25,16 +27,15 @@ _most = re.compile(rb'"maxOffset":"?(\d+)').search
 EMPTY = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
 
 
-class Cursor:
-    """An offset in a queue. It returns to ``begin`` at the end; None: it follows new messages."""
+class Cursors:
+    """The queue, the offset and the time of the last pull of each slot. At the end of its queue an offset returns to
+    ``begins``, unless it follows new messages."""
 
-    __slots__ = ("begin", "offset", "queue", "sent")
-
-    def __init__(self, queue: int, offset: int, begin: int | None) -> None:
-        self.queue = queue
-        self.offset = offset
-        self.begin = begin
-        self.sent = 0
+    def __init__(self, queues: list[int], offsets: list[int], now: int) -> None:
+        self.queues = queues
+        self.offsets = array("q", offsets)
+        self.begins = array("q", offsets)
+        self.sent = array("q", [now]) * len(queues)
 
 
 class PullLoad:
@@ -48,8 +49,11 @@ class PullLoad:
         self.received = 0
         self._frame = pulls(load)
         self._run = load.run.encode()
-        self._cursors: dict[int, list[Cursor]] = {}
-        self._started = 0
+        self._cursors: dict[int, Cursors] = {}
+        self._follows = load.kind == "follow"
+        unusual = load.run or load.tls or load.authority or load.access_key or load.requests
+        self._parts = None if unusual or self._follows else pull_parts(load)
+        self.allowed = 0  # pulls of the loop have no limit
 
     @property
     def finished(self) -> bool:
@@ -62,20 +66,29 @@ class PullLoad:
 
     def open(self, connection: Connection, target: Target) -> bytes:
         """Return the first requests of a connection; its cursors get the queues in turn."""
-        follows = self.load.kind == "follow"
-        cursors = []
-        now = time.perf_counter_ns()
         # a follower must see each message once
-        count = min(self.load.in_flight, len(target.queues)) if follows else self.load.in_flight
+        count = min(self.load.in_flight, len(target.queues)) if self._follows else self.load.in_flight
         turn = connection.number // len(self.load.targets)
-        for slot in range(count):
-            place = (turn * count + slot) % len(target.queues)
-            offset = target.offsets[place]
-            cursors.append(Cursor(target.queues[place], offset, None if follows else offset))
-            cursors[-1].sent = now
-        self._cursors[connection.fd] = cursors
-        connection.outstanding = len(cursors)
-        return b"".join(self._frame(cursor.queue, slot, cursor.offset) for slot, cursor in enumerate(cursors))
+        places = [(turn * count + slot) % len(target.queues) for slot in range(count)]
+        queues, offsets = [target.queues[place] for place in places], [target.offsets[place] for place in places]
+        self._cursors[connection.fd] = Cursors(queues, offsets, time.perf_counter_ns())
+        connection.outstanding = count
+        return b"".join(map(self._frame, queues, range(count), offsets))
+
+    def join(self, loop: Loop, connection: Connection) -> None:
+        """Add an open connection to ``loop``, if its responses are usual ones."""
+        cursors = self._cursors[connection.fd]
+        if self._parts is not None:
+            frames = [self._parts(queue, slot) for slot, queue in enumerate(cursors.queues)]
+            loop.add_puller(connection.fd, self, frames, cursors.offsets, cursors.begins, cursors.sent)
+
+    def count(self, requests: int, messages: int, size: int) -> None:
+        """Count the messages of so many successful responses."""
+        self.received += messages
+        if self.measuring:
+            self.tally.requests += requests
+            self.tally.messages += messages
+            self.tally.bytes += size
 
     def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
         """Count the received messages; returns the next requests."""
@@ -90,30 +103,29 @@ class PullLoad:
             slot = self._take(data, start + 8, body, start + 4 + length, cursors, now)
             start += 4 + length
             if slot is not None and not self.finished:
-                cursor = cursors[slot]
-                cursor.sent = now
-                pieces.append(self._frame(cursor.queue, slot, cursor.offset))
+                cursors.sent[slot] = now
+                pieces.append(self._frame(cursors.queues[slot], slot, cursors.offsets[slot]))
         return b"".join(pieces)
 
     def lost(self, connection: Connection, reason: str) -> None:
         """Drop a closed connection and its outstanding requests."""
         self.tally.failed("lost", reason, connection.outstanding)
 
-    def _take(self, data: bytes, head: int, body: int, end: int, cursors: list[Cursor], now: int) -> int | None:
+    def _take(self, data: bytes, head: int, body: int, end: int, cursors: Cursors, now: int) -> int | None:
         """Return the slot of a response; None for a frame that is no response to a pull."""
         opaque, code = _opaque(data, head, body), _code(data, head, body)
-        if opaque is None or code is None or not 0 <= int(opaque[1]) < len(cursors):
+        if opaque is None or code is None or not 0 <= int(opaque[1]) < len(cursors.queues):
             return None
         slot, number = int(opaque[1]), int(code[1])
-        cursor = cursors[slot]
+        offsets = cursors.offsets
         following, most = _next(data, head, body), _most(data, head, body)
         if number == self.load.success and following is not None:
-            begin, cursor.offset = cursor.offset, int(following[1])
-            self._count(data, body, end, cursor.offset - begin, now, cursor.sent)
-            if cursor.begin is not None and most is not None and cursor.offset >= int(most[1]):
-                cursor.offset = cursor.begin
+            begin, offsets[slot] = offsets[slot], int(following[1])
+            self._count(data, body, end, offsets[slot] - begin, now, cursors.sent[slot])
+            if not self._follows and most is not None and offsets[slot] >= int(most[1]):
+                offsets[slot] = cursors.begins[slot]
         elif number in EMPTY and following is not None:
-            cursor.offset = int(following[1]) if cursor.begin is None else cursor.begin
+            offsets[slot] = int(following[1]) if self._follows else cursors.begins[slot]
         elif self.measuring:
             self.tally.requests += 1
             self.tally.failed(code_text(number), data[head:body].decode("utf-8", "replace")[:300])
@@ -130,12 +142,9 @@ class PullLoad:
             while place + 4 <= end and (size := _SIZE(data, place)[0]) > 0:
                 place += size
                 count += 1
-        self.received += count
+        self.count(1, count, end - body)
         if self.measuring:
-            self.tally.requests += 1
-            self.tally.messages += count
-            self.tally.bytes += end - body
-            self.latencies.add([(now - sent) // 1000])
+            self.latencies.add_one((now - sent) // 1000)
 
     def _count_stamped(self, records: bytes, now: int) -> None:
         times = []

@@ -6,11 +6,13 @@ import math
 import re
 import struct
 import time
+from array import array
 from collections.abc import Callable
 
 from gantrymq.bench.connection import Connection, count_frames
 from gantrymq.bench.frames import body_of, sends, stamped_sends
 from gantrymq.bench.latencies import Latencies
+from gantrymq.bench.loop import Loop
 from gantrymq.bench.plan import Load, Tally, Target
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import decode
@@ -18,6 +20,7 @@ from gantrymq.remoting.frame import cut_frames
 
 FRAMES_BYTES = 64 * 1024 * 1024
 """Limit in bytes of the encoded frames of a load; above it all connections share one order of queues."""
+_NO_LIMIT = 2**62
 _STAMP = struct.Struct(">q")
 _LENGTH = struct.Struct(">i").unpack_from
 _opaques = re.compile(rb'"opaque":(\d+)').findall
@@ -40,10 +43,11 @@ class SendLoad:
         self._stamped_frame = stamped_sends(load) if load.run else None
         self._stamped: dict[int, list[Callable[[bytes], bytes]]] = {}
         self._slots: dict[int, list[bytes]] = {}
-        self._sent: dict[int, list[int]] = {}
-        self._places: dict[int, int] = {}
+        self._sent: dict[int, array[int]] = {}
+        self._places: dict[int, array[int]] = {}
         self._slot_count = load.in_flight
         self._lone = load.in_flight == 1 and not (load.requests or load.run or load.topics)
+        self._is_usual = not (load.run or load.tls or load.authority)
         most = load.in_flight * len(self._body) * min(load.connections, len(load.targets[0].queues))
         self._turn = most <= FRAMES_BYTES
 
@@ -51,6 +55,11 @@ class SendLoad:
     def finished(self) -> bool:
         """Whether all requests have been sent."""
         return self._tickets <= 0
+
+    @property
+    def allowed(self) -> int:
+        """The number of requests that may still be sent."""
+        return int(min(self._tickets, _NO_LIMIT))
 
     def start_measuring(self) -> None:
         """End the warm-up: count from now on, and send the wanted number of requests."""
@@ -70,7 +79,7 @@ class SendLoad:
             pairs *= -(-load.in_flight // len(pairs))
             slots = [self._frame(topic, queue, slot) for slot, (topic, queue) in enumerate(pairs)]
             self._slot_count = len(slots)
-            self._places[connection.fd] = connection.number * len(slots) // max(1, load.connections)
+            self._places[connection.fd] = array("q", [connection.number * len(slots) // max(1, load.connections)])
         else:
             slots = [
                 self._frame(load.topic, queues[(turn + slot) % len(queues)], slot) for slot in range(load.in_flight)
@@ -81,8 +90,23 @@ class SendLoad:
                 self._stamped_frame(load.topic, queues[(turn + slot) % len(queues)], slot)
                 for slot in range(load.in_flight)
             ]
-        self._sent[connection.fd] = [0] * len(slots)
+        self._sent[connection.fd] = array("q", [0]) * len(slots)
         return self._next(connection, list(range(load.in_flight)), time.perf_counter_ns())
+
+    def join(self, loop: Loop, connection: Connection) -> None:
+        """Add an open connection to ``loop``, if its responses are usual ones."""
+        fd = connection.fd
+        if self._is_usual:
+            loop.add_sender(fd, self, self._slots[fd], self._sent[fd], self._places.get(fd, array("q")))
+
+    def count(self, requests: int, messages: int, size: int) -> None:
+        """Count responses that the loop handled: all are successes, and the next request was sent after each."""
+        self._tickets -= requests
+        self.acknowledged += messages
+        if self.measuring:
+            self.tally.requests += requests
+            self.tally.messages += messages
+            self.tally.bytes += size
 
     def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
         """Count the responses; returns the next requests."""
@@ -176,8 +200,8 @@ class SendLoad:
     def _advance(self, fd: int, count: int) -> list[int]:
         """Return the next ``count`` positions in the ring of all queues. A request is answered long before its position
         comes again."""
-        place = self._places[fd]
-        self._places[fd] = place + count
+        place = self._places[fd][0]
+        self._places[fd][0] = place + count
         return [each % self._slot_count for each in range(place, place + count)]
 
 

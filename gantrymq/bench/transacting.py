@@ -30,7 +30,7 @@ class TransactLoad(SendLoad):
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)
-        self._lone = False
+        self._lone = self._is_usual = False
         self._frame = halves(load, self._body)
         self._commit = commits(load)
 

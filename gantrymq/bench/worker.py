@@ -12,11 +12,13 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 
 import attrs
 import msgspec
 
 from gantrymq.bench.connection import Connection
+from gantrymq.bench.loop import Loop
 from gantrymq.bench.pacing import PacedLoad
 from gantrymq.bench.plan import BenchFailed, Done, Load, Plan, Target
 from gantrymq.bench.pulling import PullLoad
@@ -45,15 +47,16 @@ class _Open:
 class Worker:
     """The execution of one plan."""
 
-    def __init__(self, plan: Plan, control: int) -> None:
+    def __init__(self, plan: Plan, control: int, loop: Callable[[select.epoll], Loop] = Loop) -> None:
         self._plan = plan
         self._control = control
         self._epoll = select.epoll()
+        self._loop = loop(self._epoll)
         self._open: dict[int, _Open] = {}
         self._ended = ""
         self._last_answer = 0
         self._last_message = (0, 0)
-        self.loads: list[AnyLoad] = [_load_of(load) for load in plan.loads]
+        self.loads: list[AnyLoad] = [load_by_kind(load) for load in plan.loads]
         self._paced = [load for load in self.loads if isinstance(load, PacedLoad)]
         for load in self.loads:
             self._connect(load, load.load)
@@ -84,7 +87,11 @@ class Worker:
         report_at = started + REPORT_NS
         cpu = time.process_time()
         while not self._ended:
-            self._turn(self._send_due(0.05) if self._paced else 0.05)
+            if self._paced:
+                self._turn(self._send_due(0.05), 0)
+            else:
+                phase_end = begin if not measuring else report_at if stop is None else stop
+                self._turn(0.05, min(phase_end, report_at))
             now = time.perf_counter_ns()
             if not measuring and now >= begin:
                 measuring, begin, cpu = True, now, time.process_time()
@@ -100,12 +107,13 @@ class Worker:
             if now - self._last_answer > plan.timeout * _SECOND:
                 self._ended = f"no answer for {plan.timeout:g} s"
         end = time.perf_counter_ns()
+        cpu = time.process_time() - cpu
         for load in self.loads:
             load.tally.latencies = dict(load.latencies.counts)
         return Done(
             tallies=[load.tally for load in self.loads],
             seconds=max(0, end - begin) / _SECOND if measuring else 0.0,
-            cpu_seconds=time.process_time() - cpu,
+            cpu_seconds=cpu,
             ended=self._ended,
         )
 
@@ -128,7 +136,9 @@ class Worker:
         """Send the first requests of each connection without outstanding requests."""
         for each in list(self._open.values()):
             if not each.connection.outstanding:
-                self._send(each, each.load.open(each.connection, self._target(each)))
+                first = each.load.open(each.connection, self._target(each))
+                each.load.join(self._loop, each.connection)
+                self._send(each, first)
 
     def _target(self, each: _Open) -> Target:
         targets = each.load.load.targets
@@ -145,22 +155,34 @@ class Worker:
         select.select([self._epoll], [], [], min(wait, *(load.wait_seconds() for load in self._paced)))
         return 0.0
 
-    def _turn(self, wait: float) -> None:
+    def _turn(self, wait: float, until: int) -> None:
         clock = time.perf_counter_ns
-        for fd, events in self._epoll.poll(wait):
+        left = self._loop.poll(wait, until)
+        self._last_answer = max(self._last_answer, self._loop.last_answer)
+        for fd, events, received, unsent in left:
             if fd == self._control:
                 self._ended = "stopped"
                 return
             each = self._open[fd]
             connection = each.connection
             try:
+                if isinstance(received, OSError):
+                    raise received
                 if events & select.EPOLLOUT and connection.flush():
                     self._epoll.modify(fd, select.EPOLLIN)
-                if events & ~select.EPOLLOUT and (data := connection.receive()):
+                if unsent and not connection.send(unsent):
+                    self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+                if received:
+                    data = connection.accept(received)
+                else:
+                    data = connection.receive() if events & ~select.EPOLLOUT and not unsent else b""
+                if data:
                     self._last_answer = now = clock()
                     more = each.load.answers(connection, data, now)
                     if more and not connection.send(more):
                         self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+                if connection.is_idle:
+                    self._loop.resume(fd)
             except (OSError, GantryError, FatalRemoteFault) as error:
                 self._lose(each, error)
 
@@ -175,6 +197,7 @@ class Worker:
         reason = each.connection.explain(str(error.strerror or error) if isinstance(error, OSError) else str(error))
         each.load.lost(each.connection, reason)
         self._epoll.unregister(each.connection.fd)
+        self._loop.remove(each.connection.fd)
         del self._open[each.connection.fd]
         each.connection.close()
         if not any(other.load is each.load for other in self._open.values()):
@@ -200,7 +223,8 @@ class Worker:
         return False
 
 
-def _load_of(load: Load) -> AnyLoad:
+def load_by_kind(load: Load) -> AnyLoad:
+    """Return the load of this kind."""
     return PacedLoad(load) if load.rate else KINDS.get(load.kind, PullLoad)(load)
 
 
