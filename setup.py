@@ -14,6 +14,7 @@ from setuptools import Extension, setup
 from setuptools.command.sdist import sdist
 
 MODULES = (
+    "gantrymq/bench/_loop",
     "gantrymq/remoting/_records",
     "gantrymq/spark/_columns",
     "gantrymq/spark/_rows",
