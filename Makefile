@@ -150,7 +150,7 @@ ha-test: $(VENV)/.test
 SANITIZED := build/sanitized
 SANITIZED_TESTS := tests/kernel/fast $(sort $(wildcard tests/plugins/*/test_twins*.py)) \
 	tests/broker/test_fuzz.py tests/fuzz/test_parsers.py tests/hostile tests/spark/test_columns.py tests/spark/test_rows.py \
-	tests/spark/test_avro_columns.py \
+	tests/spark/test_avro_columns.py tests/cli/test_bench_twins.py \
 	--ignore tests/hostile/test_nameserver_flood.py --ignore tests/hostile/test_strangers.py \
 	--ignore tests/kernel/fast/test_kind.py --ignore tests/hostile/test_tables_and_log.py \
 	--deselect tests/broker/test_fuzz.py::test_the_nameserver_answers_requests_with_any_header_and_body \
