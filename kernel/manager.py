@@ -21,7 +21,7 @@ import pluggy
 import structlog
 
 from gantrymq.kernel.batch import Source
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.plugin_activity import PluginActivity
 
 log = structlog.get_logger("gantrymq.plugins")
@@ -113,14 +113,19 @@ class PluginManager:
         ]
 
     def on_batches(
-        self, hook_name: str, guard: Guard | None = None, leave_out: Collection[str] = ()
+        self,
+        hook_name: str,
+        guard: Guard | None = None,
+        leave_out: Collection[str] = (),
+        explain: Callable[[Exception], PluginError] | None = None,
     ) -> Callable[[Any], object] | None:
         """Return a hook with the argument ``batch`` and without a result as a plain function; None if no plugin
         implements it.
 
         For the hot path: pluggy's own call costs more than most plugins' work on an ordinary batch. ``guard`` replaces
         each plugin's function; :class:`StartError` if a plugin also wraps the hook. Plugins in ``leave_out`` are not
-        called.
+        called. An exception of a plugin, other than ``LogPoisoned`` and ``PluginError``, is replaced by what
+        ``explain`` returns for it.
         """
         left_out = [info.plugin for info in self.plugins if info.name in leave_out]
         hook = self._manager.subset_hook_caller(hook_name, left_out)
@@ -133,18 +138,25 @@ class PluginManager:
                 f"plugin {odd.name!r} wraps {hook_name}, or does not take its batch: errors of plugins cannot be"
                 f" skipped there; empty plugins.skip_errors and plugins.disable_on_error, or --disable {odd.name}"
             )
-        if odd is not None:
-            return lambda batch: hook(batch=batch)
         functions: list[Callable[[Any], object]] = [each.function for _, each in found]
-        if guard is not None:
+        if odd is not None:
+            functions = [lambda batch: hook(batch=batch)]
+        elif guard is not None:
             functions = [guard(info, hook_name, each.function) for info, each in found]
-        for index, (info, _) in enumerate(found):
+        for index, (info, _) in enumerate([] if odd is not None else found):
             put = partial(functions.__setitem__, index)
             self.activity.times.follow(info.name, hook_name, functions[index], put)
 
         def call(batch: Any) -> None:
-            for function in functions:
-                function(batch)
+            try:
+                for function in functions:
+                    function(batch)
+            except (LogPoisoned, PluginError):
+                raise
+            except Exception as error:
+                if explain is None:
+                    raise
+                raise explain(error) from error
 
         return call
 

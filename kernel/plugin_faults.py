@@ -97,24 +97,13 @@ class PluginFaults:
 
         elif any(self._policies[name] != STOP for name in called):
             guard = self._guard
-        function = self._manager.on_batches(hook_name, guard, leave_out)
-        if function is None:
-            return None
-        call = function
 
-        def call_all(batch: Any) -> None:
-            try:
-                call(batch)
-            except (LogPoisoned, PluginError):
-                raise
-            except Exception as error:
-                failing = self._manager.failing_plugin(hook_name, error)
-                log.error(
-                    "plugin_failed", plugin="?" if failing is None else failing.name, hook=hook_name, exc_info=error
-                )
-                raise PluginError(self._manager.describe_failure(failing, hook_name, error)) from error
+        def explain(error: Exception) -> PluginError:
+            failing = self._manager.failing_plugin(hook_name, error)
+            log.error("plugin_failed", plugin="?" if failing is None else failing.name, hook=hook_name, exc_info=error)
+            return PluginError(self._manager.describe_failure(failing, hook_name, error))
 
-        return call_all
+        return self._manager.on_batches(hook_name, guard, leave_out, explain)
 
     def _guard(self, info: PluginInfo, hook_name: str, function: Callable[[Any], object]) -> Callable[[Any], object]:
         if self._policies[info.name] == STOP:

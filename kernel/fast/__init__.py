@@ -59,6 +59,7 @@ else:
 
 try:
     KIND = records.KIND
+    common_code = requests.common_code
     Flusher = flusher.Flusher
     dispatch_batch = requests.dispatch_batch
     delivery_columns = requests.delivery_columns
@@ -87,6 +88,7 @@ __all__ = [
     "Readers",
     "Stop",
     "answer_rows",
+    "common_code",
     "delivery_columns",
     "dispatch_batch",
     "encode_rows",

@@ -14,6 +14,7 @@ class Readers:
 def read_requests(
     connection: Connection, buffer: bytes | bytearray, limit: int, readers: Readers | None = None
 ) -> tuple[list[Request], int]: ...
+def common_code(requests: list[Request]) -> int | None: ...
 def read_ready(
     events: list[tuple[int, int]],
     position: int,

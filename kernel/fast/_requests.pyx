@@ -327,6 +327,20 @@ cdef inline void set_place(
     request.body_size = length - 4 - header_size
 
 
+def common_code(list requests):
+    """See :func:`gantrymq.kernel.fast.plain_requests.common_code`."""
+    cdef object request
+    cdef int code, common = 0
+    cdef bint is_first = True
+    for request in requests:
+        code = (<HotRequest>request).code if isinstance(request, HotRequest) else request.code
+        if not is_first and code != common:
+            return None
+        common = code
+        is_first = False
+    return None if is_first else common
+
+
 def read_requests(connection, buffer, limit, Readers readers=None):
     """See :func:`gantrymq.kernel.fast.plain_requests.read_requests`."""
     cdef const uint8_t[::1] view = buffer

@@ -32,6 +32,7 @@ __all__ = [
     "Readers",
     "Unusual",
     "answer_rows",
+    "common_code",
     "delivery_columns",
     "dispatch_batch",
     "encode_rows",
@@ -113,6 +114,12 @@ def read_requests(
             requests.append(Request(connection, command))
     cut_frames(data[position : position + 8], limit)  # refuses what can be no frame
     return requests, position
+
+
+def common_code(requests: list[Request]) -> int | None:
+    """Return the code of the requests if all have the same one; None if not, or without requests."""
+    codes = {request.code for request in requests}
+    return codes.pop() if len(codes) == 1 else None
 
 
 def read_ready(

@@ -13,6 +13,7 @@ import trio
 
 from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
+from gantrymq.kernel.fast import common_code
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.time_slices import WaitingRequests, size_of
@@ -96,8 +97,9 @@ class RequestTable:
         offset must neither overtake an offset commit nor be overtaken by it.
         """
         begun = self._clock()
-        codes = {request.code for request in requests}
-        if len(codes) == 1 and (processor := self._batch.get(codes.pop())) is not None:
+        code = common_code(requests)
+        processor = None if code is None else self._batch.get(code)
+        if processor is not None:
             self._answer_batch(processor, requests)
         elif requests:
             self._take(requests)

@@ -56,6 +56,7 @@ TURN_VALUES = 1024
 Python reads them in some microseconds each."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
+_NOWHERE = -1
 
 
 class Sweep:
@@ -76,9 +77,12 @@ class Sweep:
         self._bad_bytes = BadBytesLog(log)
         self._epoll = select.epoll()
         self.waker = env.waker()
-        self._epoll.register(self.waker.fileno(), select.EPOLLIN)
+        self._waker_descriptor = self.waker.fileno()
+        self._epoll.register(self._waker_descriptor, select.EPOLLIN)
         self._listener: Listener | None = None
-        self._listening = self._accepting = self._short = False
+        self._accepting_on = _NOWHERE
+        """The listener's descriptor while the epoll has it."""
+        self._listening = self._short = False
         self._admission = Admission(limits, self.drop)
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
@@ -127,8 +131,8 @@ class Sweep:
         if self._listener is None:
             raise RuntimeError("bind first")
         self._listener.listen(1024)
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-        self._listening = self._accepting = True
+        self._listening = True
+        self._accept_again(self._listener)
 
     def serve_connection(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         """Serve a connection that was accepted elsewhere, from the next turn on. ``sock`` must not block."""
@@ -138,9 +142,9 @@ class Sweep:
     def stop_listening(self) -> None:
         """Accept no new connections; open ones continue."""
         if self._listener is not None:
-            if self._accepting:
-                self._epoll.unregister(self._listener.fileno())
-            self._accepting = False
+            if self._accepting_on != _NOWHERE:
+                self._epoll.unregister(self._accepting_on)
+            self._accepting_on = _NOWHERE
             self._listener.close()
             self._listener = None
 
@@ -181,7 +185,7 @@ class Sweep:
         turn."""
         while True:
             if is_full():
-                await trio.lowlevel.wait_readable(self.waker.fileno())
+                await trio.lowlevel.wait_readable(self._waker_descriptor)
             elif self._rest or self.has_waiting():
                 await trio.lowlevel.checkpoint()
             else:
@@ -229,7 +233,7 @@ class Sweep:
         self._report_changes()
         self._in_turn = False
         # Only the waker was ready and nothing was sent, so no client is about to send the next request.
-        quiet = not self._dirty and len(events) == 1 and events[0][0] == self.waker.fileno()
+        quiet = not self._dirty and len(events) == 1 and events[0][0] == self._waker_descriptor
         self._flush_dirty()
         if self._turn_times is not None and requests:
             self._turn_times.add(self._env.monotonic() - now)
@@ -239,8 +243,6 @@ class Sweep:
         self, events: list[tuple[int, int]], requests: list[Request], now: float, budget: int, effort_until: int
     ) -> None:
         """Receive what the events are about, ``budget`` bytes at most, and append the requests to ``requests``."""
-        waker = self.waker.fileno()
-        listener = self._listener.fileno() if self._accepting and self._listener is not None else -1
         position = 0
         while True:
             position, size = read_ready(
@@ -252,9 +254,9 @@ class Sweep:
                 break
             descriptor, event = events[position]
             position += 1
-            if descriptor == waker:
+            if descriptor == self._waker_descriptor:
                 self.waker.drain()
-            elif descriptor == listener:
+            elif descriptor == self._accepting_on:
                 self._accept(now)
             else:
                 connection = self._connections.get(descriptor)
@@ -381,9 +383,8 @@ class Sweep:
                 self.drop(connection, "no frame came")
         if not self._unchecked:
             self._shed(self._unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
-        if self._listener is not None and self._listening and not self._accepting:
-            self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-            self._accepting = True
+        if self._listener is not None and self._listening and self._accepting_on == _NOWHERE:
+            self._accept_again(self._listener)
 
     # ---------------------------------------------------------------------------------------------------- pieces
 
@@ -399,6 +400,10 @@ class Sweep:
             if total <= self._limits.buffered_bytes * 3 // 4:
                 return
 
+    def _accept_again(self, listener: Listener) -> None:
+        self._accepting_on = listener.fileno()
+        self._epoll.register(self._accepting_on, select.EPOLLIN)
+
     def _accept(self, now: float) -> None:
         assert self._listener is not None
         for _ in range(ACCEPTS_A_TURN):
@@ -411,8 +416,8 @@ class Sweep:
                     if not self._short:  # once per shortage, not for each attempt
                         log.warning("accept_failed", error=str(error), connections=len(self._connections))
                     self._short = True
-                    self._epoll.unregister(self._listener.fileno())
-                    self._accepting = False
+                    self._epoll.unregister(self._accepting_on)
+                    self._accepting_on = _NOWHERE
                     return
                 continue
             self._short = False

@@ -338,8 +338,12 @@ class Store:
         Yields them in batches without gaps; a yielded batch is in the queues, and the rest follows with the next call.
         """
         committed = min(committed, self.log.end)
-        while self.dispatched < committed:
-            batch = self._from_taken(committed) or self._from_memory(committed) or self._from_log(committed)
+        while (start := self._progress[0]) < committed:
+            batch = (
+                self._from_taken(start, committed)
+                or self._from_memory(start, committed)
+                or self._from_log(start, committed)
+            )
             if batch is None:
                 return
             self.queues.put(batch)
@@ -347,18 +351,18 @@ class Store:
             self._progress = (batch.end, self.queues.units, timestamp)
             yield batch
 
-    def _from_taken(self, committed: int) -> DispatchBatch | None:
+    def _from_taken(self, start: int, committed: int) -> DispatchBatch | None:
         """As :meth:`_from_memory`, of another log's records."""
-        start, taken = self.dispatched, self._taken
+        taken = self._taken
         while taken and taken[0].end <= start:
             self._drop_first(taken)
         if not taken or taken[0].start != start or taken[0].end > committed:
             return None
         return self._drop_first(taken)
 
-    def _from_memory(self, committed: int) -> DispatchBatch | None:
-        """Return the next batch of those just appended; None if they do not begin at the dispatched offset."""
-        start = self.dispatched
+    def _from_memory(self, start: int, committed: int) -> DispatchBatch | None:
+        """Return the next batch of those just appended; None if they do not begin at ``start``, the dispatched
+        offset."""
         backlog = self._backlog
         while backlog and backlog[0].end <= start:
             self._drop_first(backlog)
@@ -378,8 +382,7 @@ class Store:
         self._backlog_bytes -= batch.end - batch.start
         return batch
 
-    def _from_log(self, committed: int) -> DispatchBatch | None:
-        start = self.dispatched
+    def _from_log(self, start: int, committed: int) -> DispatchBatch | None:
         stop = min([committed, *(batch.start for batch in list(self._backlog)[:1] if batch.start > start)])
         return next(self.log.scan(start, stop, rows=self.config.dispatch_rows), None)
 

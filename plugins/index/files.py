@@ -64,7 +64,10 @@ class IndexFiles:
     @property
     def waiting_bytes(self) -> int:
         """Entries that are in memory only."""
-        return sum(file.waiting_bytes for file in self.files[-2:])
+        waiting = 0
+        for file in self.files[-2:]:
+            waiting += file.waiting_bytes
+        return waiting
 
     @property
     def last(self) -> tuple[int, int]:

@@ -40,6 +40,8 @@ class Cleaner:
         self._interval_s = interval_s
         self._asked = trio.Event()
         self._is_short = False
+        self._ample_until = -1
+        """While the log ends before this offset, the files that exist have more space than the reserve."""
         self._outages = Outages(log, broker.env.monotonic)
         self._reserve = Reserve(broker.env, f"{broker.root}/{RESERVE_FILE}", 0)
         self.full = ""
@@ -49,6 +51,7 @@ class Cleaner:
     def set_rules(self, rules: Rules) -> None:
         """Apply other rules from the next check on."""
         self._rules = rules
+        self._ample_until = -1
 
     def delete_expired(self) -> None:
         """Check now, regardless of the hour: delete what is older than ``keep``."""
@@ -109,7 +112,11 @@ class Cleaner:
     def refusal(self) -> str:
         """Return why messages that do not free space are refused; empty while there is space."""
         store = self._broker.store
-        is_short = store.is_short_of(min(self._rules.reserve, store.config.commit_log_file_bytes // 4))
+        if store.log.end <= self._ample_until:
+            return self.full
+        reserve = min(self._rules.reserve, store.config.commit_log_file_bytes // 4)
+        is_short = store.is_short_of(reserve)
+        self._ample_until = -1 if is_short else store.log.segments.prepared_end - reserve
         if is_short != self._is_short:
             self._is_short = is_short
             if is_short:

@@ -63,6 +63,8 @@ class StateTable(Generic[B]):
         self._env = env
         self._key = key
         self._entries: dict[str, B] = {}
+        self.entries: Mapping[str, B] = self._entries
+        """The entries, not to be changed."""
         self._lines: dict[str, bytes] = {}
         self._unknown: dict[str, Mapping[str, Any]] = {}
         self._beside: Mapping[str, Any] = {}
@@ -82,12 +84,7 @@ class StateTable(Generic[B]):
     @property
     def needs_save(self) -> bool:
         """Whether there is a change that neither is in the file nor is being written by a thread."""
-        return max(self._written, self._in_thread) < self._changes
-
-    @property
-    def entries(self) -> Mapping[str, B]:
-        """The entries, not to be changed."""
-        return self._entries
+        return self._written < self._changes and self._in_thread < self._changes
 
     def text(self, name: str) -> bytes:
         """Return the entry's JSON text; KeyError when there is none."""

@@ -76,7 +76,7 @@ def test_calls_are_timed_for_the_requested_period(manager: PluginManager, clock:
 def test_calls_are_not_wrapped_while_timing_is_off(manager: PluginManager, clock: Clock) -> None:
     pairs = manager.batch_functions("authorize")
     call: Any = manager.on_batches("before_append")
-    functions = call.__closure__[0].cell_contents
+    functions = call.__closure__[call.__code__.co_freevars.index("functions")].cell_contents
     before = list(functions), list(pairs)
     manager.activity.times.measure_for(1)
     assert functions != before[0]

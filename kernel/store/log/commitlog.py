@@ -228,7 +228,7 @@ class CommitLog:
             try:
                 self.segments.ensure(segment.end)
             except NoRoom as error:
-                self._write(batch, rows, index, next_index, position, parts)
+                self._write(segment, batch, rows[index:next_index], position, parts)
                 for row in rows[next_index:]:
                     batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
                 self._is_refusing = True
@@ -236,25 +236,19 @@ class CommitLog:
                 return len(rows), end
             parts.append(blank(segment.end - end))
             end = segment.end
-        self._write(batch, rows, index, next_index, position, parts)
+        self._write(segment, batch, rows[index:next_index], position, parts)
         return next_index, end
 
     def _write(
-        self,
-        batch: AppendBatch,
-        rows: range | list[int],
-        index: int,
-        next_index: int,
-        position: int,
-        parts: list[bytes],
+        self, segment: Segment, batch: AppendBatch, rows: range | list[int], position: int, parts: list[bytes]
     ) -> None:
         data = b"".join(parts)
         if not data:
             return
         try:
-            self._put(self.segments.ensure(position), position, data)
+            self._put(segment, position, data)
         except NoRoom:
-            self._give_back(batch, rows[index:next_index])
+            self._give_back(batch, rows)
             raise
 
     def _put(self, segment: Segment, position: int, data: bytes | memoryview) -> None:
@@ -263,12 +257,13 @@ class CommitLog:
         if self._behind is None and segment is not self._followed:
             self._flusher.follow(segment.file)
             self._followed = segment
-        zeros = min(self.ahead.appending(position + len(data)), segment.end) - position - len(data)
+        end = position + len(data)
+        zeros = min(self.ahead.appending(end), segment.end) - end
         if self._behind is not None:
             self._behind.put(segment, position, bytes(data), zeros)
             return
         try:
-            self.segments.write(position, data, zeros)
+            segment.write(position, data, zeros)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

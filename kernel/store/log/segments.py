@@ -55,6 +55,13 @@ class Segment:
                     file = self._file = self._env.open(self.path)
         return file
 
+    def write(self, offset: int, data: bytes | memoryview, zeros: int = 0) -> None:
+        """Write ``data`` and so many bytes of zeros. :class:`ValueError` unless they belong into this file."""
+        if offset < self.base or offset + len(data) + zeros > self.end:
+            raise ValueError(f"{self.path}: {len(data) + zeros} bytes at {offset} are not within one file")
+        self.file.pwrite(data, offset - self.base, zeros)
+        self.unsynced = True
+
     def close(self) -> None:
         """Close the file if it is open; the next use opens it again."""
         file, self._file = self._file, None
@@ -192,10 +199,9 @@ class Segments:
     def write(self, offset: int, data: bytes | memoryview, zeros: int = 0) -> None:
         """Write ``data`` and so many bytes of zeros, which must lie within one existing file."""
         segment = self.at(offset)
-        if segment is None or offset + len(data) + zeros > segment.end:
+        if segment is None:
             raise ValueError(f"{self.folder}: {len(data) + zeros} bytes at {offset} are not within one file")
-        segment.file.pwrite(data, offset - segment.base, zeros)
-        segment.unsynced = True
+        segment.write(offset, data, zeros)
 
     def ensure(self, offset: int) -> Segment:
         """Return the file that holds ``offset``; it is created if it is the next (or the first) one. :class:`NoRoom`

@@ -107,6 +107,18 @@ def test_both_twins_decode_the_same_requests(some: list[Command], cut: int, reor
     both_read(data[: len(data) - cut])
 
 
+@given(st.lists(st.tuples(st.sampled_from([310, 11, 37, 999]), st.sampled_from([0, 1])), max_size=4))
+def test_both_twins_know_whether_all_requests_have_the_same_code(some: list[tuple[int, int]]) -> None:
+    usual = {310: SEND, 11: PULL, 37: END, 999: {}}
+    data = b"".join(encode(Command(code, usual[code], kind=kind)) for code, kind in some)
+    codes = [code for code, _ in some]
+    for twin in (plain, compiled):
+        peer: Any = Peer()
+        requests, _ = twin.read_requests(peer, data, LIMIT)
+        found = twin.common_code(requests)
+        assert found == (codes[0] if len(set(codes)) == 1 else None)
+
+
 @given(commands(), st.lists(st.tuples(st.integers(0, 500), st.integers(0, 255)), min_size=1, max_size=3))
 def test_both_twins_reject_the_same_damaged_requests(command: Command, damage: list[tuple[int, int]]) -> None:
     data = bytearray(encode(command) * 2)
