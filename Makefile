@@ -31,7 +31,7 @@ FILE ?=
 test check soak repeat asan ha-test export-kills: export PYTHONDONTWRITEBYTECODE :=
 test check soak repeat asan ha-test export-kills: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help install demo test prepared collected check soak repeat foreign fuzz ha-test export-kills asan lint format bench bench-all bench-delays docs release clean
+.PHONY: help install demo test prepared collected check soak repeat foreign fuzz ha-test export-kills asan lint format bench bench-all bench-delays bench-soak docs release clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
@@ -50,6 +50,7 @@ help:
 	@echo '                       ONLY=text SECONDS=3 ROUNDS=3 WARM=10 GROWTH=1,10,20 JSON=file TOUCH=1];'
 	@echo '                       GROUP=indexing KEYED=1000000 the index; GROUP=nameserver,replication,floods,client,hooks,processes,security;'
 	@echo '                       bench-all: all of it, up to 20 GiB'
+	@echo 'make bench-soak        an hour at 70 % of the limit: memory and pauses [MINUTES=60 SHARE=0.7 FLUSH=sync JSON=file]'
 	@echo 'make docs              the documentation as HTML in build/docs'
 	@echo 'make release           sdist, wheel, SBOM and checksums in dist [WHEELS=folder of cibuildwheel, KEY=of GnuPG]'
 	@echo 'make clean             remove what the targets above made'
@@ -187,6 +188,10 @@ bench: $(VENV)/.test
 
 bench-all:
 	@$(MAKE) --no-print-directory bench GROUP=all
+
+bench-soak: $(VENV)/.test
+	$(BIN)/python benchmarks/soak.py $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(SHARE),--share '$(SHARE)') \
+		$(if $(FLUSH),--flush '$(FLUSH)') $(if $(JSON),--json '$(JSON)')
 
 bench-delays: $(VENV)/.test
 	$(BIN)/python benchmarks/delays.py $(if $(PENDING),--pending '$(PENDING)') $(if $(BURST),--burst '$(BURST)') \

@@ -36,7 +36,7 @@ class Setup:
     """How a system is started, its defaults apart. ``log_file_bytes``: of a file of the commit log; 0: the default.
     ``pre_touch``: whether Java takes all of its heap at once, which its start then waits for. ``log_level``: ours.
     ``java_settings``: more of the broker's configuration. ``plugins``: more of ours, as ``--enable`` has them.
-    ``processes``: brokers of ours in one unit; 0: one broker and no unit."""
+    ``processes``: brokers of ours in one unit; 0: one broker and no unit. ``arguments``: more of ours."""
 
     flush: str = "async"
     log_file_bytes: int = 0
@@ -46,6 +46,7 @@ class Setup:
     java_settings: dict[str, str] = attrs.field(factory=dict)
     plugins: tuple[str, ...] = ()
     processes: int = 0
+    arguments: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -86,6 +87,7 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
     """Our broker with its default plugins and settings."""
     arguments = ["serve", "--data", str(home / "store"), "--listen", "127.0.0.1:0"]
     arguments += ["--nameserver-listen", "127.0.0.1:0", "--set", f"plugin.flush.mode={setup.flush}"]
+    arguments += setup.arguments
     if setup.log_file_bytes:
         arguments += ["--set", f"store.commit_log_file_bytes={setup.log_file_bytes}"]
     arguments += [word for plugin in setup.plugins for word in ("--enable", plugin)]

@@ -33,6 +33,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     the send to the receipt is measured; empty: bodies are constant, and the time of the request is measured.
     ``success``: the response code that counts as success. ``topics``: each request of a send goes to the next queue of
     all of these, which have the same queues; empty: a request in flight keeps its queue of ``topic``.
+    ``properties``: of each message of a send, encoded as in its header.
     ``rate``: requests a second of a send, whose times begin when they are due; 0: as fast as they are answered.
     ``access_key``, ``secret_key``, ``security_token``: requests are signed with them.
     ``tls``: ``verified`` or ``unverified``, empty: without TLS. ``authority``: a file with the certificate of the
@@ -52,6 +53,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     success: int = 0
     topics: list[str] = []
+    properties: str = ""
     access_key: str = ""
     secret_key: str = ""
     security_token: str = ""
