@@ -23,8 +23,6 @@ PULL_MESSAGES = 400_000
 """How many messages are stored for pulls, which read them repeatedly."""
 CEILING_GOOD = 2.0
 """If the ceiling is at least this multiple of a rate, the generator did not limit the rate."""
-WARM_UP_MOST_SECONDS = 10.0
-"""A warm-up without any message is repeated for longer, up to this many seconds."""
 MIB = 2**20
 
 
@@ -136,15 +134,7 @@ def warm_up(running: Running, seconds: float, kinds: Sequence[str] = ()) -> None
 
 
 def _warm(running: Running, scenario: Scenario, seconds: float) -> None:
-    """Run the scenario for the given seconds, and for longer if the machine is too busy for a single message."""
-    load = load_of(running, scenario)
-    while True:
-        found = run(Plan(loads=[load], seconds=seconds))
-        outcome = found.outcomes[0]
-        if outcome.messages or found.ended or found.interrupted or outcome.failures or seconds > WARM_UP_MOST_SECONDS:
-            break
-        seconds *= 4
-    checked("warm-up", scenario.kind, found)
+    checked("warm-up", scenario.kind, run(Plan(loads=[load_of(running, scenario)], seconds=seconds)))
 
 
 def load_of(running: Running, scenario: Scenario) -> Load:

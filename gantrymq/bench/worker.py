@@ -102,7 +102,9 @@ class Worker:
             if now >= report_at:
                 _print_line({"done": self.loads[-1].tally.messages})
                 report_at = now + REPORT_NS
-            if (stop is not None and now >= stop) or (counted and measuring and self._all_done()):
+            if (stop is not None and now >= stop and self._has_result()) or (
+                counted and measuring and self._all_done()
+            ):
                 break
             if now - self._last_answer > plan.timeout * _SECOND:
                 self._ended = f"no answer for {plan.timeout:g} s"
@@ -202,6 +204,10 @@ class Worker:
         each.connection.close()
         if not any(other.load is each.load for other in self._open.values()):
             self._ended = f"all connections were lost ({reason})"
+
+    def _has_result(self) -> bool:
+        """Whether anything was answered: on a stalled machine a short measurement goes on until then."""
+        return any(load.tally.requests or load.tally.failures for load in self.loads)
 
     def _all_done(self) -> bool:
         sending = [load for load in self.loads if isinstance(load, SendLoad)]

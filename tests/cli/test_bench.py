@@ -139,6 +139,13 @@ def test_produce_sends_exactly_what_it_counts(bench: Callable[..., Any], cli: Cl
     assert sum(row["messages"] for row in described) == 1000
 
 
+def test_a_measurement_goes_on_until_the_first_response(answering: Callable[..., Answering]) -> None:
+    load = load_of(answering(*[ResponseCode.SUCCESS] * 100, stall=0.3).address)
+    found = run(Plan(loads=[load], seconds=0.05)).outcomes[0]
+    assert found.messages
+    assert 0.3 <= found.seconds < 5
+
+
 def test_a_stall_counts_for_each_message_that_was_due(answering: Callable[..., Answering]) -> None:
     load = load_of(answering(*[ResponseCode.SUCCESS] * 100, stall=0.3).address, requests=100, rate=400)
     (outcome,) = run(Plan(loads=[load])).outcomes
