@@ -72,7 +72,8 @@ def _sends_of(load: Load, sys_flag: int, properties: str) -> Callable[[str, int,
     def request(topic: str, queue: int, opaque: int, body: bytes) -> Command:
         ext = {
             "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue), "f": str(int(sys_flag)), "g": born,
-            "h": "0", "i": properties or load.properties, "j": "0", "k": "false", "m": "true" if load.batch > 1 else "false",
+            "h": "0", "i": properties or load.properties, "j": "0", "k": "false",
+            "m": "true" if load.batch > 1 else "false",
         }  # fmt: skip
         return Command(code, ext, body, opaque, language="JAVA")
 
