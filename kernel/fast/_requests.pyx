@@ -329,16 +329,21 @@ cdef inline void set_place(
 
 def common_code(list requests):
     """See :func:`gantrymq.kernel.fast.plain_requests.common_code`."""
-    cdef object request
-    cdef int code, common = 0
-    cdef bint is_first = True
+    cdef object request, common
+    cdef bint is_hot
+    cdef int code = 0
+    if not requests:
+        return None
+    common, is_hot = requests[0].code, isinstance(requests[0], HotRequest)
+    if is_hot:
+        code = common
     for request in requests:
-        code = (<HotRequest>request).code if isinstance(request, HotRequest) else request.code
-        if not is_first and code != common:
+        if is_hot and isinstance(request, HotRequest):
+            if (<HotRequest>request).code != code:
+                return None
+        elif request.code != common:  # which may be a number of any size
             return None
-        common = code
-        is_first = False
-    return None if is_first else common
+    return common
 
 
 def read_requests(connection, buffer, limit, Readers readers=None):

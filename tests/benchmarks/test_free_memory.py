@@ -10,7 +10,7 @@ import pytest
 MIB = 2**20
 
 
-def test_free_memory_is_written_to_and_given_back(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_written_to_and_released(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = load("free_memory")
     monkeypatch.setattr(memory, "free_bytes", lambda: memory.LEFT_BYTES + 150 * MIB)
     before, _ = load("systems").resident_bytes(os.getpid())
