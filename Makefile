@@ -47,7 +47,7 @@ help:
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
 	@echo 'make bench             GantryMQ beside the Java broker, up to 20 minutes [SHORT=1 KAFKA=1 NATS=1 GROUP=budget,idle'
-	@echo '                       ONLY=text SECONDS=3 ROUNDS=3 WARM=10 GROWTH=1,10,20 JSON=file TOUCH=1];'
+	@echo '                       ONLY=text SECONDS=3 ROUNDS=3 WARM=10 GROWTH=1,10,20 JSON=file FILL=1];'
 	@echo '                       GROUP=indexing KEYED=1000000 the index; GROUP=nameserver,replication,floods,client,hooks,processes,security;'
 	@echo '                       bench-all: all of it, up to 20 GiB'
 	@echo 'make bench-soak        an hour at 70 % of the limit: memory and pauses [MINUTES=60 SHARE=0.7 FLUSH=sync JSON=file]'
@@ -184,7 +184,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 		$(if $(WARM),--warm '$(WARM)') $(if $(ONLY),--only '$(ONLY)') $(if $(GROUP),--groups '$(GROUP)') \
 		$(if $(GROWTH),--growth '$(GROWTH)') $(if $(KEYED),--keyed '$(KEYED)') $(if $(JSON),--json '$(JSON)') $(if $(KAFKA),--kafka) $(if $(NATS),--nats) \
-		$(if $(SHORT),--quick) $(if $(TOUCH),--touch)
+		$(if $(SHORT),--quick) $(if $(FILL),--fill)
 
 bench-all:
 	@$(MAKE) --no-print-directory bench GROUP=all

@@ -52,7 +52,7 @@ class Arguments:
     redis: bool
     kafka: bool
     nats: bool
-    touch: bool
+    fill: bool
     results: Path | None
     json: Path | None
 
@@ -93,7 +93,7 @@ def read(words: Sequence[str]) -> Arguments:
         redis=not given.no_redis,
         kafka=given.kafka,
         nats=given.nats,
-        touch=given.touch,
+        fill=given.fill,
         results=given.results,
         json=given.json,
     )
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-redis", action="store_true")
     add("--kafka", action="store_true", help="Kafka too, fetched from Maven Central")
     add("--nats", action="store_true", help="NATS JetStream too, built from its Go module")
-    add("--touch", action="store_true", help="use the free memory once before the run; a whole run always does")
+    add("--fill", action="store_true", help="fill the page cache before each start; a whole run always does")
     add("--results", type=Path, help="where the page goes; benchmarks/RESULTS.md on a quiet machine")
     add("--json", type=Path, help="all values as JSON")
     return parser

@@ -16,10 +16,10 @@ import kafka
 import nats
 import streams
 from arguments import Arguments
-from free_memory import touch_free_memory
 from kafka_clients import measure_kafka_clients
 from measuring import CEILING_GOOD, Failed, Round, ceiling, measure
 from page import ROOT, write_page
+from page_cache import filler
 from reporting import Report, figure_lines
 from scenarios import Scenario
 from spark_rows import measure_spark_with_kafka
@@ -84,6 +84,7 @@ class Run:
         self.systems = _systems(given.java)
         self.processes: dict[str, int] = {}
         self.report = Report(scenarios, given.timing, os.getloadavg()[0], tempfile.gettempdir())
+        self._fill: Callable[[], object] = lambda: None
         self.quiet = self.report.load_before < QUIET_LOAD
         if not self.quiet:
             print_progress(
@@ -91,13 +92,19 @@ class Run:
             )
 
     def measure(self) -> None:
+        """Measure everything that was asked for. A whole run fills the page cache before each start."""
+        if not (self.given.fill or self.given.is_whole):
+            self._measure()
+            return
+        with filler() as self._fill:
+            print_progress("fills the page cache")
+            size = self._fill()
+            self.report.notes.append(f"page cache filled with {size / 2**30:.1f} GiB of another file before each start")
+            self._measure()
+
+    def _measure(self) -> None:
         """Measure the ceilings, the rounds of the budget, one round of the wider scenarios, other systems, and the
         special groups."""
-        if self.given.touch or self.given.is_whole:
-            print_progress("uses the free memory once")
-            began, size = time.monotonic(), touch_free_memory()
-            took = time.monotonic() - began
-            self.report.notes.append(f"free memory that was used once before: {size / 2**30:.1f} GiB, in {took:.1f} s")
         scenarios = self.report.scenarios
         in_rounds = [each for each in scenarios if each.groups[0] == "budget" and "budget" in self.given.groups]
         wider = [each for each in scenarios if each not in in_rounds]
@@ -165,6 +172,7 @@ class Run:
             for system in (self.systems if number % 2 else reversed(self.systems)) if wanted else ():
                 print_progress(f"round {number}, {flush} flush, {system}: starts and warms up")
                 result = Round(system, flush, budget)
+                self._fill()
                 try:
                     with start(system, Setup(flush)) as running:
                         result.first_message = running.first_message if system == "gantrymq" else 0.0
@@ -197,6 +205,7 @@ class Run:
                 if not wanted:
                     continue
                 report.versions[other.name.lower()] = other.version_line()
+                self._fill()
                 try:
                     with other.start(flush) as server:
                         for scenario in wanted:
@@ -214,6 +223,7 @@ class Run:
     def _special(self, group: str, system: str, measure_it: object) -> None:
         """Measure a group on one system; after a failure the run continues with the next system."""
         print_progress(f"{group}, {system}")
+        self._fill()
         try:
             measure_it(system, self.given.timing, self.given.sizes, self.report.figures, self._note)
         except FAILURES as error:
