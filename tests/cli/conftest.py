@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,13 +23,15 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+def cli() -> Iterator[Callable[..., Outcome]]:
     """Run ``gantrymq`` with arguments."""
 
     def call(*arguments: str) -> Outcome:
-        code = run(list(arguments))
-        out, err = capsys.readouterr()
-        return Outcome(code, out, err)
+        # not by capsys, which also gets an event that a broker's thread began to log before the test
+        out, err = _output(), _output()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = run(list(arguments))
+        return Outcome(code, _text(out), _text(err))
 
     before = structlog.get_config() if structlog.is_configured() else None
     # a broker in a thread of this process would write its log to stdout, among what the command prints
@@ -37,6 +40,17 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
     structlog.reset_defaults()
     if before is not None:
         structlog.configure(**before)
+
+
+def _output() -> TextIOWrapper:
+    return TextIOWrapper(BytesIO(), encoding="utf-8", newline="", write_through=True)
+
+
+def _text(output: TextIOWrapper) -> str:
+    output.flush()
+    written = output.buffer
+    assert isinstance(written, BytesIO)
+    return written.getvalue().decode()
 
 
 @contextmanager
