@@ -195,13 +195,15 @@ class Soak:
         others = len(self.pauses) - by_disk - len(self.unexplained)
         memory = ", ".join(f"{self.memory_at(share) / 2**20:.0f}" for share in (0.1, 0.25, 0.5, 0.75, 0.97))
         used = self.samples[-1].processor - self.samples[0].processor
+        behind = "" if self.sent.rate > 0.99 * self.rate else f"; {self.rate:,.0f}/s were due, so the times grow"
         return [
             f"{self.minutes:g} minutes, {self.flush} flush, limit {self.limit:,.0f}/s, sent {self.sent.rate:,.0f}/s, "
             f"received {self.received.rate:,.0f}/s",
             f"sent {self.sent.messages:,} messages, received {self.received.messages:,}, "
             f"deleted {deleted / 2**30:.1f} GiB of the log",
             "time from when a message was due to its response: "
-            + ", ".join(f"{name} {value:,} us" for name, value in self.sent.latencies.items()),
+            + ", ".join(f"{name} {value:,} us" for name, value in self.sent.latencies.items())
+            + behind,
             f"memory that is no file, after 10, 25, 50, 75 and 97 % of the time: {memory} MiB",
             f"processor time of the broker for a message: {used / max(1, self.sent.messages) * 1e6:.2f} us",
             f"pauses of more than {PAUSE_S * 1000:.0f} ms: {len(self.pauses)}, {by_disk} while the disk waited, "

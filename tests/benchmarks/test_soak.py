@@ -47,6 +47,10 @@ def test_the_report_has_memory_deletions_and_times(load: Any) -> None:
     text = "\n".join(made(soak, [], [], []).lines())
     assert "after 10, 25, 50, 75 and 97 % of the time: 110, 124, 150, 174, 196 MiB" in text
     assert "deleted 1.0 GiB of the log" in text
+    assert "were due" not in text
+    late = made(soak, [], [], [])
+    late.rate = 102.0
+    assert "us; 102/s were due, so the times grow" in "\n".join(late.lines())
     assert "p50 500 us, max 70,000 us" in text
     assert "processor time of the broker for a message: 990.00 us" in text
 
