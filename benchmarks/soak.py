@@ -17,11 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -36,9 +38,11 @@ from gantrymq.bench.cluster import prepare_topic, targets_at_end, targets_of
 from gantrymq.bench.plan import Load, Plan, Target
 from gantrymq.bench.running import Outcome, run_together
 from gantrymq.client import connect
-from gantrymq.remoting.channel import open_channel
-from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.command import decode, encode
+from gantrymq.remoting.errors import GantryError
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.testing.requests import send
 
 TOPIC = "gantrymq-soak"
 QUEUES = 8
@@ -46,6 +50,8 @@ LIMIT_SECONDS = 10.0
 PAUSE_S = 0.05
 """A message that took longer is a pause."""
 PROBE_S = 0.005
+REFUSED_S = 60.0
+"""After so many seconds without a response the broker counts as lost."""
 LOG_FILE_BYTES = 256 * 2**20
 KEEP = "2m"
 """How long the log's files are kept, so that some are deleted all the time."""
@@ -68,31 +74,38 @@ class Wait:
 class Observer:
     """A thread that does something again and again and keeps what took longer than a tenth of a pause."""
 
-    def __init__(self, act: Callable[[], float]) -> None:
-        """``act`` returns for how many seconds it waited."""
+    def __init__(self, act: Callable[[], float], close: Callable[[], object] = lambda: None) -> None:
+        """``act`` returns for how many seconds it waited; ``close`` is called at the end."""
         self.waits: list[Wait] = []
         self.longest = 0.0
-        self._act = act
+        self._act, self._close = act, close
+        self._failure: Exception | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Observe during the block."""
+        """Observe during the block; afterwards raises what ended the thread."""
         self._thread.start()
         try:
             yield
         finally:
             self._over.set()
             self._thread.join()
+            self._close()
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            began = time.perf_counter()
-            waited = self._act()
-            self.longest = max(self.longest, waited)
-            if waited > PAUSE_S / 10:
-                self.waits.append(Wait(began, time.perf_counter() - began))
+        try:
+            while not self._over.is_set():
+                began = time.perf_counter()
+                waited = self._act()
+                self.longest = max(self.longest, waited)
+                if waited > PAUSE_S / 10:
+                    self.waits.append(Wait(began, waited))
+        except Exception as failure:  # without an observer the report would have no pauses
+            self._failure = failure
 
 
 def sleeper() -> Observer:
@@ -120,34 +133,31 @@ def flusher(folder: Path) -> Observer:
         time.sleep(max(0.0, 0.05 - waited))
         return waited
 
-    return Observer(flush)
+    return Observer(flush, partial(os.close, descriptor))
 
 
 def sender(address: str) -> Observer:
     """An observer that sends a message every :data:`PROBE_S` seconds on a connection of its own."""
-    ext = {
-        "a": "soak", "b": TOPIC, "c": "TBW102", "d": "8", "e": "0", "f": "0", "g": "0", "h": "0",
-        "i": PROPERTIES % 0, "j": "0", "k": "false", "m": "false",
-    }  # fmt: skip
+    connection = socket.create_connection(parse_address(address), REFUSED_S)
+    frame = encode(send(TOPIC, b"x" * 100, queues=QUEUES, properties=PROPERTIES % 0))
 
-    class _Sender(Observer):
-        def _run(self) -> None:
-            trio.run(self._send)
+    def send_one() -> float:
+        began = time.perf_counter()
+        connection.sendall(frame)
+        received = b""
+        while not (frames := cut_frames(received)[0]):
+            data = connection.recv(65_536)
+            if not data:
+                raise ConnectionResetError("the broker closed the connection of the observer")
+            received += data
+        waited = time.perf_counter() - began
+        answer = decode(frames[0])
+        if answer.code:
+            raise RuntimeError(f"the observer's message was refused: {answer.code} {answer.remark}")
+        time.sleep(PROBE_S)
+        return waited
 
-        async def _send(self) -> None:
-            async with open_channel(address) as channel:
-                while not self._over.is_set():
-                    began = time.perf_counter()
-                    answer = await channel.call(Command(RequestCode.SEND_MESSAGE_V2, ext, b"x" * 100), 60.0)
-                    waited = time.perf_counter() - began
-                    if answer.code:
-                        raise RuntimeError(f"the observer's message was refused: {answer.code} {answer.remark}")
-                    self.longest = max(self.longest, waited)
-                    if waited > PAUSE_S:
-                        self.waits.append(Wait(began, waited))
-                    await trio.sleep(PROBE_S)
-
-    return _Sender(lambda: 0.0)
+    return Observer(send_one, connection.close)
 
 
 @attrs.define
@@ -218,23 +228,24 @@ def soak(minutes: float, share: float, flush: str) -> Soak:
     settings = ("--set", f"plugin.retention.keep={KEEP}", "--set", f"plugin.retention.at={every_hour}")
     with start("gantrymq", Setup(flush, log_file_bytes=LOG_FILE_BYTES, arguments=settings)) as running:
         targets = trio.run(_targets, running)
-        send = Load(
+        sends = Load(
             kind="send", topic=TOPIC, targets=targets[0], connections=8, in_flight=16, properties=PROPERTIES % 1
         )
         follow = Load(kind="follow", topic=TOPIC, targets=targets[1], connections=4, in_flight=2, batch=32)
-        limit = _together(send, follow, LIMIT_SECONDS)[0].rate
+        limit = _together(sends, follow, LIMIT_SECONDS)[0].rate
         print(f"limit: {limit:,.0f}/s", file=sys.stderr, flush=True)
         follow = replace(follow, targets=trio.run(_targets, running)[1])
-        paced = replace(send, rate=limit * share)
+        paced = replace(sends, rate=limit * share)
         observers = {"client": sender(running.address), "disk": flusher(running.store.parent), "machine": sleeper()}
         sampler = _Sampler(running)
         with ExitStack() as stack:
             for observer in (*observers.values(), sampler):
                 stack.enter_context(observer.watching())
             sent, received = _together(paced, follow, minutes * 60)
+        pauses = [wait for wait in observers["client"].waits if wait.seconds > PAUSE_S]
         return Soak(
             minutes, flush, limit, limit * share, sent, received, sampler.samples,
-            observers["client"].waits, observers["disk"].waits, observers["machine"].waits,
+            pauses, observers["disk"].waits, observers["machine"].waits,
             {name: observer.longest for name, observer in observers.items()},
         )  # fmt: skip
 
@@ -264,8 +275,10 @@ async def _targets(running: Running) -> tuple[list[Target], list[Target]]:
         return await targets_of(client, TOPIC), await targets_at_end(client, TOPIC)
 
 
-def _together(send: Load, follow: Load, seconds: float) -> list[Outcome]:
-    results = run_together([Plan(loads=[load], warm_up=1.0, seconds=seconds, timeout=60.0) for load in (send, follow)])
+def _together(sends: Load, follow: Load, seconds: float) -> list[Outcome]:
+    results = run_together(
+        [Plan(loads=[load], warm_up=1.0, seconds=seconds, timeout=REFUSED_S) for load in (sends, follow)]
+    )
     for result in results:
         outcome = result.outcomes[0]
         if result.ended or outcome.failures:
@@ -275,14 +288,19 @@ def _together(send: Load, follow: Load, seconds: float) -> list[Outcome]:
 
 
 def main() -> int:
-    """Print the report, and write all samples as JSON if asked to. The exit code is 1 for an unexplained pause."""
+    """Print the report, and write all samples as JSON if asked to. The exit code is 1 for an unexplained pause, and
+    for a run that ended early."""
     parser = argparse.ArgumentParser(prog="make bench-soak", description="A long run at a part of the broker's limit.")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--share", type=float, default=0.7, help="of the limit")
     parser.add_argument("--flush", choices=("sync", "async"), default="sync")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found = soak(given.minutes, given.share, given.flush)
+    try:
+        found = soak(given.minutes, given.share, given.flush)
+    except (GantryError, OSError, RuntimeError) as error:
+        print(f"the run ended early: {error}", file=sys.stderr)
+        return 1
     print("\n".join(found.lines()))
     for pause in found.unexplained:
         second = pause.began - found.pauses[0].began

@@ -68,8 +68,16 @@ def test_an_observer_keeps_what_took_long(load: Any) -> None:
     observer = soak.Observer(act)
     with observer.watching():
         assert three.wait(10)
-    assert len(observer.waits) == 1
+    assert [wait.seconds for wait in observer.waits] == [0.02]  # what it waited, not how long it took
     assert observer.longest == 0.02
+
+
+def test_an_observer_that_fails_ends_the_run(load: Any) -> None:
+    def act() -> float:
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError, match="gone"), load("soak").Observer(act).watching():
+        pass
 
 
 @pytest.mark.slow
