@@ -11,7 +11,8 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from systems import memory_bytes
 
 LEFT_BYTES = 3 * 2**30
 """So much available memory is not filled."""
@@ -19,13 +20,12 @@ _PIECE_BYTES = 2**20
 
 
 @contextmanager
-def filler(most: int | None = None) -> Iterator[Callable[[], int]]:
-    """A function that fills the available memory but 3 GiB, or ``most`` bytes, with pages of a sparse file, and returns
-    how many bytes that are. It may be called again and again. The file needs no disk space and is removed at the end.
+def filler() -> Iterator[Callable[[], int]]:
+    """A function that fills the available memory but 3 GiB with pages of a sparse file; returns how many bytes.
+
+    It may be called again and again. The file needs no disk space and is removed at the end.
     """
-    size = max(0, available_bytes() - LEFT_BYTES)
-    if most is not None:
-        size = min(size, most)
+    size = max(0, memory_bytes("MemAvailable") - LEFT_BYTES)
     buffer = bytearray(_PIECE_BYTES)
     with tempfile.TemporaryFile(prefix="gantrymq-bench-pages-") as file:
         file.truncate(size)
@@ -36,11 +36,3 @@ def filler(most: int | None = None) -> Iterator[Callable[[], int]]:
             return size
 
         yield fill
-
-
-def available_bytes() -> int:
-    """Memory in bytes that is free or can be taken from the page cache."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo does not say how much memory is available")

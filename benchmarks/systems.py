@@ -168,12 +168,12 @@ def echo() -> Iterator[tuple[str, int]]:
             process.kill()
 
 
-def memory_bytes() -> int:
-    """This machine's memory in bytes."""
+def memory_bytes(field: str = "MemTotal") -> int:
+    """This machine's memory in bytes, or another field of ``/proc/meminfo``."""
     for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo does not say how much memory there is")
+    raise RuntimeError(f"/proc/meminfo has no {field}")
 
 
 def resident_bytes(pid: int) -> tuple[int, int]:

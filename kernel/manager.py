@@ -138,14 +138,12 @@ class PluginManager:
                 f"plugin {odd.name!r} wraps {hook_name}, or does not take its batch: errors of plugins cannot be"
                 f" skipped there; empty plugins.skip_errors and plugins.disable_on_error, or --disable {odd.name}"
             )
-        functions: list[Callable[[Any], object]] = [each.function for _, each in found]
-        if odd is not None:
-            functions = [lambda batch: hook(batch=batch)]
-        elif guard is not None:
-            functions = [guard(info, hook_name, each.function) for info, each in found]
-        for index, (info, _) in enumerate([] if odd is not None else found):
-            put = partial(functions.__setitem__, index)
-            self.activity.times.follow(info.name, hook_name, functions[index], put)
+        functions: list[Callable[[Any], object]] = [lambda batch: hook(batch=batch)]
+        if odd is None:
+            functions = [guard(info, hook_name, each.function) if guard else each.function for info, each in found]
+            for index, (info, _) in enumerate(found):
+                put = partial(functions.__setitem__, index)
+                self.activity.times.follow(info.name, hook_name, functions[index], put)
 
         def call(batch: Any) -> None:
             try:

@@ -41,7 +41,7 @@ class Cleaner:
         self._asked = trio.Event()
         self._is_short = False
         self._ample_until = -1
-        """While the log ends before this offset, the files that exist have more space than the reserve."""
+        """While the log ends at or before this offset, the files that exist have the reserve."""
         self._outages = Outages(log, broker.env.monotonic)
         self._reserve = Reserve(broker.env, f"{broker.root}/{RESERVE_FILE}", 0)
         self.full = ""

@@ -16,10 +16,10 @@ def test_a_filled_page_cache_has_the_pages_of_a_file_without_blocks(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page_cache = load("page_cache")
-    monkeypatch.setattr(page_cache, "LEFT_BYTES", 0)
+    monkeypatch.setattr(page_cache, "memory_bytes", lambda field: page_cache.LEFT_BYTES + 64 * MIB)
     file = (tmp_path / "pages").open("w+b")
     monkeypatch.setattr(page_cache.tempfile, "TemporaryFile", lambda **_: file)
-    with page_cache.filler(64 * MIB) as fill:
+    with page_cache.filler() as fill:
         assert fill() == 64 * MIB
         assert fill() == 64 * MIB
         buffer = bytearray(4096)
@@ -30,7 +30,7 @@ def test_a_filled_page_cache_has_the_pages_of_a_file_without_blocks(
 def test_three_gibibytes_are_not_filled(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     page_cache = load("page_cache")
     for available, expected in ((page_cache.LEFT_BYTES + 3 * MIB, 3 * MIB), (page_cache.LEFT_BYTES - 1, 0)):
-        monkeypatch.setattr(page_cache, "available_bytes", lambda available=available: available)
+        monkeypatch.setattr(page_cache, "memory_bytes", lambda field, available=available: available)
         with page_cache.filler() as fill:
             assert fill() == expected
 

@@ -320,8 +320,7 @@ class Segments:
 
     def _zero(self, segment: Segment, offset: int) -> None:
         for start, chunk in _nonzero_chunks(segment, offset):
-            segment.file.pwrite(_ZEROS[: len(chunk)], start - segment.base)
-            segment.unsynced = True
+            segment.write(start, _ZEROS[: len(chunk)])
         self.sync()
 
     def detach_before(self, offset: int) -> list[Segment]:

@@ -101,5 +101,4 @@ class WriteBehind:
         _, start, _, _ = pieces[0]
         _, last, data, _ = pieces[-1]
         zeros = max(position + len(data) + zeros for _, position, data, zeros in pieces) - last - len(data)
-        segment.file.pwrite(b"".join([data for _, _, data, _ in pieces]), start - segment.base, zeros)
-        segment.unsynced = True
+        segment.write(start, b"".join([data for _, _, data, _ in pieces]), zeros)
