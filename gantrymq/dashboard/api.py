@@ -84,14 +84,20 @@ class Source:
             sample: dict[str, Any] = {"time": int(time.time() * 1000)}
             try:
                 with anyio.fail_after(TIMEOUT_S):
-                    sample |= await views.overview(self.ready())
-                sample["brokers"] = self._with_missing(sample["brokers"])
+                    sample |= await self.overview()
             except (GantryError, TimeoutError, OSError) as error:
                 sample["problem"] = str(error) or "the cluster does not answer"
             self.samples.append(sample)
             self.sampled.set()
             self.sampled = anyio.Event()
             await anyio.sleep(SAMPLE_S)
+
+    async def overview(self) -> dict[str, Any]:
+        """:func:`views.overview`, and the brokers that no nameserver knows any more: also those that only a request
+        between two samples has shown."""
+        found = await views.overview(self.ready())
+        found["brokers"] = self._with_missing(found["brokers"])
+        return found
 
     def _with_missing(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """``rows``, and those of brokers that no nameserver knows any more, for :data:`MISSING_S`."""
@@ -167,7 +173,8 @@ def _confirmed(body: dict[str, Any], name: str) -> None:
 
 
 async def _overview(client: Client, request: Request, body: dict[str, Any]) -> Any:
-    return await views.overview(client)
+    source: Source = request.app.state.source
+    return await source.overview()
 
 
 async def _brokers(client: Client, request: Request, body: dict[str, Any]) -> Any:
@@ -463,7 +470,9 @@ def make_app(source: Source, access: Access) -> Starlette:
         Route(f"{PREFIX}/session", session, methods=["GET", "POST", "DELETE"]),
         *(Route(path, file) for path in FILES),
     ]  # fmt: skip
-    return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
+    app = Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
+    app.state.source = source
+    return app
 
 
 async def _answer(operation: Operation, source: Source, request: Request) -> Response:

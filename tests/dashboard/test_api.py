@@ -22,14 +22,15 @@ pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[da
 
 
 from gantrymq import Message, Outcome
+from gantrymq.client import connect as async_connect
 from gantrymq.dashboard.access import REQUESTS_AT_ONCE, Access, read_tokens
 from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX, STREAMS_MAX, Operation, Source, make_app
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.plugins.interfaces import Registration, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.recent_events import keep_recent
 from gantrymq.sync import connect
-from gantrymq.testing.harness import cluster_in_thread, run_cluster
+from gantrymq.testing.harness import cluster_in_thread, make_broker, run_broker, run_cluster
 from support.dashboard import PLUGIN, Site, address_of, check_answer, started_site
 from support.processes import wait_for
 
@@ -319,6 +320,33 @@ def test_the_server_refuses_more_pages_and_requests_than_it_can_serve(path: str,
     answer = json.loads(sent[1]["body"])
     assert answer["error"]["code"] == code
     check_answer("GET", f"{PREFIX}{path}", 503, answer)
+
+
+@pytest.mark.trio
+async def test_a_broker_that_only_one_request_has_seen_is_missing_in_the_next(tmp_path: Path) -> None:
+    source = Source()  # nothing samples the cluster
+    app = make_app(source, Access())
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET", "scheme": "http",
+        "path": f"{PREFIX}/overview", "query_string": b"", "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+
+    async def roles() -> dict[str, str]:
+        sent = list[Any]()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, trio.sleep_forever, send)
+        return {row["broker"]: row["role"] for row in json.loads(sent[1]["body"])["brokers"]}
+
+    async with run_cluster(tmp_path / "a") as cluster, async_connect(cluster.nameserver) as source.client:
+        other = make_broker(tmp_path / "b", [cluster.nameserver], settings={"broker.name": "broker-b"})
+        async with run_broker(other):
+            await other.registry.get(Registration).wait_first(30)
+            assert await roles() == {"broker-a": "master", "broker-b": "master"}
+        assert await roles() == {"broker-a": "master", "broker-b": "missing"}
 
 
 @contextmanager
