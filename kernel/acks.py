@@ -52,7 +52,7 @@ class AckedBatch:
     messages: AppendBatch
     """The batch; read-only."""
     seconds: float
-    """From the moment when the broker took the batch until now."""
+    """From the moment when the broker took the batch until its responses were sent."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -61,13 +61,14 @@ class AckedBatch:
 class Acks:
     """The batches that wait for the gates, in log order."""
 
-    def __init__(self, gates: list[AckGate], observe: Callable[[AppendBatch, float], object] | None = None) -> None:
-        """``observe`` gets each batch once, after its ``done``, and when the broker took it."""
+    def __init__(self, gates: list[AckGate], observe: Callable[[AckedBatch], object] | None = None) -> None:
+        """``observe`` gets each batch once, in :meth:`report` after its ``done``."""
         self._gates = gates
         self._observe = observe
         self._degradable = [gate for gate in gates if isinstance(gate, DegradableGate)]
         self._waiting: deque[tuple[float, AppendBatch, float | None]] = deque()
         """Since when each batch waits, the batch, and when the broker took it (None if it is answered already)."""
+        self._unreported: list[tuple[AppendBatch, float]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -131,7 +132,15 @@ class Acks:
         if done is not None:
             done(batch)
         if self._observe is not None:
-            self._observe(batch, taken_at)
+            self._unreported.append((batch, taken_at))
+
+    def report(self, now: float) -> None:
+        """Call ``observe`` for the batches that were finished since the last call; ``now`` is when their responses were
+        sent. So no sender waits for an observer."""
+        if self._observe is not None and self._unreported:
+            unreported, self._unreported = self._unreported, []
+            for batch, taken_at in unreported:
+                self._observe(AckedBatch(batch, now - taken_at))
 
 
 class FlushStrategy(Protocol):

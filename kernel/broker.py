@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
-from gantrymq.kernel.acks import AckedBatch, Acks, FlushStrategy
+from gantrymq.kernel.acks import Acks, FlushStrategy
 from gantrymq.kernel.authorization import authorized
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, finish_settled
 from gantrymq.kernel.config.declarations import PluginsSection
@@ -180,14 +180,18 @@ class Broker:
         return 0.0 if oldest is None else self.env.monotonic() - oldest
 
     def progress(self) -> None:
-        """Dispatch what every gate has passed, then send the responses: an acknowledged message is readable."""
+        """Answer what every gate has passed, and dispatch it before the next request is received: for each client, an
+        acknowledged message is readable. The clients go on while it is dispatched."""
         if self._acks.expires_now:
             self._acks.expire(self.env.monotonic())
         committed = self._acks.committed(self.log.end)
+        self._acks.release(committed)
+        self.sweep.send_responses()
+        sent_at = self.env.monotonic()
         if committed > self.store.dispatched:
             for batch in self.store.dispatch(committed):
                 self._dispatch(batch)
-        self._acks.release(committed)
+        self._acks.report(sent_at)
         if self._draining and not len(self._acks):
             self._drained.set()
 
@@ -320,7 +324,7 @@ class Broker:
         gates = self._registered(
             "register_ack_gates", lambda gate: hasattr(gate, "watermark"), "objects with a 'watermark'"
         )
-        self._acks = Acks([gate for _, gate in gates], self._observe_acked if self._acked else None)
+        self._acks = Acks([gate for _, gate in gates], self._acked)
         for info, compilers in self.manager.call_each("register_filters", dict, broker=self):
             for kind, compiler in compilers.items():
                 if kind in self.filters:
@@ -409,10 +413,6 @@ class Broker:
 
     def _spawn(self, function: Any, request: Any) -> None:
         self._handlers.start_soon(function, request)
-
-    def _observe_acked(self, batch: AppendBatch, taken_at: float) -> None:
-        if self._acked is not None:
-            self._acked(AckedBatch(batch, self.env.monotonic() - taken_at))
 
     def _dispatch(self, batch: DispatchBatch) -> None:
         if self._on_dispatch is not None:

@@ -263,11 +263,11 @@ def appended(batch: AppendBatch) -> None:
 
 @hookspec
 def acked(batch: AckedBatch) -> None:
-    """Each row of a batch has its final status, and the responses leave in this turn.
+    """Each row of a batch has its final status, and the responses were sent.
 
     When: sweep, once for each batch of ``before_append``, of all sources, also if all rows were refused. Batch:
     ``messages`` (the batch of ``before_append`` with ``statuses``, ``remarks`` and ``place_of(row)``), and ``seconds``
-    since the broker took it.
+    from when the broker took it until its responses were sent.
     May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
     First user: stats.
     """
@@ -277,8 +277,9 @@ def acked(batch: AckedBatch) -> None:
 def dispatch(batch: DispatchBatch) -> None:
     """Observe committed messages in log order, without gaps. Their queue entries are readable already.
 
-    When: sweep, and during recovery with ``batch.replay`` set. May: build derived state. The same log offset may come
-    again after a restart, so the plugin must be idempotent by offset.
+    When: sweep, after the responses of the turn and before the next request is received, and during recovery with
+    ``batch.replay`` set. May: build derived state. The same log offset may come again after a restart, so the plugin
+    must be idempotent by offset.
     Errors: stop the broker. First user: longpoll.
     """
 

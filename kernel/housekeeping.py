@@ -24,7 +24,9 @@ REPAIR_TICK_S = 0.5
 async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
     """Handle late acknowledgments, idle connections and unfinished frames, until cancelled."""
     while True:
-        acks.expire(broker.env.monotonic())
+        now = broker.env.monotonic()
+        acks.expire(now)
+        acks.report(now)
         sweep.check_deadlines()
         await trio.sleep(DEADLINE_TICK_S)
 

@@ -96,7 +96,7 @@ class Sweep:
         the epoll returns the same ones first each time."""
         self._changes = ConnectionsBatch()
         self._numbers = 0
-        self._in_turn = False
+        self._in_turn = self._has_sent = False
         self.is_handling = False
         """Whether ``handle`` runs now; ``progress`` follows."""
         self._now = 0.0
@@ -207,7 +207,7 @@ class Sweep:
             places = {descriptor: place for place, descriptor in enumerate(self._unserved)}
             events.sort(key=lambda event: places.get(event[0], len(places)))
             self._unserved = []
-        self._in_turn = True
+        self._in_turn, self._has_sent = True, False
         self._now = now = self._env.monotonic()
         requests: list[Request] = []
         effort_until = EFFORT.values + TURN_VALUES
@@ -233,7 +233,7 @@ class Sweep:
         self._report_changes()
         self._in_turn = False
         # Only the waker was ready and nothing was sent, so no client is about to send the next request.
-        quiet = not self._dirty and len(events) == 1 and events[0][0] == self._waker_descriptor
+        quiet = not self._dirty and not self._has_sent and len(events) == 1 and events[0][0] == self._waker_descriptor
         self._flush_dirty()
         if self._turn_times is not None and requests:
             self._turn_times.add(self._env.monotonic() - now)
@@ -298,6 +298,12 @@ class Sweep:
         """Measure turns with requests from now on, until their responses are sent; returns the growing counts."""
         self._turn_times = self._turn_times or Durations()
         return self._turn_times
+
+    def send_responses(self) -> None:
+        """Send the responses so far, in place of at the end of the turn."""
+        if self._dirty:
+            self._has_sent = True
+            self._flush_dirty()
 
     def touch(self, connection: Connection, size: int) -> None:
         """The connection has ``size`` more bytes to send. Within a turn they wait for its end, up to the limit."""

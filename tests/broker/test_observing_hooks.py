@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import sys
 import types
 from pathlib import Path
@@ -12,10 +14,14 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.acks import AckedBatch
-from gantrymq.kernel.batch import AppendBatch, Source
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source
 from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.network.sweep import LONE_TURNS
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import decode, encode
+from gantrymq.remoting.frame import cut_frames
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
 
@@ -100,6 +106,43 @@ async def test_they_see_each_batch_of_clients_and_of_plugins_once(tmp_path: Path
         await done.wait()
         # a batch of a plugin passes before_append of those alone that ask for it
         assert diary.lines == [("appended", Source.PLUGIN, [1, 2], True), ("acked", Source.PLUGIN, [0, 0], True)]
+
+
+class Patient:
+    """Waits in the hooks behind a send until the client has its response."""
+
+    name = "patient"
+    client: socket.socket
+    found: list[tuple[str, bool]]
+
+    def look(self, hook: str) -> None:
+        readable, _, _ = select.select([self.client], [], [], 10.0)
+        self.found.append((hook, bool(readable)))
+
+    @hookimpl
+    def dispatch(self, batch: DispatchBatch) -> None:
+        self.look("dispatch")
+
+    @hookimpl
+    def acked(self, batch: AckedBatch) -> None:
+        self.look("acked")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_sender_has_its_response_before_the_hooks_that_follow_run(tmp_path: Path, mode: str) -> None:
+    patient = Patient()
+    broker = make_broker(tmp_path / "store", enable=[patient], settings={"plugin.flush.mode": mode})
+    async with run_broker(broker):
+        with socket.create_connection(parse_address(broker.address), 30) as patient.client:
+            for _ in range(LONE_TURNS + 2):  # the last ones as a lone sender
+                patient.found = []
+                patient.client.sendall(encode(send("T", b"yes")))
+                with trio.fail_after(30):
+                    while len(patient.found) < 2:  # noqa: ASYNC110 - the hook has no event of trio
+                        await trio.sleep(0.005)
+                assert patient.found == [("dispatch", True), ("acked", True)]
+                (answer,), _ = cut_frames(patient.client.recv(65_536))
+                assert decode(answer).code == 0
 
 
 async def test_acked_waits_for_the_gates_and_appended_does_not(tmp_path: Path) -> None:
