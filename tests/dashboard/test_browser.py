@@ -314,10 +314,14 @@ def test_the_pages_work_with_the_keyboard_on_a_phone_and_in_the_dark(site: Site,
     phone.get_by_role("button", name="Create topic").wait_for()
     phone.keyboard.press("/")
     phone.keyboard.type("no such")
+    phone.wait_for_url("**/#/topics?search=no+such&page=1")
     phone.get_by_text("No topic has such a name.").wait_for()
     assert phone.evaluate("document.activeElement.id") == "search"
     assert phone.locator("#search").input_value() == "no such"
+    phone.keyboard.type("er")
     phone.goto(f"http://{site.address}/#/topics")
+    phone.wait_for_timeout(300)  # longer than a search waits for the next key
+    assert phone.url.endswith("#/topics"), "a search that was begun sends back whoever has left the page"
     phone.reload()
     phone.get_by_role("button", name="Create topic").wait_for()
     for _ in range(40):

@@ -268,11 +268,13 @@ async function brokers(address, params) {
     panel("What the broker reports", table([["Name", (row) => row[0]], ["Value", (row) => mono(row[1])]], rows, "The broker reports nothing of this name."))];
 }
 
+// One timer for all fields, because the page is replaced while somebody types. Whoever leaves the page is not sent back.
+let searching;
 function searchField(params, go) {
-  let timer;
   return h("input", { type: "search", id: "search", placeholder: "Search (press /)", "aria-label": "Search", value: params.get("search") ?? "", oninput: (event) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => go({ search: event.target.value }), 200);
+    const at = location.hash;
+    clearTimeout(searching);
+    searching = setTimeout(() => { if (location.hash === at) go({ search: event.target.value }); }, 200);
   } });
 }
 
