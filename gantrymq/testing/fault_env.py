@@ -95,6 +95,10 @@ class FaultEnv:
         self.enter("unlink")
         self.env.unlink(path)
 
+    def delete_large(self, path: str, staging: str) -> None:
+        self.enter("unlink")
+        self.env.delete_large(path, staging)
+
     def rename(self, source: str, target: str) -> None:
         self.enter("rename")
         self.env.rename(source, target)

@@ -300,6 +300,9 @@ class MemoryEnv:
             self.free_bytes += len(inode.data)
         self._change(path, None, inode)
 
+    def delete_large(self, path: str, staging: str) -> None:
+        self.unlink(path)
+
     def rename(self, source: str, target: str) -> None:
         self.check()
         inode = self.files.get(source)

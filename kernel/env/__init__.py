@@ -143,6 +143,13 @@ class Env(Protocol):
 
     def unlink(self, path: str) -> None: ...
 
+    def delete_large(self, path: str, staging: str) -> None:
+        """Delete a file that may be large, in steps, so that flushes of other files do not wait for all of it; for a
+        worker thread.
+
+        It first moves to the folder ``staging`` of the same file system: a crash leaves no part of it in its own.
+        """
+
     def rename(self, source: str, target: str) -> None:
         """Rename ``source`` to ``target``, replacing an existing file."""
 

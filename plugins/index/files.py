@@ -46,6 +46,7 @@ class IndexFiles:
     def __init__(self, env: Env, root: str, shape: Shape) -> None:
         self._env = env
         self.folder = f"{root}/index"
+        self._staging = f"{root}/staging"
         self.marks_path = f"{root}/gantrymq.index"
         self.shape = shape
         self.files: list[IndexFile] = []
@@ -197,7 +198,7 @@ class IndexFiles:
             doomed, self.files = self.files[:count], self.files[count:]
         for file in doomed:
             file.close(for_good=True)
-            self._env.unlink(file.path)
+            self._env.delete_large(file.path, self._staging)
             log.info("index_file_deleted", path=file.path, log_starts=offset)
         return count
 

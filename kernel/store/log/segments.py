@@ -338,7 +338,7 @@ class Segments:
         """Delete detached files, the oldest first, so that the remaining files have no gap after a crash."""
         for segment in detached:
             segment.close()
-            self._env.unlink(segment.path)
+            self._env.delete_large(segment.path, self._staging)
         if detached:
             self._env.sync_dir(self.folder)
 

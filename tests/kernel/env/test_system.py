@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from gantrymq.kernel.env import Env, system
-from gantrymq.kernel.env.system import EventWaker, ReadOnlyEnv, SystemEnv
+from gantrymq.kernel.env.system import STEP_BYTES, EventWaker, ReadOnlyEnv, SystemEnv
 from gantrymq.kernel.errors import LockNotRegular, NoRoom, StartError, StoreInUse, StoreNotWritable, blame
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
@@ -471,3 +472,67 @@ def test_files_in_memory_are_always_cached(tmp_path: Path) -> None:
     file.pwrite(b"hello", 0)
     file.read_ahead(0, 5)
     assert file.peek(3, 1) == b"ell"
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A file of five steps and a bit in ``folder``, beside ``staging``."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "staging").mkdir()
+    path = tmp_path / "folder" / "large"
+    with path.open("wb") as file:
+        file.write(b"begin")
+        file.seek(5 * STEP_BYTES)
+        file.write(b"e")
+    return path
+
+
+def delete_interrupted(path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> list[int]:
+    """Delete the file, and stop at the pause after so many steps; returns the sizes of what is left in ``staging``."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == steps:
+            raise KeyboardInterrupt
+
+    staging = path.parent.parent / "staging"
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(time, "sleep", pause)
+        SystemEnv().delete_large(str(path), str(staging))
+    assert not path.exists()
+    return [left.stat().st_size for left in staging.iterdir()]
+
+
+def test_a_large_file_is_deleted_in_steps_and_no_part_of_it_stays_in_its_folder(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert delete_interrupted(large, monkeypatch, steps=2) == [3 * STEP_BYTES + 1]
+
+
+def test_nothing_is_left_of_a_deleted_file(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert delete_interrupted(large, monkeypatch, steps=99) == []
+
+
+def test_a_backup_by_hard_links_keeps_a_deleted_file(large: Path, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    backup.hardlink_to(large)
+    SystemEnv().delete_large(str(large), str(tmp_path / "staging"))
+    assert not large.exists()
+    assert backup.stat().st_size == 5 * STEP_BYTES + 1
+    assert backup.read_bytes()[:5] == b"begin"
+
+
+def test_who_reads_a_deleted_file_reads_it_to_its_end(large: Path, tmp_path: Path) -> None:
+    with large.open("rb") as reader:
+        SystemEnv().delete_large(str(large), str(tmp_path / "staging"))
+        reader.seek(5 * STEP_BYTES)
+        assert reader.read() == b"e"
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_a_file_of_one_step_is_deleted_without_a_detour(tmp_path: Path) -> None:
+    path = tmp_path / "small"
+    path.write_bytes(bytes(10))
+    SystemEnv().delete_large(str(path), str(tmp_path / "no such folder"))
+    assert not path.exists()
