@@ -118,7 +118,7 @@ async def test_outcomes_requests_and_recalls_are_traced_as_by_javas_clients(fake
                 for _ in range(2):  # a broker before 5.3 names no region: Java's client traces no recall there
                     await producer.recall(encode_handle("T", "broker-a", 5, "LATER"))
                 with pytest.raises(gantrymq.ReplyTimeout):
-                    await producer.request("T", b"1", keys="asked", timeout=0.3)
+                    await producer.request("T", b"1", keys="asked", timeout=1.5)
         lines, keys = stored_traces(cluster)
     broker = cluster.broker.address
     ended = [line for line in lines if line[0] == "EndTransaction"]
@@ -131,7 +131,7 @@ async def test_outcomes_requests_and_recalls_are_traced_as_by_javas_clients(fake
     assert [line[2:] for line in lines if line[0] == "Recall"] == [["eu", "p", "T", "LATER", "true"]]
     (request,) = [line for line in lines if line[0] == "Pub" and line[7] == "asked"]
     assert (request[3:5], request[11], request[13]) == (["p", "T"], "0", "true")
-    assert int(request[10]) < 250  # ms until it was stored, not until the reply did not come
+    assert int(request[10]) < 1250  # ms until it was stored, not until the reply did not come
     assert keys >= {half.message_id, "KEY", "LATER", "k1", "k2", "asked"}
 
 
