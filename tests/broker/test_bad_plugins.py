@@ -164,8 +164,10 @@ async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker_and_is_na
     told = [(line["plugin"], line["hook"]) for line in lines if line["event"] == "plugin_failed"]
     assert told[0] == ("bad", hook_name)
     assert isinstance(next(line["exc_info"] for line in lines if line["event"] == "plugin_failed"), Bug)
-    assert answers == [0], "what failed was not acknowledged"
-    await store_works(tmp_path, [b"good"])
+    # ``dispatch`` runs behind the response: the message is stored, and the next start dispatches it again
+    stored = {"before_append": [b"good"], "dispatch": [b"good", b"poison"]}[hook_name]
+    assert answers == [0] * len(stored)
+    await store_works(tmp_path, stored)
 
 
 @pytest.mark.trio

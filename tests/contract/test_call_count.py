@@ -131,6 +131,7 @@ async def test_observing_hooks_cost_nothing_where_no_plugin_has_them(tmp_path: P
             sys.setprofile(note)
             try:
                 broker.append(batch)
+                broker.progress()
             finally:
                 sys.setprofile(None)
             assert bool(observed(found)) == bool(expected), observed(found)

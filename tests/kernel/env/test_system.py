@@ -523,7 +523,7 @@ def test_a_backup_by_hard_links_keeps_a_deleted_file(large: Path, tmp_path: Path
     assert backup.read_bytes()[:5] == b"begin"
 
 
-def test_who_reads_a_deleted_file_reads_it_to_its_end(large: Path, tmp_path: Path) -> None:
+def test_a_reader_of_a_deleted_file_reads_it_to_its_end(large: Path, tmp_path: Path) -> None:
     with large.open("rb") as reader:
         SystemEnv().delete_large(str(large), str(tmp_path / "staging"))
         reader.seek(5 * STEP_BYTES)
