@@ -16,7 +16,7 @@ from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NO_DESCRIPTORS, NO_ROOM
 from gantrymq.plugins.index.build import first_with_keys, key_hash
-from gantrymq.plugins.index.indexfile import IndexFile, make_slots
+from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import HEADER_BYTES, Header, Shape, file_name
 from gantrymq.plugins.index.marks import FileMark, IndexMarks
 
@@ -61,8 +61,6 @@ class IndexFiles:
         self._saving = Lock()
         self._names_unsynced = False
         self._saved: IndexMarks | None = None
-        self._next_slots: bytearray | None = None
-        """The slots of the file after the last one, once this is nearly full."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -111,8 +109,7 @@ class IndexFiles:
         name = file_name(self._env.wall_ms(), last.name if last is not None else "")
         # A worker creates it on the disk with its first entries.
         file = IndexFile(self._env, f"{self.folder}/{name}", self.shape, header, (bytes(HEADER_BYTES),))
-        file.begin(self._next_slots)
-        self._next_slots = None
+        file.begin()
         self.files.append(file)
         self._names_unsynced = True
         log.info("index_file_created", path=file.path)
@@ -126,7 +123,6 @@ class IndexFiles:
                 self._write_tails()
             except OSError as error:
                 return self._is_passing(error)
-            self._prepare_slots()
             return True
 
     def save(self, commit_log: CommitLog, *, settle: bool = False) -> bool:
@@ -142,13 +138,7 @@ class IndexFiles:
                 self._save(commit_log, settle)
             except OSError as error:
                 return self._is_passing(error)
-            if not settle:
-                self._prepare_slots()
             return True
-
-    def _prepare_slots(self) -> None:
-        if self._next_slots is None and self.files and self.files[-1].is_nearly_full:
-            self._next_slots = make_slots(self.shape)
 
     def _is_passing(self, error: OSError) -> bool:
         if error.errno not in NO_ROOM and error.errno not in NO_DESCRIPTORS:

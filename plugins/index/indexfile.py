@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from threading import Lock
 
@@ -18,20 +17,6 @@ log = structlog.get_logger("gantrymq.index")
 _CHUNK_ENTRIES = 1 << 18
 _CHUNK_BYTES = 1 << 16
 _PAGE = bytes(4096)
-
-
-def make_slots(shape: Shape) -> bytearray:
-    """Return the slots of a file without entries; for a worker thread.
-
-    The system takes memory for 20 MB at its first use, in 8 to 40 ms. In one piece the interpreter's lock would be held
-    meanwhile.
-    """
-    slots = bytearray()
-    size = shape.slots * SLOT_BYTES
-    while len(slots) < size:
-        slots += bytes(min(_CHUNK_BYTES, size - len(slots)))
-        time.sleep(0)
-    return slots
 
 
 class IndexFile:
@@ -66,11 +51,6 @@ class IndexFile:
         return self.header.count >= self.shape.entries
 
     @property
-    def is_nearly_full(self) -> bool:
-        """Whether the next file should be prepared."""
-        return self.header.count >= self.shape.entries - self.shape.entries // 8
-
-    @property
     def is_settled(self) -> bool:
         """Whether slots and header on the disk equal those in memory."""
         return self.found == (self.header.encode(),)
@@ -87,9 +67,9 @@ class IndexFile:
 
     # ------------------------------------------------------------------------------------------------------ begin
 
-    def begin(self, slots: bytearray | None = None) -> None:
-        """Start without entries, with the empty ``slots`` of :func:`make_slots` or with new ones."""
-        self._slots = bytearray(self.shape.slots * SLOT_BYTES) if slots is None else slots
+    def begin(self) -> None:
+        """Create the slots of a file without entries."""
+        self._slots = bytearray(self.shape.slots * SLOT_BYTES)
 
     def load_slots(self) -> bool:
         """Read the slots from the disk; False if the file is too short."""

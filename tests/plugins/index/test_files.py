@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from gantrymq.plugins.index import files as files_module
-from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import ENTRY, Header, Shape, decode_header
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
@@ -133,20 +132,6 @@ def test_a_slot_that_leads_nowhere_finds_nothing(open_indexed: Callable, slot: i
     env.open(indexed.index.files[0].path).pwrite(slot.to_bytes(4, "big", signed=True), 40)
     assert indexed.find("k0") == []
     assert indexed.find("k11") == [11]
-
-
-def test_a_worker_prepares_the_slots_of_the_next_file(open_indexed: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[bytearray | None] = []
-    begin = IndexFile.begin
-    monkeypatch.setattr(IndexFile, "begin", lambda file, slots: (given.append(slots), begin(file, slots)))
-    indexed = open_indexed(MemoryEnv(), Shape(slots=20_000, entries=17))
-    for number in range(60):
-        indexed.send([f"k{number}"])
-        indexed.index.write()
-    assert [slots is not None for slots in given] == [False, True, True, True], "only the first has nobody before it"
-    assert indexed.check_whole() == 60
-    assert len({id(slots) for slots in given}) == 4
-    assert [indexed.find(f"k{number}") for number in range(60)] == [[number] for number in range(60)]
 
 
 def test_files_of_messages_that_are_gone_are_deleted_but_never_the_last(open_indexed: Callable) -> None:
