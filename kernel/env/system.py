@@ -191,8 +191,8 @@ def _shrink(path: str, size: int) -> None:
     """Shorten a file of ``size`` bytes to one step, unless it has another name or somebody has it open: a backup or a
     reader keeps what it has.
 
-    If the file system is mounted with ``discard``, the disk is told of all freed blocks before the system call returns
-    (``ext4_free_blocks``), and all flushes wait for that: 40 to 50 ms for 256 MiB.
+    With the mount option ``discard``, ext4 discards the freed blocks within the system call (``ext4_free_blocks``), and
+    all flushes wait for that: 36 to 51 ms for 256 MiB.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -424,7 +424,11 @@ class SystemEnv:
         size = os.stat(path, follow_symlinks=False).st_size
         if size > STEP_BYTES:
             staged = f"{staging}/{self.random_int(1 << 62):020d}"
-            os.rename(path, staged)
+            try:
+                os.rename(path, staged)
+            except OSError:  # its folder may be on another file system
+                os.unlink(path)
+                return
             self.sync_dir(staging)
             self.sync_dir(os.path.dirname(os.path.abspath(path)))  # before it becomes shorter
             path = staged

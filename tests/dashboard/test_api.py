@@ -37,6 +37,15 @@ from support.processes import wait_for
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 
+def scope_of(path: str) -> dict[str, Any]:
+    """A GET of ``path`` from this machine, as a server hands it to an ASGI application."""
+    return {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET", "scheme": "http",
+        "path": path, "query_string": b"", "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+
+
 def acknowledge(message: Any) -> None:
     message.ack()
 
@@ -257,11 +266,7 @@ def test_samples_come_as_server_sent_events(site: Site) -> None:
 
 
 def test_a_page_that_leaves_while_an_event_is_sent_ends_its_stream_at_once() -> None:
-    scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET", "scheme": "http",
-        "path": f"{PREFIX}/stream", "query_string": b"", "headers": [(b"host", b"localhost")],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
-    }  # fmt: skip
+    scope = scope_of(f"{PREFIX}/stream")
     source, sending = Source(), trio.Event()
 
     async def send(message: Any) -> None:
@@ -284,11 +289,7 @@ def test_a_page_that_leaves_while_an_event_is_sent_ends_its_stream_at_once() -> 
 
 @pytest.mark.parametrize(("path", "code"), [("/stream", "streams"), ("/session", "busy")])
 def test_the_server_refuses_more_pages_and_requests_than_it_can_serve(path: str, code: str) -> None:
-    scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET", "scheme": "http",
-        "path": f"{PREFIX}{path}", "query_string": b"", "headers": [(b"host", b"localhost")],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
-    }  # fmt: skip
+    scope = scope_of(f"{PREFIX}{path}")
     source, sent, waiting = Source(), list[Any](), 0
     source.streams = STREAMS_MAX if code == "streams" else 0
     app = make_app(source, Access())
@@ -326,11 +327,7 @@ def test_the_server_refuses_more_pages_and_requests_than_it_can_serve(path: str,
 async def test_a_broker_that_only_one_request_has_seen_is_missing_in_the_next(tmp_path: Path) -> None:
     source = Source()  # nothing samples the cluster
     app = make_app(source, Access())
-    scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "method": "GET", "scheme": "http",
-        "path": f"{PREFIX}/overview", "query_string": b"", "headers": [(b"host", b"localhost")],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
-    }  # fmt: skip
+    scope = scope_of(f"{PREFIX}/overview")
 
     async def roles() -> dict[str, str]:
         sent = list[Any]()

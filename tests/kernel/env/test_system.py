@@ -531,6 +531,11 @@ def test_a_reader_of_a_deleted_file_reads_it_to_its_end(large: Path, tmp_path: P
     assert list((tmp_path / "staging").iterdir()) == []
 
 
+def test_a_large_file_that_cannot_move_to_staging_is_deleted_in_its_folder(large: Path, tmp_path: Path) -> None:
+    SystemEnv().delete_large(str(large), str(tmp_path / "no such folder"))
+    assert not large.exists()
+
+
 def test_a_file_of_one_step_is_deleted_without_a_detour(tmp_path: Path) -> None:
     path = tmp_path / "small"
     path.write_bytes(bytes(10))
