@@ -196,7 +196,8 @@ class Store:
         The log's new start is recorded first, so that the files do not count as missing. :class:`OSError` leaves the
         rest for the next start.
         """
-        self._files.save_start(self.log.min_offset)
+        if self._files.log_start != self.log.min_offset:
+            self._files.save_start(self.log.min_offset)
         self.log.discard(detached)
 
     def cut(self, offset: int) -> tuple[str, ...]:
