@@ -51,6 +51,11 @@ class IndexFile:
         return self.header.count >= self.shape.entries
 
     @property
+    def is_nearly_full(self) -> bool:
+        """Whether an eighth of the entries is left, or less."""
+        return self.header.count >= self.shape.entries - self.shape.entries // 8
+
+    @property
     def is_settled(self) -> bool:
         """Whether slots and header on the disk equal those in memory."""
         return self.found == (self.header.encode(),)
@@ -67,9 +72,10 @@ class IndexFile:
 
     # ------------------------------------------------------------------------------------------------------ begin
 
-    def begin(self) -> None:
-        """Create the slots of a file without entries."""
-        self._slots = bytearray(self.shape.slots * SLOT_BYTES)
+    def begin(self, slots: bytearray) -> None:
+        """Start without entries; ``slots``: the zeros that exist already, which belong to the file from now on."""
+        slots += bytes(self.shape.slots * SLOT_BYTES - len(slots))
+        self._slots = slots
 
     def load_slots(self) -> bool:
         """Read the slots from the disk; False if the file is too short."""

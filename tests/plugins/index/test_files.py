@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gantrymq.plugins.index import files as files_module
+from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import ENTRY, Header, Shape, decode_header
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
@@ -132,6 +133,26 @@ def test_a_slot_that_leads_nowhere_finds_nothing(open_indexed: Callable, slot: i
     env.open(indexed.index.files[0].path).pwrite(slot.to_bytes(4, "big", signed=True), 40)
     assert indexed.find("k0") == []
     assert indexed.find("k11") == [11]
+
+
+@pytest.mark.parametrize("writes", [0, 1, 4], ids=["nothing", "a-part", "everything"])
+def test_a_file_begins_with_empty_slots_however_many_were_prepared(
+    open_indexed: Callable, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    prepared: list[int] = []
+    begin = IndexFile.begin
+    monkeypatch.setattr(IndexFile, "begin", lambda file, slots: (prepared.append(len(slots)), begin(file, slots)))
+    monkeypatch.setattr(files_module, "PIECE_BYTES", 25)
+    indexed = open_indexed(MemoryEnv(), Shape(slots=25, entries=17))
+    for number in range(60):
+        indexed.send([f"k{number}"])
+        if indexed.index.files[-1].is_nearly_full:
+            for _ in range(writes):
+                assert indexed.index.write()
+    assert prepared == [0, *[min(100, 3 * 25 * writes)] * 3], "before each of the last three entries"
+    assert {len(file.slots) for file in indexed.index.files} == {100}
+    assert indexed.check_whole() == 60
+    assert [indexed.find(f"k{number}") for number in range(60)] == [[number] for number in range(60)]
 
 
 def test_files_of_messages_that_are_gone_are_deleted_but_never_the_last(open_indexed: Callable) -> None:
