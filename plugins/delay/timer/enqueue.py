@@ -94,7 +94,7 @@ class Enqueue:
         stored = record.store_timestamp
         time, magic = self._place(out, stored)
         rebuild = self._files.rebuild
-        if rebuild is not None and queue_offset < rebuild.queue_offset and time < rebuild.read_ms:
+        if rebuild is not None and rebuild.has_delivered(queue_offset, time, offset):
             return None
         if find(TIMER_DEL_UNIQKEY) is not None:
             magic |= DELETE

@@ -7,6 +7,7 @@ RocketMQ 5.3.3 ``TimerMessageStore.recover``, ``recoverAndRevise``, ``prepareTim
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ from gantrymq.plugins.delay.timer.log import (
     DamagedUnit,
     TimerLog,
     Unit,
+    units_in,
 )
 from gantrymq.plugins.delay.timer.wheel import SLOTS, Slot, Wheel
 from gantrymq.remoting.timer_times import PRECISION_MS, floor
@@ -47,12 +49,24 @@ class TimerSizes:
 SIZES: Final = TimerSizes()
 
 
+LATE_MS: Final = 2 * PRECISION_MS
+"""A message whose slot is over is enqueued in one that begins at most this long after."""
+
+
 @attrs.frozen
 class Rebuild:
-    """In the queue before ``queue_offset``, every message before the slot ``read_ms`` was delivered already."""
+    """In the queue before ``queue_offset``, every message of a slot before ``read_ms`` was delivered already, except
+    the messages at the log offsets ``late``."""
 
     queue_offset: int
     read_ms: int
+    late: frozenset[int] = frozenset()
+    """A message that was enqueued when its slot was over waits in a later one."""
+
+    def has_delivered(self, queue_offset: int, time: int, offset: int) -> bool:
+        """Whether the message at ``queue_offset`` and at the log offset ``offset``, of the slot ``time``, was
+        delivered."""
+        return queue_offset < self.queue_offset and time < self.read_ms and offset not in self.late
 
 
 class TimerFiles:
@@ -183,16 +197,41 @@ class TimerFiles:
         self._env.mkdirs(aside)
         paths = [f"{self.log.folder}/{name}" for name in self._env.listdir(self.log.folder)]
         for path in [path for path in (self.wheel.path, *paths) if self._env.exists(path)]:
-            name = path[len(self._root) + 1 :].replace("/", "-")
-            self._env.rename(path, f"{aside}/{name}")
-            log.warning("timer_file_set_aside", path=f"{aside}/{name}")
+            self._set_aside(path, f"{aside}/{path[len(self._root) + 1 :].replace('/', '-')}")
         self.log = TimerLog(self._env, self.log.folder, f"{self._root}/staging", self.sizes.file_bytes)
         self.log.open()
         self.wheel.create({})
-        self.rebuild = rebuild if rebuild.queue_offset else None
+        self.rebuild = None
+        if rebuild.queue_offset:
+            self.rebuild = attrs.evolve(rebuild, late=self._late(aside, rebuild.read_ms))
         self.low = 0
         # Overdue messages go into the first slot.
         self.read_ms, self.queue_offset, self.newest = floor(now), 0, NOWHERE
+
+    def _set_aside(self, path: str, target: str) -> None:
+        """Move a file to a free name: a rebuild that was interrupted needs the files of the first attempt."""
+        names = itertools.chain([target], (f"{target}.{number}" for number in itertools.count(1)))
+        target = next(name for name in names if not self._env.exists(name))
+        self._env.rename(path, target)
+        log.warning("timer_file_set_aside", path=target)
+
+    def _late(self, aside: str, read_ms: int) -> frozenset[int]:
+        """Return the log offsets of messages that wait from ``read_ms`` on and may have been due before.
+
+        Older files may lie in ``aside``, but all their slots are over.
+        """
+        late: set[int] = set()
+        for name in self._env.listdir(aside):
+            if name.startswith("timerlog-"):
+                try:
+                    late.update(
+                        unit.offset
+                        for unit in units_in(self._env, f"{aside}/{name}")
+                        if floor(unit.time) >= read_ms and unit.delay <= LATE_MS
+                    )
+                except OSError as error:
+                    log.error("timer_file_unreadable", path=f"{aside}/{name}", reason=str(error))
+        return frozenset(late)
 
     def close(self) -> None:
         """Close the files."""

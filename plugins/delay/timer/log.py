@@ -24,6 +24,7 @@ UNIT: Final = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES: Final = UNIT.size
 _WINDOW_BYTES: Final = 16 * 1024
 _SCAN_BYTES: Final = 64 * 1024
+_CHUNK_BYTES: Final = 1260 * UNIT_BYTES
 _BLANK: Final = struct.Struct(">iqI")
 BLANK_MAGIC: Final = 0xCBD43194
 _SIGNED_BLANK_MAGIC: Final = BLANK_MAGIC - (1 << 32)
@@ -56,6 +57,20 @@ class Unit(NamedTuple):
 
 class DamagedUnit(Exception):
     """The bytes are not a valid unit."""
+
+
+def units_in(env: Env, path: str) -> Iterator[Unit]:
+    """Yield the valid units of a file that belongs to no open log; it may be damaged. :class:`OSError`."""
+    file = env.open(path)
+    try:
+        for start in range(0, file.size(), _CHUNK_BYTES):
+            data = file.pread(_CHUNK_BYTES, start)
+            if data.strip(b"\0"):
+                for size, *fields in UNIT.iter_unpack(data[: len(data) // UNIT_BYTES * UNIT_BYTES]):
+                    if size == UNIT_BYTES and 1 <= fields[1] <= 0xF:
+                        yield Unit._make(fields)
+    finally:
+        file.close()
 
 
 class TimerLog:

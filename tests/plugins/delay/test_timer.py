@@ -16,6 +16,7 @@ from trio.testing import MockClock
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import RETRY_MS
+from gantrymq.plugins.delay.timer import enqueue as enqueue_module
 from gantrymq.plugins.delay.timer.files import SIZES
 from gantrymq.plugins.delay.timer.log import UNIT_BYTES
 from gantrymq.plugins.delay.timer.wheel import Wheel
@@ -370,6 +371,69 @@ def test_a_clock_that_was_set_over_a_restart_delivers_nothing_early_and_nothing_
         world.settle()
     assert sorted(world.bodies()) == sorted([*(b"%d" % number for number in range(1, 9)), b"new"])
     assert before <= world.store.log.last_timestamp
+
+
+def refuse_all(batch: AppendBatch) -> None:
+    for row in range(len(batch)):
+        batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "not now")
+
+
+def with_an_overdue_message(env: MemoryEnv) -> TimedStore:
+    """The message ``late`` was enqueued when its second was over, which the checkpoint has, and is not delivered."""
+    world = TimedStore(env)
+    for number in range(3):
+        world.send_in(b"%d" % number, 500)
+    world.settle()
+    env.advance(2000)
+    world.settle()
+    world.send_in(b"late", 500)
+    env.advance(8000)
+    while not world.timer.turn():
+        pass
+    world.refuse = refuse_all
+    world.settle()
+    world.save()
+    assert world.bodies() == [b"0", b"1", b"2"]
+    return world
+
+
+@pytest.mark.parametrize("stops", [0, 1, 3], ids=["whole", "interrupted", "often-interrupted"])
+def test_an_overdue_message_survives_a_clock_that_was_set_back_over_a_crash(
+    monkeypatch: pytest.MonkeyPatch, stops: int
+) -> None:
+    monkeypatch.setattr(enqueue_module, "ROWS", 1)
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    with_an_overdue_message(env)
+    env = env.kill()
+    env.advance(-5000)
+    for _ in range(stops):
+        world = TimedStore(env)
+        world.timer.turn()
+        assert world.timer.files.rebuild is not None
+        env = env.kill()
+    world = TimedStore(env)
+    for _ in range(10):
+        world.settle()
+        env.advance(1000)
+    assert world.bodies() == [b"0", b"1", b"2", b"late"]
+    for _ in range(2):  # nor does it come again later
+        world.close()
+        env.advance(-1500)
+        world = TimedStore(env)
+        world.settle()
+    assert world.bodies() == [b"0", b"1", b"2", b"late"]
+
+
+@pytest.mark.parametrize("damage", [damage_wheel, lose_wheel, damage_log, spoil_slots])
+def test_an_overdue_message_survives_damaged_files(damage: Callable[[MemoryEnv], None]) -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    with_an_overdue_message(env)
+    env = env.kill()
+    damage(env)
+    world = TimedStore(env)
+    env.advance(10_000)
+    world.settle()
+    assert world.bodies() == [b"0", b"1", b"2", b"late"]
 
 
 @pytest.mark.parametrize("ahead", [0, 60_000, HOUR_MS, 365 * 24 * HOUR_MS])
