@@ -553,7 +553,7 @@ def test_heavy_requests_of_a_closed_connection_are_dropped(tmp_path: Path, monke
         ):
             with RawPeer(cluster.address) as attacker:
                 attacker.send_bytes(frames(SLOW, 2000))
-                wait_for(lambda: bool(begun))  # a close discards what the broker has not received
+                wait_for(lambda begun=begun: bool(begun))  # a close discards what the broker has not received
             wait_for(lambda: len(cluster.broker.connections) == 1)
             assert other.is_served()
             counts[setting] = len(begun)
