@@ -28,16 +28,17 @@ PARALLEL := --numprocesses $(WORKERS) $(FILES)
 TWIN_PARALLEL := --numprocesses $(TWIN_WORKERS) $(FILES)
 FILE ?=
 # Tests start hundreds of programs of ours. Compiling each module again would take a third of a start.
-test check soak repeat asan ha-test export-kills: export PYTHONDONTWRITEBYTECODE :=
+test check soak repeat machines asan ha-test export-kills: export PYTHONDONTWRITEBYTECODE :=
 test check soak repeat asan ha-test export-kills: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help install demo test prepared collected check soak repeat foreign fuzz ha-test export-kills asan lint format bench bench-all bench-delays bench-soak docs release clean
+.PHONY: help install demo test prepared collected check soak repeat machines foreign fuzz ha-test export-kills asan lint format bench bench-all bench-delays bench-soak docs release clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
 	@echo 'make test              every check and test (ruff, mypy, pytest with foreign clients and Spark)'
 	@echo 'make check             the quick part of the tests'
 	@echo 'make soak              every seed, version and direction of the tests of which `make test` has a slice, and 100 kills'
+	@echo 'make machines          2,000 examples for each state machine of a store and its plugins (EXAMPLES=)'
 	@echo 'make repeat            the tests several times beside a busy processor, to find flaky ones [RUNS=10 TESTS="tests/broker tests/crash"]'
 	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
 	@echo 'make ha-test           kills, pauses, partitions and promotions of real clusters: 500 rounds, up to 4 hours (Linux)'
@@ -111,11 +112,18 @@ soak: foreign
 	$(BIN)/python -m pytest $(PARALLEL) -m soak
 	$(BIN)/python -m pytest $(PARALLEL) tests/crash/test_kill.py tests/crash/test_plugin_state_kill.py \
 		tests/crash/test_dedup_kill.py tests/broker/test_fuzz.py
+	@$(MAKE) --no-print-directory machines
 
 KILLS ?= 1000
 export-kills: $(VENV)/.test
 	GANTRYMQ_EXPORT_KILLS=$(KILLS) $(BIN)/python -m pytest -s \
 		tests/spark/test_object_exports.py::test_writers_that_are_killed_publish_each_message_once
+
+# The state machines of `make test` (a store, delays, timed messages, transactions, index, offsets) with more examples.
+EXAMPLES ?= 2000
+machines: $(VENV)/.test
+	GANTRYMQ_MACHINE_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --numprocesses 2 --timeout 0 \
+		$$(grep -rl --include='*.py' 'machine_settings(' tests | grep -v support)
 
 # Finds flaky tests: each run has another slice, a failure is not tried again, and a log of each run stays in build/repeat.
 RUNS ?= 10

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import attrs
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import open_store, read_all
+from support.machines import machine_settings
 
 TOPICS = ("T", "%RETRY%g")
 
@@ -147,7 +147,5 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.dispatched <= self.acked or not self.sent
 
 
-StoreMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+StoreMachine.TestCase.settings = machine_settings(25)
 TestStoreMachine = StoreMachine.TestCase

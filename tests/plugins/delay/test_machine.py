@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gantrymq.kernel.batch import AppendBatch
@@ -14,6 +13,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
 from support.delays import DelayedStore
+from support.machines import machine_settings
 
 DELAYS_MS = (1000, 3000, 7000)
 LEVELS = "1s 3s 7s"
@@ -148,6 +148,4 @@ class DelayMachine(RuleBasedStateMachine):
 
 
 TestDelay = DelayMachine.TestCase
-TestDelay.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestDelay.settings = machine_settings(30)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gantrymq.kernel.batch import AppendBatch
@@ -13,6 +12,7 @@ from gantrymq.plugins.delay.levels.delivery import RETRY_MS
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import find_property
 from gantrymq.testing.memory_env import MemoryEnv
+from support.machines import machine_settings
 from support.timers import TimedStore
 
 HOUR_MS = 3_600_000
@@ -159,6 +159,4 @@ class TimerMachine(RuleBasedStateMachine):
 
 
 TestTimer = TimerMachine.TestCase
-TestTimer.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestTimer.settings = machine_settings(30)

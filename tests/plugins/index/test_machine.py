@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from gantrymq.testing.memory_env import MemoryEnv
+from support.machines import machine_settings
 
 KEYS = st.lists(st.sampled_from(["a", "b", "Aa", "BB", "c#d"]), max_size=3, unique=True)
 """``Aa`` and ``BB`` have one hash in Java."""
@@ -70,6 +70,4 @@ def machine(open_indexed: Callable[..., Any]) -> type[RuleBasedStateMachine]:
 
 @pytest.mark.slow
 def test_every_key_finds_its_messages_after_whatever_happened(open_indexed: Callable[..., Any]) -> None:
-    run_state_machine_as_test(
-        machine(open_indexed), settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
-    )
+    run_state_machine_as_test(machine(open_indexed), settings=machine_settings(25))

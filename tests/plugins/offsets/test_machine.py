@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.testing.memory_env import MemoryEnv
+from support.machines import machine_settings
 
 PATH = "config/consumerOffset.json"
 ENDS = {("T", 0): 100, ("T", 1): 7, ("U", 0): 1 << 40}
@@ -70,4 +70,4 @@ class OffsetsMachine(RuleBasedStateMachine):
 
 
 TestOffsets = OffsetsMachine.TestCase
-TestOffsets.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestOffsets.settings = machine_settings(30)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -22,8 +20,7 @@ from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, CheckBackRequest, Half, TransactedStore
-
-EXAMPLES = int(os.environ.get("GANTRYMQ_MACHINE_EXAMPLES", "60"))
+from support.machines import machine_settings
 
 
 class TransactionMachine(RuleBasedStateMachine):
@@ -174,9 +171,4 @@ def test_any_order_of_events_and_any_end(name: str) -> None:
     class Machine(TransactionMachine):
         strategy = name
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_state_machine_as_test(Machine, settings=machine_settings(40))
