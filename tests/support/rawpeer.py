@@ -27,6 +27,11 @@ class RawPeer:
         self._answers: dict[int, list[Command]] = {}
         self.closed = False
         """The other side has ended the connection."""
+        self._probed: Command | None = None
+
+    def __repr__(self) -> str:
+        probed = self._probed and (self._probed.code, self._probed.remark)
+        return f"<RawPeer closed={self.closed} unclaimed={self.unclaimed} last probe answered {probed}>"
 
     def __enter__(self) -> RawPeer:
         return self
@@ -86,5 +91,5 @@ class RawPeer:
 
     def is_served(self) -> bool:
         """Whether a request on this connection is answered: everything sent before was taken, and harmed nothing."""
-        answer = self.ask(Command(PROBE_CODE))
-        return answer is not None and answer.code == 3
+        self._probed = self.ask(Command(PROBE_CODE))
+        return self._probed is not None and self._probed.code == 3
