@@ -217,16 +217,13 @@ def test_keys_behind_https_are_read_again_when_a_token_names_a_new_one(
     later = Provider("key-2")
     https.document = later.key_set()
     begun, deadline = time.monotonic(), time.monotonic() + 10
-    refusals = 0
     while True:
         try:
             send(broker, later.token())
             break
         except gantrymq.BrokerError:
-            refusals += 1
             assert time.monotonic() < deadline
-    assert refusals
-    assert https.reads <= 2 + (time.monotonic() - begun) / 0.5, "not once for each unknown key"
+    assert 2 <= https.reads <= 2 + (time.monotonic() - begun) / 0.5, "not once for each unknown key"
     with pytest.raises(gantrymq.BrokerError, match="key is not known"):
         send(broker, provider.token())
     https.document, seen = "", https.reads
