@@ -135,7 +135,7 @@ async def test_unlisted_addresses_are_disconnected_and_logged_once(pair: Any) ->
 async def test_a_slave_that_comes_and_goes_is_logged_once_until_it_stays(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with pair.master() as master:
+    async with pair.master(heartbeat="100ms") as master:
 
         async def report(stream: trio.SocketStream) -> None:
             await stream.send_all(REPORT.pack(master.log.end))
