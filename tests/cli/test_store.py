@@ -471,6 +471,7 @@ def test_a_log_that_was_replaced_is_not_appended_to_the_backup(cli: Cli, store: 
     assert cli("store", "backup", target, "--data", str(store), "--full").code == 0
 
 
+@pytest.mark.slow
 def test_an_object_store_that_fails_is_named_in_one_line(
     cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def test_hadolint_accepts_the_dockerfile() -> None:
     lint(tool("hadolint"), "--no-color", DEPLOY / "docker" / "Dockerfile")
 
 
+@pytest.mark.slow
 def test_the_compose_file_has_the_compose_specifications_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason=MISSING)
     yaml = pytest.importorskip("yaml", reason=MISSING)

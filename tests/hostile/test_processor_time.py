@@ -182,6 +182,7 @@ def test_a_send_is_answered_before_earlier_heavy_requests(wide: Cluster, request
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
 
 
+@pytest.mark.slow
 def test_a_send_is_answered_before_pulls_with_slow_expressions(wide: Cluster) -> None:
     count = 40
     pulls = [

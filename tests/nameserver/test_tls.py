@@ -108,6 +108,7 @@ async def test_handshakes_are_counted_by_result() -> None:
     assert handshakes == {("ok",): 2, ("failed",): 1, ("unfinished",): 1, ("plain",): 1}
 
 
+@pytest.mark.slow
 async def test_a_thousand_handshakes_do_not_keep_others_from_reading_routes(tmp_path: Path) -> None:
     with capture_logs() as logs:
         await read_beside_a_flood(tmp_path / "audit")

@@ -264,6 +264,7 @@ def test_random_numbers_of_programs_derive_from_the_seed() -> None:
     assert not set(simulate(scenario, 1)) & set(simulate(scenario, 2))
 
 
+@pytest.mark.slow
 def test_one_seed_is_one_run_and_another_is_another() -> None:
     first = simulate(busy, 1)
     assert simulate(busy, 1) == first
@@ -277,6 +278,7 @@ def test_a_slow_processor_does_not_change_a_run(monkeypatch: pytest.MonkeyPatch)
     assert simulate(busy, 1) == first
 
 
+@pytest.mark.slow
 def test_a_loop_in_another_thread_does_not_change_a_run() -> None:
     async def work() -> None:
         while not ended.is_set():

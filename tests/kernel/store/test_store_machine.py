@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import attrs
 import hypothesis.strategies as st
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import open_store, read_all
 from support.machines import machine_settings
+
+pytestmark = pytest.mark.slow
 
 TOPICS = ("T", "%RETRY%g")
 

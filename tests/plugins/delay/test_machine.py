@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gantrymq.kernel.batch import AppendBatch
@@ -14,6 +15,8 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
 from support.delays import DelayedStore
 from support.machines import machine_settings
+
+pytestmark = pytest.mark.slow
 
 DELAYS_MS = (1000, 3000, 7000)
 LEVELS = "1s 3s 7s"

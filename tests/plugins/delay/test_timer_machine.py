@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gantrymq.kernel.batch import AppendBatch
@@ -14,6 +15,8 @@ from gantrymq.remoting.properties import find_property
 from gantrymq.testing.memory_env import MemoryEnv
 from support.machines import machine_settings
 from support.timers import TimedStore
+
+pytestmark = pytest.mark.slow
 
 HOUR_MS = 3_600_000
 

@@ -523,6 +523,7 @@ async def test_old_versions_and_weak_ciphers_are_refused(tmp_path: Path) -> None
             assert not works or b"Verify return code: 0 (ok)" in done.stdout
 
 
+@pytest.mark.slow
 async def test_a_thousand_handshakes_do_not_keep_others_from_sending(tmp_path: Path) -> None:
     async with secured(tmp_path) as broker, encrypted(broker) as channel:
         times: list[float] = []
@@ -544,6 +545,7 @@ async def test_a_thousand_handshakes_do_not_keep_others_from_sending(tmp_path: P
         await eventually(lambda: handshakes(broker)["unfinished"] == 1000)
 
 
+@pytest.mark.slow
 async def test_plain_and_tls_producers_work_beside_a_thousand_handshakes_a_second(tmp_path: Path) -> None:
     """Judged by what a busy machine does not change: a connection with its handshake costs the broker not much more
     than OpenSSL's work, and each producer sends at least one message for fifty handshakes.

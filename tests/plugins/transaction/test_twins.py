@@ -352,6 +352,7 @@ def test_known_lives_are_the_same_with_either_twin(steps: list[Step], host: byte
     same_lives(steps, host)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEPS, min_size=2, max_size=10), st.sampled_from(HOSTS))
 def test_a_strategy_lives_the_same_life_with_either_twin(steps: list[Step], host: bytes) -> None:
