@@ -49,6 +49,7 @@ async def level(broker: Broker) -> None:
 
 async def test_an_acknowledged_message_is_found_at_once(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
+        await level(broker)  # until then a worker thread loads the files
         for number in range(12):
             await put(broker, number, number + 1)
             assert find(broker, f"k{number}") == [number]
