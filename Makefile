@@ -29,7 +29,7 @@ TWIN_PARALLEL := --numprocesses $(TWIN_WORKERS) $(FILES)
 FILE ?=
 # Tests start hundreds of programs of ours. Compiling each module again would take a third of a start.
 test check soak repeat machines asan ha-test export-kills: export PYTHONDONTWRITEBYTECODE :=
-test check soak repeat asan ha-test export-kills: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+test check soak repeat machines asan ha-test export-kills: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 .PHONY: help install demo test prepared collected check soak repeat machines foreign fuzz ha-test export-kills asan lint format bench bench-all bench-delays bench-soak docs release clean
 
@@ -123,7 +123,7 @@ export-kills: $(VENV)/.test
 EXAMPLES ?= 2000
 machines: $(VENV)/.test
 	GANTRYMQ_MACHINE_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --numprocesses 2 --timeout 0 \
-		$$(grep -rl --include='*.py' 'machine_settings(' tests | grep -v support)
+		$$(grep -rl --include='*.py' 'from support.machines import' tests)
 
 # Finds flaky tests: each run has another slice, a failure is not tried again, and a log of each run stays in build/repeat.
 RUNS ?= 10

@@ -7,12 +7,19 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-EXAMPLES: Final = int(os.environ.get("GANTRYMQ_MACHINE_EXAMPLES") or "60")
-"""``make machines`` has 2,000, or as many as it is told to."""
+EXAMPLES_VARIABLE: Final = "GANTRYMQ_MACHINE_EXAMPLES"
+"""``make machines`` sets it to the number of examples for each state machine."""
 
 
-def machine_settings(steps: int) -> settings:
-    """Settings of a state machine that makes up to so many ``steps`` in an example."""
+def machine_settings(steps: int, examples: int = 60, *, are_checked: bool = False) -> settings:
+    """Settings of a state machine that makes up to so many ``steps`` in an example.
+
+    ``examples``: how many there are unless the environment says so. ``are_checked``: whether hypothesis reports
+    examples that take long or are too large.
+    """
     return settings(
-        max_examples=EXAMPLES, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=int(os.environ.get(EXAMPLES_VARIABLE) or examples),
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=() if are_checked else list(HealthCheck),
     )

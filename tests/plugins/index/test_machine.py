@@ -70,4 +70,4 @@ def machine(open_indexed: Callable[..., Any]) -> type[RuleBasedStateMachine]:
 
 @pytest.mark.slow
 def test_every_key_finds_its_messages_after_whatever_happened(open_indexed: Callable[..., Any]) -> None:
-    run_state_machine_as_test(machine(open_indexed), settings=machine_settings(25))
+    run_state_machine_as_test(machine(open_indexed), settings=machine_settings(25, are_checked=True))

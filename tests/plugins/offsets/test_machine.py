@@ -70,4 +70,4 @@ class OffsetsMachine(RuleBasedStateMachine):
 
 
 TestOffsets = OffsetsMachine.TestCase
-TestOffsets.settings = machine_settings(30)
+TestOffsets.settings = machine_settings(30, 80, are_checked=True)
