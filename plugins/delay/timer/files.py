@@ -218,19 +218,23 @@ class TimerFiles:
     def _late(self, aside: str, read_ms: int) -> frozenset[int]:
         """Return the log offsets of messages that wait from ``read_ms`` on and may have been due before.
 
-        Older files may lie in ``aside``, but all their slots are over.
+        Files are here as :meth:`_set_aside` moves them, and whole folders as a repair of the store does. Older ones may
+        be among them, but all their slots are over.
         """
         late: set[int] = set()
-        for name in self._env.listdir(aside):
-            if name.startswith("timerlog-"):
-                try:
-                    late.update(
-                        unit.offset
-                        for unit in units_in(self._env, f"{aside}/{name}")
-                        if floor(unit.time) >= read_ms and unit.delay <= LATE_MS
-                    )
-                except OSError as error:
-                    log.error("timer_file_unreadable", path=f"{aside}/{name}", reason=str(error))
+        moved = [f"{aside}/{name}" for name in self._env.listdir(aside) if name.startswith("timerlog")]
+        for path in moved:
+            if self._env.is_dir(path):
+                moved += [f"{path}/{name}" for name in self._env.listdir(path)]
+                continue
+            try:
+                late.update(
+                    unit.offset
+                    for unit in units_in(self._env, path)
+                    if floor(unit.time) >= read_ms and unit.delay <= LATE_MS
+                )
+            except OSError as error:
+                log.error("timer_file_unreadable", path=path, reason=str(error))
         return frozenset(late)
 
     def close(self) -> None:

@@ -424,7 +424,14 @@ def test_an_overdue_message_survives_a_clock_that_was_set_back_over_a_crash(
     assert world.bodies() == [b"0", b"1", b"2", b"late"]
 
 
-@pytest.mark.parametrize("damage", [damage_wheel, lose_wheel, damage_log, spoil_slots])
+def repair_log(env: MemoryEnv) -> None:
+    """As ``gantrymq store check --repair`` moves the folder of a damaged timer log."""
+    env.mkdirs("store/lost+found/timerlog.1")
+    for name in env.listdir("store/timerlog"):
+        env.rename(f"store/timerlog/{name}", f"store/lost+found/timerlog.1/{name}")
+
+
+@pytest.mark.parametrize("damage", [damage_wheel, lose_wheel, damage_log, spoil_slots, repair_log])
 def test_an_overdue_message_survives_damaged_files(damage: Callable[[MemoryEnv], None]) -> None:
     env = MemoryEnv(start_ms=1_700_000_000_000)
     with_an_overdue_message(env)
