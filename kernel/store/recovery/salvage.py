@@ -75,7 +75,7 @@ def save_to_lost_and_found(env: Env, segments: Segments, start: int, end: int, f
         first, last = max(start, segment.base), min(end, segment.end)
         if first >= last:
             continue
-        path = _free_name(env, f"{folder}/commitlog-{first:020d}")
+        path = free_name(env, f"{folder}/commitlog-{first:020d}")
         file = env.open(path, create=True)
         try:
             for offset in range(first, last, _CHUNK_BYTES):
@@ -90,7 +90,8 @@ def save_to_lost_and_found(env: Env, segments: Segments, start: int, end: int, f
     return tuple(paths)
 
 
-def _free_name(env: Env, path: str) -> str:
+def free_name(env: Env, path: str) -> str:
+    """Return ``path`` with the first number from ``.1`` on that no file or folder has."""
     number = 1
     while env.exists(f"{path}.{number}"):
         number += 1

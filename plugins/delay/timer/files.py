@@ -7,7 +7,6 @@ RocketMQ 5.3.3 ``TimerMessageStore.recover``, ``recoverAndRevise``, ``prepareTim
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.store.log.segments import StoreDamaged
+from gantrymq.kernel.store.recovery.salvage import free_name
 from gantrymq.plugins.delay.timer.check import TimerCheck
 from gantrymq.plugins.delay.timer.log import (
     DEFAULT,
@@ -210,8 +210,8 @@ class TimerFiles:
 
     def _set_aside(self, path: str, target: str) -> None:
         """Move a file to a free name: a rebuild that was interrupted needs the files of the first attempt."""
-        names = itertools.chain([target], (f"{target}.{number}" for number in itertools.count(1)))
-        target = next(name for name in names if not self._env.exists(name))
+        if self._env.exists(target):
+            target = free_name(self._env, target)
         self._env.rename(path, target)
         log.warning("timer_file_set_aside", path=target)
 

@@ -18,6 +18,7 @@ import structlog
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NO_ROOM, NoRoom
 from gantrymq.kernel.store.log.segments import Segment, StoreDamaged
+from gantrymq.kernel.store.recovery.salvage import free_name
 from gantrymq.plugins.transaction.state_table.marks import StateMarks, marks_path, read_marks
 from gantrymq.plugins.transaction.state_table.redo import RedoLog
 from gantrymq.plugins.transaction.state_table.rows import (
@@ -143,11 +144,7 @@ class StateFiles:
         self._vouched = StateMarks(self.position, 0, self._vouched.rows, 0)
 
     def _set_aside(self, folder: str, what: str, error: StoreDamaged) -> None:
-        kept = f"{self._store.root}/lost+found"
-        number = 1
-        while self._env.exists(f"{kept}/{folder.rpartition('/')[2]}.{number}"):
-            number += 1
-        kept = f"{kept}/{folder.rpartition('/')[2]}.{number}"
+        kept = free_name(self._env, f"{self._store.root}/lost+found/{folder.rpartition('/')[2]}")
         log.error("state_files_set_aside", path=folder, kept=kept, reason=str(error), then=what)
         self.redo.close()
         self.table.close()
