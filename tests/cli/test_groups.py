@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_offsets_are_reset_with_and_without_members(shell: Cli, nameserver: str,
 def test_offsets_are_reset_to_a_time(shell: Cli, nameserver: str) -> None:
     fill(nameserver, "timed", 2, queues=1)
     time.sleep(0.05)
-    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() * 1000) % 1000:03}Z"
+    moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     time.sleep(0.05)
     fill(nameserver, "timed", 2, queues=1)
     read(nameserver, "timed", "timer", 4)

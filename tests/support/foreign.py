@@ -495,9 +495,10 @@ def create_topic(broker: str, topic: str) -> None:
     assert ask(broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
 
 
-def is_routed(nameserver: str, topic: str) -> bool:
-    """Whether the nameserver has a route for the topic."""
-    return ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == 0
+def is_routed(nameserver: str, topic: str, brokers: Sequence[str] = ()) -> bool:
+    """Whether the nameserver has a route for the topic, to all of these brokers."""
+    answer = ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}))
+    return answer.code == 0 and all(f'"{broker}"'.encode() in answer.body for broker in brokers)
 
 
 def _ready(server: JavaServer) -> JavaServer:
