@@ -166,15 +166,26 @@ class OtelPlugin:
     # ------------------------------------------------------------------------------------------------- the export
 
     async def _export(self) -> None:
+        # A stop lets the running export end, because the collector may have its spans already.
+        stopping, patience = trio.Event(), trio.CancelScope(shield=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._export_until, stopping, patience)
+            try:
+                await trio.sleep_forever()
+            finally:
+                patience.deadline = trio.current_time() + LAST_EXPORT_S
+                stopping.set()
+
+    async def _export_until(self, stopping: trio.Event, patience: trio.CancelScope) -> None:
+        """Export what is noted, the last time after ``stopping``; ``patience`` ends when the broker waits no longer."""
         try:
-            while True:
-                await trio.sleep(self._config.export_interval)
-                while self._notes:
-                    await self._send(self._notes.take(EXPORT_SPANS))
+            with patience:
+                while not stopping.is_set():
+                    with trio.move_on_after(self._config.export_interval):
+                        await stopping.wait()
+                    while self._notes:
+                        await self._send(self._notes.take(EXPORT_SPANS))
         finally:
-            with trio.move_on_after(LAST_EXPORT_S, shield=True):
-                while self._notes:
-                    await self._send(self._notes.take(EXPORT_SPANS))
             self._exporter.close()
 
     async def _send(self, notes: list[Note]) -> None:

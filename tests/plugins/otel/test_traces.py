@@ -33,10 +33,12 @@ TRACE_ID, PRODUCER_ID = bytes.fromhex(TRACEPARENT[3:35]), bytes.fromhex(TRACEPAR
 
 
 class Collector:
-    """A receiver of OTLP over HTTP; ``status`` is its answer."""
+    """A receiver of OTLP over HTTP; ``status`` is its answer, which waits for ``may_answer``."""
 
     def __init__(self) -> None:
         self.status = 200
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.spans: list[Any] = []
         self.resources: list[dict[str, str]] = []
         self.requests = 0
@@ -46,7 +48,9 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                self.send_response(collector.take(self.path, body))
+                status = collector.take(self.path, body)
+                collector.may_answer.wait()
+                self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
@@ -104,6 +108,13 @@ def attributes(span: Any) -> dict[str, Any]:
         pair.key: getattr(pair.value, pair.value.WhichOneof("value")) if pair.value.WhichOneof("value") else None
         for pair in span.attributes
     }
+
+
+def counted_spans(broker: Any) -> dict[str, float]:
+    """The metric of spans by their result."""
+    metrics = Metrics(100)
+    broker.plugin.collect_metrics(None, metrics)
+    return {result: count for (result,), count in metrics.families["gantrymq_otel_spans_total"].series.items()}
 
 
 def test_a_collector_gets_one_trace_of_producer_broker_and_consumer(
@@ -256,10 +267,36 @@ def test_an_outage_of_the_collector_stops_nothing_and_is_logged_once(
     assert [each["event"] for each in events] == ["spans_not_exported", "outage_ended"]
     assert "400" in events[0]["reason"]
     assert (events[1]["of"], events[1]["lost"]) == ("spans_not_exported", 3)
-    metrics = Metrics(100)
-    broker.plugin.collect_metrics(None, metrics)
-    counted = metrics.families["gantrymq_otel_spans_total"].series
-    assert counted == {("exported",): 1, ("lost",): 3, ("dropped",): 0}
+    assert counted_spans(broker) == {"exported": 1, "lost": 3, "dropped": 0}
+
+
+def test_a_stop_waits_for_the_running_export(collector: Collector, plugin_broker: StartPluginBroker) -> None:
+    collector.may_answer.clear()
+    broker = plugin_broker(OTEL, settings=settings(collector))
+    with broker.client.producer("p") as producer:
+        producer.send("T", b"x", properties={"traceparent": TRACEPARENT})
+    collector.wait(lambda: collector.requests)
+    answering = threading.Timer(0.3, collector.may_answer.set)
+    answering.start()
+    broker.stop()
+    answering.join()
+    assert counted_spans(broker) == {"exported": 1, "lost": 0, "dropped": 0}
+
+
+def test_a_stop_gives_up_on_a_collector_that_does_not_answer(
+    collector: Collector, plugin_broker: StartPluginBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.plugins.otel.LAST_EXPORT_S", 0.1)
+    collector.may_answer.clear()
+    with capture_logs() as logs:
+        broker = plugin_broker(OTEL, settings=settings(collector))
+        with broker.client.producer("p") as producer:
+            producer.send("T", b"x", properties={"traceparent": TRACEPARENT})
+        collector.wait(lambda: collector.requests)
+        broker.stop()
+    collector.may_answer.set()
+    assert [each["reason"] for each in logs if each["event"] == "spans_not_exported"] == ["the broker stops"]
+    assert counted_spans(broker) == {"exported": 0, "lost": 1, "dropped": 0}
 
 
 def test_a_refused_message_has_a_span_with_the_reason(collector: Collector, plugin_broker: StartPluginBroker) -> None:
