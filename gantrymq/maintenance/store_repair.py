@@ -19,6 +19,7 @@ from gantrymq.kernel.env import Env, Lock
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.kernel.store.queues.table import TagCodeRule
+from gantrymq.kernel.store.recovery.salvage import free_name
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance.state_repair import repair_state
 from gantrymq.maintenance.store_check import StoreReport
@@ -154,15 +155,11 @@ def move_to_lost_and_found(env: Env, root: str, path: str) -> str:
     if env.exists(f"{root}/lost+found") and not env.is_dir(f"{root}/lost+found"):
         raise StartError(f"{root}/lost+found is not a folder: move it away, what the repair replaces goes there")
     env.mkdirs(f"{root}/lost+found")
-    target = f"{root}/lost+found/{path[len(root) + 1 :].replace('/', '-')}"
-    taken = set(env.listdir(f"{root}/lost+found"))
-    number = 1
-    while f"{target}.{number}".rpartition("/")[2] in taken:
-        number += 1
-    env.rename(path, f"{target}.{number}")
+    target = free_name(env, f"{root}/lost+found/{path[len(root) + 1 :].replace('/', '-')}")
+    env.rename(path, target)
     env.sync_dir(f"{root}/lost+found")
     env.sync_dir(path.rpartition("/")[0])
-    return f"{target}.{number}"
+    return target
 
 
 def _remove_index(env: Env, root: str, found: StoreReport, done: RepairReport) -> None:

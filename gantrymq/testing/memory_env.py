@@ -306,9 +306,31 @@ class MemoryEnv:
     def rename(self, source: str, target: str) -> None:
         self.check()
         inode = self.files.get(source)
-        if inode is None or _parent(target) not in self.folders:
+        if (inode is None and source not in self.folders) or _parent(target) not in self.folders:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", source)
-        self._change(source, target, inode)
+        if inode is None:
+            self._rename_folder(source, target)
+        elif target in self.folders:
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", target)
+        else:
+            self._change(source, target, inode)
+
+    def _rename_folder(self, source: str, target: str) -> None:
+        """Rename it durably, as folders are created."""
+        if target in self.files:
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", target)
+        if self.listdir(target):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", target)
+
+        def moved(name: str) -> str:
+            return target + name[len(source) :] if f"{name}/".startswith(f"{source}/") else name
+
+        self.folders = set(map(moved, self.folders))
+        for names in (self.files, self._synced_names):
+            renamed = {moved(name): inode for name, inode in names.items()}
+            names.clear()
+            names.update(renamed)
+        self._unsynced = [(old and moved(old), new and moved(new), inode) for old, new, inode in self._unsynced]
 
     def rmtree(self, path: str) -> None:
         self.check()

@@ -126,6 +126,24 @@ def test_files_are_renamed(env: Env, root: str) -> None:
     assert env.listdir(root) == []
 
 
+def test_folders_are_renamed_with_their_content(env: Env, root: str) -> None:
+    env.mkdirs(f"{root}/deep/er")
+    env.open(f"{root}/deep/er/f", create=True).pwrite(b"data", 0)
+    env.mkdirs(f"{root}/deeper")
+    env.mkdirs(f"{root}/other/deep")
+    env.rename(f"{root}/deep", f"{root}/other/deep")  # an empty folder is replaced
+    assert env.listdir(root) == ["deeper", "other"]
+    assert env.read_bytes(f"{root}/other/deep/er/f") == b"data"
+    with pytest.raises(OSError, match="not empty"):
+        env.rename(f"{root}/deeper", f"{root}/other")
+    with pytest.raises(NotADirectoryError):
+        env.rename(f"{root}/deeper", f"{root}/other/deep/er/f")
+    with pytest.raises(IsADirectoryError):
+        env.rename(f"{root}/other/deep/er/f", f"{root}/deeper")
+    with pytest.raises(FileNotFoundError):
+        env.rename(f"{root}/deep", f"{root}/new")
+
+
 def test_a_folder_is_flushed_as_a_whole(env: Env, root: str) -> None:
     flusher = env.tree_flusher(root)
     if flusher is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import attrs
@@ -15,11 +16,15 @@ from trio.testing import MockClock
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.maintenance import store_repair
+from gantrymq.maintenance.store_check import StoreCheck
 from gantrymq.plugins.delay.levels.delivery import RETRY_MS
 from gantrymq.plugins.delay.timer import enqueue as enqueue_module
+from gantrymq.plugins.delay.timer.file_check import check_timer
 from gantrymq.plugins.delay.timer.files import SIZES
 from gantrymq.plugins.delay.timer.log import UNIT_BYTES
 from gantrymq.plugins.delay.timer.wheel import Wheel
+from gantrymq.plugins.index.layout import Shape
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.remoting.properties import find_property
@@ -425,10 +430,16 @@ def test_an_overdue_message_survives_a_clock_that_was_set_back_over_a_crash(
 
 
 def repair_log(env: MemoryEnv) -> None:
-    """As ``gantrymq store check --repair`` moves the folder of a damaged timer log."""
-    env.mkdirs("store/lost+found/timerlog.1")
-    for name in env.listdir("store/timerlog"):
-        env.rename(f"store/timerlog/{name}", f"store/lost+found/timerlog.1/{name}")
+    """Damage the timer log, and repair the store before the broker starts again."""
+    damage_log(env)
+    lock = env.lock("store/lock")
+    found = StoreCheck(
+        env, "store", Shape(64, 200), deep=True, check_files=partial(check_timer, slots=SMALL.slots)
+    ).run()
+    assert store_repair.repair(env, "store", found, lock).moved == [
+        "store/lost+found/timerwheel.1", "store/lost+found/timerlog.1"
+    ]  # fmt: skip
+    lock.close()
 
 
 @pytest.mark.parametrize("damage", [damage_wheel, lose_wheel, damage_log, spoil_slots, repair_log])
