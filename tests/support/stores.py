@@ -10,6 +10,7 @@ from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BLANK_MAGIC, Record, decode, encode
 from gantrymq.testing.harness import cluster_in_thread
+from support.processes import wait_for
 
 Queues = dict[str, bytes]
 """``topic/queue id`` to the entries of that consume queue."""
@@ -44,12 +45,13 @@ def expected_queues(records: Iterator[tuple[Record, bytes]]) -> Queues:
 
 
 def make_store(folder: Path, settings: dict[str, str], queues: int, messages: int, body_bytes: int) -> Path:
-    """A broker's store with ``messages`` of the topic ``orders``, each with a key and the tag ``red``."""
+    """A broker's store with ``messages`` of the topic ``orders``, each with a key and the tag ``red``, in the index."""
     with cluster_in_thread(folder, settings=settings) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
         client.admin.create_topic("orders", queues)
         with client.producer() as producer:
             for number in range(messages):
                 producer.send("orders", b"%03d " % number + b"x" * body_bytes, keys=[f"k{number}"], tags="red")
+        wait_for(lambda: bool(client.admin.find("orders", f"k{messages - 1}")))
     return folder
 
 

@@ -43,8 +43,17 @@ def find(broker: Broker, key: str) -> list[int]:
 
 
 async def level(broker: Broker) -> None:
+    """Return once the index has all messages. Before that it may not even be loaded, and a stop writes nothing."""
     with trio.fail_after(10):
         await broker.registry.get(MessageIndex).wait_level()
+
+
+async def first_file(store: Path) -> Path:
+    """The index's first file, which a worker thread writes."""
+    with trio.fail_after(10):
+        while not (files := sorted(store.glob("index/*"))):  # noqa: ASYNC110, ASYNC240 - no await in it
+            await trio.sleep(0.01)
+    return files[0]
 
 
 async def test_an_acknowledged_message_is_found_at_once(tmp_path: Path) -> None:
@@ -59,6 +68,7 @@ async def test_an_acknowledged_message_is_found_at_once(tmp_path: Path) -> None:
 async def test_a_restart_takes_the_index_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
         await put(broker, 0, 10)
+        await level(broker)
 
     def read_nothing(*_arguments: object) -> None:
         raise AssertionError("nothing was missing")
@@ -101,6 +111,7 @@ async def test_much_is_built_in_steps_while_the_broker_serves(tmp_path: Path, mo
         async with open_channel(broker.address) as channel:
             for number in range(40):
                 await channel.call(send("T", b"%d" % number + b" " * 9000, properties="KEYS\x01all"))
+        await level(broker)
     for path in (tmp_path / "index").iterdir():
         path.unlink()
     monkeypatch.setattr(follower, "STEPS_A_SECOND", 100)
@@ -123,6 +134,7 @@ async def test_much_is_built_in_steps_while_the_broker_serves(tmp_path: Path, mo
 async def test_the_index_steps_over_damaged_records(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
         await put(broker, 0, 5)
+        await level(broker)
         begin, end = (broker.queues.get("T", 0).entries(at, 1)[:8] for at in (2, 3))  # type: ignore[union-attr]
     for path in (tmp_path / "index").iterdir():
         path.unlink()
@@ -144,6 +156,7 @@ async def test_deletion_during_a_read_is_not_reported_as_damage(
         async with open_channel(broker.address) as channel:
             for number in range(20):
                 await channel.call(send("T", b"%d" % number + b" " * 9000, properties="KEYS\x01all"))
+        await level(broker)
     for path in (tmp_path / "index").iterdir():
         path.unlink()
     put_until = follower.Follower._put_until
@@ -204,10 +217,11 @@ async def test_retention_takes_files_whose_messages_are_gone(tmp_path: Path) -> 
         async with open_channel(broker.address) as channel:
             for number in range(20):
                 await channel.call(send("T", b"%d" % number + b" " * 9000, properties="KEYS\x01all"))
-        files = sorted((tmp_path / "index").iterdir())
+        await level(broker)
+        first = await first_file(tmp_path)
         broker.log.segments.delete_before(broker.log.segments.end - 64 * 1024)
         with trio.fail_after(10):
-            while files[0].exists():  # noqa: ASYNC110 - a worker thread deletes it
+            while first.exists():  # noqa: ASYNC110 - a worker thread deletes it
                 await trio.sleep(0.01)
         assert next(broker.registry.get(MessageIndex).find("T", "all", 0, FOREVER)) >= broker.log.min_offset
 
@@ -229,6 +243,7 @@ async def test_the_index_is_built_although_the_front_of_the_log_is_deleted_meanw
         for number in range(30):
             answer = await channel.call(send("T", b"x" * 30_000, properties=f"KEYS\x01k{number}\x02"))
             assert answer.code == 0
+        await level(broker)
     rmtree(tmp_path / "index")
     (tmp_path / "gantrymq.index").unlink()
     broker = make_broker(tmp_path, settings=settings)
