@@ -335,7 +335,8 @@ class SystemListener:
     def __init__(self, host: str, port: int) -> None:
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port:  # or another socket with the option could bind the port that the system chooses, and listen first
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host, port))
         except BaseException:
             self._socket.close()
@@ -349,6 +350,8 @@ class SystemListener:
 
     def listen(self, backlog: int) -> None:
         self._socket.listen(backlog)
+        # Accepted connections take the option over: once they are closed, they do not keep the port from a next start.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
         accepted, peer = self._socket.accept()

@@ -120,17 +120,17 @@ class Sweep:
         try:
             self._listener = self._env.bind(host, port)
         except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StartError(
-                f"cannot listen on {host}:{port}: {reason}; choose another address with --listen HOST:PORT"
-            ) from None
+            raise _cannot_listen(host, port, error) from None
         return self._listener.address
 
     def listen(self) -> None:
-        """Accept connections from now on."""
+        """Accept connections from now on. ``StartError`` if another process listens at the address since the bind."""
         if self._listener is None:
             raise RuntimeError("bind first")
-        self._listener.listen(1024)
+        try:
+            self._listener.listen(1024)
+        except OSError as error:
+            raise _cannot_listen(*self._listener.address, error) from None
         self._listening = True
         self._accept_again(self._listener)
 
@@ -522,6 +522,11 @@ class Sweep:
         if wants != connection.wants_write:
             connection.wants_write = wants
             self.watch(connection)
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> StartError:
+    reason = getattr(error, "strerror", None) or error
+    return StartError(f"cannot listen on {host}:{port}: {reason}; choose another address with --listen HOST:PORT")
 
 
 def _has_frame(inbound: bytearray) -> bool:

@@ -13,6 +13,7 @@ import trio.testing
 
 from gantrymq.kernel.env.system import SystemListener
 from gantrymq.kernel.network.listening import accept_from
+from support.processes import free_ports
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -45,6 +46,32 @@ def test_an_unavailable_address_is_an_error(port: int | None) -> None:
             SystemListener("127.0.0.1", listener.address[1] if port is None else port)
     finally:
         listener.close()
+
+
+def test_nobody_else_gets_a_port_that_the_system_has_chosen() -> None:
+    """Others bind it as they bind a port of their own, before the listener listens."""
+    listener = SystemListener("127.0.0.1", 0)
+    try:
+        with pytest.raises(OSError, match="in use"):
+            SystemListener(*listener.address)
+        listener.listen(4)
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize("first_port", [0, None], ids=["any", "given"])
+def test_a_port_is_free_again_as_soon_as_its_listener_and_its_connections_are_closed(first_port: int | None) -> None:
+    listener = SystemListener("127.0.0.1", free_ports()[0] if first_port is None else first_port)
+    listener.listen(4)
+    with socket.create_connection(listener.address, 5) as near:
+        assert select.select([listener.fileno()], [], [], 5)[0]
+        far, _ = listener.accept()
+        far.close()  # this side closes first, so the system keeps the connection in TIME_WAIT
+        assert near.recv(1) == b""
+    listener.close()
+    again = SystemListener(*listener.address)
+    again.listen(4)
+    again.close()
 
 
 class Short(SystemListener):

@@ -24,6 +24,7 @@ from gantrymq.remoting.bad_bytes import QUIET_SECONDS
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
+from support.processes import free_ports
 
 REAL_EPOLL = select.epoll
 
@@ -67,7 +68,7 @@ class Bench:
         return [request for sweep in self.sweeps for request in sweep]
 
 
-def make_bench(**limits: int | float) -> Bench:
+def make_bench(*, is_listening: bool = True, port: int = 0, **limits: int | float) -> Bench:
     sweeps: list[list[Request]] = []
     changes: list[ConnectionsBatch] = []
 
@@ -78,9 +79,22 @@ def make_bench(**limits: int | float) -> Bench:
 
     env = ClockedEnv()
     sweep = Sweep(env, LimitsSection(**limits), handle, changes.append, lambda: None)  # type: ignore[arg-type]
-    _, port = sweep.bind("127.0.0.1", 0)
-    sweep.listen()
+    _, port = sweep.bind("127.0.0.1", port)
+    if is_listening:
+        sweep.listen()
     return Bench(sweep, env, port, sweeps, changes)
+
+
+def test_an_address_that_another_process_takes_after_the_bind_refuses_the_start() -> None:
+    """With a port that was given, both may bind it until one of them listens."""
+    bench = make_bench(is_listening=False, port=free_ports()[0])
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", bench.port))
+        other.listen()
+        with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{bench.port}: Address already in use"):
+            bench.sweep.listen()
+    bench.sweep.close()
 
 
 @pytest.fixture

@@ -33,6 +33,12 @@ async def fill(path: Path) -> None:
         for number in range(MESSAGES):
             answer = await channel.call(send("T", b"%08d" % number + BODY, properties=f"KEYS\x01k{number}\x02"))
             assert answer.code == 0
+        await level(broker)
+
+
+async def level(broker: Broker) -> None:
+    with trio.fail_after(10):
+        await broker.registry.get(MessageIndex).wait_level()
 
 
 async def query(broker: Broker, key: str) -> list[int]:
@@ -45,8 +51,7 @@ async def query(broker: Broker, key: str) -> list[int]:
 
 
 async def search_all(broker: Broker) -> list[int]:
-    with trio.fail_after(10):
-        await broker.registry.get(MessageIndex).wait_level()
+    await level(broker)
     return [number for each in range(MESSAGES) for number in await query(broker, f"k{each}")]
 
 
@@ -71,8 +76,7 @@ async def test_row_16_a_block_of_the_log_costs_its_message_in_a_search_and_in_an
 async def fill_one_more(broker: Broker) -> None:
     async with open_channel(broker.address) as channel:
         assert (await channel.call(send("T", b"%08d" % 99, properties="KEYS\x01more\x02"))).code == 0
-    with trio.fail_after(10):
-        await broker.registry.get(MessageIndex).wait_level()
+    await level(broker)
 
 
 async def test_row_16_the_last_message_of_the_index_cannot_be_read_at_the_start(tmp_path: Path) -> None:

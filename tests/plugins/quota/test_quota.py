@@ -92,7 +92,11 @@ async def test_a_connection_at_its_rate_is_read_more_slowly_and_no_other(tmp_pat
             "the burst is 2 requests, and the last one leaves its pause to others"
         )
         assert sorted(times)[len(times) // 2] < 1 / 40
-        assert counted(broker, "gantrymq_quota_pauses_total") == {("the-worker",): 11.0}
+        pauses = counted(broker, "gantrymq_quota_pauses_total")
+        assert set(pauses) == {("the-worker",)}
+        assert 1 <= pauses["the-worker",] <= 11, (
+            "none before a request for which a slow machine needed a 20th of a second"
+        )
         assert "gantrymq_quota_refused_requests_total" not in families(broker)
 
 
