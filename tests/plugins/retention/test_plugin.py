@@ -68,6 +68,9 @@ async def filled(data: Path, env: DiskEnv, **settings: str) -> AsyncIterator[tup
         broker.store.flush_queues()
         cleaner = broker.registry.get(Retention)
         assert isinstance(cleaner, Cleaner)
+        with trio.fail_after(10):  # until the round of the start is over
+            while not cleaner._asked.statistics().tasks_waiting:  # noqa: ASYNC110
+                await trio.sleep(0.01)
         yield broker, channel, cleaner
 
 
