@@ -107,7 +107,8 @@ class Table:
         pulled.times += 1
         pulled.messages += messages
         pulled.size += size
-        pulled.next_offset = next_offset
+        if next_offset >= 0:
+            pulled.next_offset = next_offset
         self.pulls_found += 1
         self.messages_pulled += messages
 

@@ -161,6 +161,14 @@ async def test_there_are_only_so_many_counters(tmp_path: Path) -> None:
         assert len(table._pulled) == 100
 
 
+async def test_a_pull_of_unknown_end_leaves_the_offset_that_is_known(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, _):
+        statistics = broker.registry.get(Statistics)
+        statistics.pulled("g", "t", 0, 1, 100, 5)
+        statistics.pulled("g", "t", 0, 1, 100)
+        assert statistics.pulled_to("g", "t", 0) == 5
+
+
 async def test_refused_messages_are_failures(bench: Bench) -> None:
     await bench.channel.call(send("orders", b"x", queue_id=99))
     await bench.channel.call(send("orders", b"x" * 5_000_000))
