@@ -40,6 +40,7 @@ help:
 	@echo 'make soak              every seed, version and direction of the tests of which `make test` has a slice, and 100 kills'
 	@echo 'make machines          2,000 examples for each state machine of a store and its plugins (EXAMPLES=)'
 	@echo 'make repeat            the tests several times beside a busy processor, to find flaky ones [RUNS=10 TESTS="tests/broker tests/crash"]'
+	@echo '                       [STALL=0.5 LATE=0.3], with processes paused and threads late at random'
 	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
 	@echo 'make ha-test           kills, pauses, partitions and promotions of real clusters: 500 rounds, up to 4 hours (Linux)'
 	@echo '                       [GANTRYMQ_HA_ROUNDS=500 GANTRYMQ_HA_SECONDS=14400 GANTRYMQ_HA_SEED=number GANTRYMQ_HA_PROMOTION=watch]'
@@ -126,10 +127,14 @@ machines: $(VENV)/.test
 		$$(grep -rl --include='*.py' 'from support.machines import' tests)
 
 # Finds flaky tests: each run has another slice, a failure is not tried again, and a log of each run stays in build/repeat.
+# STALL=0.5 pauses processes of the tests for up to half a second, LATE=0.3 lets threads begin up to 0.3 s late.
 RUNS ?= 10
+STALL ?= 0
+LATE ?= 0
 TESTS ?= tests
 repeat: foreign
-	@$(BIN)/python tests/support/repeat.py --runs $(RUNS) --log build/repeat -- $(PARALLEL) $(TESTS)
+	@$(BIN)/python tests/support/repeat.py --runs $(RUNS) --stall $(STALL) --late-threads $(LATE) --log build/repeat -- \
+		$(PARALLEL) $(TESTS)
 
 # A million mutated inputs for each parser (`make test` has ten thousand), then as many as coverage finds in an hour, with
 # the compiled loops built for it. Their corpora stay in build/corpora, where the next run goes on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,36 @@ def test_passes():
     pass
 """
 
+STALLED = """
+import time
 
-def repeat(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    options = ["--runs", "3", "--log", "logs", "--"]
+def test_measures_its_longest_pause():
+    longest, last = 0.0, time.monotonic()
+    for _ in range(400):
+        time.sleep(0.005)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    with open("pauses", "a") as file:
+        file.write(f"{longest} ")
+"""
+LATE = """
+import time, trio
+
+def test_measures_its_latest_thread():
+    async def calls():
+        times = []
+        for _ in range(60):
+            times.append(await trio.to_thread.run_sync(lambda *words: (words, time.monotonic())[1], "a", "b"))
+        return times
+    times = trio.run(calls)
+    with open("pauses", "a") as file:
+        file.write(f"{max(after - before for before, after in zip(times, times[1:]))} ")
+"""
+
+
+def repeat(folder: Path, *arguments: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, REPEAT, *options, *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        [sys.executable, REPEAT, "--runs", "3", "--log", "logs", *options, "--", *arguments],
+        cwd=folder, capture_output=True, text=True, check=False,
         env={"GANTRYMQ_SLICE": "20", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
 
@@ -53,3 +79,12 @@ def test_a_run_without_tests_ends_the_series(tmp_path: Path) -> None:
     assert done.stdout.startswith("run 1 of 3: no test ran in ")
     assert done.stderr == "pytest ended with exit code 4: see logs/run-1.log\n"
     assert done.returncode == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "test"), [("--stall", STALLED), ("--late-threads", LATE)], ids=["stall", "late"])
+def test_processes_are_paused_and_threads_begin_late_if_wanted(tmp_path: Path, option: str, test: str) -> None:
+    (tmp_path / "test_it.py").write_text(test)
+    done = repeat(tmp_path, "test_it.py", options=[option, "0.3"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(float, (tmp_path / "pauses").read_text().split())) > 0.1

@@ -1,0 +1,59 @@
+"""Pause processes of the tests at random, as a busy machine does."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+STALLERS = 2
+"""How many processes are paused at the same time at most."""
+
+
+@contextmanager
+def stalling(root: int, longest_s: float) -> Iterator[None]:
+    """During the block, pause descendants of the process ``root``, each for up to ``longest_s`` seconds."""
+    done = threading.Event()
+    stallers = [threading.Thread(target=_stall, args=(root, longest_s, done)) for _ in range(STALLERS)]
+    for staller in stallers:
+        staller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for staller in stallers:
+            staller.join()
+
+
+def _stall(root: int, longest_s: float, done: threading.Event) -> None:
+    chance = random.Random()
+    while not done.wait(chance.uniform(0, longest_s / 2)):
+        candidates = _descendants(root)
+        if candidates:
+            process = chance.choice(candidates)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP)
+                done.wait(chance.uniform(longest_s / 10, longest_s))
+                os.kill(process, signal.SIGCONT)
+
+
+def _descendants(root: int) -> list[int]:
+    """The running descendants of a process, without those that a test has paused itself (proc(5))."""
+    children = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            children[int(parent)].append((int(path.parent.name), state))
+    found: list[int] = []
+    parents = [root]
+    while parents:
+        for process, state in children[parents.pop()]:
+            parents.append(process)
+            if state not in "TtZX":
+                found.append(process)
+    return found
