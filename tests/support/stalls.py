@@ -1,4 +1,7 @@
-"""Pause processes of the tests at random, as a busy machine does."""
+"""Pause processes of the tests at random, as a busy machine does.
+
+The parent can see that its child is stopped, which load does not cause: a shell then takes the command for suspended.
+"""
 
 from __future__ import annotations
 
