@@ -21,6 +21,7 @@ pytest.register_assert_rewrite("support")
 
 from support.etcd import find_etcd  # noqa: E402
 from support.foreign import ToolMissing, cache_folder  # noqa: E402
+from support.late_threads import delay_threads  # noqa: E402
 from support.slices import NUMBER_VARIABLE, is_whole, slice_number, split  # noqa: E402
 from support.spark_classes import SPARK_JAVA, java_options  # noqa: E402
 from support.wheels import SDIST_DATE, build_sdist, build_wheel, copy_source  # noqa: E402
@@ -28,6 +29,9 @@ from support.wheels import SDIST_DATE, build_sdist, build_wheel, copy_source  # 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 """A busy machine may take a second for what needs a millisecond: speed is measured in benchmarks, not here."""
+
+if late_s := float(os.environ.get("GANTRYMQ_LATE_THREADS") or 0):
+    delay_threads(late_s)
 
 TESTS = Path(__file__).parent
 FOREIGN_MARKERS = ("interop", "spark", "crash")

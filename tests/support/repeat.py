@@ -24,9 +24,10 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 from support.stalls import stalling
 
-TESTS = Path(__file__).resolve().parents[1]
 SLICE = "GANTRYMQ_SLICE"
 """As in ``support.slices``, which this program does not import: it also runs outside of the project's environment."""
+LATE_THREADS = "GANTRYMQ_LATE_THREADS"
+"""The longest delay in seconds, for ``support.late_threads``."""
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 """Ends with its parent, also when that is killed."""
 COUNTS = re.compile(r"\b(?:\d+ (?:passed|failed|errors?|skipped)(?:, )?)+")
@@ -38,15 +39,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10, help="how often (default: 10)")
     parser.add_argument("--busy", type=int, default=1, help="processes that only use processor time (default: 1)")
     parser.add_argument("--stall", type=float, default=0.0, metavar="S", help="pause processes for up to S seconds")
-    parser.add_argument("--late-threads", default="0", metavar="S", help="let threads begin up to S seconds late")
+    parser.add_argument(
+        "--late-threads", type=float, default=0.0, metavar="S", help="let threads begin up to S seconds late"
+    )
     parser.add_argument("--log", type=Path, default=Path("build/repeat"), help="folder of the logs, one for each run")
     parser.add_argument("arguments", nargs="*", metavar="PYTEST-ARGUMENT", help="after --: folders, tests, options")
     given = parser.parse_args(argv)
     given.log.mkdir(parents=True, exist_ok=True)
-    if float(given.late_threads):
-        os.environ["GANTRYMQ_LATE_THREADS"] = given.late_threads
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-        given.arguments[:0] = ["-p", "support.late_threads"]
+    if given.late_threads:
+        os.environ[LATE_THREADS] = str(given.late_threads)
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(given.busy)]
     try:
         return _series(given.runs, given.log, given.arguments, given.stall)

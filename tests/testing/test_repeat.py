@@ -35,7 +35,10 @@ def test_measures_its_longest_pause():
         file.write(f"{longest} ")
 """
 LATE = """
-import time, trio
+import os, time, trio
+from support.late_threads import delay_threads
+
+delay_threads(float(os.environ["GANTRYMQ_LATE_THREADS"]))
 
 def test_measures_its_latest_thread():
     async def calls():
@@ -53,7 +56,7 @@ def repeat(folder: Path, *arguments: str, options: Sequence[str] = ()) -> subpro
     return subprocess.run(
         [sys.executable, REPEAT, "--runs", "3", "--log", "logs", *options, "--", *arguments],
         cwd=folder, capture_output=True, text=True, check=False,
-        env={"GANTRYMQ_SLICE": "20", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={"GANTRYMQ_SLICE": "20", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPEAT.parents[1])},
     )  # fmt: skip
 
 
