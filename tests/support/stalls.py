@@ -20,7 +20,7 @@ STALLERS = 2
 
 @contextmanager
 def stalling(root: int, longest_s: float) -> Iterator[None]:
-    """During the block, pause descendants of the process ``root``, each for up to ``longest_s`` seconds."""
+    """During the block, pause ``root`` and its descendants, each for up to ``longest_s`` seconds."""
     done = threading.Event()
     stallers = [threading.Thread(target=_stall, args=(root, longest_s, done)) for _ in range(STALLERS)]
     for staller in stallers:
@@ -36,23 +36,21 @@ def stalling(root: int, longest_s: float) -> Iterator[None]:
 def _stall(root: int, longest_s: float, done: threading.Event) -> None:
     chance = random.Random()
     while not done.wait(chance.uniform(0, longest_s / 2)):
-        candidates = _descendants(root)
-        if candidates:
-            process = chance.choice(candidates)
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGSTOP)
-                done.wait(chance.uniform(longest_s / 10, longest_s))
-                os.kill(process, signal.SIGCONT)
+        process = chance.choice(_family(root))
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGSTOP)
+            done.wait(chance.uniform(longest_s / 10, longest_s))
+            os.kill(process, signal.SIGCONT)
 
 
-def _descendants(root: int) -> list[int]:
-    """The running descendants of a process, without those that a test has paused itself (proc(5))."""
+def _family(root: int) -> list[int]:
+    """The process and its descendants, without those that a test has paused itself (proc(5))."""
     children = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
             children[int(parent)].append((int(path.parent.name), state))
-    found: list[int] = []
+    found = [root]
     parents = [root]
     while parents:
         for process, state in children[parents.pop()]:
