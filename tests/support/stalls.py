@@ -1,7 +1,4 @@
-"""Pause processes of the tests at random, as a busy machine does.
-
-The parent can see that its child is stopped, which load does not cause: a shell then takes the command for suspended.
-"""
+"""Pause processes of the tests at random, as a busy machine does."""
 
 from __future__ import annotations
 
@@ -14,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+SHELLS = {"fish"}
+"""Their commands are not paused: they take such a command for suspended, and go on without it."""
 STALLERS = 2
 """How many processes are paused at the same time at most."""
 
@@ -48,13 +47,15 @@ def _family(root: int) -> list[int]:
     children = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            children[int(parent)].append((int(path.parent.name), state))
+            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
+            state, parent = rest.split()[:2]
+            children[int(parent)].append((int(path.parent.name), name, state))
     found = [root]
     parents = [root]
     while parents:
-        for process, state in children[parents.pop()]:
-            parents.append(process)
+        for process, name, state in children[parents.pop()]:
+            if name not in SHELLS:
+                parents.append(process)
             if state not in "TtZX":
                 found.append(process)
     return found
