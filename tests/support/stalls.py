@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SHELLS = {"fish"}
+SHELLS = {"bash", "fish", "zsh"}
 """Their commands are not paused: they take such a command for suspended, and go on without it."""
 STALLERS = 2
 """How many processes are paused at the same time at most."""
