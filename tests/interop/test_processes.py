@@ -40,6 +40,7 @@ def test_a_java_client_spreads_and_consumes_messages_of_all_processes(
     sent = java5_client.produce(unit, topic, 200, seed=9, first=1, modes="async")
     assert {answer.status for answer in sent} == {"SEND_OK"}
     brokers = [answer.broker for answer in sent]
+    assert set(brokers) == set(both)
     assert 80 <= brokers.count("broker-a-1") <= 120, "round robin over the queues of both"
     messages = java5_client.consume_all(unit, topic, group, 201)
     check_complete(messages, 9, range(201))
