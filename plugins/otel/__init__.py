@@ -36,6 +36,7 @@ from gantrymq.plugins.otel.spans import (
 )
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.outages import Outages
+from gantrymq.remoting.tasks import background_tasks
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckedBatch
@@ -168,23 +169,23 @@ class OtelPlugin:
     async def _export(self) -> None:
         # A stop lets the running export end, because the collector may have its spans already.
         stopping, patience = trio.Event(), trio.CancelScope(shield=True)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._export_until, stopping, patience)
+
+        async def watch_for_stop() -> None:
             try:
                 await trio.sleep_forever()
             finally:
                 patience.deadline = trio.current_time() + LAST_EXPORT_S
                 stopping.set()
 
-    async def _export_until(self, stopping: trio.Event, patience: trio.CancelScope) -> None:
-        """Export what is noted, the last time after ``stopping``; ``patience`` ends when the broker waits no longer."""
         try:
-            with patience:
-                while not stopping.is_set():
-                    with trio.move_on_after(self._config.export_interval):
-                        await stopping.wait()
-                    while self._notes:
-                        await self._send(self._notes.take(EXPORT_SPANS))
+            async with background_tasks() as tasks:
+                tasks.start_soon(watch_for_stop)
+                with patience:
+                    while not stopping.is_set():
+                        with trio.move_on_after(self._config.export_interval):
+                            await stopping.wait()
+                        while self._notes:
+                            await self._send(self._notes.take(EXPORT_SPANS))
         finally:
             self._exporter.close()
 
