@@ -106,9 +106,10 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
             yield Running(found["nameserver"], address, child.pid, first, home / "store", log, child.kill, stop, pids)
         except Exception as error:
             code = child.process.poll()
-            if code is None:
-                raise
             last = log.read_text(errors="replace")[-1000:]
+            if code is None:
+                error.add_note(f"GantryMQ at {address} still runs; the end of its log: {last}")
+                raise
             raise RuntimeError(f"GantryMQ ended with exit code {code}: {last}") from error
 
 

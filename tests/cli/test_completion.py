@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ SHELLS = {
 }
 
 
+def of_session(session: int) -> list[int]:
+    """The processes of one terminal session, its leader included."""
+    found = [session]
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(ProcessLookupError):
+            if int(entry.name) != session and os.getsid(int(entry.name)) == session:
+                found.append(int(entry.name))
+    return found
+
+
 def typed(shell: str, line: str, wanted: str, home: Path) -> str:
     """What an interactive shell in a terminal shows for ``line`` and Tab, up to ``wanted``, or all of it in the end."""
     options, setup = SHELLS[shell]
@@ -88,7 +99,9 @@ def typed(shell: str, line: str, wanted: str, home: Path) -> str:
             os.write(terminal, b"\t")
         return shown.decode(errors="replace")
     finally:
-        os.kill(child, signal.SIGKILL)
+        for process in of_session(child):  # zsh's completion is a process of its own, which outlives a killed shell
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(terminal)
 

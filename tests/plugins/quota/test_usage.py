@@ -37,6 +37,18 @@ def test_a_large_request_passes_and_has_to_be_earned() -> None:
     assert take(usages, "c", "a", 4.1, 1) == ""
 
 
+def test_each_request_at_the_rate_waits_for_a_token_and_counts_as_a_pause() -> None:
+    usages = Usages(Quota(requests=16), {}, 0.125, 2.0)  # powers of two, so that the sums are exact
+    now, pauses = 0.0, []
+    for _ in range(12):
+        pauses.append(usages.take("c", "a", 1, now, always=False))  # type: ignore[arg-type]
+        now += pauses[-1]
+    assert pauses == [0.0] + [1 / 16] * 11, "the burst is 2 requests, and the last one leaves its pause to others"
+    assert usages.paused == {"a": 11}
+    assert usages.take("c", "a", 1, now, always=True) == 0.0  # type: ignore[arg-type]
+    assert usages.paused == {"a": 11}
+
+
 def test_requests_that_are_always_served_count_and_cause_no_debt() -> None:
     usages = Usages(Quota(requests=10), {}, 1.0)
     assert [take(usages, "c", "a", 0.0, always=True) for _ in range(1000)] == [""] * 1000
