@@ -286,15 +286,19 @@ def fdatasync(data: str) -> Finding:
 
 
 def open_files(connections: int) -> Finding:
-    """Whether the limit of open files allows ``limits.connections``."""
+    """Whether the limit of open files allows ``limits.connections``: half of it is for connections."""
     import resource
+
+    from gantrymq.kernel.network.admission import DESCRIPTOR_SHARE
+    from gantrymq.remoting.descriptors import OWN_DESCRIPTORS
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return Finding("open files", OK, "no limit")
     text = f"limit {hard} (now {soft}; a server raises it to {hard}), limits.connections is {connections}"
-    if hard < DESCRIPTORS_LOW or hard < connections + 1024:
-        return Finding("open files", WARN, text, "raise the hard limit (ulimit -Hn, LimitNOFILE=)")
+    wanted = max(DESCRIPTORS_LOW, DESCRIPTOR_SHARE * connections + OWN_DESCRIPTORS)
+    if hard < wanted:
+        return Finding("open files", WARN, text, f"raise the hard limit (ulimit -Hn, LimitNOFILE=) to {wanted}")
     return Finding("open files", OK, text)
 
 
