@@ -36,11 +36,11 @@ test check soak repeat machines asan ha-test export-kills: export PYTHONPYCACHEP
 help:
 	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
 	@echo 'make test              every check and test (ruff, mypy, pytest with foreign clients and Spark)'
-	@echo 'make check             the quick part of the tests'
-	@echo 'make soak              every seed, version and direction of the tests of which `make test` has a slice, and 100 kills'
+	@echo 'make check             lint and the quick part of the tests'
+	@echo 'make soak              all variants of the tests of which `make test` runs a slice, and 100 kills'
 	@echo 'make machines          2,000 examples for each state machine of a store and its plugins (EXAMPLES=)'
 	@echo 'make repeat            the tests several times beside a busy processor, to find flaky ones [RUNS=10 TESTS="tests/broker tests/crash"]'
-	@echo '                       [STALL=0.5 LATE=0.3], with processes paused and threads late at random'
+	@echo '                       [STALL=0.5 LATE=0.3], with processes paused and threads delayed at random'
 	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
 	@echo 'make ha-test           kills, pauses, partitions and promotions of real clusters: 500 rounds, up to 4 hours (Linux)'
 	@echo '                       [GANTRYMQ_HA_ROUNDS=500 GANTRYMQ_HA_SECONDS=14400 GANTRYMQ_HA_SEED=number GANTRYMQ_HA_PROMOTION=watch]'
@@ -50,8 +50,8 @@ help:
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
 	@echo 'make bench             GantryMQ beside the Java broker, up to 20 minutes [SHORT=1 KAFKA=1 NATS=1 GROUP=budget,idle'
 	@echo '                       ONLY=text SECONDS=3 ROUNDS=3 WARM=10 GROWTH=1,10,20 JSON=file FILL=1];'
-	@echo '                       GROUP=indexing KEYED=1000000 the index; GROUP=nameserver,replication,floods,client,hooks,processes,security;'
-	@echo '                       bench-all: all of it, up to 20 GiB'
+	@echo '                       GROUP=indexing KEYED=1000000 the index; GROUP=nameserver,replication,floods,client,hooks,processes,security,spark;'
+	@echo '                       bench-all: all of it, up to 20 GiB; bench-delays: how late delayed messages come'
 	@echo 'make bench-soak        an hour at 70 % of the limit: memory and pauses [MINUTES=60 SHARE=0.7 FLUSH=sync JSON=file]'
 	@echo 'make docs              the documentation as HTML in build/docs'
 	@echo 'make release           sdist, wheel, SBOM and checksums in dist [WHEELS=folder of cibuildwheel, KEY=of GnuPG]'
@@ -78,7 +78,7 @@ $(VENV)/.docs: $(BUILD_INPUTS) | $(BIN)/python
 	@touch $@
 
 install: $(VENV)/.base
-	@echo 'Installed: $(BIN)/gantrymq --help'
+	@echo 'Installed. Activate it (. $(BIN)/activate), then: gantrymq --help'
 
 demo: $(VENV)/.base
 	@$(BIN)/python -m gantrymq.cli.demo $(if $(FILE),--file '$(FILE)')

@@ -54,9 +54,17 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
 
 def default_of(option: click.Option) -> str:
     """The default as the help text shows it."""
+    if isinstance(option.show_default, str):
+        return f"`{option.show_default}`"
     if not option.show_default or option.default is None or option.is_flag:
         return ""
     return f"`{option.default}`"
+
+
+def variables_of(option: click.Option) -> str:
+    """The environment variables that replace the option's default."""
+    names = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+    return f" Or {', '.join(f'`${name}`' for name in names)}." if names else ""
 
 
 def cli_page() -> str:
@@ -79,8 +87,8 @@ def cli_page() -> str:
         for option in options:
             names = ", ".join([*option.opts, *option.secondary_opts])
             metavar = "" if option.is_flag else f" {cell(option.make_metavar(click.Context(command)))}"
-            required = "required. " if option.required else ""
-            out.append(f"| `{names}{metavar}` | {cell(default_of(option))} | {required}{cell(option.help or '')} |")
+            text = cell(f"{'required. ' if option.required else ''}{option.help or ''}{variables_of(option)}")
+            out.append(f"| `{names}{metavar}` | {cell(default_of(option))} | {text} |")
         out.append("")
     return "\n".join(out).rstrip() + "\n"
 

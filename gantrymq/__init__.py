@@ -1,7 +1,7 @@
 """GantryMQ: a message broker as a microkernel that speaks RocketMQ's protocol and keeps RocketMQ's files.
 
-``gantrymq.connect`` is the client's entrance (``gantrymq.sync.connect`` without async). The names below are loaded when
-they are first used, so that ``import gantrymq`` alone costs nothing.
+``gantrymq.connect`` is the entry point of the client (``gantrymq.sync.connect`` without async). The names below are
+loaded when they are first used, so that ``import gantrymq`` alone costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages that users of the client send and get, and what came of sending."""
+"""The messages that users of the client send and receive, and the results of sends."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Message:
 
 
 class SendStatus(Enum):
-    """How safe a message is that the broker took. All but OK: stored, but a guarantee was not met in time."""
+    """Which guarantees a stored message has. All but OK: stored, but a guarantee was not met in time."""
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -78,7 +78,7 @@ class SendStatus(Enum):
 class SendResult(msgspec.Struct, frozen=True):
     """Where a message was stored. ``message_id`` is the client's id, ``offset_message_id`` the broker's.
 
-    ``recall_handle``: what takes a message back that waits for a time of its own; None where brokers give none.
+    ``recall_handle``: the handle to recall a timed message; None where the broker returns none.
     """
 
     status: SendStatus
@@ -134,7 +134,7 @@ class Delivery(Protocol):
 class DeliveredRecord(Record, Generic[V_co]):
     """A stored message that a consumer was given. ``delivery`` is set by the consumer.
 
-    ``topic`` is the one it was sent to, also when it comes again; ``reconsume_times`` counts how often it came before.
+    ``topic`` is the one it was sent to, also on redelivery; ``reconsume_times`` is the number of earlier deliveries.
     """
 
     __slots__ = ()
@@ -142,7 +142,7 @@ class DeliveredRecord(Record, Generic[V_co]):
     if TYPE_CHECKING:
         delivery: Delivery | None
         retry_topic: str | None
-        """The topic by which it came again, None at the first time."""
+        """The topic of its redelivery, None at the first delivery."""
         decoded: tuple[Any] | BodyError | None
         """Behind :attr:`value`: what the deserializer made, or the error of it; None without one."""
 
@@ -150,7 +150,8 @@ class DeliveredRecord(Record, Generic[V_co]):
     def value(self) -> V_co:
         """What the ``deserializer`` of the consumer or reader made of the body.
 
-        Raises :class:`BodyError` where it could not, which only readers give out, and :class:`GantryError` without one.
+        Raises :class:`BodyError` if the body cannot be decoded (only readers deliver such messages), and
+        :class:`GantryError` without a deserializer.
         """
         decoded = self.decoded
         if decoded is None:
@@ -183,11 +184,11 @@ class ReceivedMessage(DeliveredRecord[V_co]):
     __slots__ = ()
 
     async def ack(self) -> None:
-        """Mark the message as done, so that its group does not get it again. Twice is as good as once.
+        """Mark the message as done, so that its group does not get it again. Calling it twice is harmless.
 
-        The group's offset moves up to the oldest message that is not done, and is told to the broker every five
-        seconds and when the consumer closes. Without effect if the queue has meanwhile gone to another consumer,
-        which gets the message again. :class:`ClientClosed` when the consumer is closed.
+        The group's offset moves up to the oldest message that is not done; the consumer commits it every five
+        seconds and when it closes. Without effect if another consumer has the queue meanwhile, which gets the message
+        again. :class:`ClientClosed` when the consumer is closed.
         """
         delivery = self.delivery
         if delivery is None:
@@ -195,11 +196,12 @@ class ReceivedMessage(DeliveredRecord[V_co]):
         delivery.acknowledge(self.queue_offset)
 
     async def retry(self, delay_level: int = 0) -> None:
-        """Give the message back: the group gets it again later, with ``reconsume_times`` one higher.
+        """Send the message back: the group gets it again later, with ``reconsume_times`` one higher.
 
         ``delay_level`` 0 leaves the wait to the broker, which makes it longer each time; -1 makes it a dead letter at
-        once, and so does the group's last attempt. Raises :class:`BrokerError`, :class:`ConnectError`,
-        :class:`NoRoute`; then the message is not done. :class:`ClientClosed` when the consumer is closed.
+        once. After the group's last attempt it becomes a dead letter. Raises :class:`BrokerError`,
+        :class:`ConnectError`, :class:`NoRoute`; then the message is not done. :class:`ClientClosed` when the consumer
+        is closed.
         """
         await self._delivered().give_back(self, delay_level)
 

@@ -13,8 +13,8 @@ broker in ``before_append`` and ``dispatch``.
 The write path::
 
     sockets -> frames -> authorize -> processor -> before_append -> commit log (offsets, one pwrite) -> appended
-            -> gates (durable? replicated?) -> done -> acked -> replies
-            -> committed prefix -> consume queues -> dispatch
+            -> gates (durable? replicated?) -> done -> responses
+            -> committed prefix -> consume queues -> dispatch -> acked
 
 ``docs/reference/hooks.md`` has an entry with an example for each hook; tests compare it with this module and run the
 examples.

@@ -1,7 +1,7 @@
 """Every feature of the broker, one package each. A plugin imports the kernel and never a sibling.
 
 The default set, in call order. ``[plugins] enable`` adds behind it, ``disable`` takes out what is not essential.
-RocketMQ has the others built in, so its ``broker.conf`` enables them by setting something of theirs.
+RocketMQ has the others built in, so a ``broker.conf`` enables a plugin when it sets one of the plugin's keys.
 """
 
 from __future__ import annotations

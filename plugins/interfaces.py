@@ -196,7 +196,7 @@ class Registration(Protocol):
 
 
 class Replication(Protocol):
-    """Who keeps copies on slaves, or is one (plugin ``ha``)."""
+    """The replication of this broker (plugin ``ha``)."""
 
     @property
     def ha_address(self) -> str:
@@ -208,7 +208,7 @@ class Replication(Protocol):
 
     @property
     def fenced(self) -> str:
-        """Why this master may not be one any more, since another was promoted; empty while it may."""
+        """Why this master is fenced, since another one was promoted; empty while it is not."""
 
     @property
     def returns(self) -> bool:
@@ -226,7 +226,7 @@ class Replication(Protocol):
 
     @property
     def has_lease(self) -> bool:
-        """Whether this broker has heard from anybody lately who would know of a promotion."""
+        """Whether the lease of this master is valid: one that would know of a promotion has responded lately."""
 
     def nameserver_answered(self, asked_at: float) -> None:
         """A nameserver has answered what was asked at this time of the monotonic clock; it knows of no other master."""

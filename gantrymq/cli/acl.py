@@ -99,8 +99,10 @@ def list_users(broker: str, as_json: bool) -> None:
 @user.command("set")
 @click.argument("access_key")
 @click.option("--admin/--no-admin", default=None, help="Whether the account may administer.")
-@click.option("--topic-default", type=click.Choice(PERMISSIONS), help="The permission for topics that are not listed.")
-@click.option("--group-default", type=click.Choice(PERMISSIONS), help="The permission for groups that are not listed.")
+@click.option("--topic-default", type=click.Choice(PERMISSIONS), metavar="PERMISSION",
+              help="For topics that are not listed: DENY, PUB, SUB or PUB|SUB.")  # fmt: skip
+@click.option("--group-default", type=click.Choice(PERMISSIONS), metavar="PERMISSION",
+              help="For groups that are not listed: DENY, PUB, SUB or PUB|SUB.")  # fmt: skip
 @click.option("--address", default=None, help="The addresses at which the account needs no signature.")
 @brokers_option
 @context_option

@@ -140,10 +140,11 @@ def policies(name: str | None, broker: str, as_json: bool) -> None:
 @users.command()
 @click.argument("name")
 @click.argument("resources", nargs=-1, required=True, metavar="RESOURCE...")
-@click.option("--action", "actions", multiple=True, required=True, type=click.Choice(ACTIONS), help="Repeat it.")
+@click.option("--action", "actions", multiple=True, required=True, type=click.Choice(ACTIONS), metavar="ACTION",
+              help=f"One of {', '.join(ACTIONS)}; repeatable.")  # fmt: skip
 @click.option("--deny", is_flag=True, help="Refuse the actions instead of allowing them.")
 @click.option("--address", "addresses", multiple=True, metavar="ADDRESS",
-              help="Only for clients from this address or network; repeat it.")  # fmt: skip
+              help="Only for clients from this address or network; repeatable.")  # fmt: skip
 @_policy_option
 @brokers_option
 @context_option
@@ -182,7 +183,7 @@ def grant(name: str, resources: tuple[str, ...], actions: tuple[str, ...], deny:
 @changes_json
 def revoke(name: str, resources: tuple[str, ...], everything: bool, policy: str, brokers: list[str],
            as_json: bool) -> None:  # fmt: skip
-    """Delete what a policy of a user says about each RESOURCE, or with --all all of both policies."""
+    """Delete what a policy of a user says about each RESOURCE, or with --all everything in both policies."""
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 

@@ -46,7 +46,7 @@ def _context(function: F, callback: Callable[[click.Context, click.Parameter, st
         expose_value=False,
         is_eager=True,
         metavar="NAME",
-        help="Nameservers, keys and TLS settings that `gantrymq context add` has kept under this name.",
+        help="Use the connection settings that `gantrymq context add` saved under this name.",
     )(function)
 
 

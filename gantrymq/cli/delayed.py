@@ -73,7 +73,7 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object with the id of the message.")
 @nameserver_option
 def recall(place: tuple[str, ...], topic: str | None, group: str, as_json: bool, nameserver: str) -> None:
-    """Recall the message with this HANDLE, which the response to its send had and `list` shows.
+    """Recall the message with this HANDLE, which its send returned and `list` shows.
 
     The broker records the recall; it does not report whether the message was still waiting.
     """

@@ -48,9 +48,9 @@ def get_command(message_id: str, topic: str, as_json: bool, nameserver: str) -> 
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per event.")
 @nameserver_option
 def trace_command(message_id: str, trace_topic: str, as_json: bool, nameserver: str) -> None:
-    """Print who sent the message with this ID and which groups got it, as clients with message trace recorded.
+    """Print who sent the message with this ID and which groups got it, from the traces of clients.
 
-    ID is that of the producer, or that of the broker while the broker has the message. Clients record traces if they
+    ID is the producer's id of the message, or the broker's while the message is stored. Clients record traces if they
     are set to: RocketMQ's with `enableMsgTrace`, Python's with `trace=True`. The exit code is 1 without a trace.
     """
     from gantrymq.client.errors import NoRoute

@@ -112,12 +112,12 @@ def show_plugin(name: str, broker: str | None, as_json: bool, **flags: Any) -> N
 )
 @context_option
 @duration_option("--seconds", 10.0, "How long to trace.")
-@duration_option("--interval", 2.0, "How long each table is about, a minute at most.")
+@duration_option("--interval", 2.0, "The period that each table covers, a minute at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per interval, one a line.")
 def trace_plugins(broker: str, seconds: float, interval: float, as_json: bool) -> None:
     """Show what each plugin's hooks cost in a running broker, while this command runs.
 
-    Timed are the hooks that get a batch: `rows` are its messages, requests, connections, topics or groups. `busy %` is
+    It times the hooks that get a batch: `rows` are its messages, requests, connections, topics or groups. `busy %` is
     the share of the broker's time. The broker times its hooks from the start of this command until some seconds after
     its end; otherwise that costs nothing.
     """

@@ -223,7 +223,7 @@ def banner(broker: Broker, server: NameServer | None) -> list[str]:
     return [
         f"GantryMQ {__version__} ({KIND})",
         f"  broker      {broker.name} in {broker.cluster}, id {broker.broker_id}",
-        f"  listens     {broker.listening}, tells clients {broker.address}",
+        f"  listens     {broker.listening}, advertises {broker.address}",
         f"  nameserver  {nameservers} ({where})",
         f"  store       {os.path.abspath(broker.root)}",
         f"  flush       {flush_mode(broker)}",

@@ -22,8 +22,8 @@ from gantrymq.cli.logs import configure_logs, log_level_option
 def worker(app: str, backend: str, log_level: str) -> None:
     """Run the handlers of a gantrymq.App until SIGTERM or Ctrl-C.
 
-    MODULE:APP names the module, of this folder or installed, and the app in it. At the signal no further message is
-    taken; handlers that run may take the app's drain timeout, then offsets are committed. A second signal ends the
+    MODULE:APP is a module in this folder or an installed one, and its App object. After the signal the worker takes no
+    further message, gives running handlers the app's drain timeout, and commits the offsets. A second signal ends the
     process at once.
     """
     from gantrymq.cli.failures import CommandFailed

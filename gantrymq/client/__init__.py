@@ -1,8 +1,8 @@
-"""The client: producers, consumers and questions to a cluster, on trio and on asyncio alike.
+"""The client: producers, consumers and administrative requests, on trio and on asyncio alike.
 
-``client`` is the entrance, ``producer``, ``transactions`` and ``consumer`` the roles, ``admin`` the questions,
-``cluster`` what they share. ``allocation``, ``progress``, ``outgoing`` and ``checks`` do no I/O. ``gantrymq.sync`` is
-the same without async.
+``client`` is the entry point, ``producer``, ``transactions`` and ``consumer`` are the roles, ``admin`` has the
+administrative requests, ``cluster`` what they share. ``allocation``, ``progress``, ``outgoing`` and ``checks`` do no
+I/O. ``gantrymq.sync`` is the same without async.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ log: LibraryLog = LibraryLog()
 
 
 class Admin:
-    """The questions of one client. All raise :class:`ConnectError`, :class:`BrokerError`, :class:`NoRoute`."""
+    """Administrative requests. All raise :class:`ConnectError`, :class:`BrokerError`, :class:`NoRoute`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -56,7 +56,7 @@ DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
 
 
 class Client(Lifetime):
-    """What :func:`connect` gives. Valid until its block ends; after that everything raises :class:`ClientClosed`."""
+    """The client that :func:`connect` returns. After the end of its block all calls raise :class:`ClientClosed`."""
 
     def __init__(
         self, options: ConnectOptions, interceptors: Sequence[Interceptor] = (), trace: MessageTrace | None = None
@@ -98,14 +98,14 @@ class Client(Lifetime):
         buffer_bytes: int = BUFFER_BYTES,
         serializer: SerializerChoice | None = None,
     ) -> Producer:
-        """A producer for the length of the block, whose end sends what is enqueued.
+        """A producer. Leaving its block sends all enqueued messages.
 
         ``timeout`` (seconds) is the bound of one send with all its ``retries``. With ``retry_when_not_stored`` a
-        message whose status is not OK is sent to another broker as well, if there is one. What is enqueued waits
-        ``linger`` seconds for others of their queue, until their batch has ``batch_bytes``; ``buffer_bytes`` bounds
-        what is enqueued and not answered, each message with 256 bytes beside its own. ``serializer`` makes the bodies
-        of what is given in their place: ``"str"``, ``"json"``, ``"msgpack"`` or a function. Raises
-        :class:`InvalidName`, and ValueError for an option that makes no sense.
+        message whose status is not OK is sent to another broker as well, if there is one. An enqueued message waits
+        ``linger`` seconds for others of its queue, until their batch has ``batch_bytes``; ``buffer_bytes`` limits the
+        memory of unacknowledged messages, which count 256 bytes each beside their size. ``serializer`` converts
+        objects to bodies: ``"str"``, ``"json"``, ``"msgpack"`` or a function. Raises :class:`InvalidName`, and
+        ValueError for an option that makes no sense.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries, retry_when_not_stored)
         accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
@@ -135,11 +135,11 @@ class Client(Lifetime):
         """A producer of messages that consumers see only when the local branch of their transaction succeeded.
 
         ``local`` is the branch of sends that give none of their own. ``check`` is called with the half message when a
-        broker asks what became of it: after a producer died, or with an UNKNOWN outcome; ``checks_at_once`` may run
-        together, and 2,000 wait. Both are functions or coroutine functions that return an :class:`Outcome`. ``topics``
-        names brokers that may ask before anything was sent. ``serializer`` is that of :meth:`producer`; the branch gets
-        a message as it was given. Raises :class:`InvalidName`, and :class:`GantryError` when this client already has a
-        transactional producer of that group.
+        broker checks back: after a producer died, or with an UNKNOWN outcome; at most ``checks_at_once`` run at the
+        same time, and 2,000 more wait. Both are functions or coroutine functions that return an :class:`Outcome`. The
+        brokers of ``topics`` can check back before the first send. ``serializer`` is that of :meth:`producer`; the
+        branch gets a message as it was given. Raises :class:`InvalidName`, and :class:`GantryError` when this client
+        already has a transactional producer of that group.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries)
         outbound = self._outbound(sender.group, serializer)
@@ -176,15 +176,15 @@ class Client(Lifetime):
         deserializer: DeserializerChoice | None = None,
         **options: Unpack[ConsumeOptions],
     ) -> Consumer[ReceivedMessage]:
-        """A member of the consumer ``group`` for the length of the block.
+        """A member of the consumer ``group`` until its block ends.
 
         ``topics`` is one topic, several, or a mapping of topics to tags or :class:`Sql`. ``tags`` selects by tag
         (``"a || b"``) or by :class:`Sql`; every member of a group must give the same. ``start`` counts only where
         the group has no offset yet.
 
-        - ``ordered``: the messages of a queue come one after another, the next when the one before is settled, and no
-          other member has the queue meanwhile; ``retry`` lets the queue rest for a second. With ``"key"`` that holds
-          for the messages of each ``order_key``, and those of other keys come meanwhile.
+        - ``ordered``: the messages of a queue are delivered one at a time, the next when the one before is settled, and
+          no other member has the queue meanwhile; ``retry`` pauses the queue for a second. With ``"key"`` the unit is
+          not the queue but the ``order_key``.
         - ``broadcast``: every member gets every message; offsets are in ``offsets_file`` on this machine.
         - ``max_retries``: how often a message is redelivered before it is a dead letter; without it the group's
           configuration decides (16), and with ``ordered`` there is no limit.
@@ -196,7 +196,7 @@ class Client(Lifetime):
         - ``on_assigned``, ``on_revoked``: called with queues that have come, or are about to go; what is acknowledged
           in ``on_revoked`` counts. Functions or coroutine functions.
         - ``deserializer``: what makes :attr:`ReceivedMessage.value` of a body: ``"str"``, ``"json"``, ``"msgpack"``, a
-          type whose JSON the bodies are, or a function. A message whose body it cannot read is never given out: it
+          type to decode the JSON bodies into, or a function. A message whose body it cannot read is never given out: it
           becomes a dead letter, or with ``bad_bodies="retry"`` is redelivered, as after ``retry()``.
 
         Raises :class:`InvalidName`, ValueError, and :class:`GantryError` when this client already has a consumer of
@@ -243,10 +243,10 @@ class Client(Lifetime):
         With ``ordered=True`` the messages of a queue are handled one after another, with ``ordered="key"`` those of an
         ``order_key``; the other options are those of :meth:`consumer`.
 
-        At the signal, or when another task closes the client, no further message is taken; those in work may take
-        ``drain_timeout`` seconds, then offsets are committed. Only the main thread gets signals; with ``signals=False``
-        the worker ends when the client is closed, or, without waiting for handlers, when it is cancelled. Raises as
-        :meth:`consumer`, and :class:`AccessDenied` when a broker refuses the client's credentials.
+        At the signal, or when another task closes the client, the worker takes no further message; running handlers get
+        ``drain_timeout`` seconds, then it commits the offsets. Only the main thread gets signals; with
+        ``signals=False`` the worker ends when the client is closed, or, without waiting for handlers, when it is
+        cancelled. Raises as :meth:`consumer`, and :class:`AccessDenied` when a broker refuses the client's credentials.
         """
         settings = WorkerSettings.checked(options, deserializer)
         worker = self._worker_of(ReceivedMessage, handler, topics, group, settings)
@@ -353,7 +353,7 @@ def connect(
     :class:`Interceptor`. With ``trace=True`` each of them is traced as RocketMQ's clients do, to the topic
     ``RMQ_SYS_TRACE_TOPIC`` or the one named in its place.
 
-    Raises ValueError for what is no address and for half of the credentials, :class:`ConnectFailed` when no nameserver
+    Raises ValueError for an invalid address and for only one of the two keys, :class:`ConnectFailed` when no nameserver
     can be reached (:class:`TlsFailed` when it can, but not by TLS).
 
     Use it in an ``async with`` block, or with ``await client.start()`` and ``await client.close()`` from any task, as

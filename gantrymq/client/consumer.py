@@ -81,11 +81,11 @@ log: LibraryLog = LibraryLog()
 
 
 class Consumer(Lifetime, Generic[R]):
-    """An iterator over the messages that fall to this member of the group.
+    """An iterator over the messages of this member's queues.
 
-    A message counts as outstanding until it is acknowledged; with a thousand outstanding in a queue nothing more of
-    that queue comes, and after half a minute of that the log has a warning. What is not acknowledged comes again when
-    the group starts anew from its offset.
+    A message counts as outstanding until it is acknowledged; with a thousand outstanding in a queue, pulling of that
+    queue pauses, and after half a minute of that the log has a warning. Messages that were not acknowledged are
+    redelivered when the group restarts.
     """
 
     def __init__(self, cluster: Cluster, options: Sequence[ConsumerOptions[R]]) -> None:
@@ -189,7 +189,7 @@ class Consumer(Lifetime, Generic[R]):
         return sorted(queue for queue in self._pullers if queue.topic in self._subscribed)
 
     async def commit(self) -> None:
-        """Tell the brokers now how far the group is, and wait for their answers.
+        """Commit the offsets of the group now, and wait for the responses of the brokers.
 
         Offsets are committed every five seconds anyway. Raises :class:`ConnectError`, :class:`NoRoute`.
         """

@@ -1,4 +1,4 @@
-"""What a consumer was asked to be."""
+"""Options of consumers, workers and readers."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class Producer(Lifetime):
         return self._accumulator.add(topic, row, key, target, queues, alone=alone)
 
     async def flush(self) -> None:
-        """Return when all messages that were enqueued before are stored, or have failed: their results tell."""
+        """Return when all messages that were enqueued before are stored or have failed; each result says which."""
         self._ensure_open()
         await self._accumulator.flush()
 

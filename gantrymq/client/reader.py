@@ -89,7 +89,7 @@ class _Queue(Generic[R]):
 
 
 class Reader(Lifetime, Generic[R]):
-    """Reads the queues of some topics from any place. Nobody shares them, and nothing is acknowledged."""
+    """Reads the queues of some topics from any offset, without a group: it shares and acknowledges nothing."""
 
     def __init__(
         self,

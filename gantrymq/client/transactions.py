@@ -44,7 +44,7 @@ _OFFSET_DIGITS: Final = 16
 Local = Callable[[Message, str], Outcome | Awaitable[Outcome]]
 """The local branch: given the message and the transaction's id, does the work and returns its outcome."""
 Check = Callable[[DeliveredRecord], Outcome | Awaitable[Outcome]]
-"""Tells what became of a transaction whose outcome a broker has not heard; ``message_id`` is the transaction's id."""
+"""Returns the outcome of an open transaction at a check-back; ``message_id`` is the transaction's id."""
 
 B = TypeVar("B")
 T = TypeVar("T")

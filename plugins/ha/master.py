@@ -223,7 +223,7 @@ class Master:
                     self._copies.acknowledge(copy, offset, self._broker.env.monotonic())
                     copy.update_level(self._broker.log.end, self._broker.env.monotonic())
                 if self._broker.env.monotonic() - copy.since >= REPEAT_SECONDS:
-                    # Not at its begin: the outage of a slave that comes and goes continues.
+                    # Not when it starts: the outage of a slave that comes and goes continues.
                     for side in (CLOSED, REFUSED):
                         self._outages.over("slave_disconnected", copy.host, side)
             nursery.cancel_scope.cancel()

@@ -65,7 +65,7 @@ class StampPlugin:
         """Read the section; refuse wrong values before the store is open."""
         section = config.section(StampConfig)
         if "\x01" in section.name + section.value or "\x02" in section.name + section.value:
-            raise StartError("plugin.stamp: name and value may not contain the separators 1 and 2 of properties")
+            raise StartError("plugin.stamp: name and value may not contain \\x01 and \\x02, which separate properties")
         self._name = section.name
         self._value = section.value
         self._topics = frozenset(section.topics)

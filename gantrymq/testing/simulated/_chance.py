@@ -72,7 +72,7 @@ class _RandomOfThread:
 
 
 def _simulated(real: Callable[[], float], start: float = 0.0) -> Callable[[], float]:
-    """Return a clock of simulated time, which is ``start`` at the begin of the run: a program that limits how long it
+    """Return a clock of simulated time, which is ``start`` at the start of the run: a program that limits how long it
     works must not do less on a slow machine. Outside of the run it is the ``real`` one."""
 
     def seconds() -> float:

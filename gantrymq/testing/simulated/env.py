@@ -14,9 +14,9 @@ from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.simulated.network import Network
 
 START_MS = 1_700_000_000_000
-"""The correct wall clock time at the begin of a simulation."""
+"""The correct wall clock time at the start of a simulation."""
 BOOTED_S = 5_000.0
-"""The monotonic time at the begin: not 0, and different from trio's clock, so that tests notice a confusion."""
+"""The monotonic time at the start: not 0, and different from trio's clock, so that tests notice a confusion."""
 
 
 class SimulatedEnv(MemoryEnv):
