@@ -69,13 +69,13 @@ def with_missing_masters(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
 @duration_option(
-    "--answer-timeout", ANSWER_S, "How long each broker may take to respond. A hung broker costs this once."
+    "--response-timeout", ANSWER_S, "How long each broker may take to respond. A hung broker costs this once."
 )
 @duration_option("--timeout", PROMOTED_S, "How long the slave may take to be back as the master.")
 @json_option()
 @nameserver_option
 def promote(
-    name: str, number: int | None, accept_loss: bool, answer_timeout: float, timeout: float, as_json: bool,
+    name: str, number: int | None, accept_loss: bool, response_timeout: float, timeout: float, as_json: bool,
     nameserver: str,
 ) -> None:  # fmt: skip
     """Promote a slave of the broker NAME to master after its master failed.
@@ -94,15 +94,15 @@ def promote(
         try:
             promoted = await promotion.promote(
                 name,
-                partial(broker_rows, client, answer_timeout),
+                partial(broker_rows, client, response_timeout),
                 number=number,
                 accept_loss=accept_loss,
-                answer_timeout=answer_timeout,
+                response_timeout=response_timeout,
                 report=_report,
             )
         except promotion.PromotionRefused as refusal:
             raise CommandFailed(str(refusal)) from None
-        await _wait_promoted(client, name, promoted.address, answer_timeout, timeout)
+        await _wait_promoted(client, name, promoted.address, response_timeout, timeout)
         return promoted.address
 
     address = with_client(nameserver, work)
@@ -113,7 +113,7 @@ def _report(text: str) -> None:
     click.echo(text, err=True)
 
 
-async def _wait_promoted(client: Client, name: str, address: str, answer_timeout: float, timeout: float) -> None:
+async def _wait_promoted(client: Client, name: str, address: str, response_timeout: float, timeout: float) -> None:
     """Wait until routes of the nameserver have the broker as the master, and the broker responds.
 
     It calls no other broker, because a hung master would cost its timeout again.
@@ -126,7 +126,7 @@ async def _wait_promoted(client: Client, name: str, address: str, answer_timeout
             data = (await client.admin.cluster()).broker_addr_table.get(name)
             if data is not None and data.broker_addrs.get(0) == address:
                 row: dict[str, Any] = {"id": 0, "role": UNREACHABLE}
-                await ask_broker(row, address, answer_timeout)
+                await ask_broker(row, address, response_timeout)
                 if row["role"] != UNREACHABLE:
                     return
             await trio.sleep(PROMOTED_POLL_S)

@@ -57,7 +57,7 @@ LEASE_LEAST_S: Final = 2.0
 )
 @duration_option("--interval", 0.5, "Time between two checks of the brokers.")
 @duration_option(
-    "--answer-timeout", 1.0, "Response timeout of each broker; for slaves of a lost master up to 4 times as long."
+    "--response-timeout", 1.0, "Response timeout of each broker; for slaves of a lost master up to 4 times as long."
 )
 @duration_option("--master-timeout", 2.0, "A master that does not respond for this time is lost.")
 @duration_option("--lease", 5.0, "How long the lock of a lost watcher remains held.", least=LEASE_LEAST_S)
@@ -71,7 +71,7 @@ LEASE_LEAST_S: Final = 2.0
 @nameserver_option
 def watch(
     names: tuple[str, ...], etcd: str, etcd_ca: str | None, etcd_cert: str | None, etcd_key: str | None, etcd_user: str,
-    etcd_password: str, prefix: str, interval: float, answer_timeout: float, master_timeout: float, lease: float,
+    etcd_password: str, prefix: str, interval: float, response_timeout: float, master_timeout: float, lease: float,
     promoted_timeout: float, accept_loss: bool, log_level: str, nameserver: str,
 ) -> None:  # fmt: skip
     """Watch the masters of the brokers NAME, and promote a slave when one is lost.
@@ -96,7 +96,7 @@ def watch(
     holder = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
     rules = WatchRules(
         interval=interval,
-        answer_timeout=answer_timeout,
+        response_timeout=response_timeout,
         master_timeout=master_timeout,
         promoted_timeout=promoted_timeout,
         accept_loss=accept_loss,

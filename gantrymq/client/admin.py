@@ -9,7 +9,7 @@ import anyio
 from gantrymq.client.checks import check_topic
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call
-from gantrymq.client.errors import BadAnswer, BrokerError, NoRoute
+from gantrymq.client.errors import BadResponse, BrokerError, NoRoute
 from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, first_stored_since, message_at
 from gantrymq.client.namespace import plain_topics
 from gantrymq.client.requests import (
@@ -190,7 +190,7 @@ class Admin:
             answer = await call(channel, Command(RequestCode.GET_ALL_CONSUMER_OFFSET))
             with reading(channel.address):
                 table = ConsumerOffsetSerializeWrapper.from_bytes(answer.body).offset_table
-        except (BrokerError, BadAnswer) as error:
+        except (BrokerError, BadResponse) as error:
             log.warning("offset_table_unreadable", broker=channel.address, group=group, reason=str(error))
             return 0
         namespace = self._cluster.namespace

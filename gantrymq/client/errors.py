@@ -14,7 +14,7 @@ from gantrymq.remoting.records import BodyError
 __all__ = [
     "AccessDenied",
     "AuthenticationFailed",
-    "BadAnswer",
+    "BadResponse",
     "BodyError",
     "BrokerError",
     "CallTimeout",
@@ -104,7 +104,7 @@ def broker_error(answer: Command, address: str) -> BrokerError:
     return kind(answer.code, answer.remark, address)
 
 
-class BadAnswer(GantryError):
+class BadResponse(GantryError):
     """A peer answered what cannot be read: another protocol, another version, or a fault of its own."""
 
     def __init__(self, address: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from gantrymq.client.errors import BadAnswer, NotANameserver, broker_error
+from gantrymq.client.errors import BadResponse, NotANameserver, broker_error
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.routes import TopicRouteData
@@ -77,11 +77,11 @@ class Rotation:
 
 @contextmanager
 def reading(address: str) -> Iterator[None]:
-    """Faults of an answer's content come out of the block as :class:`BadAnswer`."""
+    """Faults of an answer's content come out of the block as :class:`BadResponse`."""
     try:
         yield
     except (RemoteFault, FatalRemoteFault) as error:
-        raise BadAnswer(address, str(error)) from None
+        raise BadResponse(address, str(error)) from None
 
 
 def route_request(topic: str) -> Command:
@@ -106,7 +106,7 @@ def read_topics(answer: Command, address: str) -> list[str]:
 
 
 def read_body(kind: type[B], answer: Command, address: str) -> B:
-    """What a nameserver answered. Raises :class:`NotANameserver`, :class:`BrokerError`, :class:`BadAnswer`."""
+    """What a nameserver answered. Raises :class:`NotANameserver`, :class:`BrokerError`, :class:`BadResponse`."""
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise NotANameserver(address)
     check_success(answer, address)
@@ -137,7 +137,7 @@ def commit_request(group: str, topic: str, queue_id: int, offset: int) -> Comman
 
 
 def read_offset(answer: Command, address: str) -> int:
-    """The offset that a broker answered. Raises :class:`BrokerError`, :class:`BadAnswer`."""
+    """The offset that a broker answered. Raises :class:`BrokerError`, :class:`BadResponse`."""
     check_success(answer, address)
     with reading(address):
         return read_header(OffsetResponse, answer.ext).offset
@@ -158,7 +158,7 @@ def pull_request(
 
 
 def read_pull(answer: Command, address: str) -> PullMessageResponse:
-    """The bounds in the answer to a pull. Raises :class:`BrokerError` for other codes, :class:`BadAnswer`."""
+    """The bounds in the answer to a pull. Raises :class:`BrokerError` for other codes, :class:`BadResponse`."""
     check_success(answer, address, PULL_CODES)
     with reading(address):
         return read_header(PullMessageResponse, answer.ext)

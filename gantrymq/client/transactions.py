@@ -19,7 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from gantrymq.client.checks import check_group
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
-from gantrymq.client.errors import BadAnswer, GantryError, InvalidMessage
+from gantrymq.client.errors import BadResponse, GantryError, InvalidMessage
 from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.outgoing import prepare_half
 from gantrymq.client.producer import as_message
@@ -269,4 +269,4 @@ def _log_offset(half: SendResult) -> int:
     try:
         return int(half.offset_message_id[-_OFFSET_DIGITS:], 16)
     except ValueError:
-        raise BadAnswer(half.queue.broker_name, f"{half.offset_message_id!r} is no id of a stored message") from None
+        raise BadResponse(half.queue.broker_name, f"{half.offset_message_id!r} is no id of a stored message") from None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
 
 ANSWER_S: Final = 3.0
-"""The default of ``--answer-timeout``: how long a broker may take to answer."""
+"""The default of ``--response-timeout``: how long a broker may take to answer."""
 UNREACHABLE: Final = "unreachable"
 _COPY: Final = re.compile(r"haSlave_\d+")
 """The connection of a slave in the report of GantryMQ's master."""
@@ -33,14 +33,14 @@ COLUMNS: Final = (
 
 async def broker_rows(
     client: Client,
-    answer_timeout: float = ANSWER_S,
+    response_timeout: float = ANSWER_S,
     only: str | None = None,
     more: Mapping[str, int] | None = None,
     without: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """One row per broker with the keys of :data:`COLUMNS`, masters before their slaves; None for unknown values.
 
-    All brokers are asked concurrently, each with ``answer_timeout`` seconds. ``only`` selects one broker name.
+    All brokers are asked concurrently, each with ``response_timeout`` seconds. ``only`` selects one broker name.
     ``more``: ids by address of further brokers of that name, which may be unknown to the nameserver. ``without``:
     addresses that are not asked and count as unreachable.
     """
@@ -71,7 +71,7 @@ async def broker_rows(
             if address in without:
                 row["role"] = UNREACHABLE
             else:
-                nursery.start_soon(ask_broker, row, address, answer_timeout)
+                nursery.start_soon(ask_broker, row, address, response_timeout)
     rows = [found[key] for key in sorted(found)]
     for row in rows:
         if not row["is_registered"] and row["role"] != UNREACHABLE:  # its id may have changed

@@ -56,7 +56,7 @@ async def promote(
     accept_loss: bool = False,
     epoch_at_least: int = 0,
     end_at_least: int = 0,
-    answer_timeout: float = 5.0,
+    response_timeout: float = 5.0,
     report: Report = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> Promoted:
@@ -65,7 +65,7 @@ async def promote(
     ``number`` is the id of the slave, by default the one with the longest log. Returns when the slave has accepted.
     Raises :class:`PromotionRefused` while a master answers, and if acknowledged messages could be lost, unless
     ``accept_loss``.
-    ``answer_timeout``: seconds in which a slave must store the epoch on its disk.
+    ``response_timeout``: seconds in which a slave must store the epoch on its disk.
     ``end_at_least``: a log that ends before this offset may lack acknowledged messages.
     ``check`` is called before the slaves receive the epoch and before the promotion; an exception ends the promotion.
     """
@@ -88,7 +88,7 @@ async def promote(
                 f"{chosen['address']} does not support epochs: the old master could continue; {ACCEPT_LOSS}"
             )
         check()
-        return await _promote_by_number(chosen["address"], answer_timeout, report)
+        return await _promote_by_number(chosen["address"], response_timeout, report)
     lost = [row["address"] for row in rows if row["id"] and (row["role"] == UNREACHABLE or row["epoch"] is None)]
     if lost and not accept_loss:
         raise PromotionRefused(
@@ -100,7 +100,7 @@ async def promote(
     known = [epoch_in(row, "epoch") or FIRST for row in rows]
     epoch = Epoch(max(max(each.number for each in known) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
     report(f"epoch {epoch} begins: sending it to {', '.join(row['address'] for row in slaves)}")
-    ends = await _send_epoch_to_all([str(row["address"]) for row in slaves], epoch, answer_timeout, check)
+    ends = await _send_epoch_to_all([str(row["address"]) for row in slaves], epoch, response_timeout, check)
     wanted = [row for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
     address = max((str(row["address"]) for row in wanted), key=lambda each: ends[each])
     if ends[address] < max(ends.values()) and not accept_loss:
@@ -116,14 +116,14 @@ async def promote(
         )
     report(f"promoting {address}, whose log ends at {ends[address]}")
     check()
-    await _send_epoch(address, epoch, answer_timeout, master=True)
+    await _send_epoch(address, epoch, response_timeout, master=True)
     return Promoted(address, epoch, ends[address])
 
 
-async def _promote_by_number(address: str, answer_timeout: float, report: Report) -> Promoted:
+async def _promote_by_number(address: str, response_timeout: float, report: Report) -> Promoted:
     """Promote by setting the id; the old master is not fenced."""
     report(f"promoting {address}, which does not support epochs")
-    await _call(address, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"), answer_timeout)
+    await _call(address, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"), response_timeout)
     return Promoted(address, None)
 
 

@@ -32,7 +32,7 @@ READ_S: Final = 10.0
 """The interval in which the watcher reads the members from the store and polls a deposed master."""
 
 PATIENCE_MAX: Final = 4
-"""The upper limit of a slave's time to answer while the master is lost, in units of ``answer_timeout``."""
+"""The upper limit of a slave's time to answer while the master is lost, in units of ``response_timeout``."""
 
 QueryBrokers = Callable[[Mapping[str, int], Collection[str], float], Awaitable[Sequence[Row]]]
 """The current state of the name's brokers: those of the nameserver, and those of the first argument (ids by address).
@@ -44,7 +44,7 @@ seconds.
 
 @attrs.frozen(kw_only=True)
 class WatchRules:
-    """Times in seconds. ``interval``: between two polls. ``answer_timeout``: of each broker in a poll; it grows with
+    """Times in seconds. ``interval``: between two polls. ``response_timeout``: of each broker in a poll; it grows with
     each attempt for the slaves of a lost master (:data:`PATIENCE_MAX`).
 
     ``master_timeout``: how long the master may be silent. ``promoted_timeout``: how long a promoted slave may take to
@@ -52,7 +52,7 @@ class WatchRules:
     """
 
     interval: float = 0.5
-    answer_timeout: float = 1.0
+    response_timeout: float = 1.0
     master_timeout: float = 2.0
     promoted_timeout: float = 10.0
     accept_loss: bool = False
@@ -88,7 +88,7 @@ class Watcher:
         self._silent_since: float | None = None
         self._attempts = 0
         self._patience = 1
-        """The slaves' time to answer in units of ``answer_timeout``: slaves of an overloaded machine need more."""
+        """The slaves' time to answer in units of ``response_timeout``: slaves of an overloaded machine need more."""
         self._grace_until = 0.0
         self._missing_since: dict[str, float] = {}
         self._last_reported: dict[str, str] = {}
@@ -110,7 +110,7 @@ class Watcher:
             self._not_kept(error)
         asked_at = self._clock()
         try:
-            rows = await self._query_brokers(self._asked_besides(), (), self._rules.answer_timeout)
+            rows = await self._query_brokers(self._asked_besides(), (), self._rules.response_timeout)
         except (GantryError, trio.TooSlowError, OSError) as error:
             reason = str(error) or "no answer in time"
             if self._has_changed("nameserver", reason):
@@ -188,7 +188,7 @@ class Watcher:
         master = self._master or self._members.master
         try:
             return await self._query_brokers(
-                self._asked_besides(), {master}, self._patience * self._rules.answer_timeout
+                self._asked_besides(), {master}, self._patience * self._rules.response_timeout
             )
         except (GantryError, trio.TooSlowError, OSError):
             return rows  # the next poll reports the reason
@@ -291,7 +291,7 @@ class Watcher:
                 accept_loss=self._rules.accept_loss,
                 epoch_at_least=revision,
                 end_at_least=members.floor,
-                answer_timeout=self._patience * self._rules.answer_timeout,
+                response_timeout=self._patience * self._rules.response_timeout,
                 report=lambda step: log.info("promotion_step", broker=self._name, step=step),
                 check=lambda: self._keeper.check(revision),
             )

@@ -15,7 +15,7 @@ from types import TracebackType
 
 import attrs
 
-from gantrymq.client.errors import BadAnswer, BrokerError, NotANameserver
+from gantrymq.client.errors import BadResponse, BrokerError, NotANameserver
 from gantrymq.client.namespace import SEPARATOR
 from gantrymq.client.requests import (
     Rotation,
@@ -320,7 +320,7 @@ def _as_spark_errors(what: str, answer: Command) -> Iterator[None]:
         yield
     except (BrokerError, NotANameserver) as error:
         raise Refused(error.address, what, answer.code, answer.remark) from None
-    except BadAnswer as error:
+    except BadResponse as error:
         raise Unreachable(f"{what}: {error}") from None
 
 

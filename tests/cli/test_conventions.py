@@ -23,7 +23,7 @@ from support.stores import make_store
 SERVERS = {"serve", "broker", "nameserver", "worker", "dashboard", "cluster watch"}
 WRITERS = {"completion", "definitions export", "plugins new"}
 FILTERS = {"group reset-offsets", "acl explain", "acl grant", "export"}
-TIMES = {"timeout", "answer_timeout", "interval", "lease", "seconds", "every", "warm_up", "after", "within"}
+TIMES = {"timeout", "response_timeout", "interval", "lease", "seconds", "every", "warm_up", "after", "within"}
 NO_SERVER = "127.0.0.1:1"
 
 

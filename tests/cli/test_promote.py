@@ -143,7 +143,7 @@ def test_a_promoted_broker_returns_as_a_slave_after_another_promotion(
     with ExitStack() as stack:
         brokers = Brokers(stack, tmp_path)
         nameserver, (first, second) = brokers.nameserver, brokers.addresses
-        promote = ("cluster", "promote", "broker-a", "--nameserver", nameserver, "--answer-timeout", "1")
+        promote = ("cluster", "promote", "broker-a", "--nameserver", nameserver, "--response-timeout", "1")
         ready(brokers.broker(0, "ASYNC_MASTER", 0)).kill()
         ready(brokers.broker(1, "SLAVE", 1))
         assert cli(*promote).code == 0
@@ -197,7 +197,7 @@ def test_a_hanging_master_delays_a_promotion_by_one_timeout_and_each_step_is_pri
 
         master.process.send_signal(signal.SIGSTOP)
         try:
-            short = cli(*promote, "--answer-timeout", "2", "--timeout", "0.1")
+            short = cli(*promote, "--response-timeout", "2", "--timeout", "0.1")
             assert (short.code, short.out) == (1, "")
             steps = short.err.splitlines()
             assert steps[:2] == ["asking the brokers of broker-a for their state", f"{first} (id 0) does not answer"]
@@ -208,6 +208,6 @@ def test_a_hanging_master_delays_a_promotion_by_one_timeout_and_each_step_is_pri
                 f"waiting for {second} to come back as the master, 0.1 s at most",
             ]
             assert "--timeout lets it take longer" in steps[5]
-            wait_for(lambda: f"has a master at {second} that answers" in cli(*promote, "--answer-timeout", "2").err)
+            wait_for(lambda: f"has a master at {second} that answers" in cli(*promote, "--response-timeout", "2").err)
         finally:
             master.process.send_signal(signal.SIGCONT)

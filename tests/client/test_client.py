@@ -91,7 +91,7 @@ async def test_a_name_that_is_not_a_string_is_rejected(fake_cluster: Cluster) ->
 async def test_an_unreadable_route_is_reported(fake_cluster: Cluster, body: bytes) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.nameserver.answers[105] = lambda request: request.answer(0, body=body)
-        with pytest.raises(gantrymq.BadAnswer, match=cluster.address):
+        with pytest.raises(gantrymq.BadResponse, match=cluster.address):
             await client.admin.route("T")
 
 

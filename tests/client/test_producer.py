@@ -338,7 +338,7 @@ async def test_an_unreadable_response_is_reported_with_its_address(fake_cluster:
         client.producer() as producer,
     ):
         cluster.broker.answers[310] = lambda request: request.answer(0)
-        with pytest.raises(gantrymq.BadAnswer, match=rf"{cluster.broker.address} answered what cannot be read"):
+        with pytest.raises(gantrymq.BadResponse, match=rf"{cluster.broker.address} answered what cannot be read"):
             await producer.send("T", b"x")
 
 

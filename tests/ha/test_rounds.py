@@ -400,7 +400,7 @@ class Group:
                     if missing:
                         raise promotion.PromotionRefused(f"{missing} are not registered")
                     began = trio.current_time()
-                    promoted = await promotion.promote(NAME, self.cluster.rows, answer_timeout=2.0)
+                    promoted = await promotion.promote(NAME, self.cluster.rows, response_timeout=2.0)
                 except Exception as failure:
                     if refused != str(failure):
                         self.tell(f"not promoted: {failure}")
