@@ -134,7 +134,7 @@ def _check_quarantine(store: StoppedStore) -> None:
         return
     for start, end in ranges:
         if end > store.log_end and store.is_clean:
-            store.note(QUARANTINE, f"the range {start} to {end} is behind the log's end", "it has no effect there")
+            store.note(QUARANTINE, f"the range {start} to {end} is behind the log's end", "the next start removes it")
 
 
 def _check_deletions(store: StoppedStore) -> None:

@@ -27,6 +27,7 @@ from gantrymq.kernel.store.queues.extension import FILE_BYTES as EXTENSION_FILE_
 from gantrymq.kernel.store.queues.repair import QueueRepair
 from gantrymq.kernel.store.queues.table import ConsumeQueues, ExtensionPlace, check_topic
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
+from gantrymq.kernel.store.recovery.quarantine import QuarantineList
 from gantrymq.kernel.store.recovery.recovery import Recovery, RecoveryReport
 from gantrymq.kernel.store.recovery.salvage import save_to_lost_and_found
 from gantrymq.remoting.outages import Outages
@@ -203,8 +204,9 @@ class Store:
     def cut(self, offset: int) -> tuple[str, ...]:
         """Between :meth:`open` and :meth:`recover`: truncate the log at ``offset``, where a record ends.
 
-        The rest is first copied to ``lost+found/``; returns those files. After a crash meanwhile, the log is complete
-        at least up to ``offset`` and can be truncated again. Recovery rebuilds the queues.
+        The rest is first copied to ``lost+found/``; returns those files. The list of quarantined ranges loses those
+        behind ``offset``. After a crash meanwhile, the log is complete at least up to ``offset`` and can be truncated
+        again. Recovery rebuilds the queues.
         """
         files, segments = self._files, self.log.segments
         kept = save_to_lost_and_found(
@@ -218,6 +220,9 @@ class Store:
                 checkpoint.queue_timestamp,
                 checkpoint.index_timestamp,
             )
+        # After the marks: before they are written, recovery does not read this part of the log, and would not find the
+        # damage again. Before the truncation: recovery would continue behind a listed range, although it is zeros.
+        QuarantineList(self._env, self.root).cut(offset)
         segments.truncate(offset)
         self._was_clean = False
         return kept

@@ -220,6 +220,27 @@ def test_cutting_needs_the_start_of_a_damaged_range_and_keeps_the_rest_aside(
     assert check()[0] == 0
 
 
+def test_messages_sent_after_a_cut_are_readable_where_a_quarantined_range_was(
+    check: Any, store: Path, sample: Sample
+) -> None:
+    for row in (sample.records[200], sample.records[240]):
+        place, at = log_file(store, row[0])
+        flip(place, at, 40)
+    _, found = check("--quarantine")
+    ranges = [[row[0], row[0] + row[1]] for row in (sample.records[200], sample.records[240])]
+    assert found["quarantined"] == ranges
+    check("--cut", str(ranges[0][0]))
+    assert json.loads((store / "gantrymq.quarantine").read_bytes()) == []
+    bodies = {b"new %03d" % number * 60 for number in range(80)}
+    with cluster_in_thread(store, settings=SETTINGS) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
+        with client.producer() as producer:
+            for body in sorted(bodies):
+                producer.send(Message("orders", body))
+    assert max(record.offset for record, _ in log_records(store)) > ranges[1][1]
+    assert bodies_of(store) == {row[4] for row in sample.records[:200]} | bodies
+    assert check()[0] == 0
+
+
 def test_a_missing_log_file_is_damage_with_its_messages(check: Any, store: Path, sample: Sample) -> None:
     (store / "commitlog" / f"{65536:020d}").unlink()
     code, found = check()

@@ -10,7 +10,6 @@ details.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import attrs
@@ -26,6 +25,7 @@ from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.kernel.store.queues.table import ConsumeQueues
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks
+from gantrymq.kernel.store.recovery.quarantine import QuarantineList, Range
 from gantrymq.kernel.store.recovery.salvage import find_record, save_to_lost_and_found
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
@@ -84,7 +84,7 @@ class Recovery:
         self._checkpoint = checkpoint
         self._marks = marks
         self._clean = clean and (marks is None or marks.clean)
-        self._quarantine_path = f"{root}/gantrymq.quarantine"
+        self._quarantine_list = QuarantineList(env, root)
         self._last_timestamp = 0
         self._dispatched = 0
 
@@ -94,7 +94,7 @@ class Recovery:
         Raises :class:`StoreDamaged` when files are missing, ``LogPoisoned`` when the disk fails.
         """
         began = self._env.monotonic()
-        self._log.quarantine = self._load_quarantine()
+        self._log.quarantine = self._in_log(self._quarantine_list.load())
         plan = self._plan_from_marks(self._marks) if self._marks is not None else self._plan_without_marks()
         if replay_from is not None:
             plan.start = min(plan.start, self._record_start(max(replay_from, self._segments.start)))
@@ -103,6 +103,8 @@ class Recovery:
         start = plan.start
         self._sync_from(start)
         end = self._replay(plan, on_dispatch)
+        if any(stop > end for _, stop in self._log.quarantine):
+            self._log.quarantine = self._in_log(self._quarantine_list.cut(end))
         cut_bytes, kept = self._cut(end) if not (plan.trusted and self._clean) else (0, ())
         if not plan.trusted:
             self._queues.truncate(end, self._is_entry)
@@ -238,7 +240,7 @@ class Recovery:
                     if behind is None:
                         break
                     self._quarantine(position, behind)
-                position = behind
+                position = min(behind, self._segments.end)  # a list of another version of the log may name more
         return position
 
     def _scan(self, position: int, limit: int, rows: int) -> tuple[DispatchBatch, Stop]:
@@ -287,17 +289,11 @@ class Recovery:
     def _quarantine(self, start: int, end: int) -> None:
         log.error("log_range_quarantined", start=start, end=end)
         self._log.quarantine = sorted([*self._log.quarantine, (start, end)])
-        self._env.replace(self._quarantine_path, json.dumps(self._log.quarantine).encode())
+        self._quarantine_list.save(self._log.quarantine)
 
-    def _load_quarantine(self) -> list[tuple[int, int]]:
-        if not self._env.exists(self._quarantine_path):
-            return []
-        try:
-            ranges = json.loads(self._env.read_bytes(self._quarantine_path))
-            return sorted((int(start), int(end)) for start, end in ranges if end > self._segments.start)
-        except (ValueError, TypeError) as error:
-            log.error("quarantine_list_unreadable", error=str(error))
-            return []
+    def _in_log(self, ranges: list[Range]) -> list[Range]:
+        """Return the ranges that retention has not deleted."""
+        return [(start, end) for start, end in ranges if end > self._segments.start]
 
     def _cut(self, end: int) -> tuple[int, tuple[str, ...]]:
         """Overwrite everything behind ``end`` with zeros. Returns the number of bytes that were cut off, and their

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -54,6 +55,21 @@ async def test_a_divergent_tail_is_truncated_and_saved(pair: Any, masters: list[
             assert slave.queues.get("T", 0).max_offset == master.queues.get("T", 0).max_offset
     (kept,) = (pair.root / "slave" / "lost+found").iterdir()
     assert kept.read_bytes() == log[common:].rstrip(b"\0")
+
+
+async def test_messages_behind_a_truncated_tail_are_readable_where_it_had_a_quarantined_range(pair: Any) -> None:
+    log, common = await diverge(pair, *[b"mine"] * 20)
+    quarantine = pair.root / "slave" / "gantrymq.quarantine"
+    size = (len(log) - common) // 20
+    quarantine.write_text(json.dumps([[common + 3 * size, common + 5 * size]]))
+    async with pair.master() as master:
+        await pair.send(master, *[b"other"] * 50)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.restarting)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert slave.log.view(common, slave.log.end - common) == pair.bytes_of(master)[common:]
+    assert json.loads(quarantine.read_bytes()) == []
 
 
 async def test_a_group_beyond_the_truncated_tail_resumes_at_the_new_end(pair: Any) -> None:
