@@ -267,6 +267,7 @@ def cut_as_planned(broker: Broker) -> None:
     kept = broker.store.cut(end)
     log.warning("diverged_tail_truncated", offset=end, kept=kept)
     broker.env.unlink(path)
+    broker.env.sync_dir(path.rpartition("/")[0])  # a power cut would bring the file back, and repeat the cut
 
 
 def _path(broker: Broker) -> str:

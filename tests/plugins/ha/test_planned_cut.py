@@ -1,0 +1,37 @@
+"""The planned cut of a slave's log: it happens once."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from gantrymq.kernel.store.store import Store
+from gantrymq.plugins.ha.compare import CUT_FILE, cut_as_planned
+from gantrymq.testing.memory_env import MemoryEnv
+from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_queue
+
+
+def start(env: MemoryEnv) -> Store:
+    """The store after a start that makes a planned cut."""
+    store = Store(env, "store", TINY)
+    store.open()
+    broker: Any = SimpleNamespace(env=env, root="store", store=store)
+    cut_as_planned(broker)
+    store.recover(lambda batch: None)
+    return store
+
+
+def test_a_power_cut_after_a_planned_cut_does_not_repeat_it() -> None:
+    """Else it would take messages that the slave has confirmed to its master meanwhile."""
+    env = MemoryEnv()
+    store, _, _ = open_store(env)
+    batch = batch_of([b"one", b"two", b"three"])
+    store.append(batch)
+    commit(store)
+    store.close()
+    env.replace(f"store/{CUT_FILE}", json.dumps({"end": batch.offsets[1]}).encode())
+    store = start(env)
+    store.append(batch_of([b"new"]))
+    commit(store)
+    assert list(read_queue(start(env.power_cut())).values()) == [b"one", b"new"]
