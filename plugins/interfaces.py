@@ -51,6 +51,9 @@ class TopicTable(Protocol):
     def ensure(self, config: TopicConfig) -> TopicConfig:
         """Create the topic unless it exists; returns its configuration. ``RemoteFault`` as ``for_send``."""
 
+    def ensure_queues(self, config: TopicConfig) -> TopicConfig:
+        """As ``ensure``; an existing topic with fewer queues gets those that it lacks, and keeps everything else."""
+
     def watch_created(self, listener: Callable[[TopicConfig], None]) -> None:
         """Call ``listener`` with each topic that its first message creates from now on, but not with retry topics."""
 

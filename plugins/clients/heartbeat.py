@@ -209,7 +209,7 @@ class Heartbeats:
         if group is None:
             return
         if group.retry_queue_nums > 0:
-            self._topics.ensure(
+            self._topics.ensure_queues(
                 TopicConfig(
                     retry_topic(consumer.group_name),
                     group.retry_queue_nums,

@@ -32,11 +32,11 @@ class DeadLetters:
         self._observers = observers
 
     def topic(self, group: str) -> TopicConfig:
-        """Return the group's topic, created on first use with one readable queue.
+        """Return the group's topic, created on first use with one readable queue. Dead letters go to queue 0.
 
         ``RemoteFault`` (code 1) if it cannot be created.
         """
-        return self._topics.ensure(TopicConfig(dlq_topic(group), QUEUES, QUEUES, PERM_READ | PERM_WRITE))
+        return self._topics.ensure_queues(TopicConfig(dlq_topic(group), QUEUES, QUEUES, PERM_READ | PERM_WRITE))
 
     def redirect(self, batch: AppendBatch) -> None:
         """Turn live rows for a retry topic that have used up their attempts into dead letters, without a further delay.

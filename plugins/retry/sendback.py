@@ -115,7 +115,10 @@ class SendBackProcessor:
         name = retry_topic(header.group)
         queues = group.retry_queue_nums
         flag = UNIT_SUBSCRIPTION if header.unit_mode else 0
-        topic = self._topics.ensure(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=flag))
+        # A topic that is older than the group's number of queues gets the missing ones, or nobody would read them.
+        topic = self._topics.ensure_queues(
+            TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=flag)
+        )
         if not topic.perm & PERM_WRITE:
             raise RemoteFault(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
         return topic

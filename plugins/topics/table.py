@@ -73,8 +73,8 @@ class Topics:
     ) -> TopicConfig | None:
         """As :meth:`get`, but created on first use if ``default_topic`` allows it.
 
-        A retry topic gets one queue, and needs its group. :class:`RemoteFault` for an illegal name (1), an unknown
-        group (26), and beyond the limit (1).
+        A retry topic needs its group, and gets as many queues as that has, at least one. :class:`RemoteFault` for an
+        illegal name (1), an unknown group (26), and beyond the limit (1).
         """
         config = self.table.entries.get(topic)
         return config if config is not None else self._create(topic, default_topic, default_queues, unit_mode)
@@ -86,6 +86,23 @@ class Topics:
             return existing
         self.set(config)
         return config
+
+    def ensure_queues(self, config: TopicConfig) -> TopicConfig:
+        """As :meth:`ensure`; an existing topic with fewer queues gets those that it lacks, and keeps everything else.
+
+        RocketMQ 5.3.3 (``TopicConfigManager.createTopicInSendMessageBackMethod``) leaves such a topic as it is, and
+        stores messages in queues that no consumer reads.
+        """
+        existing = self.table.entries.get(config.topic_name)
+        if existing is None:
+            return self.ensure(config)
+        reads = max(existing.read_queue_nums, config.read_queue_nums)
+        writes = max(existing.write_queue_nums, config.write_queue_nums)
+        if (reads, writes) == (existing.read_queue_nums, existing.write_queue_nums):
+            return existing
+        extended = msgspec.structs.replace(existing, read_queue_nums=reads, write_queue_nums=writes)
+        self.set(extended)
+        return extended
 
     def watch_created(self, listener: Callable[[TopicConfig], None]) -> None:
         """See :class:`gantrymq.plugins.interfaces.TopicTable`; one listener, the last one."""
@@ -244,9 +261,12 @@ class Topics:
         validate_topic(topic)
         if is_retry_topic(topic):
             group = topic.removeprefix(RETRY_PREFIX)
-            if self._groups.find(group) is None:
+            found = self._groups.find(group)
+            if found is None:
                 raise RemoteFault(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}")
-            config: TopicConfig | None = topic_config(topic, 1, sys_flag=UNIT_SUBSCRIPTION if unit_mode else 0)
+            config: TopicConfig | None = topic_config(
+                topic, max(1, found.retry_queue_nums), sys_flag=UNIT_SUBSCRIPTION if unit_mode else 0
+            )
         else:
             config = inherited(topic, self.table.entries.get(default_topic), default_queues, unit_mode)
         if config is not None:

@@ -99,6 +99,19 @@ def test_a_group_without_retry_queues_gets_no_retry_topic(broker: Any, connect: 
     assert members(broker) == ["a@1"]
 
 
+def test_a_heartbeat_adds_the_queues_by_which_the_group_was_raised_to_its_retry_topic(
+    broker: Any, connect: Any
+) -> None:
+    beat(broker, connect(), "a@1")
+    broker.ask(200, body=SubscriptionGroupConfig("shop", retry_queue_nums=4).to_bytes())
+    beat(broker, connect(), "a@1")
+    retry = broker.registry.get(TopicTable).get("%RETRY%shop")
+    assert (retry.read_queue_nums, retry.write_queue_nums) == (4, 4)
+    broker.ask(200, body=SubscriptionGroupConfig("shop", retry_queue_nums=2).to_bytes())
+    beat(broker, connect(), "a@1")
+    assert broker.registry.get(TopicTable).get("%RETRY%shop").read_queue_nums == 4
+
+
 def test_a_query_for_members_of_an_empty_group_returns_code_1(broker: Any) -> None:
     answer = broker.ask(38, {"consumerGroup": "shop"})
     assert (answer.code, answer.remark) == (1, "no consumer for this group, shop")

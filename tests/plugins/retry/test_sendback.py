@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
+from gantrymq.remoting.bodies.routes import TopicRouteData
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.nameserver import RouteHeader
 from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.remoting.properties import decode_properties
-from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
-from gantrymq.testing.requests import send
+from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker, run_cluster
+from gantrymq.testing.requests import pull, send
 
 pytestmark = pytest.mark.trio
 
@@ -140,6 +143,76 @@ async def test_the_groups_number_of_retry_queues_counts(tmp_path: Path) -> None:
         end = broker.log.end
         assert (await channel.call(back(first.offset))).code == ResponseCode.SUCCESS
         assert broker.log.end == end, "a group without retries is done with the message"
+
+
+async def queues_used(broker: Broker, channel: Channel, offset: int, times: int = 40) -> set[int]:
+    """The queues of the retry topic that so many send-backs of a message chose."""
+    queues = set()
+    for _ in range(times):
+        record = await returned(broker, channel, back(offset))
+        queues.add(int(decode_properties(record.properties.decode())["REAL_QID"]))
+    return queues
+
+
+async def set_retry_queues(channel: Channel, count: int) -> None:
+    group = SubscriptionGroupConfig("G", retry_queue_nums=count)
+    answer = await channel.call(Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group.to_bytes()))
+    assert answer.code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("first_by", ["send-back", "send"])
+async def test_a_retry_topic_gets_the_queues_by_which_its_group_was_raised(tmp_path: Path, first_by: str) -> None:
+    async with run_cluster(tmp_path) as cluster, open_channel(cluster.address) as channel:
+        broker = cluster.broker
+        first = await stored(broker, channel)
+        topics = broker.registry.get(TopicTable)
+        if first_by == "send-back":
+            assert await queues_used(broker, channel, first.offset, times=1) == {0}
+        else:
+            assert (await channel.call(resend(1, limit=None))).code == ResponseCode.SUCCESS
+        await set_retry_queues(channel, 3)
+        assert await queues_used(broker, channel, first.offset) == {0, 1, 2}
+        topic = topics.get("%RETRY%G")
+        assert topic is not None
+        assert (topic.read_queue_nums, topic.write_queue_nums) == (3, 3)
+        # Consumers learn of the queues from the nameserver, and may pull from them.
+        async with open_channel(cluster.nameserver) as nameserver:
+            with trio.fail_after(10):
+                while (await route(nameserver, "%RETRY%G")).queue_datas[0].read_queue_nums != 3:
+                    await trio.lowlevel.checkpoint()
+        assert (await channel.call(pull("%RETRY%G", 2, group="G"))).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def route(nameserver: Channel, topic: str) -> TopicRouteData:
+    answer = await nameserver.call(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteHeader(topic=topic).to_ext()))
+    return TopicRouteData.from_bytes(answer.body or b"")
+
+
+async def test_a_group_with_fewer_retry_queues_than_before_uses_the_first_ones_and_keeps_the_others(
+    tmp_path: Path,
+) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        first = await stored(broker, channel)
+        await set_retry_queues(channel, 3)
+        await queues_used(broker, channel, first.offset, times=1)
+        await set_retry_queues(channel, 1)
+        assert await queues_used(broker, channel, first.offset, times=10) == {0}
+        topic = broker.registry.get(TopicTable).get("%RETRY%G")
+        assert topic is not None
+        assert topic.read_queue_nums == 3, "messages in the other queues are still consumed"
+
+
+async def test_a_dead_letter_goes_to_a_queue_that_its_topic_has(tmp_path: Path) -> None:
+    """Also if the topic has more queues, or, in a store of another broker, none."""
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        first = await stored(broker, channel)
+        topics = broker.registry.get(TopicTable)
+        for before, after in ((0, 1), (4, 4)):
+            topics.ensure(TopicConfig("%DLQ%G", 1, 1)).read_queue_nums = before
+            assert (await returned(broker, channel, back(first.offset, -1))).queue_id == 0
+            topic = topics.get("%DLQ%G")
+            assert topic is not None
+            assert topic.read_queue_nums == after
 
 
 async def test_invalid_send_backs_are_refused_and_not_stored(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import structlog.testing
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
-from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.errors import RemoteFault
@@ -126,6 +126,29 @@ def test_a_topic_that_exists_is_not_touched_by_a_send(make_broker: Any) -> None:
     first = topics.for_send("orders", "TBW102", 2)
     assert topics.for_send("orders", "TBW102", 8) is first
     assert topics.ensure(TopicConfig("orders", 5, 5)) is first
+
+
+def test_ensured_queues_are_added_to_an_existing_topic_and_change_nothing_else(make_broker: Any) -> None:
+    topics: Any = topics_of(make_broker("topics"))
+    changes: list[tuple[str, bool]] = []
+    topics.changed = lambda topic, existed: changes.append((topic, existed))
+    assert topics.ensure_queues(TopicConfig("orders", 2, 2)) == TopicConfig("orders", 2, 2)
+    topics.set(TopicConfig("orders", 1, 5, 4, "MULTI_TAG", 2, order=True, attributes={"message.type": "NORMAL"}))
+    version = topics.table.version
+    expected = TopicConfig("orders", 3, 5, 4, "MULTI_TAG", 2, order=True, attributes={"message.type": "NORMAL"})
+    assert topics.ensure_queues(TopicConfig("orders", 3, 3)) == expected
+    assert topics.get("orders") == expected
+    assert topics.table.version.counter == version.counter + 1
+    assert topics.ensure_queues(TopicConfig("orders", 2, 2)) == expected
+    assert changes == [("orders", False), ("orders", True), ("orders", True)]
+
+
+def test_a_message_creates_the_retry_topic_with_the_queues_of_its_group(make_broker: Any) -> None:
+    broker = make_broker("topics")
+    for group, count, expected in (("many", 4, 4), ("none", 0, 1)):
+        broker.ask(200, body=SubscriptionGroupConfig(group, retry_queue_nums=count).to_bytes())
+        topic = topics_of(broker).for_send(f"%RETRY%{group}", "TBW102", 8)
+        assert topic == TopicConfig(f"%RETRY%{group}", expected, expected, 6)
 
 
 def test_a_retry_topic_has_one_queue_and_needs_its_group(make_broker: Any) -> None:
