@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -20,6 +21,7 @@ from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.store.log.segments import Segment
 
 RESERVE_FILE: Final = "gantrymq.reserve"
 RESERVE_SHARE: Final = 16
@@ -146,16 +148,21 @@ class Cleaner:
 
     def _files(self) -> list[LogFile]:
         """Return the files that may be deleted, except for the last ones; the time of each is that of the first message
-        behind it."""
-        segments = list(self._broker.log.segments)
+        behind it.
+
+        If that message cannot be read, the next file's time counts, or that of the log's last message.
+        """
+        commit_log = self._broker.log
         files: list[LogFile] = []
-        for segment, following in pairwise(segments):
-            if len(files) == self._rules.files_at_once or following.base >= self._broker.log.end:
+        undated: list[Segment] = []
+        for segment, following in pairwise(list(commit_log.segments)):
+            if len(files) >= self._rules.files_at_once or following.base >= commit_log.end:
                 break
-            try:
-                newest = self._broker.log.read_record(following.base).store_timestamp
-            except (OutOfLog, CorruptRange, BadRecord):
-                # Its age is unknown: it is deleted with the next file.
-                newest = self._broker.env.wall_ms()
-            files.append(LogFile(segment.base, segment.end, newest))
-        return files
+            undated.append(segment)
+            with suppress(OutOfLog, CorruptRange, BadRecord):
+                newest = commit_log.read_record(following.base).store_timestamp
+                files += [LogFile(each.base, each.end, newest) for each in undated]
+                undated = []
+        newest = commit_log.last_timestamp or self._broker.env.wall_ms()
+        files += [LogFile(each.base, each.end, newest) for each in undated]
+        return files[: self._rules.files_at_once]

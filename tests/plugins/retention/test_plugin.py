@@ -100,6 +100,36 @@ async def test_old_files_go_when_asked_and_queues_begin_with_what_is_left(tmp_pa
         assert again.log.min_offset == gone * FILE
 
 
+@pytest.mark.parametrize("files_at_once", ["1", "2", "100"])
+@pytest.mark.parametrize("damaged", [1, 2, -1], ids=["second", "third", "last"])
+async def test_old_files_go_although_the_first_message_of_one_cannot_be_read(
+    tmp_path: Path, damaged: int, files_at_once: str
+) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": files_at_once}) as (broker, _, cleaner):
+        segments = list(broker.log.segments)
+        base = segments[damaged].base
+        broker.log.quarantine_range(base, base + 1000)
+        env.ahead_ms = 73 * 3_600_000
+        gone = 0
+        while deleted := await cleaner.clean(asked=True):
+            assert deleted <= int(files_at_once)
+            gone += deleted
+        assert gone == len(segments) - 1
+
+
+async def test_a_file_whose_age_cannot_be_read_stays_with_the_young_one_behind_it(tmp_path: Path) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env) as (broker, channel, cleaner):
+        env.ahead_ms = 73 * 3_600_000
+        old = len(broker.log.segments)
+        for _ in range(20):
+            assert (await channel.call(send("T", b"x" * 1000))).code == ResponseCode.SUCCESS
+        broker.log.quarantine_range(old * FILE, old * FILE + 1000)
+        assert await cleaner.clean(asked=True) == old - 1
+        assert broker.log.min_offset == (old - 1) * FILE
+
+
 async def test_no_queue_begins_with_a_deleted_message_while_files_are_still_being_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
