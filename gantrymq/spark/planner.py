@@ -7,7 +7,7 @@ Spark keeps the offsets between batches, as JSON in its checkpoint: ``{"orders":
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -17,8 +17,10 @@ from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, U
 from gantrymq.spark.events import log
 from gantrymq.spark.options import EARLIEST, LATEST, Offsets, StreamOptions
 from gantrymq.spark.ranges import (
+    QueueKey,
     QueueRange,
     find_offset,
+    find_present_queues,
     find_queues,
     find_start_by_time,
     measure_messages,
@@ -28,8 +30,6 @@ from gantrymq.spark.sharing import share
 from gantrymq.spark.wire import Queue, Wire
 
 T = TypeVar("T")
-QueueKey = tuple[str, str, int]
-"""Topic, broker name and queue id."""
 RETRY_PAUSE_SECONDS = 0.5
 """The pause before nameservers or brokers that do not answer are asked again."""
 
@@ -143,8 +143,8 @@ class StreamPlanner:
         return pack(self._ends) if self._ends else None
 
     def _find_start(self) -> dict[QueueKey, int]:
-        self._refresh()
         source = self.options.source
+        self._remember(find_queues(source, self.wire))
         start: dict[QueueKey, int] = {}
         moves = False
         for key, queue in self._queues.items():
@@ -164,11 +164,11 @@ class StreamPlanner:
         return start
 
     def _find_all_ends(self) -> dict[QueueKey, int]:
-        self._refresh()
+        self._remember(find_present_queues(self.options.source, self.wire))
         return {key: self.wire.find_end(queue) for key, queue in self._queues.items()}
 
     def _find_wanted(self, wanted: Mapping[QueueKey, object]) -> None:
-        self._refresh()
+        self._remember(find_present_queues(self.options.source, self.wire))
         for topic, broker, queue_id in wanted.keys() - self._queues.keys():
             raise Unreachable(
                 f"{topic} {broker} queue {queue_id} has messages of a batch that was begun, and is not in the route"
@@ -178,7 +178,7 @@ class StreamPlanner:
         """The ends of the queues that can be read now."""
         failure: SparkError | None = None
         try:
-            self._refresh()
+            self._remember(find_present_queues(self.options.source, self.wire, known))
         except (Unreachable, UnknownTopic, Refused) as error:
             failure = error  # the brokers may well answer while the nameservers do not
         ends: dict[QueueKey, int] = {}
@@ -215,8 +215,7 @@ class StreamPlanner:
         if now - self._silent_since >= self.options.source.retry_seconds:
             raise error
 
-    def _refresh(self) -> None:
-        queues = find_queues(self.options.source, self.wire)
+    def _remember(self, queues: Iterable[Queue]) -> None:
         self._queues |= {(queue.topic, queue.broker, queue.queue_id): queue for queue in queues}
 
     def _report_shorter(self, key: QueueKey, start: int, end: int) -> None:

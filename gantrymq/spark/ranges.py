@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import attrs
@@ -16,6 +16,8 @@ from gantrymq.spark.options import EARLIEST, LATEST, Assignment, Offsets, Source
 from gantrymq.spark.times import find_first_since
 from gantrymq.spark.wire import Queue, Wire
 
+QueueKey = tuple[str, str, int]
+"""Topic, broker name and queue id."""
 SAMPLE_ROWS = 32
 """The messages whose stored size stands for that of others, where something is bounded by bytes."""
 
@@ -75,17 +77,37 @@ def settle_times(options: SourceOptions, wire: Wire, queue: Queue, lowest: int, 
 def find_queues(options: SourceOptions, wire: Wire) -> list[Queue]:
     """Every queue to read; none if ``topic_pattern`` matches no topic now. Raises as :func:`settle_ranges`, if the
     offsets or the assignment name another one."""
-    if options.topic_pattern is None:
-        queues = [queue for topic in options.topics for queue in wire.find_queues(options.nameservers, topic)]
-    else:
-        queues = _find_matching(options, wire, options.topic_pattern)
-    if options.assigned is not None:
-        queues = _choose_assigned(options.assigned, queues)
+    queues = find_present_queues(options, wire, recorded=())
     _check_names("startingOffsets", options.starting, queues)
     _check_names("endingOffsets", options.ending, queues)
     _check_names("startingOffsetsByTimestamp", options.starting_millis, queues)
     _check_names("endingOffsetsByTimestamp", options.ending_millis, queues)
     return queues
+
+
+def find_present_queues(
+    options: SourceOptions, wire: Wire, recorded: Collection[QueueKey] | None = None
+) -> list[Queue]:
+    """Every queue to read that the route lists now, whatever queues the offsets of ``options`` name.
+
+    Queues in ``recorded`` and their topics may be missing; with None, any. Raises :class:`UnknownTopic` for another
+    topic, or if no topic is left, :class:`WrongOption` for another queue of the assignment, and the errors of
+    :class:`Wire`.
+    """
+    if options.topic_pattern is not None:
+        return _find_matching(options, wire, options.topic_pattern)
+    queues: list[Queue] = []
+    missing: UnknownTopic | None = None
+    for topic in options.topics:
+        try:
+            queues += wire.find_queues(options.nameservers, topic)
+        except UnknownTopic as error:
+            if recorded is not None and not any(topic == name for name, _, _ in recorded):
+                raise
+            missing = error
+    if missing is not None and not queues:
+        raise missing
+    return queues if options.assigned is None else _choose_assigned(options.assigned, queues, recorded)
 
 
 def _find_matching(options: SourceOptions, wire: Wire, pattern: str) -> list[Queue]:
@@ -99,9 +121,16 @@ def _find_matching(options: SourceOptions, wire: Wire, pattern: str) -> list[Que
     return queues
 
 
-def _choose_assigned(assigned: Assignment, queues: list[Queue]) -> list[Queue]:
-    named = {topic: {name: dict.fromkeys(ids, 0) for name, ids in found.items()} for topic, found in assigned.items()}
-    _check_names("assign", named, queues)
+def _choose_assigned(assigned: Assignment, queues: list[Queue], recorded: Collection[QueueKey] | None) -> list[Queue]:
+    if recorded is not None:
+        needed = {
+            topic: {
+                broker: {queue_id: 0 for queue_id in ids if (topic, broker, queue_id) not in recorded}
+                for broker, ids in brokers.items()
+            }
+            for topic, brokers in assigned.items()
+        }
+        _check_names("assign", needed, queues)
     return [queue for queue in queues if queue.queue_id in assigned[queue.topic].get(queue.broker, ())]
 
 

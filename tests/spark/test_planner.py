@@ -11,6 +11,7 @@ import attrs
 import pytest
 from structlog.testing import capture_logs
 
+from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark.errors import DataLoss, UnknownTopic, Unreachable, WrongOption
@@ -243,6 +244,70 @@ def test_a_stream_reads_assigned_queues_only(make: Callable[..., StreamPlanner],
     start = planner.initial()
     assert start == {"orders": {"broker-a": {"1": 0}}}
     assert planner.latest(start) == {"orders": {"broker-a": {"1": 5}}}
+
+
+def routes_have_queues(cluster: FakeCluster, count: int) -> None:
+    """Let the nameserver leave out the queues from ``count`` on."""
+    queues = [QueueData(cluster.broker, count, count, cluster.perm)]
+    brokers = [BrokerData("c", cluster.broker, {0: cluster.address})]
+    body = TopicRouteData(queue_datas=queues, broker_datas=brokers).to_bytes()
+
+    def script(request: Command) -> Command | None:
+        if request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            return None
+        return request.answer(ResponseCode.SUCCESS, body=body)
+
+    cluster.script = script
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"startingOffsets": '{"orders": {"broker-a": {"2": 0}}}'},
+        {"startingOffsetsByTimestamp": '{"orders": {"broker-a": {"2": 1000}}}'},
+        {"topic": "", "assign": '{"orders": {"broker-a": [0, 1, 2]}}', "startingOffsets": "earliest"},
+    ],
+    ids=["offsets", "times", "assign"],
+)
+def test_a_named_queue_that_leaves_the_route_keeps_its_offset(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, options: dict[str, str]
+) -> None:
+    planner = make(**options)
+    start = planner.initial()
+    orders.queues["orders", 1].max_offset = 8
+    routes_have_queues(orders, 2)
+    for again in (planner, make(**options)):  # the restarted query reads the same checkpoint
+        again.latest(start)
+        assert again.latest(start) == at(30, 8, 0)
+    restarted = make(**options)
+    restarted.prepare_available_now()
+    assert restarted.latest(start) == at(30, 8, 0)
+    orders.script = lambda request: None
+    orders.queues["orders", 2].max_offset = 3
+    assert make(**options).latest(start) == at(30, 8, 3), "it is read once it is back"
+
+
+def test_a_restarted_stream_refuses_an_assigned_queue_that_it_never_knew(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    planner = make(topic="", assign='{"orders": {"broker-a": [1, 7]}}')
+    with pytest.raises(WrongOption, match="assign: orders has no queue 7 on 'broker-a'; its brokers: broker-a"):
+        planner.latest({"orders": {"broker-a": {"1": 0}}})
+
+
+def test_a_topic_that_no_broker_serves_keeps_its_offsets_and_others_are_read(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    known = at(10, 0, 0) | at(4, topic="absent")
+    planner = make(topic="absent,orders", startingOffsets="earliest")
+    assert planner.latest(known) == at(30, 5, 0) | at(4, topic="absent")
+    clock.now = 100.0
+    assert planner.latest(known) == at(30, 5, 0) | at(4, topic="absent")
+    unknown = make(topic="absent,orders")
+    assert unknown.latest(at(10, 0, 0)) == at(10, 0, 0)
+    clock.now = 200.0
+    with pytest.raises(UnknownTopic, match="'absent' is not known"):
+        unknown.latest(at(10, 0, 0))
 
 
 def test_a_queue_that_became_shorter_is_data_loss(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
