@@ -6,11 +6,12 @@ import itertools
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from typing import NoReturn
 
 import attrs
 
 from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topic
-from gantrymq.spark.errors import DataLoss, UnknownTopic, WrongOption
+from gantrymq.spark.errors import DataLoss, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.events import log
 from gantrymq.spark.options import EARLIEST, LATEST, Assignment, Offsets, SourceOptions
 from gantrymq.spark.times import find_first_since
@@ -244,6 +245,12 @@ def report_loss(queue: Queue, wanted: int, lowest: int, count: int, fail: bool) 
         "messages_lost", topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, wanted=wanted,
         min_offset=lowest, lost=count,
     )  # fmt: skip
+
+
+def refuse_lagging_slave(queue: Queue, end: int) -> NoReturn:
+    """Raise :class:`Unreachable` because the slave that serves ``queue`` ends at ``end``, and only the master has the
+    messages from there on: they are not lost."""
+    raise Unreachable(f"{queue.address}, a slave, has {queue} up to offset {end} only")
 
 
 def find_offset(offsets: int | Offsets, queue: Queue, otherwise: int) -> int:

@@ -12,7 +12,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.spark.columns import make_builder
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
 from gantrymq.spark.options import SourceOptions
-from gantrymq.spark.ranges import QueueRange, report_loss
+from gantrymq.spark.ranges import QueueRange, refuse_lagging_slave, report_loss
 from gantrymq.spark.wire import ALL_MESSAGES, Pulled, Queue, Wire
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ class _PatientSource:
         subscription = self._options.subscription or ALL_MESSAGES
         answer = self._wire.pull(queue, offset, subscription=subscription, until=self._wanted.end)
         if queue.is_slave and answer.max_offset <= offset:
-            # Planned from the master's offsets: the slave has not copied these messages yet, so nothing is lost.
-            raise Unreachable(f"{queue.address}, a slave, has {queue} up to offset {answer.max_offset} only")
+            refuse_lagging_slave(queue, answer.max_offset)  # the range was planned from the master's offsets
         return answer
 
     def _find_master(self) -> Queue:

@@ -274,6 +274,36 @@ def test_a_failed_run_publishes_nothing_and_the_next_run_completes_it(orders: Fa
     assert rows(visible(folder)) == orders.everything("orders")
 
 
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_messages_that_a_slave_has_not_copied_are_exported_once_the_master_is_back(
+    orders: FakeCluster, folder: Path, fail_on_data_loss: bool
+) -> None:
+    orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
+    with pytest.raises(Unreachable):
+        go(orders, folder)
+    orders.script = lambda request: None
+    orders.broker_ids, orders.queues["orders", 0].max_offset = (1,), 7
+    with pytest.raises(Unreachable, match="a slave, has orders broker-a queue 0 up to offset 7 only"):
+        go(orders, folder, fail_on_data_loss=fail_on_data_loss)
+    orders.broker_ids, orders.queues["orders", 0].max_offset = (0,), 10
+    result = go(orders, folder, fail_on_data_loss=fail_on_data_loss)
+    assert (result.rows, result.lost, result.resumed) == (20, 0, True)
+    assert rows(export_files(folder)) == orders.everything("orders")
+
+
+def test_a_slave_that_ends_before_the_export_is_waited_for(orders: FakeCluster, folder: Path) -> None:
+    go(orders, folder)
+    orders.broker_ids, orders.queues["orders", 0].max_offset = (1,), 7
+    with pytest.raises(Unreachable, match="a slave, has orders broker-a queue 0 up to offset 7 only"):
+        go(orders, folder)
+    orders.queues["orders", 0].max_offset = 10
+    orders.fill(2)
+    assert go(orders, folder).rows == 2, "a slave that has caught up serves the export"
+    orders.broker_ids, orders.queues["orders", 0].max_offset = (0,), 7
+    with pytest.raises(WrongOption, match="exported up to offset 11, but ends at 7: the topic was made anew"):
+        go(orders, folder)
+
+
 def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: Path) -> None:
     orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
     with pytest.raises(Unreachable):

@@ -15,6 +15,7 @@ from gantrymq.spark.ranges import (
     find_offset,
     find_queues,
     measure_messages,
+    refuse_lagging_slave,
     report_loss,
     settle_range,
     settle_times,
@@ -40,7 +41,8 @@ def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, ov
 
     A queue that the export has continues where it ended; starting offsets count for the others. Raises
     :class:`WrongOption` for offsets that do not fit, :class:`~gantrymq.spark.errors.DataLoss` for messages that
-    expired before they were exported (``lost`` has their span if ``fail_on_data_loss`` is off), and what
+    expired before they were exported (``lost`` has their span if ``fail_on_data_loss`` is off),
+    :class:`~gantrymq.spark.errors.Unreachable` for a slave that has not copied yet what is exported, and what
     :class:`Wire` raises.
     """
     known = {} if overwrite else state.ends
@@ -79,6 +81,8 @@ def _continue(
             f"{queue} is exported up to offset {position}; it cannot start at {asked}: starting offsets are for queues "
             "that the export does not have yet"
         )
+    if position > highest and queue.is_slave:
+        refuse_lagging_slave(queue, highest)
     if position > highest:
         raise WrongOption(
             f"{queue} is exported up to offset {position}, but ends at {highest}: the topic was made anew or its "

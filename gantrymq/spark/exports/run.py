@@ -220,15 +220,15 @@ class _Run:
         report(0)
 
     def _tasks(self, plan: Plan, queues: Sequence[Queue]) -> list[Task]:
-        addresses = {(item.topic, item.broker, item.queue_id): item.address for item in queues}
+        found = {(item.topic, item.broker, item.queue_id): item for item in queues}
         tasks: list[Task] = []
         finished = self._destination.finished(plan)
         for index, span in enumerate(plan.tasks):
             if index in finished:
                 continue
-            if span.key not in addresses:
+            if span.key not in found:
                 raise Unreachable(f"{span.topic} {span.broker} queue {span.queue_id} is planned, but no broker has it")
-            arguments = (addresses[span.key], self.options.fail_on_data_loss, self.options.security)
+            arguments = (found[span.key], self.options.fail_on_data_loss, self.options.security)
             tasks.append(make_task(self._destination.name, plan, index, *arguments))
         return tasks
 

@@ -28,23 +28,23 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 @attrs.frozen
 class Task:
-    """What a worker needs to know; it pickles. ``address`` is where the queue of ``span`` is read now."""
+    """What a worker needs to know; it pickles. ``queue`` is the one of ``span``, and says where it is read now."""
 
     to: Path | str
     plan: Plan
     index: int
     span: Span
-    address: str
+    queue: Queue
     fail_on_data_loss: bool
     security: Security = NO_SECURITY
 
 
 def make_task(
-    to: Path | str, plan: Plan, index: int, address: str, fail_on_data_loss: bool, security: Security = NO_SECURITY
+    to: Path | str, plan: Plan, index: int, queue: Queue, fail_on_data_loss: bool, security: Security = NO_SECURITY
 ) -> Task:
     """Task ``index`` of ``plan``, with no more of the plan than it needs."""
     needed = attrs.evolve(plan, tasks=[], ends=[], lost=[])
-    return Task(to, needed, index, plan.tasks[index], address, fail_on_data_loss, security)
+    return Task(to, needed, index, plan.tasks[index], queue, fail_on_data_loss, security)
 
 
 def run_task(task: Task, report: Callable[[int], None] | None = None) -> int:
@@ -131,8 +131,7 @@ def _pieces(wire: Wire, task: Task) -> Iterator[_Piece]:
     options = SourceOptions(
         (), (task.span.topic,), fail_on_data_loss=task.fail_on_data_loss, body_max_bytes=task.plan.body_max_bytes
     )
-    queue = Queue(task.span.topic, task.span.broker, task.span.queue_id, task.address)
-    for batch in read_range(wire, QueueRange(queue, task.span.first, task.span.end), options, FILE_COLUMNS):
+    for batch in read_range(wire, QueueRange(task.queue, task.span.first, task.span.end), options, FILE_COLUMNS):
         yield from _cut(batch, task.plan.file_bytes)
 
 
