@@ -275,6 +275,13 @@ OBJECTS = """\
 `gantrymq.plugins.interfaces`, from `register_processors` on; `find` returns None if no enabled plugin offers one.
 `Registry.provide(MyProtocol, object)` in `configure` offers an object of your plugin to others.
 """
+COMMANDS_OF_PLUGINS = """\
+## Functions for commands
+
+The module `gantrymq.cli.connecting` is for commands that a plugin adds with `add_commands`. With it such a command has
+the options, contexts and variables of [all commands](cli.md). It imports click, which a broker does not need: use it in
+a module of its own, as [Write a plugin](../tutorial/write-a-plugin.md#commands) shows.
+"""
 READERS = {"Broker": "broker", "LogReader": "broker.log", "QueuesReader": "broker.queues", "QueueReader": "queue"}
 """The classes of ``kernel/api.py``, and what the page calls their objects."""
 KERNEL = Path(__file__).parents[1] / "kernel"
@@ -322,7 +329,12 @@ def plugin_api_page() -> str:
     for node in ast.parse((KERNEL / "store" / "log" / "record.py").read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == "Record":
             out += ["", "### `Record`\n", f"{description_of(node)}\n", *table_of(node, "record")]
-    out += ["", OBJECTS]
+    wanted = (
+        "nameserver_option", "optional_nameserver_option", "context_option", "with_client", "connect_settings",
+        "plain_settings",
+    )  # fmt: skip
+    connecting = KERNEL.parent / "gantrymq" / "cli" / "connecting.py"
+    out += ["", COMMANDS_OF_PLUGINS, *functions_of(connecting, wanted, "gantrymq.cli.connecting"), "", OBJECTS]
     for node in ast.parse((KERNEL.parent / "plugins" / "interfaces.py").read_text()).body:
         if isinstance(node, ast.ClassDef):
             owner = re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower()

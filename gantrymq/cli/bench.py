@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import rich_click as click
 
-from gantrymq.cli.connecting import load_settings, nameserver_option, with_client
+from gantrymq.cli.connecting import nameserver_option, plain_settings, with_client
 from gantrymq.cli.options import duration_option, topic_parameter
 from gantrymq.cli.tables import plural
 
@@ -232,7 +232,7 @@ def _run(name: str, options: Options, loads: list[Load]) -> int:
     from gantrymq.cli.progress import Meter
 
     processes = options.processes or default_processes()
-    secured = load_settings()
+    secured = plain_settings()
     loads = [msgspec.structs.replace(load, **secured) for load in loads]
     with Meter(f"{name} {options.topic}", options.count or None) as meter:
         result = run(options.plan(loads), processes, meter.set)

@@ -1,4 +1,7 @@
-"""Shared parts of the commands that connect to a cluster: options for nameservers, and a client in a loop."""
+"""Shared parts of the commands that connect to a cluster: options for nameservers, and a client in a loop.
+
+Commands of plugins use them too: ``docs/reference/plugin-api.md`` lists the functions that are part of the plugin API.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ T = TypeVar("T")
 
 
 def nameserver_option(function: F) -> F:
-    """The options ``--nameserver`` and ``--context``, of which the function gets the first."""
+    """Decorate a command: add the options ``--nameserver`` and ``--context``. The function gets an argument
+    ``nameserver``, the text of the option, the variable or the context that takes precedence."""
     nameserver = click.option(
         "--nameserver",
         default="127.0.0.1:9876",
@@ -32,8 +36,22 @@ def nameserver_option(function: F) -> F:
     return nameserver(_context(function, contexts.choose))
 
 
+def optional_nameserver_option(function: F) -> F:
+    """As :func:`nameserver_option`, for a command that also works without a cluster: ``nameserver`` is None unless
+    ``--nameserver`` or ``--context`` is on the command line. Keys and TLS settings may come from the current context.
+    """
+    nameserver = click.option(
+        "--nameserver",
+        callback=contexts.given_nameserver,
+        metavar="HOST:PORT[;HOST:PORT]",
+        help="Nameservers to ask. Without this and --context no nameserver is asked.",
+    )
+    return nameserver(_context(function, contexts.choose))
+
+
 def context_option(function: F) -> F:
-    """The option ``--context`` of a command that addresses brokers themselves: keys and TLS settings of it count."""
+    """Decorate a command that addresses brokers themselves: add the option ``--context``, whose keys and TLS settings
+    count."""
     return _context(function, contexts.choose_connection)
 
 
@@ -71,10 +89,9 @@ _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
 def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """How to connect: the arguments of ``gantrymq.connect`` that the command's context or ``environment`` sets.
-
-    A context replaces the environment's variables.
-    """
+    """Return how to connect: the arguments of ``gantrymq.connect`` that the command's context sets, or without a
+    context the variables ``GANTRYMQ_ACCESS_KEY``, ``GANTRYMQ_SECRET_KEY``, ``GANTRYMQ_SECURITY_TOKEN``,
+    ``GANTRYMQ_TLS`` and ``GANTRYMQ_TLS_CA`` of ``environment``. Raises ``click.UsageError``."""
     from gantrymq.remoting.tls import UNVERIFIED, client_context
 
     found: dict[str, Any] = _keys(environment)
@@ -87,8 +104,13 @@ def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, A
     return found
 
 
-def load_settings() -> dict[str, str]:
-    """As :func:`connect_settings`, as the fields of a :class:`gantrymq.bench.plan.Load`."""
+def plain_settings() -> dict[str, str]:
+    """Return what :func:`connect_settings` says as texts, for another process.
+
+    ``access_key``, ``secret_key`` and ``security_token`` are there if they are set; ``tls`` is ``verified``,
+    ``unverified``, or empty without TLS; ``authority`` is a file of trusted certificates or empty. Raises
+    ``click.UsageError``.
+    """
     tls, authority = tls_settings()
     return {**_keys(os.environ), "tls": tls, "authority": authority}
 
@@ -137,7 +159,10 @@ def use_everywhere(settings: Mapping[str, Any]) -> None:
 
 
 def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Run ``work`` with a connected client to its end. Raises its errors, and an invalid address as wrong usage."""
+    """Run ``work(client)``, an async function, with a connected :class:`gantrymq.client.Client`; return its result.
+
+    Raises its errors, and ``click.UsageError`` for an invalid address or setting.
+    """
     import trio
 
     from gantrymq.client import connect

@@ -172,7 +172,7 @@ def choose_connection(ctx: click.Context, parameter: click.Parameter, name: str 
         ctx.meta[_META] = load(chosen)
 
 
-def chosen_nameserver(ctx: click.Context, parameter: click.Parameter, nameserver: str) -> str:
+def chosen_nameserver(ctx: click.Context, parameter: click.Parameter, nameserver: str | None) -> str | None:
     """The callback of ``--nameserver``: the chosen context's nameservers, unless the option was given."""
     name = ctx.meta.pop(_META, None)
     if name is None or ctx.resilient_parsing:  # a shell asks for completions
@@ -184,6 +184,14 @@ def chosen_nameserver(ctx: click.Context, parameter: click.Parameter, nameserver
         return nameserver
     context = ctx.meta[_META] = load(name)
     return context.nameserver
+
+
+def given_nameserver(ctx: click.Context, parameter: click.Parameter, nameserver: str | None) -> str | None:
+    """The callback of a ``--nameserver`` without default: as :func:`chosen_nameserver` if it or ``--context`` is on the
+    command line, else None."""
+    found = chosen_nameserver(ctx, parameter, nameserver)
+    sources = {ctx.get_parameter_source(name) for name in (parameter.name or "", "context")}
+    return found if ParameterSource.COMMANDLINE in sources else None
 
 
 def chosen_environment() -> dict[str, str] | None:

@@ -10,6 +10,7 @@ import attrs
 
 from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.tls import UNVERIFIED, client_context
 from gantrymq.spark.errors import WrongOption
 
 SECURITY_OPTIONS = (
@@ -34,6 +35,8 @@ class Security:
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     namespace_v2: str | None = None
+    tls_is_verified: bool = True
+    """Whether TLS checks the certificates of servers."""
 
     def as_arguments(self) -> dict[str, Any]:
         """The keyword arguments of ``gantrymq.connect``. Raises :class:`WrongOption` for an unreadable file."""
@@ -44,7 +47,7 @@ class Security:
         if not self.tls:
             return None
         try:
-            context = ssl.create_default_context(cafile=self.tls_ca_file)
+            context = client_context(self.tls_ca_file or "", verify=self.tls_is_verified)
         except OSError as error:
             raise WrongOption(f"tlsCaFile {self.tls_ca_file!r} cannot be read: {error.strerror or error}") from None
         if self.tls_cert_file is not None:
@@ -94,31 +97,20 @@ NO_SECURITY = Security()
 def read_security(values: Mapping[str, str]) -> Security:
     """The security options in ``values``, by their names. Raises :class:`WrongOption`."""
     tls = values.get("tls", "false").lower()
-    if tls not in ("true", "false"):
-        raise WrongOption(f"tls is true or false, not {tls!r}")
+    if tls not in ("true", "false", UNVERIFIED):
+        raise WrongOption(f"tls is true, false or {UNVERIFIED}, not {tls!r}")
     for name in ("tlsCaFile", "tlsCertFile", "tlsKeyFile"):
         if name in values and tls == "false":
             raise WrongOption(f"{name} is for tls=true only")
+    if "tlsCaFile" in values and tls == UNVERIFIED:
+        raise WrongOption(f"tls={UNVERIFIED} verifies nothing: leave out tlsCaFile")
     if "tlsKeyFile" in values and "tlsCertFile" not in values:
         raise WrongOption("tlsKeyFile needs tlsCertFile, whose key it has")
     security = Security(
         values.get("accessKey"), values.get("secretKey"), values.get("securityToken"), values.get("namespace"),
-        tls == "true", values.get("tlsCaFile"), values.get("tlsCertFile"), values.get("tlsKeyFile"),
-        values.get("namespaceV2"),
+        tls != "false", values.get("tlsCaFile"), values.get("tlsCertFile"), values.get("tlsKeyFile"),
+        values.get("namespaceV2"), tls != UNVERIFIED,
     )  # fmt: skip
     security.outgoing()
     security.context()
     return security
-
-
-def options_of(variable: Callable[[str], str | None]) -> dict[str, str]:
-    """The options that the variables of the command line set: GANTRYMQ_ACCESS_KEY, GANTRYMQ_SECRET_KEY,
-    GANTRYMQ_SECURITY_TOKEN, GANTRYMQ_TLS and GANTRYMQ_TLS_CA. ``variable`` returns the value of one."""
-    names = {
-        "GANTRYMQ_ACCESS_KEY": "accessKey", "GANTRYMQ_SECRET_KEY": "secretKey",
-        "GANTRYMQ_SECURITY_TOKEN": "securityToken", "GANTRYMQ_TLS_CA": "tlsCaFile",
-    }  # fmt: skip
-    options = {option: value for name, option in names.items() if (value := variable(name))}
-    if "tlsCaFile" in options or (variable("GANTRYMQ_TLS") or "").lower() not in ("", "0", "false", "no", "off"):
-        options["tls"] = "true"
-    return options

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import rich_click as click
 import trio
+from click.core import ParameterSource
 
+from gantrymq.cli.connecting import context_option, nameserver_option, optional_nameserver_option, plain_settings
 from gantrymq.kernel.config.fields import parse_duration
-from gantrymq.kernel.env import environment
+from gantrymq.remoting.tls import UNVERIFIED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,17 +33,6 @@ class SparkNotHere(click.ClickException):
     """A requirement of Spark is not installed."""
 
     exit_code = 2
-
-
-NAMESERVER = click.option(
-    "--nameserver",
-    default="127.0.0.1:9876",
-    envvar="GANTRYMQ_NAMESERVER",
-    show_default=True,
-    show_envvar=True,
-    metavar="HOST:PORT",
-    help="One, or several with ;.",
-)
 
 
 BROKER = click.option(
@@ -63,7 +54,22 @@ FORMAT = click.option(
 )
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[status | compact | run-now | pause | resume]")
+class ExportGroup(click.RichGroup):
+    """Runs an export, or a sub-command, which has its own options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """click's method. If a sub-command comes first, the options of a run load no context: it may not need one."""
+        before = ctx.resilient_parsing
+        ctx.resilient_parsing = before or (bool(args) and args[0] in self.commands)
+        try:
+            return super().parse_args(ctx, args)
+        finally:
+            ctx.resilient_parsing = before
+
+
+@click.group(
+    cls=ExportGroup, invoke_without_command=True, subcommand_metavar="[status | compact | run-now | pause | resume]"
+)
 @click.option("--topic", metavar="TOPIC", help="Required. The topic, or several with commas between.")
 @click.option(
     "--to",
@@ -71,7 +77,7 @@ FORMAT = click.option(
     metavar="DIR",
     help="Required. The folder of the export, or a URL such as s3://bucket/folder; the first run makes it.",
 )
-@NAMESERVER
+@nameserver_option
 @FORMAT
 @click.option(
     "--starting-offsets",
@@ -123,6 +129,7 @@ def export(
     """Write the messages of a topic that are new since the last run to Parquet files."""
     context = click.get_current_context()
     if context is not None and context.invoked_subcommand is not None:
+        _refuse_options(context, context.invoked_subcommand)
         return
     if topic is None or folder is None:
         raise click.UsageError(f"Missing option '{'--topic' if topic is None else '--to'}'.")
@@ -154,6 +161,14 @@ def export(
             return
         given["discard_plan"] = False
         trio.run(trio.sleep, every)
+
+
+def _refuse_options(context: click.Context, subcommand: str) -> None:
+    for parameter in context.command.params:
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"write {parameter.opts[0]} after {subcommand!r}, if it is an option of that", context
+            )
 
 
 def _export_once(
@@ -209,14 +224,17 @@ def _read_time(name: str, text: str) -> str:
 
 @export.command("status")
 @click.argument("folder", metavar="[DIR]", required=False)
-@click.option("--nameserver", metavar="HOST:PORT", help="Ask the brokers for the lag, too.")
+@optional_nameserver_option
 @click.option("--broker", metavar="HOST:PORT", help="Instead of DIR: ask this broker's plugin `exporter`.")
 @FORMAT
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def show_status(
     folder: str | None, nameserver: str | None, broker: str | None, file_format: str, as_json: bool
 ) -> None:
-    """Show what an export has, queue by queue, and whether a run was stopped; or what a broker's exporter does."""
+    """Show what an export has, queue by queue, and whether a run was stopped; or what a broker's exporter does.
+
+    With --nameserver or --context the brokers are asked for the lag, too.
+    """
     from gantrymq import spark
 
     if (folder is None) == (broker is None):
@@ -235,6 +253,7 @@ def show_status(
 
 @export.command("run-now")
 @BROKER
+@context_option
 @click.option("--json", "as_json", is_flag=True, help="Print the exporter's status as JSON.")
 def run_now(broker: str, as_json: bool) -> None:
     """Let a broker's exporter start a run now, also while it is paused. The command does not wait for its end."""
@@ -243,6 +262,7 @@ def run_now(broker: str, as_json: bool) -> None:
 
 @export.command("pause")
 @BROKER
+@context_option
 @click.option("--json", "as_json", is_flag=True, help="Print the exporter's status as JSON.")
 def pause(broker: str, as_json: bool) -> None:
     """Let a broker's exporter start no further run until `export resume`, also after a restart.
@@ -254,6 +274,7 @@ def pause(broker: str, as_json: bool) -> None:
 
 @export.command("resume")
 @BROKER
+@context_option
 @click.option("--json", "as_json", is_flag=True, help="Print the exporter's status as JSON.")
 def resume(broker: str, as_json: bool) -> None:
     """End a pause."""
@@ -261,10 +282,16 @@ def resume(broker: str, as_json: bool) -> None:
 
 
 def security_options() -> dict[str, str]:
-    """The options of the data source that the variables ``GANTRYMQ_ACCESS_KEY`` and its like set."""
-    from gantrymq.spark.security import options_of
-
-    return options_of(environment)
+    """The options of the data source for the keys and the TLS settings of the context or the environment."""
+    names = {
+        "access_key": "accessKey", "secret_key": "secretKey", "security_token": "securityToken",
+        "authority": "tlsCaFile",
+    }  # fmt: skip
+    settings = plain_settings()
+    options = {option: settings[name] for name, option in names.items() if settings.get(name)}
+    if settings["tls"]:
+        options["tls"] = UNVERIFIED if settings["tls"] == UNVERIFIED else "true"
+    return options
 
 
 def _show_exporter(broker: str, action: str, as_json: bool) -> None:

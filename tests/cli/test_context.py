@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gantrymq.cli import group
 from support.certificates import CA
 
 Cli = Callable[..., Any]
@@ -140,3 +141,61 @@ def test_a_damaged_context_is_a_clear_error(cli: Cli, home: Path, text: str, rea
     outcome = cli("topic", "list", "--context", "x")
     assert outcome.code == 2
     assert reason in " ".join(outcome.err.split())
+
+
+COMMANDS = """
+import click
+
+from gantrymq.cli.connecting import (
+    connect_settings, context_option, nameserver_option, optional_nameserver_option, plain_settings, with_client
+)
+from gantrymq.kernel import hookimpl
+
+
+@click.command("queue-count")
+@click.argument("topic")
+@nameserver_option
+def queue_count(topic, nameserver):
+    click.echo(len(with_client(nameserver, lambda client: client.admin.queues(topic))))
+
+
+@click.command("who")
+@context_option
+def who():
+    click.echo(f"{connect_settings()['access_key']} {plain_settings()['access_key']}")
+
+
+@click.command("where")
+@optional_nameserver_option
+def where(nameserver):
+    click.echo(f"{nameserver}")
+
+
+class Counting:
+    name = "counting"
+
+    @hookimpl
+    def add_commands(self, cli):
+        for command in (queue_count, who, where):
+            cli.add_command(command)
+"""
+
+
+def test_commands_of_a_plugin_use_contexts(
+    cli: Cli, nameserver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counting.py").write_text(COMMANDS)
+    (tmp_path / "secret").write_text("a-secret\n")
+    monkeypatch.setenv("GANTRYMQ_PLUGINS__LOAD", f"{tmp_path / 'counting.py'}:Counting")
+    monkeypatch.setattr(group.cli, "_plugin_commands", group.collect_plugin_commands(), raising=False)
+    keys = ("--access-key", "me", "--secret-key-file", str(tmp_path / "secret"))
+    cli("context", "add", "prod", "--nameserver", nameserver, "--use")
+    cli("context", "add", "signed", "--nameserver", "a:9876", *keys)
+    cli("topic", "create", "counted", "--queues", "3")
+    assert cli("queue-count", "counted").out == "3\n"
+    assert cli("queue-count", "counted", "--nameserver", NOWHERE).code == 1
+    assert cli("who", "--context", "signed").out == "me me\n"
+    assert cli("where").out == "None\n"
+    assert cli("where", "--context", "signed").out == "a:9876\n"
+    assert cli("where", "--nameserver", NOWHERE).out == f"{NOWHERE}\n"
+    assert cli("where", "--nameserver", NOWHERE, "--context", "signed").code == 2

@@ -84,7 +84,9 @@ def allowed(importer: str) -> tuple[str, ...] | None:
         own = parts[2] if len(parts) > 2 else ""
         # `interfaces` has the protocols by which plugins know each other.
         ours = (f"gantrymq.plugins.{own}", f"gantrymq.{own}", "gantrymq.plugins.interfaces")
-        return (*ours, "gantrymq.kernel", "gantrymq.remoting")
+        # The broker does not import the module with a plugin's commands.
+        for_commands = ("gantrymq.cli.connecting",) if parts[3:] == ["command"] else ()
+        return (*ours, *for_commands, "gantrymq.kernel", "gantrymq.remoting")
     if area in ("client", "nameserver"):
         return (f"gantrymq.{area}", "gantrymq.remoting", "gantrymq.message", "gantrymq.errors", "gantrymq._version")
     if area in ("message", "sync"):

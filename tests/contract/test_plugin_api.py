@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from gantrymq.cli import connecting
 from gantrymq.kernel import api, hookspecs
 from gantrymq.kernel.acks import AckedBatch
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Pull, PullBatch, Source, Trait
@@ -37,9 +38,17 @@ CLASSES = (
     OffsetsBatch, DeadLettersBatch, PullBatch, Request, Pull, SavedState, Record, Metrics, BackgroundTask, Heavy,
     Source, Trait, StoppedStore,
 )  # fmt: skip
-FUNCTIONS = {
+FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
     reading: ("read_messages", "message_stored_at"),
     properties: ("decode_properties", "encode_properties", "find_property", "replace_properties"),
+    connecting: (
+        "nameserver_option",
+        "optional_nameserver_option",
+        "context_option",
+        "with_client",
+        "connect_settings",
+        "plain_settings",
+    ),
     fields: ("address", "duration", "filled", "forget_secrets", "number", "plain", "secret", "size"),
 }
 

@@ -114,6 +114,15 @@ def test_an_interpreter_without_gantrymq_is_refused(tmp_path: Path) -> None:
         check_interpreter(str(tmp_path / "nowhere"))
 
 
+def test_importing_the_plugin_imports_no_module_of_the_command_line() -> None:
+    code = (
+        "import sys, gantrymq.plugins.spark\n"
+        "print([name for name in sys.modules if name.startswith(('click', 'rich', 'gantrymq.cli'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_importing_package_and_plugin_imports_neither_pyspark_nor_pyarrow() -> None:
     code = (
         "import sys, gantrymq.spark, gantrymq.plugins.spark, gantrymq.plugins.spark.command\n"
