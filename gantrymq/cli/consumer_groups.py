@@ -158,8 +158,7 @@ def delete(group: str, yes: bool, force: bool, as_json: bool, nameserver: str) -
         click.confirm(f"delete group {group}, its offsets and its dead letters?", abort=True, err=True)
 
     async def work(client: Client) -> None:
-        members = await group_members(client, group)
-        if members and not force:
+        if not force and (members := await group_members(client, group)):
             count = plural(len(members), "member")
             raise CommandFailed(f"group {group} has {count}; stop them first, or use --force")
         await delete_group(client, group)

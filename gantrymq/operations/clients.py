@@ -10,12 +10,12 @@ import attrs
 
 from gantrymq.client.errors import BrokerError
 from gantrymq.operations.brokers import master_addresses
-from gantrymq.operations.groups import AT_ONCE, group_names
-from gantrymq.remoting.bodies.clients import ConsumerConnections, ProducerTable
+from gantrymq.operations.groups import AT_ONCE, connections_at, group_names
+from gantrymq.remoting.bodies.clients import ProducerTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
-from gantrymq.remoting.headers.groups import CloseConnectionsHeader, CloseConnectionsResponse, ConsumerGroupHeader
+from gantrymq.remoting.headers.groups import CloseConnectionsHeader, CloseConnectionsResponse
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.names import is_system_group
 
@@ -55,7 +55,10 @@ class Disconnected:
 
 
 async def connected_clients(client: Client, *, system: bool = False) -> list[ConnectedClient]:
-    """Return the clients of all masters, sorted; those in RocketMQ's own groups only with ``system``."""
+    """Return the clients of all masters, sorted; those in RocketMQ's own groups only with ``system``.
+
+    Errors of the masters, such as :class:`BrokerError` if one refuses to list members, are raised in a group.
+    """
     found: dict[tuple[str, str, str], ConnectedClient] = {}
     names = await group_names(client, system=system)
     limit = anyio.CapacityLimiter(AT_ONCE)
@@ -97,14 +100,9 @@ def _add(found: dict[tuple[str, str, str], ConnectedClient], each: ConnectedClie
 
 
 async def _consumers(client: Client, address: str, group: str) -> Iterable[ConnectedClient]:
-    header = ConsumerGroupHeader(consumer_group=group)
-    try:
-        answer = await client.admin.request(address, Command(RequestCode.GET_CONSUMER_CONNECTION_LIST, header.to_ext()))
-    except BrokerError:  # no member of this group is connected
-        return []
     return [
         ConnectedClient(each.client_id, "consumer", group, each.client_addr, each.language, each.version, None, [])
-        for each in ConsumerConnections.from_bytes(answer.body).connection_set
+        for each in await connections_at(client, address, group)
     ]
 
 

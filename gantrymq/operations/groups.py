@@ -12,6 +12,7 @@ import anyio
 import attrs
 
 from gantrymq.client.errors import BrokerError, CallTimeout, NoRoute
+from gantrymq.operations.absence import ask_if_present
 from gantrymq.operations.brokers import master_addresses
 from gantrymq.operations.dead_letters import POSITION_GROUP
 from gantrymq.operations.topics import delete_topic
@@ -109,17 +110,17 @@ async def group_lags(
     """Return each queue in which the group has a committed offset, sorted; ``times`` also asks how long messages have
     waited.
 
-    :class:`BrokerError` (code 1) from a broker that has no group of this name is ignored.
+    A broker that has no group of this name adds nothing; one that refuses to answer raises :class:`BrokerError`.
     """
     lags: list[QueueLag] = []
     for address in (await master_addresses(client) if masters is None else masters).values():
         header = ConsumeStatsHeader(consumer_group=group)
-        answer = await _ask(client, address, RequestCode.GET_CONSUME_STATS, header.to_ext())
+        answer = await ask_if_present(client, address, RequestCode.GET_CONSUME_STATS, header.to_ext())
         table = [] if answer is None else ConsumeStatsReply.from_bytes(answer.body).offsets
         waits: dict[MessageQueue, int] = {}
         for topic in sorted({queue.topic for queue, _ in table}) if times else ():
             asked = TopicOfGroupHeader(topic=topic, group=group)
-            reply = await _ask(client, address, RequestCode.QUERY_CONSUME_TIME_SPAN, asked.to_ext())
+            reply = await ask_if_present(client, address, RequestCode.QUERY_CONSUME_TIME_SPAN, asked.to_ext())
             if reply is not None:
                 spans = ConsumeTimeSpans.from_bytes(reply.body).consume_time_span_set
                 waits |= {span.message_queue: span.delay_time for span in spans}
@@ -141,7 +142,10 @@ async def group_lags(
 async def group_members(
     client: Client, group: str, *, ask: bool = False, masters: Masters | None = None
 ) -> list[Member]:
-    """Return the members that are connected, sorted by client id; with ``ask`` each is asked for its subscriptions."""
+    """Return the members that are connected, sorted by client id; with ``ask`` each is asked for its subscriptions.
+
+    :class:`BrokerError` if a broker refuses to list them.
+    """
     connections = [pair async for pair in _connections(client, group, masters)]
     reports = await _reports(client, group, connections) if ask else {}
     found: dict[str, Member] = {}
@@ -178,13 +182,16 @@ async def _reports(
 
 
 async def member_report(client: Client, address: str, group: str, client_id: str) -> MemberReport | None:
-    """Return the report of a member that is connected to the broker at ``address``; None if it does not answer."""
+    """Return the report of a member that is connected to the broker at ``address``; None if it does not answer, or if
+    the broker refuses to ask it."""
     header = RunningInfoHeader(consumer_group=group, client_id=client_id)
     try:
-        answer = await _ask(client, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header.to_ext())
+        answer = await client.admin.request(address, Command(RequestCode.GET_CONSUMER_RUNNING_INFO, header.to_ext()))
     except CallTimeout:
         return None  # the broker waits for the member, which hangs
-    return None if answer is None else MemberReport.from_bytes(answer.body)
+    except BrokerError:
+        return None  # any code: the broker passes on what the member answers
+    return MemberReport.from_bytes(answer.body)
 
 
 async def _connections(
@@ -192,10 +199,18 @@ async def _connections(
 ) -> AsyncIterator[tuple[str, ClientConnection]]:
     """The connections of the group's members, each with the address of its broker."""
     for address in (await master_addresses(client) if masters is None else masters).values():
-        header = ConsumerGroupHeader(consumer_group=group)
-        answer = await _ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header.to_ext())
-        for each in [] if answer is None else ConsumerConnections.from_bytes(answer.body).connection_set:
+        for each in await connections_at(client, address, group):
             yield address, each
+
+
+async def connections_at(client: Client, address: str, group: str) -> Sequence[ClientConnection]:
+    """Return the connections of the group's members to the broker at ``address``, none if the group is unknown there.
+
+    :class:`BrokerError` if the broker refuses to list them.
+    """
+    header = ConsumerGroupHeader(consumer_group=group)
+    answer = await ask_if_present(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header.to_ext())
+    return () if answer is None else ConsumerConnections.from_bytes(answer.body).connection_set
 
 
 def differing(members: Sequence[Member]) -> bool:
@@ -300,11 +315,3 @@ async def delete_group(client: Client, group: str) -> None:
             await client.admin.request(address, Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, header.to_ext()))
     for topic in (retry_topic(group), dlq_topic(group)):
         await delete_topic(client, topic)
-
-
-async def _ask(client: Client, address: str, code: RequestCode, ext: dict[str, str]) -> Command | None:
-    """None where the broker has no such group, or no member of it."""
-    try:
-        return await client.admin.request(address, Command(code, ext))
-    except BrokerError:
-        return None

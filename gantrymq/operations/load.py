@@ -107,7 +107,7 @@ async def take_sample(client: Client) -> Sample:
 
     async def ask_group(name: str) -> None:
         async with limit:
-            with suppress(GantryError):  # a broker that has just gone
+            with suppress(GantryError):  # a broker has just gone, or refuses: no wrong numbers
                 groups[name] = await _group_sample(client, name, masters)
 
     async with anyio.create_task_group() as tasks:
