@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
-from gantrymq.client.errors import BrokerError, CallTimeout, NoRoute
+from gantrymq.client.errors import AccessDenied, BrokerError, CallTimeout, NoRoute
 from gantrymq.operations.absence import ask_if_present
 from gantrymq.operations.brokers import master_addresses
 from gantrymq.operations.dead_letters import POSITION_GROUP
@@ -277,25 +277,41 @@ async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to:
     """Carry out what :func:`plan_reset` returned; returns whether running members were notified.
 
     Running members take the offset from their broker; without members the offsets are stored as they are.
+    :class:`NoRoute` before any change if a broker has no master. :class:`BrokerError` if a broker refuses to notify its
+    members: the topics and brokers before it, in sorted order, are reset then.
     """
     masters = await master_addresses(client)
+    places = sorted({(reset.topic, reset.broker) for reset in resets})
+    for _, broker in places:
+        if broker not in masters:
+            raise NoRoute(f"broker {broker} has no master now, so no offset was changed")
     time_ms = {"first": 0, "last": FROM_END}.get(str(to), to)
     notified = False
-    for topic, broker in sorted({(reset.topic, reset.broker) for reset in resets}):
+    for topic, broker in places:
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=int(time_ms), is_force=True)
         command = Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header.to_ext())
         try:
             await client.admin.request(masters[broker], command)
             notified = True
         except BrokerError as error:
-            # not online; or, in 4.x, a queue of the topic without a committed offset
-            if error.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
+            if not await _is_without_members(client, masters[broker], group, error):
                 raise
             for reset in resets:
                 if (reset.topic, reset.broker) == (topic, broker):
                     queue = MessageQueue(topic=topic, broker_name=broker, queue_id=reset.queue)
                     await client.admin.set_consumer_offset(group, queue, reset.after)
     return notified
+
+
+async def _is_without_members(client: Client, address: str, group: str, error: BrokerError) -> bool:
+    """Whether ``error``, the answer to a reset, is due to the broker having no member of the group.
+
+    ``mqadmin resetOffsetByTime`` stores offsets at CONSUMER_NOT_ONLINE only. Brokers check before it that all queues of
+    the topic have committed offsets, and answer SYSTEM_ERROR if not, as they do for other reasons.
+    """
+    if error.code != ResponseCode.SYSTEM_ERROR or isinstance(error, AccessDenied):
+        return error.code == ResponseCode.CONSUMER_NOT_ONLINE
+    return not await connections_at(client, address, group)
 
 
 async def group_exists(client: Client, group: str) -> bool:

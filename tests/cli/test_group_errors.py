@@ -10,10 +10,10 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message
-from gantrymq.client.errors import AccessDenied, BrokerError
+from gantrymq.client.errors import AccessDenied, BrokerError, NoRoute
 from gantrymq.client.requests import check_success
 from gantrymq.operations.clients import connected_clients
-from gantrymq.operations.groups import group_lags, group_members, member_report
+from gantrymq.operations.groups import Reset, group_lags, group_members, member_report, reset_offsets
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.offsets import ConsumeStats, OffsetWrapper
@@ -22,6 +22,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import cluster_in_thread
 from support.accounts import ACCOUNTS, ACL, ADMIN, WORKER
+from support.processes import wait_for
 
 Cli = Callable[..., Any]
 Answers = dict[tuple[str, RequestCode], Command]
@@ -42,18 +43,25 @@ BUSY = Command(ResponseCode.SYSTEM_BUSY, remark="the quota is used up")
 FAILED = Command(ResponseCode.SYSTEM_ERROR, remark="java.lang.NullPointerException")
 REFUSALS = [DENIED, Command(ResponseCode.NO_PERMISSION, remark="group g"), BUSY, FAILED]
 STATS_OF_GROUP, CONNECTIONS = RequestCode.GET_CONSUME_STATS, RequestCode.GET_CONSUMER_CONNECTION_LIST
+RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 
 
 class FakeAdmin:
-    """Answers by address and code."""
+    """Answers by address and code; ``stored``: the offsets that were set, by broker."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
+        self.stored: dict[str, int] = {}
+        self.asked: list[tuple[str, int]] = []
 
     async def request(self, address: str, command: Command) -> Command:
+        self.asked.append((address, command.code))
         answer = self.answers[address, RequestCode(command.code)]
         check_success(answer, address)
         return answer
+
+    async def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        self.stored[queue.broker_name] = offset
 
     async def cluster(self) -> Any:
         table = {name: SimpleNamespace(broker_addrs={0: address}) for name, address in MASTERS.items()}
@@ -133,6 +141,50 @@ async def test_a_member_of_which_the_broker_gives_no_report_has_none(answer: Com
     assert await member_report(client, "a:1", "g", "m") is None
 
 
+# ------------------------------------------------------------------------------------------------ reset of offsets
+
+RESETS = [Reset("T", "broker-a", 0, 4, 0), Reset("T", "broker-b", 0, None, 0)]
+NEVER_COMMITTED = Command(ResponseCode.SYSTEM_ERROR, remark="THe consumer group <g> not exist")
+DONE = Command(ResponseCode.SUCCESS)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("reset", "connections"),
+    [
+        (DENIED, NOBODY_ONLINE),
+        (BUSY, NOBODY_ONLINE),
+        (NEVER_COMMITTED, MEMBERS),
+        (
+            Command(ResponseCode.SYSTEM_ERROR, remark="the client does not support this feature."),
+            MEMBERS,
+        ),
+        (NEVER_COMMITTED, DENIED),
+    ],
+)
+async def test_a_refused_reset_is_raised_and_stores_no_offsets(reset: Command, connections: Command) -> None:
+    client = client_of({("a:1", RESET): DONE, ("b:1", RESET): reset, ("b:1", CONNECTIONS): connections})
+    with pytest.raises(BrokerError):
+        await reset_offsets(client, "g", RESETS, "first")
+    assert client.admin.stored == {}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("reset", [NOBODY_ONLINE, NEVER_COMMITTED])
+async def test_offsets_are_stored_at_the_brokers_without_members(reset: Command) -> None:
+    client = client_of({("a:1", RESET): DONE, ("b:1", RESET): reset, ("b:1", CONNECTIONS): NOBODY_ONLINE})
+    assert await reset_offsets(client, "g", RESETS, "first")
+    assert client.admin.stored == {"broker-b": 0}
+
+
+@pytest.mark.trio
+async def test_a_reset_changes_nothing_if_a_broker_has_no_master() -> None:
+    client = client_of({("a:1", RESET): DONE})
+    with pytest.raises(NoRoute, match="broker-c has no master now"):
+        await reset_offsets(client, "g", [*RESETS[:1], Reset("T", "broker-c", 0, 1, 0)], "first")
+    assert client.admin.asked == []
+
+
 # ------------------------------------------------------------------------------------------- with access control
 
 LIMITED = """\
@@ -186,3 +238,18 @@ def test_a_group_whose_members_are_not_shown_is_deleted_only_with_force(
     assert committed(secured) == 4
     assert cli("group", "delete", "g", "--yes", "--force").code == 0
     assert committed(secured) is None
+
+
+def test_an_account_that_may_not_reset_members_changes_no_offset(
+    cli: Cli, secured: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, WORKER.access_key, WORKER.secret_key)
+    for online in (False, True):
+        if online:
+            with connected(secured, WORKER) as client, client.consumer("T", "g"):
+                wait_for(lambda: "1 member" in cli("group", "describe", "g").out)
+                done = cli("group", "reset-offsets", "g", "--to", "first")
+        else:
+            done = cli("group", "reset-offsets", "g", "--to", "first")
+        assert (done.code, "the-worker" in done.err) == (1, True), done.err
+        assert committed(secured) == 4
