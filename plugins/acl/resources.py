@@ -17,7 +17,6 @@ from gantrymq.kernel.store.reading import find_named
 from gantrymq.plugins.acl.accounts import ANY, PUB, SENDS, SUB
 from gantrymq.remoting.bodies.clients import CheckClientConfig, HeartbeatData
 from gantrymq.remoting.bodies.queues import LockBatchRequestBody
-from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.query import ViewMessageHeader
 from gantrymq.remoting.headers.recall import RecallMessageHeader
@@ -44,7 +43,18 @@ Needs = list[tuple[str, int]]
 CLIENT_INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 """The producer group that each RocketMQ client has, also one that only consumes (``MixAll``)."""
 _GROUP_FIELDS: Final = ("consumerGroup", "group")
-
+_GROUP_FIELD: Final[Mapping[int, str]] = MappingProxyType({
+    int(code): next(
+        (
+            name
+            for name in _GROUP_FIELDS
+            if spec.header is not None and name in spec.header.__struct_encode_fields__
+        ),
+        _GROUP_FIELDS[0],
+    )
+    for code, spec in REQUESTS.items()
+})  # fmt: skip
+"""By request code, the field that names the group."""
 
 _TOPIC_NAMES: Final = (b"topic", SEND_LETTERS["topic"].encode())
 _GROUP_NAMES: Final = tuple(name.encode() for name in _GROUP_FIELDS)
@@ -108,14 +118,18 @@ def _topic(request: Request) -> str:
 
 
 def _group(request: Request) -> str:
-    """The resource of the group, from the field that the typed header of the code has."""
-    spec = REQUESTS[RequestCode(request.code)].header
-    known = () if spec is None else spec.__struct_encode_fields__
-    field = next((name for name in _GROUP_FIELDS if name in known), _GROUP_FIELDS[0])
-    group = request.ext.get(field)
-    if not group:
+    """The resource of the group, from the field that the typed header of the code has.
+
+    Codes of other plugins have no typed header: there either field may name the group, or both the same one.
+    """
+    field = _GROUP_FIELD.get(request.code)
+    fields = _GROUP_FIELDS if field is None else (field,)
+    groups = {group for name in fields if (group := request.ext.get(name))}
+    if not groups:
         raise Unnamed("the request names no group")
-    return retry_topic(group)
+    if len(groups) > 1:
+        raise Unnamed(f"the request names two groups, in {' and '.join(fields)}")
+    return retry_topic(groups.pop())
 
 
 def _send(request: Request, _store: Store) -> Needs:

@@ -24,7 +24,7 @@ from gantrymq.remoting.rights import BROKER_RIGHTS, NAMESERVER_RIGHTS
 from gantrymq.remoting.signing import Credentials
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
-from support.accounts import ACCOUNTS, ACL, ADMIN, NOBODY, MakeBroker
+from support.accounts import ACCOUNTS, ACL, ADMIN, NOBODY, WORKER, MakeBroker
 
 pytestmark = pytest.mark.trio
 
@@ -145,3 +145,35 @@ async def test_a_code_without_a_right_refuses_the_start(tmp_path: Path, accounts
         async with open_channel(broker.address) as channel:
             assert (await channel.call(NOBODY.sign(Command(9001)), 10.0)).code == 1
             assert (await channel.call(ADMIN.sign(Command(9001)), 10.0)).body == b"pong"
+
+
+@pytest.mark.parametrize(
+    ("right", "ext", "code"),
+    [
+        ("consume", {"topic": "T", "consumerGroup": "g"}, 0),
+        ("consume", {"topic": "T", "group": "g"}, 0),
+        ("consume", {"topic": "T", "consumerGroup": "other"}, 1),
+        ("consume", {"topic": "other", "consumerGroup": "g"}, 1),
+        ("group", {"consumerGroup": "g"}, 0),
+        ("group", {"group": "g"}, 0),
+        ("group", {"group": "g", "consumerGroup": "g"}, 0),
+        ("group", {"group": "other"}, 1),
+        ("group", {"group": "other", "consumerGroup": "g"}, 1),
+        ("group", {}, 1),
+        ("read", {"topic": "read"}, 0),
+        ("send", {"topic": "read"}, 1),
+        ("topic", {"topic": "sent"}, 0),
+    ],
+)
+async def test_codes_of_other_plugins_need_the_right_that_the_configuration_gives_them(
+    tmp_path: Path, accounts_file: Path, right: str, ext: dict[str, str], code: int
+) -> None:
+    write(accounts_file, ACCOUNTS)
+    write(tmp_path / "pinging.py", PINGING)
+    given = {"plugin.acl.file": str(accounts_file), "plugin.acl.codes": f"9001={right}"}
+    enable = [ACL, f"{tmp_path}/pinging.py:Pinging"]
+    async with run_broker(make_broker(tmp_path / "store", settings=given, enable=enable)) as broker:
+        async with open_channel(broker.address) as channel:
+            answer = await channel.call(WORKER.sign(Command(9001, dict(ext))), 10.0)
+    assert answer.code == code, answer.remark
+    assert "failed to authorize" not in (answer.remark or "")
