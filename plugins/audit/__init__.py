@@ -110,7 +110,8 @@ class AuditPlugin:
         """The writer, and what reopens the file at SIGUSR1."""
         tasks = [BackgroundTask("audit", self._write)]
         if self._trail is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what stays while no task runs: the default ends the process
+            if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # which ends the process while no task runs
+                signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             tasks.append(BackgroundTask("audit.reopen", self._reopen))
         return tasks
 
@@ -184,8 +185,11 @@ class AuditPlugin:
 
     async def _reopen(self) -> None:
         assert self._trail is not None
+        before = signal.getsignal(signal.SIGUSR1)
         with trio.open_signal_receiver(signal.SIGUSR1) as signals:
-            async for _ in signals:
+            async for number in signals:
+                if callable(before):  # the command's own, which the receiver has replaced, opens the log file again
+                    before(number, None)
                 self._trail.reopen()
                 log.info("audit_file_reopened", path=self._config.file)
 

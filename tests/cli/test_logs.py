@@ -114,12 +114,17 @@ def test_a_file_that_cannot_be_opened_again_stays_in_use(configured: Path) -> No
     assert [line["event"] for line in lines(configured)] == ["new"]
 
 
-def test_levels_change_and_the_file_is_opened_again_while_a_broker_runs(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("audited", [False, True])
+def test_levels_change_and_the_file_is_opened_again_while_a_broker_runs(
+    cli: Cli, tmp_path: Path, audited: bool
+) -> None:
     own, moved = tmp_path / "gantrymq.log", tmp_path / "gantrymq.log.1"
     options = ["--log-level", "warning,server=info", "--log-file", str(own)]
     addresses = ["--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
     small = ["--set", "store.commit_log_file_bytes=4 MiB"]
-    arguments = ["serve", "--data", str(tmp_path / "store"), *addresses, *small, *options]
+    trail = tmp_path / "audit.log"
+    audit = ["--enable", "audit", "--set", f"plugin.audit.file={trail}"] if audited else []
+    arguments = ["serve", "--data", str(tmp_path / "store"), *addresses, *small, *options, *audit]
     with gantrymq_child(arguments, tmp_path / "stderr") as child:
         at = ("--nameserver", child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2])
         assert not [line for line in lines(own) if line["component"] != "server"]
@@ -138,12 +143,17 @@ def test_levels_change_and_the_file_is_opened_again_while_a_broker_runs(cli: Cli
         assert shown[-1] == "warning,nameserver=info,server=info"
 
         own.rename(moved)
+        if audited:
+            trail.rename(tmp_path / "audit.log.1")
+            trail.touch()
         child.process.send_signal(signal.SIGUSR1)
         wait_for(own.exists, 10.0)
         wait_for(lambda: "log_file_reopened" in own.read_text(), 10.0)
         done = cli("config", "set", "plugin.admin.log_levels=warning,admin=info", *at)
         assert done.code == 0, done.err
         assert "settings_changed" in own.read_text()
+        if audited:
+            wait_for(lambda: "UPDATE_BROKER_CONFIG" in trail.read_text(), 10.0)
         assert child.terminate() == 0
     assert (tmp_path / "stderr").read_text() == ""
     assert "log_levels" in (tmp_path / "store" / "config" / "overrides.toml").read_text()
