@@ -61,7 +61,6 @@ from gantrymq.message import (
     V_co,
 )
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
-from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.logs import LibraryLog
 
@@ -621,7 +620,7 @@ class Admin:
         queues: int = TOPIC_QUEUES,
         *,
         cluster: str | None = None,
-        perm: int = PERM_READ | PERM_WRITE,
+        perm: int | None = None,
     ) -> list[str]:
         """As :meth:`gantrymq.client.admin.Admin.create_topic`."""
         return self._loop.call(partial(self._inner.create_topic, cluster=cluster, perm=perm), topic, queues)

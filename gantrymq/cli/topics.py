@@ -36,9 +36,9 @@ def create(
 ) -> None:
     """Create a topic on every master broker, or change its number of queues.
 
-    A topic that exists changes only with --update. Consumers do not read messages in queues that were removed; the
-    command refuses to remove such queues without --force. The messages can be read again when the queues are added
-    again.
+    A topic that exists changes only with --update, and keeps its permissions and other settings. Consumers do not read
+    messages in queues that were removed; the command refuses to remove such queues without --force. The messages can be
+    read again when the queues are added again.
     """
 
     _set_queues(topic, queues, cluster, as_json, nameserver, update=update, force=force)
@@ -54,7 +54,8 @@ def create(
 def update(topic: str, queues: int, cluster: str | None, force: bool, as_json: bool, nameserver: str) -> None:
     """Change the number of queues of a topic that exists, on every master broker.
 
-    As `gantrymq topic create --update`, but it fails for a topic that does not exist.
+    As `gantrymq topic create --update`, but it fails for a topic that does not exist. The topic keeps its permissions
+    and other settings.
     """
     _set_queues(topic, queues, cluster, as_json, nameserver, update=True, force=force, must_exist=True)
 

@@ -9,7 +9,7 @@ import anyio
 from gantrymq.client.checks import check_topic
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call
-from gantrymq.client.errors import BadResponse, BrokerError, NoRoute
+from gantrymq.client.errors import AccessDenied, BadResponse, BrokerError, NoRoute
 from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, first_stored_since, message_at
 from gantrymq.client.namespace import plain_topics
 from gantrymq.client.requests import (
@@ -25,15 +25,16 @@ from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.channel import Channel
-from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetHeader,
 )
-from gantrymq.remoting.headers.topics import CreateTopicHeader
+from gantrymq.remoting.headers.topics import CreateTopicHeader, TopicHeader
 from gantrymq.remoting.logs import LibraryLog
 
 TOPIC_QUEUES: Final = 8
@@ -41,6 +42,9 @@ TOPIC_QUEUES: Final = 8
 
 ROUTE_WAIT_SECONDS: Final = 3.0
 _ROUTE_POLL_SECONDS: Final = 0.02
+_ASK_FOR_ALL: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION})
+"""Codes after which a broker may still list all topics: one of 4.x does not know the request for one topic, and another
+permission is needed for all."""
 KNOWS_MISSING_OFFSETS: Final = 412
 """5.0.0: the first version whose brokers, when asked to, do not answer 0 for a group without an offset."""
 
@@ -97,9 +101,13 @@ class Admin:
         queues: int = TOPIC_QUEUES,
         *,
         cluster: str | None = None,
-        perm: int = PERM_READ | PERM_WRITE,
+        perm: int | None = None,
     ) -> list[str]:
         """Create ``topic`` with ``queues`` queues on every master (of one ``cluster``), or change it there.
+
+        ``perm``: the permissions of the topic (``PERM_READ | PERM_WRITE`` of ``gantrymq.remoting.codes``); None leaves
+        those of an existing topic as they are, and a new one can be read and written. An existing topic also keeps its
+        filter type, its flags and its order. No broker changes it if one of them refuses to report its settings.
 
         Returns the addresses of the brokers, when a nameserver knows that they have the topic (or three seconds have
         passed).
@@ -107,35 +115,61 @@ class Admin:
         check_topic(topic)
         if queues < 1:
             raise ValueError(f"a topic needs at least one queue, not {queues}")
+        masters = await self._masters(cluster, topic)
+        exists = await self._cluster.nameservers.route(topic) is not None
+        headers = {}
+        for address in masters.values():
+            config = (await self._topic_config(address, topic) if exists else None) or TopicConfig()
+            headers[address] = CreateTopicHeader(
+                topic=topic,
+                default_topic=DEFAULT_TOPIC,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=config.perm if perm is None else perm,
+                topic_filter_type=config.topic_filter_type,
+                topic_sys_flag=config.topic_sys_flag,
+                order=config.order,
+            )
+        for address, header in headers.items():
+            await self.request(address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext()))
+        await self._wait_for_route(topic, {(name, queues) for name in masters})
+        return list(headers)
+
+    async def _masters(self, cluster: str | None, topic: str) -> dict[str, str]:
+        """Broker name to the address of its master, of one cluster or of all; NoRoute without any."""
         info = await self.cluster()
-        names = [
+        names = {
             name
             for cluster_name, members in info.cluster_addr_table.items()
             if cluster is None or cluster_name == cluster
             for name in members
-        ]
-        brokers = [info.broker_addr_table[name] for name in sorted(set(names)) if name in info.broker_addr_table]
-        masters = [data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs]
+        }
+        brokers = [info.broker_addr_table[name] for name in sorted(names) if name in info.broker_addr_table]
+        masters = {data.broker_name: data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs}
         if not masters:
             where = f"cluster {cluster}" if cluster else "any cluster"
             known = ", ".join(sorted(info.cluster_addr_table)) or "none"
             raise NoRoute(f"there is no master broker in {where} to create {topic} on (clusters: {known})")
-        header = CreateTopicHeader(
-            topic=topic,
-            default_topic=DEFAULT_TOPIC,
-            read_queue_nums=queues,
-            write_queue_nums=queues,
-            perm=perm,
-            topic_filter_type="SINGLE_TAG",
-            topic_sys_flag=0,
-        )
-        for address in masters:
-            channel = await self._cluster.broker(address)
-            await call(channel, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext()))
-        await self._wait_for_route(
-            topic, {(data.broker_name, queues) for data in brokers if MASTER_ID in data.broker_addrs}
-        )
         return masters
+
+    async def _topic_config(self, address: str, topic: str) -> TopicConfig | None:
+        """The settings of ``topic`` on the broker at ``address``; None if it does not have the topic."""
+        header = TopicHeader(topic=topic)
+        try:
+            answer = await self.request(address, Command(RequestCode.GET_TOPIC_CONFIG, header.to_ext()))
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            if error.code not in _ASK_FOR_ALL and not isinstance(error, AccessDenied):
+                raise
+        else:
+            with reading(address):
+                return TopicConfig.from_bytes(answer.body)
+        answer = await self.request(address, Command(RequestCode.GET_ALL_TOPIC_CONFIG))
+        with reading(address):
+            table = TopicConfigSerializeWrapper.from_bytes(answer.body).topic_config_table
+        namespace = self._cluster.namespace
+        return table.get(topic if namespace is None else namespace.topic(topic))
 
     async def _wait_for_route(self, topic: str, wanted: set[tuple[str, int]]) -> None:
         # Brokers tell the nameservers on their own time, a moment after they have answered.

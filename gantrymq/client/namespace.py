@@ -47,6 +47,7 @@ _TOPIC_FIELDS: Final[dict[int, str]] = {
     RequestCode.END_TRANSACTION: "topic",
     RequestCode.RECALL_MESSAGE: "topic",
     RequestCode.UPDATE_AND_CREATE_TOPIC: "topic",
+    RequestCode.GET_TOPIC_CONFIG: "topic",
 }
 """Where requests of this client have a topic. Replies go to a topic of their cluster, which is in no namespace."""
 

@@ -16,6 +16,7 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message
+from gantrymq.remoting.codes import PERM_READ
 from support.processes import Child, gantrymq_child, wait_for
 
 pytestmark = pytest.mark.timeout(90)
@@ -154,6 +155,19 @@ def test_a_topic_that_exists_gets_more_queues_and_loses_none_with_messages(shell
     assert len(json.loads(shell("topic", "describe", "growing", "--json").out)) % 4 == 0
     refused = shell("topic", "update", "growing", "--queues", "1")
     assert (refused.code, "--force removes the queues all the same" in refused.err) == (1, True)
+
+
+@pytest.mark.parametrize("command", [("update",), ("create", "--update")])
+def test_more_queues_do_not_make_a_read_only_topic_writable(
+    shell: Cli, nameserver: str, command: tuple[str, ...]
+) -> None:
+    topic = f"drained-{command[0]}"
+    with gantrymq.sync.connect(nameserver) as client:
+        client.admin.create_topic(topic, 2)
+        client.admin.create_topic(topic, 3, perm=PERM_READ)
+    assert shell("topic", command[0], topic, "--queues", "4", *command[1:]).code == 0
+    rows = json.loads(shell("topic", "describe", topic, "--json").out)
+    assert [row["perm"] for row in rows] == ["read"] * 4
 
 
 def test_the_lag_of_a_group_is_shown_without_its_members(shell: Cli, nameserver: str) -> None:

@@ -240,6 +240,9 @@ class FakeBroker(Fake):
             return request.answer(1, "no consumer for this group")
         return request.answer(0, body=ConsumerList(consumer_id_list=members).to_bytes())
 
+    def on_get_topic_config(self, request: Command) -> Command:
+        return request.answer(ResponseCode.TOPIC_NOT_EXIST, "No topic in this broker.")
+
     def on_update_and_create_topic(self, request: Command) -> Command:
         return request.answer(0)
 

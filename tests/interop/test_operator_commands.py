@@ -15,8 +15,10 @@ import gantrymq.sync
 from gantrymq import Message
 from gantrymq.cli.__main__ import run as run_command
 from gantrymq.cli.group import cli as root
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
+from gantrymq.remoting.codes import PERM_READ, RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.topics import CreateTopicHeader
 from gantrymq.spark import export, read_export
 from support.foreign import ask
 from support.processes import wait_for
@@ -422,3 +424,22 @@ def test_times_are_searched_as_clients_of_rocketmq_5_ask(
     times = (first - 1, first, first + 1, second, third - 1, third, third + 1, third + 3_600_000)
     assert [found(each, "LOWER") for each in times] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [found(each, "UPPER") for each in times] == [0, 0, 0, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
+def test_more_queues_leave_the_other_settings_of_a_topic_of_rocketmq(
+    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str], command_output: Callable[..., str]
+) -> None:
+    system, topic = request.getfixturevalue(fixture), names("drained")
+    header = CreateTopicHeader(
+        topic=topic, default_topic="TBW102", read_queue_nums=2, write_queue_nums=2, perm=PERM_READ,
+        topic_filter_type="MULTI_TAG", topic_sys_flag=1,
+    )  # fmt: skip
+    ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext()))
+    with gantrymq.sync.connect(system.nameserver) as client:
+        wait_for(lambda: topic in client.admin.topics(), 60.0)
+    command_output("topic", "update", topic, "--queues", "3", "--nameserver", system.nameserver)
+    body = ask(system.broker, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body
+    config = TopicConfigSerializeWrapper.from_bytes(body).topic_config_table[topic]
+    assert (config.read_queue_nums, config.write_queue_nums) == (3, 3)
+    assert (config.perm, config.topic_filter_type, config.topic_sys_flag) == (PERM_READ, "MULTI_TAG", 1)
