@@ -167,7 +167,9 @@ class AuditPlugin:
                 self._append(events)
                 self._left, events = [], self._left + events
                 if events:
-                    self._note_loss(len(events), await trio.to_thread.run_sync(self._write_file, events))
+                    with trio.CancelScope(shield=True):  # a cancelled call would not write what was taken
+                        reason = await trio.to_thread.run_sync(self._write_file, events)
+                    self._note_loss(len(events), reason)
         finally:
             events = self._left + self._recorder.take(all_counts=True)
             self._note_loss(len(events), self._write_file(events))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +15,13 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from gantrymq.kernel import hookimpl
 from gantrymq.kernel.api import Broker
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
-from gantrymq.plugins.interfaces import Replication
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.audit.trail import Trail
+from gantrymq.plugins.interfaces import RefusalLog, Replication
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
@@ -256,6 +260,44 @@ async def test_the_file_is_reopened_at_sigusr1_and_after_its_removal(tmp_path: P
     names = {name: [each["object"]["topic"] for each in events(tmp_path, name)] for name in os.listdir(tmp_path)
              if name.startswith("audit")}  # fmt: skip
     assert names == {"audit.log.1": ["one"], "audit.log.2": ["two"], "audit.log": ["three"]}
+
+
+async def test_events_that_come_while_the_last_write_runs_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, finish = threading.Event(), threading.Event()
+    write = Trail.write
+
+    def slow(trail: Trail, data: bytes) -> None:
+        if data and not began.is_set():
+            began.set()
+            assert finish.wait(30)
+        write(trail, data)
+
+    class Late:
+        """Refuses a connection when the broker's tasks are cancelled, and then lets the write end."""
+
+        name = "late"
+
+        @hookimpl
+        def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+            async def run() -> None:
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    broker.registry.get(RefusalLog).connection_refused("LATE", "10.0.0.1:1", "broker", "too late")
+                    finish.set()
+
+            return [BackgroundTask("late", run)]
+
+    monkeypatch.setattr(Trail, "write", slow)
+    settings = {"plugin.audit.file": str(tmp_path / "audit.log")}
+    made = make_broker(tmp_path / "store", settings=settings, enable=[AUDIT, Late()])
+    async with run_broker(made) as broker, open_channel(broker.address) as channel:
+        assert await call(channel, create("one"), None) == 0
+        await eventually(began.is_set)
+        assert await call(channel, create("two"), None) == 0
+    assert [each["object"].get("topic", each["request"]) for each in events(tmp_path)] == ["one", "two", "LATE"]
 
 
 async def test_events_that_cannot_be_written_are_counted_and_the_action_succeeds(tmp_path: Path) -> None:
