@@ -183,7 +183,7 @@ class TransactedStore:
 
     ``strategy``: the name of a shipped strategy, or the kind of another one. If a strategy writes files in a task, its
     methods ``flush`` (now) and ``settle`` (at a stop) must do so too. ``also``: a strategy that the plugin supports
-    beside the shipped ones.
+    beside the shipped ones. ``broker_id``: above 0, the store of a slave, which gets its log by :meth:`copy_from`.
 
     Acknowledgments wait for the disk, as with group commit. ``refuse`` may refuse appended rows, as another plugin
     might.
@@ -196,12 +196,13 @@ class TransactedStore:
         *,
         config: StoreConfig = TINY,
         also: StrategyKind | None = None,
+        broker_id: int = 0,
         **settings: Any,
     ) -> None:
         self.env: Env = env
         self.log_waits: list[AppendBatch] = []
         self.refuse: Callable[[AppendBatch], None] = lambda batch: None
-        self.broker_id = 0
+        self.broker_id = broker_id
         self.producers = Producers()
         self.topics = Topics()
         self.registry = Registry()
@@ -249,6 +250,18 @@ class TransactedStore:
 
     def wake(self) -> None:
         """Nothing to wake."""
+
+    def copy_from(self, master: TransactedStore, begin: int = 0) -> None:
+        """Append what the log of ``master`` has beyond this one, as a slave does, and commit it. An empty log begins at
+        the log offset ``begin``."""
+        position, file_bytes = self.log.end or begin, self.store.config.commit_log_file_bytes
+        while (missing := master.log.end - position) > 0:
+            data = master.log.view(position, min(missing, file_bytes - position % file_bytes))
+            taken = self.store.append_encoded(position, data)
+            if not taken:
+                raise AssertionError(f"the record at {position} is not taken")
+            position += taken
+        self.commit()
 
     def commit(self) -> None:
         """Flush and dispatch everything that is written, and answer the waiting requests."""

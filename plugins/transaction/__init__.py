@@ -50,8 +50,9 @@ class TransactionPlugin:
     strategies: ClassVar[Mapping[str, StrategyKind]] = STRATEGIES
     """By their names in the configuration. A subclass may have others."""
     sources = Source.ALL
-    _config: TransactionConfig  # these three are set by configure
+    _config: TransactionConfig  # these four are set by configure
     _context: StrategyContext
+    _is_slave: bool
     strategy: Strategy
     _endings: EndTransactions  # set by register_processors
 
@@ -74,7 +75,10 @@ class TransactionPlugin:
             broker.append(batch)
 
         self._config = config.section(self.config_section()[1])
-        self._context = StrategyContext(broker.env, broker.store, self._config, broker.registry, append)
+        self._is_slave = broker.broker_id != 0
+        self._context = StrategyContext(
+            broker.env, broker.store, self._config, broker.registry, append, is_slave=self._is_slave
+        )
         kind = self.strategies.get(self._config.strategy)
         if kind is None:
             names = ", ".join(self.strategies)
@@ -87,7 +91,7 @@ class TransactionPlugin:
         self._refuse_other_strategies()
         self.strategy.open()
         self._is_open = True
-        is_slave = broker.broker_id != 0
+        is_slave = self._is_slave
         self._endings = EndTransactions(broker.store, self.strategy, broker.env.monotonic, is_slave=is_slave)
         return {
             RequestCode.END_TRANSACTION: self._endings,
@@ -98,7 +102,7 @@ class TransactionPlugin:
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """Return the tasks of the strategy and, on a master, check-backs."""
         tasks = self.strategy.tasks()
-        if broker.broker_id == 0:
+        if not self._is_slave:
             self._check = CheckBack(self.strategy, self._config.check_interval)
             tasks.append(BackgroundTask("transaction", self._check.run))
         return tasks
@@ -135,21 +139,21 @@ class TransactionPlugin:
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
-        """Return the first open half message; half messages are kept however full the disk is."""
+        """Return the first open half message, on a slave the first that may be open at its master; half messages are
+        kept however full the disk is."""
         return self.strategy.floor()
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """Return the number of open transactions, and the strategy."""
-        return {
-            "openTransactions": str(self.strategy.open_count),
-            "transactionStrategy": self._config.strategy,
-        }
+        """Return the strategy and, on a master, the number of open transactions."""
+        opened = {} if self._is_slave else {"openTransactions": str(self.strategy.open_count)}
+        return {**opened, "transactionStrategy": self._config.strategy}
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Report the number of open transactions, and the commits and rollbacks by topic."""
-        metrics.gauge("rocketmq_half_messages", "Open transactions", self.strategy.open_count)
+        """Report the number of open transactions on a master, and the commits and rollbacks by topic."""
+        if not self._is_slave:
+            metrics.gauge("rocketmq_half_messages", "Open transactions", self.strategy.open_count)
         self._endings.counts.report(metrics)
 
     def _refuse_other_strategies(self) -> None:

@@ -29,6 +29,9 @@ class StrategyContext:
 
     ``append`` passes a batch through the write path: its columns are filled when it returns, ``batch.done`` is called
     when every row has its final status. ``registry`` is complete when :meth:`Strategy.open` is called.
+
+    ``is_slave``: the log is a copy of a master's; only :meth:`Strategy.dispatch` gets its records, and only the master
+    ends transactions.
     """
 
     env: Env
@@ -36,6 +39,7 @@ class StrategyContext:
     config: TransactionConfig
     registry: Registry
     append: Callable[[AppendBatch], None]
+    is_slave: bool = False
 
 
 class Strategy(Protocol):
@@ -75,11 +79,12 @@ class Strategy(Protocol):
         """As the hook ``persist``: the changed files of the strategy."""
 
     def floor(self) -> int:
-        """Return the lowest log offset that an open transaction needs; the log's end without one."""
+        """Return the lowest log offset that an open transaction needs; the log's end without one. On a slave the result
+        may be lower, and must not be higher."""
 
     def tasks(self) -> list[BackgroundTask]:
         """Return the strategy's own tasks, as the hook ``register_tasks``; they run on slaves too."""
 
     @property
     def open_count(self) -> int:
-        """How many transactions are open."""
+        """How many transactions are open. A slave reports no such number, so this may be outdated there."""

@@ -57,7 +57,8 @@ _VERDICTS = {COMMITTED: True, ROLLED_BACK: False}
 
 
 class HalfStrategy:
-    """A :class:`Strategy`; its table is exact from :meth:`open` on."""
+    """A :class:`Strategy`; its table is exact from :meth:`open` on. On a slave the table stays as :meth:`open` read it,
+    and the progress is the master's."""
 
     _table: HalfTable
     _scan: HalfScan
@@ -121,12 +122,26 @@ class HalfStrategy:
 
     def floor(self) -> int:
         """See :class:`Strategy`."""
+        if self._context.is_slave:
+            return self._floor_by_progress()
         offset = self._table.next_open(self._table.base, self._table.end)
         if offset is None:
             return self._store.log.end
         queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
         entry = b"" if queue is None else queue.entries(offset, 1)
         return int.from_bytes(entry[:8], "big") if entry else self._store.dispatched
+
+    def _floor_by_progress(self) -> int:
+        """Return the log offset of the first half message that may be open according to the master's progress.
+
+        A table that followed the master's op messages would be exact, but would read the record of each.
+        """
+        queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
+        if queue is None:
+            return self._store.log.end
+        progress = self._context.registry.get(ConsumerOffsets).query(GROUP, TRANS_HALF_TOPIC, QUEUE_ID) or 0
+        entry = queue.entries(max(progress, queue.min_offset), 1)
+        return int.from_bytes(entry[:8], "big") if entry else self._store.log.end
 
     # ------------------------------------------------------------------------------------------------------- endings
 
@@ -244,7 +259,9 @@ class HalfStrategy:
     # ----------------------------------------------------------------------------------------------------- progress
 
     def save(self) -> None:
-        """Commit the durable progress as consumer offsets."""
+        """Commit the durable progress as consumer offsets; on a slave they are the master's."""
+        if self._context.is_slave:
+            return
         store, table, waiting = self._store, self._table, self._waiting
         done = table.ops_done()
         if len(waiting) >= WAITING_MAX:

@@ -121,12 +121,9 @@ def test_a_slave_ends_no_transactions() -> None:
     world = world_of()
     half = world.half(b"x")
     world.commit()
-    world.broker_id = 1
-    slave: Any = world
-    processor: Any = world.plugin.register_processors(slave)[37]
-    world.ends = processor
-    assert world.end_now(half, COMMIT) == ResponseCode.SLAVE_NOT_AVAILABLE
-    assert world.plugin.register_tasks(slave) == []
+    slave: Any = slave_of(world)
+    assert slave.end_now(half, COMMIT) == ResponseCode.SLAVE_NOT_AVAILABLE
+    assert slave.plugin.register_tasks(slave) == []
 
 
 # ------------------------------------------------------------------------------------------------------- who is asked
@@ -490,3 +487,87 @@ def test_a_unique_key_that_another_group_has_too_ends_none_of_its_transactions()
     assert world.plugin.strategy.open_count == 2, "the victim's and the thief's other one"
     assert world.end_now(half, COMMIT) == world.end_now(thief, COMMIT) == ResponseCode.SUCCESS
     assert world.bodies() == [b"x", b"y"]
+
+
+# -------------------------------------------------------------------------------------------------------- on a slave
+
+
+def slave_of(master: TransactedStore, env: MemoryEnv | None = None) -> TransactedStore:
+    slave = TransactedStore(env or MemoryEnv(), broker_id=1)
+    slave.copy_from(master)
+    return slave
+
+
+def adopt_progress(slave: TransactedStore, master: TransactedStore) -> None:
+    """What the plugin ``ha`` does with the offsets that the master reports."""
+    master.persist()
+    for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+        offset = master.offsets.query(CONSUMER, topic, 0)
+        assert offset is not None
+        slave.offsets.commit(CONSUMER, topic, 0, offset)
+
+
+def test_a_slave_that_started_with_an_open_transaction_releases_its_log_when_the_transaction_has_ended() -> None:
+    master = world_of()
+    half = master.half(b"x")
+    master.commit()
+    env = MemoryEnv()
+    slave_of(master, env).close()
+    slave = slave_of(master, env)
+    assert slave.plugin.strategy.floor() == half.offset
+    assert master.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    for number in range(5):
+        assert master.end_now(master.half(b"%d" % number), COMMIT) == ResponseCode.SUCCESS
+    slave.copy_from(master)
+    adopt_progress(slave, master)
+    assert master.plugin.strategy.floor() == slave.plugin.strategy.floor() == slave.log.end
+
+
+def test_a_slave_keeps_the_half_messages_that_its_master_keeps() -> None:
+    master = world_of()
+    slave = slave_of(master)
+    assert slave.plugin.strategy.floor() == slave.log.end
+    ended = master.half(b"ended")
+    opened = master.half(b"open")
+    assert master.end_now(ended, COMMIT) == ResponseCode.SUCCESS
+    slave.copy_from(master)
+    assert slave.plugin.strategy.floor() == ended.offset, "until the master has reported its progress"
+    adopt_progress(slave, master)
+    assert slave.plugin.strategy.floor() == master.plugin.strategy.floor() == opened.offset
+    assert master.end_now(opened, ROLLBACK) == ResponseCode.SUCCESS
+    slave.copy_from(master)
+    adopt_progress(slave, master)
+    assert slave.plugin.strategy.floor() == slave.log.end
+
+
+def test_a_slave_that_begins_with_a_later_log_file_keeps_the_half_messages_that_it_has() -> None:
+    master = world_of()
+    for number in range(100):
+        master.half(b"%d" % number)
+    master.commit()
+    later = next(segment.base for segment in master.log.segments if segment.base > 0)
+    slave = TransactedStore(MemoryEnv(), broker_id=1)
+    slave.copy_from(master, begin=later)
+    [first, *_] = slave.messages(TRANS_HALF_TOPIC)
+    assert slave.plugin.strategy.floor() == first.offset == later
+
+
+def test_a_slave_reports_no_number_of_open_transactions() -> None:
+    """Its table does not follow the log, and each transaction would count twice in a sum over brokers."""
+    master: Any = world_of()
+    master.half(b"x")
+    master.commit()
+    slave: Any = slave_of(master)
+    assert master.plugin.runtime_info(master) == {"openTransactions": "1", "transactionStrategy": "half"}
+    assert slave.plugin.runtime_info(slave) == {"transactionStrategy": "half"}
+
+
+def test_a_slave_commits_no_progress_of_its_own() -> None:
+    master = world_of()
+    half = master.half(b"x")
+    assert master.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    env = MemoryEnv()
+    slave_of(master, env).close()
+    slave = slave_of(master, env)
+    slave.persist()
+    assert slave.offsets.query(CONSUMER, TRANS_HALF_TOPIC, 0) is None, "the op messages may be cut off"

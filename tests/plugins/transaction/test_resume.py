@@ -121,8 +121,6 @@ def test_messages_without_a_topic_are_not_resumed() -> None:
 
 def test_a_slave_puts_nothing_back() -> None:
     world, _, message_id = put_aside("half")
-    world.broker_id = 1
-    slave: Any = world
-    processor: Any = world.plugin.register_processors(slave)[323]
-    world.resumes = processor
-    assert told(world.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]
+    slave = TransactedStore(MemoryEnv(), broker_id=1)
+    slave.copy_from(world)
+    assert told(slave.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]

@@ -315,3 +315,22 @@ async def test_a_broker_leaves_a_table_that_the_next_start_takes_as_it_is(
             assert bodies == [b"0", b"1"]
     loaded = [line for line in lines if line["event"] == "state_table_loaded"]
     assert [(line["rebuilt"], line["open"]) for line in loaded] == [(False, 0), (False, 2)]
+
+
+def test_a_slave_keeps_the_records_of_its_masters_open_transactions_and_no_others() -> None:
+    master, env = fresh(), MemoryEnv()
+    halves = [master.half(b"%d" % number) for number in range(3)]
+    master.commit()
+    slave = fresh(env, broker_id=1)
+    slave.copy_from(master)
+    slave.close()
+    slave = fresh(env, broker_id=1)
+    for ended, half in enumerate(halves):
+        assert slave.plugin.strategy.floor() == master.plugin.strategy.floor() == half.offset
+        assert master.end_now(half, COMMIT if ended else ROLLBACK) == ResponseCode.SUCCESS
+        slave.copy_from(master)
+    assert slave.plugin.strategy.floor() == slave.log.end
+    later = master.half(b"later")
+    master.commit()
+    slave.copy_from(master)
+    assert slave.plugin.strategy.floor() == later.offset
