@@ -19,6 +19,8 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+TRANS_GROUP: Final = f"{SYSTEM_GROUP_PREFIX}TRANS"
+"""The group with which a broker consumes half messages and op messages."""
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """The topic whose settings apply to a topic that its first message creates."""

@@ -13,10 +13,11 @@ Provides: Replication. Replaces RocketMQ's ``HAService``, ``HAConnection`` and `
 
 The modules: ``frames`` encodes the protocol, ``master`` sends the log, ``slave`` receives it, ``copies`` tracks the
 progress of slaves for acknowledgments, ``compare`` checks that a slave's log is a prefix of its master's, ``matches``
-answers these checks, ``tables`` fetches the master's tables, ``find`` and ``master_address`` find the master,
-``epochs`` records promotions, ``lease`` expires without contact, ``fencing`` makes a deposed master refuse messages,
-``deposed`` makes it a slave again, ``role`` changes the role, ``vip`` serves RocketMQ's slaves, ``status``, ``lag`` and
-``metrics`` report the state, ``streams`` encrypts, ``tickets`` authenticates slaves.
+answers these checks, ``tables`` fetches the master's tables, ``progress`` holds its progress until this log has
+reached it, ``find`` and ``master_address`` find the master, ``epochs`` records promotions, ``lease`` expires without
+contact, ``fencing`` makes a deposed master refuse messages, ``deposed`` makes it a slave again, ``role`` changes the
+role, ``vip`` serves RocketMQ's slaves, ``status``, ``lag`` and ``metrics`` report the state, ``streams`` encrypts,
+``tickets`` authenticates slaves.
 ``docs/howto/cluster.md``.
 """
 
@@ -251,7 +252,7 @@ class HaPlugin:
         self.slave = Slave(broker, self._config, self._master_address, self._epochs)
         if health is not None:
             health.add("replication", self.slave.too_far_behind)
-        self._tables = Tables(broker, self._master_address, self._config.sync_tables)
+        self._tables = Tables(broker, self._master_address, self._config.sync_tables, self.slave.follows)
         return [BackgroundTask("ha slave", self.slave.run), BackgroundTask("ha tables", self._tables.run), roles]
 
     def _renumber(self, broker: Broker, changed: BrokerConfig) -> None:

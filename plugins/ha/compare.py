@@ -22,6 +22,7 @@ from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.ha.fencing import send_epoch
 from gantrymq.plugins.ha.matches import LogMatch
+from gantrymq.plugins.ha.progress import log_end
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -163,11 +164,10 @@ class Comparison:
 
     async def _master_end(self, channel: Channel) -> int:
         """Return the end of the master's log; it may have records before it that it does not return yet."""
-        answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
         try:
-            return int(KVTable.from_bytes(answer.body or b"{}").table["commitLogMaxOffset"])
-        except (KeyError, ValueError):
-            raise Unlike(f"{channel.address} does not report the end of its log") from None
+            return await log_end(channel)
+        except RemoteFault as fault:
+            raise Unlike(fault.remark) from None
 
     async def _common_end(self, channel: Channel) -> int:
         """Return the offset behind the last common record. :class:`UnrelatedStore` if there is none."""

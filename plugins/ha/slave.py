@@ -58,6 +58,8 @@ class Slave:
         self._moved = trio.lowlevel.ParkingLot()
         self.connected_to = ""
         """The master's address while connected."""
+        self._compared_with = ""
+        """The address for clients of the master with whose log this one was compared before it connected."""
         self.master_end = -1
         """The last known end of the master's log in bytes; -1 before the first message."""
         self.heard_at = 0.0
@@ -80,6 +82,11 @@ class Slave:
     def moved(self) -> None:
         """Wake the report to the master: records have passed the gates."""
         self._moved.unpark_all()
+
+    def follows(self, broker: str) -> bool:
+        """Return whether this log is a part of the log of the master with the address ``broker`` for clients, and
+        continues from it."""
+        return bool(self.connected_to) and self._compared_with == broker
 
     def lag_s(self) -> float:
         """Return how long this log has lagged or the master has been silent, in seconds; 0 if neither."""
@@ -162,8 +169,9 @@ class Slave:
         master's, the broker restarts, because only a start can cut them off.
         """
         try:
+            self._compared_with = self._master_address.broker
             with trio.CancelScope() as self._attempt:
-                await self._comparison.check(self._master_address.broker)
+                await self._comparison.check(self._compared_with)
             if self._attempt.cancelled_caught:
                 return "the master has changed"
         except Diverged as diverged:

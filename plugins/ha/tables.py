@@ -1,25 +1,28 @@
 """A slave's tables, fetched from its master: topics, groups, consumer offsets and delay levels.
 
-They are fetched with the requests that administrators also use (21, 201, 43, 45), over one connection. Source: RocketMQ
-4.9.7 ``SlaveSynchronize``. Unlike RocketMQ, a master that returns with older offsets does not set consumers back, and a
-record of an unknown topic makes the slave fetch the tables at once, because the master may fail soon.
+They are fetched with the requests that administrators also use (21, 201, 43, 45, 28), over one connection. Source:
+RocketMQ 4.9.7 ``SlaveSynchronize``. Unlike RocketMQ, a master that returns with older offsets does not set consumers
+back, a record of an unknown topic makes the slave fetch the tables at once, because the master may fail soon, and
+``progress`` keeps the slave from adopting progress that is ahead of its own log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from gantrymq.plugins.ha.master_address import MasterAddress
+from gantrymq.plugins.ha.progress import MasterProgress, adopt_transactions, read_offsets
 from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
-from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError, RemoteFault
+from gantrymq.remoting.names import TRANS_GROUP
 from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
@@ -31,19 +34,27 @@ FIRST_S: Final = 0.2
 """Seconds from the start, or from the discovery of the master, to the first fetch."""
 AGAIN_S: Final = 1.0
 """The least number of seconds between two fetches because of unknown topics."""
-_SEPARATOR: Final = "@"
+HELD_S: Final = 0.2
+"""How often, in seconds, the slave checks whether its log has reached the master's progress that it holds."""
 
 
 class Tables:
-    """Fetches the tables every ``interval`` seconds while :meth:`run` runs."""
+    """Fetches the tables every ``interval`` seconds while :meth:`run` runs.
 
-    def __init__(self, broker: Broker, master_address: MasterAddress, interval: float) -> None:
+    ``follows`` returns whether this log was compared with that of the master at an address and continues from it.
+    """
+
+    def __init__(
+        self, broker: Broker, master_address: MasterAddress, interval: float, follows: Callable[[str], bool]
+    ) -> None:
         registry = broker.registry
         self._topics = registry.find(TopicTable)
         self._groups = registry.find(GroupTable)
         self._offsets = registry.find(ConsumerOffsets)
         self._delays = registry.find(LevelPositions)
         self._log_end: Callable[[], int] = lambda: broker.log.end
+        self._safe_end: Callable[[], int] = lambda: min(broker.log.durable, broker.store.dispatched)
+        self._follows = follows
         self._master_address = master_address
         self._interval = interval
         self._failure = ""
@@ -82,34 +93,54 @@ class Tables:
     async def _stay(self, channel: Channel, address: str) -> None:
         """Fetch repeatedly while this is the master and the connection is open."""
         said = MasterOffsets()
+        progress = MasterProgress(lambda end: self._follows(address) and self._safe_end() >= end)
         while not channel.closed and address == self._master_address.broker:
             self._unknown = trio.Event()
             again_at = trio.current_time() + min(AGAIN_S, self._interval)
-            await self._fetch(channel, said)
+            await self._fetch(channel, said, progress)
             if self._failure or not self.fetched:
                 log.info("tables_fetched", master=address)
             self._failure = ""
             self._outages.over("tables_not_fetched")
             self.fetched += 1
             with trio.move_on_after(self._interval):
-                await channel.while_open(self._unknown.wait)
+                await self._wait(channel, progress)
             await trio.sleep_until(again_at)
 
-    async def _fetch(self, channel: Channel, said: MasterOffsets) -> None:
+    async def _wait(self, channel: Channel, progress: MasterProgress) -> None:
+        """Wait for a record of an unknown topic or the end of the connection; meanwhile adopt held progress."""
+        while progress.is_held and not channel.closed and not self._unknown.is_set():
+            with trio.move_on_after(HELD_S):
+                await channel.while_open(self._unknown.wait)
+            progress.adopt_reached()
+        await channel.while_open(self._unknown.wait)
+
+    async def _fetch(self, channel: Channel, said: MasterOffsets, progress: MasterProgress) -> None:
         if self._topics is not None:
             log_end = self._log_end()
             if self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG), log_end):
                 self._asked_for.clear()  # a topic may have been deleted and created again
         if self._groups is not None:
             self._groups.adopt(await _ask(channel, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+        adoptions: list[Callable[[], None]] = []
         if self._offsets is not None:
-            said.merge(self._offsets, await _ask(channel, RequestCode.GET_ALL_CONSUMER_OFFSET))
+            body = await _ask(channel, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            said.merge(self._offsets, body)
+            adoptions.append(partial(adopt_transactions, self._offsets, body))
+        progress.adopt_reached()
+        if progress.is_held:
+            return
         if self._delays is not None:
-            self._delays.adopt(await _ask(channel, RequestCode.GET_ALL_DELAY_OFFSET))
+            adoptions.append(partial(self._delays.adopt, await _ask(channel, RequestCode.GET_ALL_DELAY_OFFSET)))
+        if adoptions:
+            await progress.report(channel, adoptions)
 
 
 class MasterOffsets:
     """Consumer offsets that the master has reported over one connection, that is, within one run of its process.
+
+    The table limits them to this broker's queues. The progress of transactions is not among them
+    (:func:`adopt_transactions`).
 
     Higher offsets are adopted. A lower one is adopted only if the master has reported a higher one before over this
     connection: then an administrator has reset the group. Otherwise consumers may have progressed at this slave, and a
@@ -117,18 +148,18 @@ class MasterOffsets:
     """
 
     def __init__(self) -> None:
-        self._received: dict[tuple[str, int], int] = {}
+        self._received: dict[tuple[str, str, int], int] = {}
 
     def merge(self, offsets: ConsumerOffsets, body: bytes) -> None:
         """Adopt the offsets in the body of a response to code 43. :class:`RemoteFault` if it is invalid."""
-        for name, queues in ConsumerOffsetSerializeWrapper.from_bytes(body).offset_table.items():
-            topic, _, group = name.partition(_SEPARATOR)
-            for queue_id, offset in queues.items():
-                before = self._received.get((name, queue_id), -1)
-                self._received[name, queue_id] = offset
-                own = offsets.query(group, topic, queue_id)
-                if topic and group and queue_id >= 0 and (own is None or offset > own or offset < before):
-                    offsets.commit(group, topic, queue_id, offset)
+        for topic, group, queue_id, offset in read_offsets(body):
+            if group == TRANS_GROUP:
+                continue
+            before = self._received.get((topic, group, queue_id), -1)
+            self._received[topic, group, queue_id] = offset
+            own = offsets.query(group, topic, queue_id)
+            if own is None or offset > own or offset < before:
+                offsets.commit(group, topic, queue_id, offset)
 
 
 async def _ask(channel: Channel, code: RequestCode) -> bytes:

@@ -14,7 +14,7 @@ from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import TransactionState
-from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_GROUP, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import java_hash, replace_properties
 from gantrymq.remoting.property_bytes import (
     PGROUP,
@@ -30,7 +30,7 @@ from gantrymq.remoting.records import HEADS
 
 QUEUE_ID = 0
 """Half messages and op messages have one queue each."""
-GROUP = "CID_RMQ_SYS_TRANS"
+GROUP = TRANS_GROUP
 """The group with which the broker itself consumes both."""
 END_TAG = "d"
 END_CODE = java_hash(END_TAG)

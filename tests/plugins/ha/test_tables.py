@@ -13,12 +13,13 @@ import trio.testing
 from gantrymq.kernel.registry import Registry
 from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.ha.tables import MasterOffsets, Tables
-from gantrymq.plugins.interfaces import GroupTable, LevelPositions, TopicTable
+from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.testing.requests import send
 
 
@@ -146,15 +147,21 @@ async def test_an_unknown_topic_is_requested_at_its_first_record(pair: Any) -> N
 
 
 class Told(Channel):
-    """A master's answers, and how often the topics were asked for."""
+    """A master's answers by request code, and the codes that it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, **answers: bytes) -> None:
         super().__init__("m:2")
-        self.asked = 0
+        self.codes: list[int] = []
+        self.answers = {RequestCode[name]: body for name, body in answers.items()}
+
+    @property
+    def asked(self) -> int:
+        """How often the topics were asked for."""
+        return self.codes.count(RequestCode.GET_ALL_TOPIC_CONFIG)
 
     async def call(self, command: Command, timeout: float = 3.0) -> Command:
-        self.asked += command.code == RequestCode.GET_ALL_TOPIC_CONFIG
-        return Command(ResponseCode.SUCCESS, body=b"{}")
+        self.codes.append(command.code)
+        return Command(ResponseCode.SUCCESS, body=self.answers.get(RequestCode(command.code), b"{}"))
 
 
 @pytest.mark.trio
@@ -164,7 +171,7 @@ async def test_topics_unknown_to_the_master_are_requested_once(
     known: Any = SimpleNamespace(get=lambda topic: None, adopt=lambda body, log_end: False)
     broker: Any = SimpleNamespace(registry=Registry(), log=SimpleNamespace(end=0))
     broker.registry.provide(TopicTable, known)
-    tables, channel = Tables(broker, MasterAddress("", "m:1", "m:2"), 3600.0), Told()
+    tables, channel = Tables(broker, MasterAddress("", "m:1", "m:2"), 3600.0, lambda address: True), Told()
     stay: Any = tables._stay
     nursery.start_soon(stay, channel, "m:2")
     await trio.sleep(10)
@@ -182,3 +189,191 @@ async def test_topics_unknown_to_the_master_are_requested_once(
     await trio.sleep(100)
     assert channel.asked == asked, "in vain, and not again"
     nursery.cancel_scope.cancel()
+
+
+# -------------------------------------------------------------------------------------------- the master's progress
+
+
+class BehindSlave:
+    """The tables of a slave whose log ends at ``dispatched``, and its master's answers."""
+
+    def __init__(self) -> None:
+        self.offsets: Any = Offsets()
+        self.levels: list[bytes] = []
+        self.dispatched = 0
+        self.follows = True
+        self.log = SimpleNamespace(end=0, durable=10_000)
+        broker: Any = SimpleNamespace(registry=Registry(), log=self.log, store=self)
+        broker.registry.provide(ConsumerOffsets, self.offsets)
+        broker.registry.provide(LevelPositions, SimpleNamespace(adopt=self.levels.append))
+        self.channel = Told()
+        self.master_reports(end=0)
+        self.tables = Tables(
+            broker,
+            MasterAddress("", "m:1", "m:2"),
+            10.0,
+            lambda address: self.follows and address == "m:2",
+        )
+
+    def master_reports(self, end: int, halves: int = 0, position: int = 0) -> None:
+        table = {f"{TRANS_HALF_TOPIC}@CID_RMQ_SYS_TRANS": {"0": halves}, "T@G": {"0": halves}}
+        self.channel.answers = {
+            RequestCode.GET_ALL_CONSUMER_OFFSET: json.dumps({"offsetTable": table}).encode(),
+            RequestCode.GET_ALL_DELAY_OFFSET: b"position %d" % position,
+            RequestCode.GET_BROKER_RUNTIME_INFO: json.dumps({"table": {"commitLogMaxOffset": str(end)}}).encode(),
+        }
+
+    @property
+    def halves(self) -> int | None:
+        """The adopted progress of transactions."""
+        offset: int | None = self.offsets.query("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0)
+        return offset
+
+    async def stay(self) -> None:
+        """Fetch until the connection closes."""
+        stay: Any = self.tables._stay
+        await stay(self.channel, "m:2")
+
+
+@pytest.fixture
+def behind() -> BehindSlave:
+    return BehindSlave()
+
+
+@pytest.mark.trio
+async def test_the_masters_progress_is_adopted_when_this_log_has_what_the_masters_had(
+    behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    behind.master_reports(end=1000, halves=7, position=3)
+    behind.dispatched = 999
+    nursery.start_soon(behind.stay)
+    await trio.sleep(5)
+    assert (behind.halves, behind.levels) == (None, [])
+    assert behind.offsets.query("G", "T", 0) == 7, "offsets of consumers are adopted at once"
+    behind.dispatched = 1000
+    await trio.sleep(1)
+    assert (behind.halves, behind.levels) == (7, [b"position 3"])
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_progress_is_not_adopted_before_the_log_is_flushed(
+    behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """With asynchronous flush, a power cut could lose what the adopted progress refers to."""
+    behind.master_reports(end=1000, position=3)
+    behind.dispatched, behind.log.durable = 1000, 999
+    nursery.start_soon(behind.stay)
+    await trio.sleep(5)
+    assert behind.levels == []
+    behind.log.durable = 1000
+    await trio.sleep(1)
+    assert behind.levels == [b"position 3"]
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_the_end_of_the_masters_log_is_requested_after_its_progress(
+    behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What the progress refers to is in the log before the end that is requested later."""
+    nursery.start_soon(behind.stay)
+    await trio.sleep(1)
+    assert behind.channel.codes == [
+        RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET, RequestCode.GET_BROKER_RUNTIME_INFO,
+    ]  # fmt: skip
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_later_progress_does_not_replace_what_a_slave_that_stays_behind_will_reach(
+    behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    behind.master_reports(end=1000, position=1)
+    nursery.start_soon(behind.stay)
+    await trio.sleep(5)
+    behind.master_reports(end=3000, position=2)
+    behind.dispatched = 900
+    await trio.sleep(28)
+    behind.dispatched = 2000
+    await trio.sleep(3)
+    assert behind.levels == [b"position 1"]
+    await trio.sleep(10)
+    behind.dispatched = 3000
+    await trio.sleep(1)
+    assert behind.levels == [b"position 1", b"position 2"]
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_progress_is_not_adopted_before_the_log_is_known_to_be_the_masters(
+    behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A deposed master may have a longer log, whose tail will be cut off."""
+    behind.master_reports(end=1000, halves=7, position=3)
+    behind.dispatched, behind.follows = 2000, False
+    nursery.start_soon(behind.stay)
+    await trio.sleep(25)
+    assert (behind.halves, behind.levels) == (None, [])
+    behind.follows = True
+    await trio.sleep(1)
+    assert (behind.halves, behind.levels) == (7, [b"position 3"])
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_progress_of_an_earlier_connection_is_dropped(
+    behind: BehindSlave, autojump_clock: trio.testing.MockClock
+) -> None:
+    """After a crash the master may have other records at the same offsets."""
+    behind.master_reports(end=1000, position=1)
+    with trio.move_on_after(5):
+        await behind.stay()
+    behind.master_reports(end=2000, position=2)
+    behind.dispatched = 1000
+    with trio.move_on_after(5):
+        await behind.stay()
+    assert behind.levels == []
+
+
+@pytest.mark.trio
+async def test_lower_progress_of_transactions_is_adopted_too(
+    behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The slave makes none itself: what is higher is of a log that was cut, and its op messages are missing."""
+    behind.offsets.commit("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0, 9)
+    behind.offsets.commit("G", "T", 0, 9)
+    behind.master_reports(end=0, halves=7)
+    nursery.start_soon(behind.stay)
+    await trio.sleep(1)
+    assert behind.halves == 7
+    assert behind.offsets.query("G", "T", 0) == 9
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("info", [b"{}", b'{"table":{"commitLogMaxOffset":"many"}}'])
+async def test_a_master_that_does_not_report_the_end_of_its_log_is_a_fault(behind: BehindSlave, info: bytes) -> None:
+    behind.channel.answers[RequestCode.GET_BROKER_RUNTIME_INFO] = info
+    with pytest.raises(RemoteFault, match="end of its log"):
+        await behind.stay()
+    assert behind.levels == []
+
+
+@pytest.mark.trio
+async def test_a_slave_adopts_its_masters_progress_of_transactions(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master) as slave:
+        await pair.send(master, b"x", b"y", topic=TRANS_HALF_TOPIC)
+        committed, adopted = master.registry.get(ConsumerOffsets), slave.registry.get(ConsumerOffsets)
+        committed.commit("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0, 2)
+        await pair.until(lambda: adopted.query("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0) == 2)
+
+
+@pytest.mark.trio
+async def test_a_slave_follows_the_master_with_which_it_was_compared_while_it_is_connected(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master) as broker:
+        slave = next(info.plugin.slave for info in broker.manager.plugins if info.name == "ha")
+        await pair.until(lambda: slave.follows(master.address))
+        assert not slave.follows("127.0.0.1:1")
+        master.stop()
+        await pair.until(lambda: not slave.follows(master.address))
