@@ -73,7 +73,7 @@ class TopicTable(Protocol):
         """Adopt a master's topics from its response to GET_ALL_TOPIC_CONFIG; False if they were known already.
 
         ``log_end``: the end of this log at the time of the request. Messages before it, of topics that the master has
-        deleted, are deleted here too.
+        deleted, are deleted here too, and so are the groups' offsets in these topics.
         """
 
 

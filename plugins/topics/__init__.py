@@ -19,6 +19,7 @@ calls the hook ``topics_changed``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -28,7 +29,7 @@ from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.observers import observe
 from gantrymq.kernel.processors import Processor
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.interfaces import GroupTable, LiveSettings, TopicTable
+from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, LiveSettings, TopicTable
 from gantrymq.plugins.topics.admin import TopicAdmin
 from gantrymq.plugins.topics.changes import TopicChanges
 from gantrymq.plugins.topics.config import TopicsConfig
@@ -81,7 +82,7 @@ class TopicsPlugin:
         groups = Groups(broker.env, f"{folder}/subscriptionGroup.json", self._config)
         topics = Topics(broker.env, f"{folder}/topics.json", self._config, groups, broker.cluster, broker.name)
         broker.registry.provide(GroupTable, groups)
-        topics.forget = broker.store.delete_topic
+        topics.forget = partial(_forget, broker)
         broker.registry.provide(TopicTable, topics)
         self._groups = groups
         self._topics = topics
@@ -187,3 +188,11 @@ class TopicsPlugin:
         self._config = config
         self._topics.reconfigure(config)
         self._groups.reconfigure(config)
+
+
+def _forget(broker: Broker, topic: str, log_end: int) -> None:
+    """See :attr:`Topics.forget`."""
+    broker.store.delete_topic(topic, log_end)
+    offsets = broker.registry.find(ConsumerOffsets)
+    if offsets is not None:
+        offsets.forget_topic(topic)

@@ -47,7 +47,8 @@ class Topics:
         self.changed: Callable[[str, bool], None] = _ignore_change
         self._created: Callable[[TopicConfig], None] = lambda config: None
         self.forget: Callable[[str, int], None] = lambda topic, log_end: None
-        """Deletes a topic's messages before an offset of the log."""
+        """Deletes a topic's messages before an offset of the log, and the groups' offsets in it. ``OSError``: the
+        deletion cannot be recorded, and nothing was deleted."""
         self.table: StateTable[TopicConfig] = StateTable(env, path, TABLE_KEY)
         found = load_state(env, path, read_topics)
         if found is not None:
@@ -209,8 +210,9 @@ class Topics:
         """Adopt the topics of a master from its response to code 21, in addition to those of every broker.
 
         False if their data version is known already. :class:`RemoteFault` for an invalid body. Topics that the master
-        has deleted lose their messages before ``log_end`` here too, or they would be back after a promotion of this
-        broker. A table that is older than the known one deletes nothing, because the master may have lost its table.
+        has deleted lose their messages before ``log_end`` and the groups' offsets here too, or these would be back
+        after a promotion of this broker. A table that is older than the known one deletes nothing, because the master
+        may have lost its table.
         """
         told, unknown = read_topics(body)
         # A 5.x master also returns its queues of static topics; a slave has none of its own.

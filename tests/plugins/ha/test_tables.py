@@ -76,15 +76,21 @@ async def test_a_topic_deleted_at_the_master_stays_deleted_after_a_promotion(pai
     async with pair.master() as master, pair.slave(master) as slave, open_channel(master.address) as channel:
         for topic in ("gone", "kept"):
             assert (await channel.call(send(topic, b"x"))).code == ResponseCode.SUCCESS
-        copied = slave.registry.get(TopicTable)
+        copied, offsets = slave.registry.get(TopicTable), slave.registry.get(ConsumerOffsets)
+        for topic in ("gone", "kept"):
+            master.registry.get(ConsumerOffsets).commit("G", topic, 0, 1)
         await pair.until(lambda: copied.get("gone") is not None and slave.store.dispatched == master.log.end)
+        await pair.until(lambda: offsets.query("G", "gone", 0) == offsets.query("G", "kept", 0) == 1)
         answer = await channel.call(Command(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "gone"}))
         assert answer.code == ResponseCode.SUCCESS
         await pair.until(lambda: copied.get("gone") is None)
         assert slave.queues.get("gone", 0) is None
+        assert offsets.query("G", "gone", 0) is None, "it would be wrong for a new topic of this name"
     async with pair.master(home="slave") as promoted:
         assert promoted.registry.get(TopicTable).get("gone") is None
         assert promoted.queues.get("kept", 0).max_offset == 1
+        assert promoted.registry.get(ConsumerOffsets).query("G", "gone", 0) is None
+        assert promoted.registry.get(ConsumerOffsets).query("G", "kept", 0) == 1
 
 
 @pytest.mark.trio
