@@ -18,6 +18,7 @@ from gantrymq.kernel.store.log.record import Record, decode
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.interfaces import ConsumerOffsets, ProducerGroups, TopicTable
 from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.produce.validate import traits_of
 from gantrymq.plugins.transaction import TransactionPlugin
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
@@ -326,6 +327,7 @@ class TransactedStore:
                 group.encode(),
                 body[:20],
             )
+            batch.traits |= traits_of(more)
             batch.add(
                 topic,
                 queue_id,

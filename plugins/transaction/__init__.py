@@ -28,7 +28,7 @@ from gantrymq.plugins.transaction import fast as loops
 from gantrymq.plugins.transaction.check import CheckBack
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.endings import EndTransactions
-from gantrymq.plugins.transaction.prepare import refuse_halves
+from gantrymq.plugins.transaction.prepare import refuse_halves, refuse_timed
 from gantrymq.plugins.transaction.resume import ResumeHalves
 from gantrymq.plugins.transaction.state_table.file_check import check_state_table
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
@@ -112,6 +112,8 @@ class TransactionPlugin:
         """Pass half messages to the strategy."""
         if batch.traits & Trait.PREPARED:
             rows = loops.half_rows(batch)
+            if rows and batch.traits & Trait.DELAY:
+                rows = refuse_timed(batch, rows, self._context.store.log.clock)
             if rows and not refuse_halves(batch, rows, self._config, self.strategy.open_count):
                 self.strategy.prepare(batch, rows)
             batch.traits &= ~Trait.PREPARED

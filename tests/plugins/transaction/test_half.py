@@ -489,6 +489,28 @@ def test_a_unique_key_that_another_group_has_too_ends_none_of_its_transactions()
     assert world.bodies() == [b"x", b"y"]
 
 
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        (b"\x02TIMER_DELAY_SEC\x015", True),
+        (b"\x02TIMER_DELAY_MS\x011", True),
+        (b"\x02TIMER_DELIVER_MS\x019999999999999", True),
+        (b"\x02TIMER_DELAY_MS\x01soon", True),
+        (b"\x02TIMER_DELAY_MS\x010", False),
+        (b"\x02TIMER_DELIVER_MS\x011000", False),
+        (b"\x02TIMER_DELAY_MS\x01500\x02TIMER_OUT_MS\x011000", False),
+    ],
+)
+def test_a_half_message_for_a_later_time_is_refused(strategy: str, more: bytes, refused: bool) -> None:
+    """RocketMQ 5.3.3 moves it to the timer's topic, where its transaction loses it; a past time has no effect."""
+    world = TransactedStore(MemoryEnv(), strategy)
+    batch = world.halves([b"x"], more=more)
+    assert batch.statuses[0] == (ResponseCode.MESSAGE_ILLEGAL if refused else ResponseCode.SUCCESS)
+    world.commit()
+    assert world.plugin.strategy.open_count == (0 if refused else 1)
+
+
 # -------------------------------------------------------------------------------------------------------- on a slave
 
 

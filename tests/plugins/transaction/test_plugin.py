@@ -39,6 +39,21 @@ def end(answer: Command, state: TransactionState, *, group: str = "orders", **ot
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+async def test_a_half_message_with_a_delay_level_or_a_later_time_is_refused(tmp_path: Path, strategy: str) -> None:
+    async with broker_and_channel(tmp_path, plugin__transaction__strategy=strategy) as (broker, channel):
+        for delay in (
+            "DELAY\x013",
+            "TIMER_DELAY_MS\x015000",
+            "TIMER_DELAY_SEC\x015",
+            "TIMER_DELIVER_MS\x019999999999999",
+        ):
+            answer = await channel.call(send("T", b"x", properties=f"{HALF}\x02{delay}"))
+            assert answer.code == ResponseCode.MESSAGE_ILLEGAL, delay
+        assert broker.log.end == 0
+
+
+@pytest.mark.trio
 async def test_a_half_message_is_seen_when_it_is_committed_and_not_before(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (broker, channel):
         answer = await channel.call(send("T", b"paid", queue_id=3, queues=4, properties=HALF))
