@@ -12,6 +12,7 @@ import pytest
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.message import SendStatus
+from gantrymq.remoting.bodies.offsets import DelayOffsetSerializeWrapper
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.clients import MESSAGES_A_SECOND, ForeignClient, check_complete
@@ -63,6 +64,12 @@ def log_bytes(store: Path, end: int) -> bytes:
         return file.read(end)
 
 
+def delay_positions(address: str) -> dict[int, int]:
+    """The delivered offset of each delay level that a broker reports."""
+    answer = ask(address, Command(RequestCode.GET_ALL_DELAY_OFFSET))
+    return DelayOffsetSerializeWrapper.from_bytes(answer.body).offset_table
+
+
 def send_alone(nameserver: str, topic: str, status: SendStatus) -> None:
     """Messages while no slave is there."""
     with gantrymq.sync.connect(nameserver) as client, client.producer("alone") as producer:
@@ -86,6 +93,9 @@ def test_our_slave_replicates_a_java_master(
         wait_for(lambda: int(runtime_info(address)["commitLogMaxOffset"]) == end, PATIENCE_S)
         assert log_bytes(home / "ours" / "data", end) == log_bytes(home / "java" / "store", end)
         wait_for(lambda: topic in str(ask(address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body))
+        with gantrymq.sync.connect(own_nameserver) as client, client.producer("delayed") as producer:
+            producer.send(Message(names("delayed"), b"a second later", delay_level=1))
+        wait_for(lambda: delay_positions(address).get(1) == 1)
         master.discard()
         check_complete(
             java4_client.consume_all(own_nameserver, topic, names("g"), 2 * MESSAGES, timeout=PATIENCE_S),
