@@ -57,7 +57,7 @@ HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
 STACKS_MAX_CHARACTERS: Final = 1_000_000
 """The longest text of a client's thread stacks in an answer to an administrator."""
 LEAVE_SECONDS: Final = 3.0
-"""How long a closing producer or consumer waits for brokers to take its farewell."""
+"""How long a closing producer or consumer waits for brokers to take its departure, and a consumer its last commits."""
 
 log: LibraryLog = LibraryLog()
 
@@ -211,9 +211,12 @@ class Cluster:
             raise GantryError(f"this client already consumes as group {group}: open another client for another member")
         self._consumers[group] = member
 
-    async def leave_as_consumer(self, group: str) -> None:
-        """The opposite; the brokers are notified and the group rebalances."""
+    def forget_consumer(self, group: str) -> None:
+        """Name ``group`` in no heartbeat from now on; :meth:`join_as_consumer` takes another member."""
         del self._consumers[group]
+
+    async def unregister_consumer(self, group: str) -> None:
+        """Tell the brokers that this client has left ``group``, which then rebalances."""
         await self._unregister(UnregisterClientHeader(client_id=self.client_id, consumer_group=group))
 
     async def heartbeat(self) -> None:
@@ -277,15 +280,17 @@ class Cluster:
         return channel.peer or ("", 0)
 
     async def _unregister(self, header: UnregisterClientHeader) -> None:
-        for data in self.routes.brokers().values():
-            for address in data.broker_addrs.values():
-                channel = self.connections.open_one(address)
-                if channel is None:
-                    continue
-                try:
-                    await call(channel, Command(RequestCode.UNREGISTER_CLIENT, header.to_ext()))
-                except GantryError as error:
-                    log.warning("unregister_failed", broker=address, reason=str(error))
+        async def tell(channel: Channel) -> None:
+            try:
+                await call(channel, Command(RequestCode.UNREGISTER_CLIENT, header.to_ext()))
+            except GantryError as error:
+                log.warning("unregister_failed", broker=channel.address, reason=str(error))
+
+        addresses = {address for data in self.routes.brokers().values() for address in data.broker_addrs.values()}
+        channels = [channel for address in addresses if (channel := self.connections.open_one(address)) is not None]
+        async with anyio.create_task_group() as telling:
+            for channel in channels:
+                telling.start_soon(tell, channel)
 
     async def _discover(self, discovery: Discovery) -> None:
         text = await discovery.fetch()

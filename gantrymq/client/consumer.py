@@ -314,23 +314,46 @@ class Consumer(Lifetime, Generic[R]):
             upkeep.start_soon(self._keep_expiring, self._settings.consume_timeout)
 
     async def _leave(self) -> None:
-        """Stop pulling, commit what is done, and leave the group."""
+        """Stop pulling, commit what is done, and leave the group, whether or not brokers answer."""
         pullers = list(self._pullers.values())
-        for puller in pullers:
-            puller.stop()
-        with anyio.move_on_after(LEAVE_SECONDS / 2):
-            await self._notify_queues_changed(self._settings.on_revoked, self._pullers)
-        self._closed = True
-        self._arrived.set()
-        pullers += self._releasing.values()
-        for puller in pullers:
-            puller.close()
-        for puller in pullers:
+        try:
+            for puller in pullers:
+                puller.stop()
+            with anyio.move_on_after(LEAVE_SECONDS / 2, shield=True):
+                await self._notify_queues_changed(self._settings.on_revoked, self._pullers)
+            self._closed = True
+            self._arrived.set()
+            pullers += self._releasing.values()
+            for puller in pullers:
+                puller.close()
+            await self._commit_last(pullers)
+        finally:
+            self._closed = True
+            self._cluster.forget_consumer(self.group)
+            with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                if self._locks is not None:
+                    with anyio.move_on_after(LEAVE_SECONDS / 2):  # the rest of the time is for unregistering
+                        await self._locks.release_all()
+                await self._cluster.unregister_consumer(self.group)
+
+    async def _commit_last(self, pullers: Iterable[Puller[R]]) -> None:
+        waiting = set(pullers)
+
+        async def commit(puller: Puller[R]) -> None:
             await self._commit_quietly(puller, confirmed=True)
-        await self._save_quietly()
-        if self._locks is not None:
-            await self._locks.release_all()
-        await self._cluster.leave_as_consumer(self.group)
+            waiting.discard(puller)
+
+        with anyio.move_on_after(LEAVE_SECONDS, shield=True) as scope:
+            async with anyio.create_task_group() as committing:
+                for puller in list(waiting):
+                    committing.start_soon(commit, puller)
+            await self._save_quietly()
+        if scope.cancelled_caught:
+            for broker in sorted({puller.queue.broker_name for puller in waiting}):
+                self._cluster.rare.warning(
+                    "commit_failed", broker, self.group,
+                    group=self.group, broker=broker, reason=f"no answer within {LEAVE_SECONDS:g} s",
+                )  # fmt: skip
 
     def _puller_tasks(self) -> TaskGroup:
         assert self._pulling is not None  # it is there before the consumer joins its group
@@ -355,8 +378,7 @@ class Consumer(Lifetime, Generic[R]):
                     await self._join(upkeep)
                     yield
             finally:
-                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                    await self._leave()
+                await self._leave()
 
     async def _more(self, most: int) -> None:
         if self._ready or self._lanes:

@@ -79,12 +79,17 @@ class QueueLocks:
         """Give the locks back. What fails is logged, and they are among the :meth:`others` again."""
         given = [queue for queue in queues if self._asked_at.pop(queue, None) is not None or queue in self._asking]
         self._asking.difference_update(given)
-        for broker, held in _by_broker(given).items():
+
+        async def give_back(broker: str, held: set[MessageQueue]) -> None:
             try:
                 await self._call(RequestCode.UNLOCK_BATCH_MQ, held)
             except GantryError as error:
                 self._asking |= held
                 self._cluster.rare.warning("queue_lock_failed", broker, self._group, broker=broker, reason=str(error))
+
+        async with anyio.create_task_group() as giving:
+            for broker, held in _by_broker(given).items():
+                giving.start_soon(give_back, broker, held)
 
     def others(self, needed: Set[MessageQueue]) -> set[MessageQueue]:
         """Locks that are no longer needed: the answer came too late, or a renewal overtook the release."""

@@ -526,6 +526,7 @@ async def test_pulls_go_to_the_suggested_broker_and_commits_to_the_master(
                 broker.store("T", 0, b"%d" % number)
 
         def suggest(request: Command) -> Command:
+            del master.answers[11]  # the slave's answer suggests the master again
             answer = master.pulled(request, 0, b"".join(master.queues["T", 0][:32]), 32)
             answer.ext["suggestWhichBrokerId"] = "1"
             return answer
@@ -673,6 +674,49 @@ async def test_a_cancelled_block_still_commits_and_leaves_the_group(fake_cluster
                     scope.cancel()
         assert cluster.broker.offsets == {("g", "T", 0): 1}
         assert cluster.broker.groups["g"] == []
+
+
+async def test_a_consumer_leaves_its_group_although_a_broker_answers_no_commit(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def silent(request: Command) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr("gantrymq.client.consumer.LEAVE_SECONDS", 0.3)
+    async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        hangs, healthy = cluster.brokers
+        for broker in cluster.brokers:
+            broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            for message in await take(messages, 2):
+                await message.ack()
+            hangs.answers[15] = silent
+        assert healthy.offsets == {("g", "T", 0): 1}
+        assert hangs.offsets == {}
+        assert "no answer within 0.3 s" in caplog.text
+        for broker in cluster.brokers:
+            await broker.wait_for(35)
+            assert broker.groups["g"] == []
+        async with client.consumer("T", "g", start="first") as messages:
+            assert (await take(messages, 1))[0].broker_name == hangs.name
+
+
+async def test_a_departure_reaches_all_brokers_although_they_do_not_answer(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(request: Command) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr("gantrymq.client.consumer.LEAVE_SECONDS", 0.3)
+    async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for broker in cluster.brokers:
+            broker.answers[35] = silent
+        async with client.consumer("T", "g", start="first"):
+            pass
+        for broker in cluster.brokers:
+            await broker.wait_for(35)
+        async with client.consumer("T", "g", start="first"):
+            pass
 
 
 async def test_a_message_of_no_consumer_cannot_be_acknowledged() -> None:
