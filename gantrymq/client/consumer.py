@@ -191,13 +191,21 @@ class Consumer(Lifetime, Generic[R]):
     async def commit(self) -> None:
         """Commit the offsets of the group now, and wait for the responses of the brokers.
 
-        Offsets are committed every five seconds anyway. Raises :class:`ConnectError`, :class:`NoRoute`.
+        Offsets are committed every five seconds anyway. Raises :class:`BrokerError` when a broker refuses
+        (:class:`AccessDenied` by its access control), :class:`ConnectError`, :class:`NoRoute`; what other brokers keep
+        is committed all the same, and the rest is tried again.
         """
         self._ensure_open()
+        failure: GantryError | None = None
         for puller in list(self._pullers.values()):
-            await puller.commit(confirmed=True)
+            try:
+                await puller.commit(confirmed=True)
+            except GantryError as error:
+                failure = failure or error
         if self._local is not None:
             await anyio.to_thread.run_sync(self._local.save)
+        if failure is not None:
+            raise failure
 
     def statistics(self) -> ConsumerStatistics:
         """How this member is doing: lag, outstanding messages, rates, and what failed last."""

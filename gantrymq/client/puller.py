@@ -132,6 +132,9 @@ class Puller(Generic[R]):
         self._ended = False
         self._progress: Progress | None = None
         self._committed = -1
+        """The offset that was sent to the broker last."""
+        self._confirmed = -1
+        """The offset that the broker took last, by its answer."""
         self._room: anyio.Event | None = None
         """What a pull waits for while the queue is full."""
         self._read_from = MASTER_ID
@@ -326,10 +329,11 @@ class Puller(Generic[R]):
     async def commit(self, *, confirmed: bool) -> None:
         """Tell the broker how far the group is, if it does not know yet; ``confirmed`` waits for its answer.
 
-        Raises :class:`ConnectError`, :class:`NoRoute`.
+        Raises :class:`BrokerError` when the broker refuses (:class:`AccessDenied` by its access control),
+        :class:`ConnectError`, :class:`NoRoute`.
         """
         progress = self._progress
-        if progress is None or progress.committable == self._committed:
+        if progress is None or progress.committable == (self._confirmed if confirmed else self._committed):
             return
         if self._is_held is not None and not self._is_held():
             return  # another member may be further by now
@@ -337,7 +341,7 @@ class Puller(Generic[R]):
         if self._local is not None:
             if not self.replaced:
                 self._local.set(self.queue, offset)
-                self._committed = offset
+                self._committed = self._confirmed = offset
             return
         header = UpdateConsumerOffsetHeader(
             consumer_group=self._options.group,
@@ -350,7 +354,8 @@ class Puller(Generic[R]):
             return
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext())
         if confirmed:
-            await channel.call(command)
+            await call(channel, command)
+            self._confirmed = offset
         else:
             await channel.send_oneway(command)
         self._committed = offset
@@ -390,14 +395,14 @@ class Puller(Generic[R]):
         # the next owner of the queue must not skip what comes until the first regular commit
         if self._local is not None:
             self._local.set(self.queue, offset)
-            self._committed = offset
+            self._committed = self._confirmed = offset
             return
         try:
             await admin.set_consumer_offset(self._options.group, self.queue, offset)
         except (BrokerError, NoRoute) as error:
             log.warning("commit_failed", topic=self.queue.topic, queue=self.queue.queue_id, reason=str(error))
         else:
-            self._committed = offset
+            self._committed = self._confirmed = offset
 
     async def _pull(self, progress: Progress) -> None:
         while progress.full:

@@ -94,6 +94,52 @@ async def test_a_commit_can_be_requested(fake_cluster: Cluster) -> None:
             assert cluster.broker.offsets == {("g", "T", 0): 1}
 
 
+async def test_a_commit_that_a_broker_refuses_raises_and_is_tried_again(fake_cluster: Cluster) -> None:
+    async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        full, healthy = cluster.brokers
+        for broker in cluster.brokers:
+            broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            for message in await take(messages, 2):
+                await message.ack()
+            full.answers[15] = lambda request: request.answer(1, "the table of offsets is full")
+            with pytest.raises(gantrymq.BrokerError, match=rf"{full.address} answered 1 .*offsets is full"):
+                await messages.commit()
+            assert healthy.offsets == {("g", "T", 0): 1}, "the refusal concerns one broker"
+            del full.answers[15]
+            await messages.commit()
+            assert full.offsets == {("g", "T", 0): 1}
+
+
+async def test_a_commit_asks_for_confirmation_of_what_was_committed_without_an_answer(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 0.01)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        cluster.broker.answers[15] = lambda request: request.answer(1, "the table of offsets is full")
+        async with client.consumer("T", "g", start="first") as messages:
+            await (await take(messages, 1))[0].ack()
+            with anyio.fail_after(20):
+                while not any(request.ext["commitOffset"] == "1" for request in cluster.broker.seen(15)):
+                    await cluster.broker.changed.wait()
+            for _ in range(2):
+                with pytest.raises(gantrymq.BrokerError, match="the table of offsets is full"):
+                    await messages.commit()
+
+
+async def test_a_commit_refused_at_the_end_of_the_block_is_logged(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            await (await take(messages, 1))[0].ack()
+            cluster.broker.answers[15] = lambda request: request.answer(17, "no topic T")
+        assert "commit_failed" in caplog.text
+        assert cluster.broker.groups["g"] == []
+
+
 @pytest.mark.parametrize(
     ("start", "expected", "asked"),
     [
