@@ -6,6 +6,7 @@ The format is RocketMQ's: ``LocalFileOffsetStore`` of 4.9.7 reads and writes it.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ class LocalOffsets:
         self._path = path
         self._offsets: dict[MessageQueue, int] = {}
         self._changed = False
+        self._saving = threading.Lock()
 
     def load(self) -> None:
         """Read the file, or RocketMQ's copy of its predecessor (.bak); without both there are no offsets yet.
@@ -62,15 +64,19 @@ class LocalOffsets:
             self._changed = True
 
     def save(self) -> None:
-        """Write what has changed, so that a crash leaves the file as it was or as it is. Raises OSError."""
-        if not self._changed:
-            return
-        self._changed = False
-        try:
-            self._write(ResetOffsets(offset_table=dict(self._offsets)).to_bytes())
-        except OSError:
-            self._changed = True
-            raise
+        """Write what has changed, so that a crash leaves the file as it was or as it is. Raises OSError.
+
+        Several threads may call it; each returns when what was set before its call is in the file.
+        """
+        with self._saving:
+            if not self._changed:
+                return
+            self._changed = False
+            try:
+                self._write(ResetOffsets(offset_table=dict(self._offsets)).to_bytes())
+            except OSError:
+                self._changed = True
+                raise
 
     def _write(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,34 @@ async def test_a_failed_write_of_the_offset_file_loses_no_message(
             with pytest.raises(OSError, match="folder"):
                 await messages.commit()
     assert "commit_failed" in caplog.text
+
+
+def test_two_threads_may_save_the_offsets_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "offsets.json"
+    offsets = LocalOffsets(file)
+    is_writing, second_writes = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def slow_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        if is_writing.is_set():
+            second_writes.set()
+            first.join(20)
+        else:
+            is_writing.set()
+            second_writes.wait(0.2)
+
+    monkeypatch.setattr("os.fsync", slow_fsync)
+    offsets.set(Q0, 1)
+    first = threading.Thread(target=offsets.save)
+    first.start()
+    assert is_writing.wait(20)
+    offsets.set(Q0, 2)
+    offsets.save()
+    first.join(20)
+    read = LocalOffsets(file)
+    read.load()
+    assert read.get(Q0) == 2
 
 
 def test_the_blocking_consumer_supports_broadcast(fake_in_thread: Any, tmp_path: Path) -> None:
