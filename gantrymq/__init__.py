@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gantrymq.client.consumer import Consumer
     from gantrymq.client.errors import (
         AccessDenied,
+        AllocationFailed,
         AuthenticationFailed,
         BadResponse,
         BodyError,
@@ -81,6 +82,7 @@ _HOMES = {
     "QueueStatistics": "gantrymq.client.statistics",
     "TransactionalProducer": "gantrymq.client.transactions",
     "AccessDenied": "gantrymq.client.errors",
+    "AllocationFailed": "gantrymq.client.errors",
     "AuthenticationFailed": "gantrymq.client.errors",
     "BadResponse": "gantrymq.client.errors",
     "BodyError": "gantrymq.client.errors",
@@ -112,6 +114,7 @@ _HOMES = {
 
 __all__ = [
     "AccessDenied",
+    "AllocationFailed",
     "App",
     "AuthenticationFailed",
     "BadResponse",

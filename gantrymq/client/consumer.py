@@ -18,13 +18,14 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from gantrymq._version import __version__
-from gantrymq.client.allocation import FixedQueues, allocate, average
+from gantrymq.client.allocation import Allocation, FixedQueues, allocate, average
 from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.connections import call
 from gantrymq.client.direct import DirectDelivery
 from gantrymq.client.errors import (
     AccessDenied,
+    AllocationFailed,
     BrokerError,
     ConnectError,
     GantryError,
@@ -300,8 +301,8 @@ class Consumer(Lifetime, Generic[R]):
         """Join the group and take the first share of the queues; where that fails it is tried again in ``upkeep``.
 
         Raises :class:`NotANameserver`, :class:`AccessDenied` when a broker refuses the client's credentials,
-        :class:`InvalidName` for an Sql expression that a broker refuses, :class:`GantryError` for a file of offsets
-        that cannot be read.
+        :class:`InvalidName` for an Sql expression that a broker refuses, :class:`AllocationFailed` for a strategy that
+        raises, :class:`GantryError` for a file of offsets that cannot be read.
         """
         self._upkeep = upkeep
         if self._settings.broadcast:
@@ -502,6 +503,7 @@ class Consumer(Lifetime, Generic[R]):
             if locks.others(self._pullers.keys() | self._releasing.keys()):
                 self.rebalance_soon()
             lost = [queue for queue in self._pullers if queue in refused or queue in lapsed]
+            unannounced = [queue for queue in lost if not self._pullers[queue].dropped]
             for queue in lost:
                 # another member may have consumed from this queue: begin again at the group's offset
                 log.warning("queue_lock_lost", group=self.group, topic=queue.topic, queue=queue.queue_id)
@@ -511,7 +513,7 @@ class Consumer(Lifetime, Generic[R]):
                 puller.stop()
                 self._release_later(queue, puller)
             if lost:
-                await self._notify_queues_changed(self._settings.on_revoked, lost)
+                await self._notify_queues_changed(self._settings.on_revoked, unannounced)
                 self.rebalance_soon()
 
     def _release_later(self, queue: MessageQueue, puller: Puller[R]) -> None:
@@ -595,7 +597,7 @@ class Consumer(Lifetime, Generic[R]):
             self._cluster.rare.over("rebalance_failed", self.group)
             return settled
         except GantryError as error:
-            if joining and isinstance(error, NotANameserver | AccessDenied):
+            if joining and isinstance(error, NotANameserver | AccessDenied | AllocationFailed):
                 raise  # no later attempt will do better
             if isinstance(error, AccessDenied):
                 self.refused(error)
@@ -632,8 +634,7 @@ class Consumer(Lifetime, Generic[R]):
                 mine.update(queues)
             else:
                 members = await self._members(topic, route)
-                share = allocate(queues, members, self._cluster.client_id, self._settings.allocation)
-                mine.update(queue for queue in share if queue.topic == topic)
+                mine.update(self._share(topic, queues, members, self._settings.allocation))
             old.update(queues)
         if not self._joined_at:
             self._joined_at = int(time.time() * 1000)
@@ -677,7 +678,9 @@ class Consumer(Lifetime, Generic[R]):
             self._pullers[queue].stop()
         await self._notify_queues_changed(self._settings.on_revoked, lost)
         for queue in lost:
-            puller = self._pullers.pop(queue)
+            puller = self._pullers.pop(queue, None)
+            if puller is None:
+                continue  # its lock was lost meanwhile, so it is being released
             if self._locks is not None:
                 self._release_later(queue, puller)
                 continue
@@ -697,7 +700,19 @@ class Consumer(Lifetime, Generic[R]):
         strategy = self._settings.allocation
         if isinstance(strategy, FixedQueues):
             strategy = average  # the option names no queues of this topic
-        return set(allocate(queues, members, self._cluster.client_id, strategy))
+        return set(self._share(self._retries.topic, queues, members, strategy))
+
+    def _share(
+        self, topic: str, queues: Sequence[MessageQueue], members: Sequence[str], strategy: Allocation
+    ) -> list[MessageQueue]:
+        try:
+            share = allocate(queues, members, self._cluster.client_id, strategy)
+            return [queue for queue in share if queue.topic == topic]
+        except Exception as error:
+            name = getattr(strategy, "__qualname__", type(strategy).__name__)
+            raise AllocationFailed(
+                f"the allocation strategy {name} cannot share out topic {topic} among {len(members)} members: {error!r}"
+            ) from error
 
     async def _start_pulling(self, queue: MessageQueue, begin: int | None = None) -> None:
         options = self._subscribed.get(queue.topic) or self._retries

@@ -13,6 +13,7 @@ from gantrymq.remoting.records import BodyError
 
 __all__ = [
     "AccessDenied",
+    "AllocationFailed",
     "AuthenticationFailed",
     "BadResponse",
     "BodyError",
@@ -137,6 +138,10 @@ class UnsupportedByBroker(GantryError):
 
 class NoRoute(GantryError):
     """No nameserver knows a broker for the topic."""
+
+
+class AllocationFailed(GantryError):
+    """The strategy that a consumer was given as ``allocation`` raised an error, or returned no list of queues."""
 
 
 class InvalidName(GantryError, ValueError):

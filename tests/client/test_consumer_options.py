@@ -233,6 +233,45 @@ async def test_the_chosen_strategy_allocates_the_queues(fake_cluster: Cluster) -
             assert messages.queues == [queue(3)]
 
 
+async def test_a_consumer_keeps_its_queues_while_its_strategy_fails(
+    fake_cluster: Cluster, no_pause: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def known_only(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
+        if "stranger" in members:
+            raise KeyError("stranger")
+        return list(queues)
+
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.producer() as producer:
+        async with client.consumer("T", "g", start="first", allocation=known_only) as messages:
+            members = cluster.broker.groups["g"]
+            members.append("stranger")
+            asked = len(cluster.broker.seen(38))
+            await cluster.broker.notify("g")
+            await cluster.broker.wait_for(38, asked + 2)
+            assert [each.queue_id for each in messages.queues] == [0, 1]
+            assert "known_only" in str(messages.statistics().last_error)
+            assert "KeyError('stranger')" in caplog.text
+            await producer.send("T", b"x")
+            await (await take(messages, 1))[0].ack()
+            members.remove("stranger")
+            cluster.nameserver.topics["T"] = 3
+            await client._cluster.routes.refresh()
+            with anyio.fail_after(20):
+                while len(messages.queues) != 3:
+                    await cluster.broker.changed.wait()
+
+
+async def test_a_strategy_that_fails_at_the_beginning_is_reported_at_once(fake_cluster: Cluster) -> None:
+    nearest = NearestRoom(lambda _: "a", lambda member: "")
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with pytest.raises(gantrymq.AllocationFailed, match=r"NearestRoom.*topic T.*no room"):
+            async with client.consumer("T", "g", allocation=nearest):
+                pytest.fail("no queues can be had")
+        with pytest.raises(gantrymq.AllocationFailed, match=r"lambda.*topic T.*TypeError"):
+            async with client.consumer("T", "g", allocation=lambda queues, members, me: None):  # type: ignore[arg-type, return-value]
+                pytest.fail("that is no list")
+
+
 def test_allocation_strategies_equal_those_of_rocketmq() -> None:
     queues = [queue(number, broker) for broker in ("hz@a", "sh@b") for number in range(3)]
     members = ["hz-1", "hz-2", "sh-1"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -232,6 +232,37 @@ async def test_a_renewal_that_overtakes_the_release_is_released(
             with anyio.fail_after(20):
                 while cluster.broker.locks:
                     await cluster.broker.changed.wait()
+
+
+async def test_a_queue_may_lose_its_lock_while_on_revoked_runs(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.0)
+    revoked: list[int] = []
+
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+
+        async def on_revoked(queues: Sequence[MessageQueue]) -> None:
+            revoked.append(len(queues))
+            cluster.broker.locks["g", Q0] = "0-another-member"
+            with anyio.move_on_after(20):
+                while messages.queues:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+
+        async with client.consumer("T", "g", start="first", ordered=True, on_revoked=on_revoked) as messages:
+            await take(messages, 1)
+            cluster.broker.groups["g"].insert(0, "0-another-member")
+            await cluster.broker.notify("g")
+            with anyio.fail_after(20):
+                while messages.queues:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            cluster.broker.groups["g"].remove("0-another-member")
+            cluster.broker.locks.clear()
+            await cluster.broker.notify("g")
+            assert await nothing_comes(messages), "the message of the lost queue is still in work"
+            assert revoked == [1]
+            await messages.commit()
 
 
 class Stop:
