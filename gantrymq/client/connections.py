@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
+import attrs
 from anyio.abc import TaskGroup
 
 from gantrymq.client.connect_options import ConnectOptions
-from gantrymq.client.errors import ClientClosed
+from gantrymq.client.errors import ClientClosed, ConnectFailed
 from gantrymq.client.requests import check_success
 from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel
 from gantrymq.remoting.command import Command
@@ -19,6 +20,14 @@ Greeting = Callable[[Channel], Awaitable[None]]
 
 RequestTaker = Callable[[str, Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer at an address, if it wants an answer."""
+
+
+@attrs.frozen(eq=False)
+class _Failure:
+    """Of one attempt to connect. The error itself would keep alive what the code that caught it works on."""
+
+    kind: type[ConnectFailed]
+    reason: str
 
 
 class Connections:
@@ -38,6 +47,8 @@ class Connections:
         self._channels: dict[str, Channel] = {}
         self._started: list[Channel] = []
         self._opening: dict[str, anyio.Lock] = {}
+        self._failures: dict[str, _Failure] = {}
+        """Of the last attempt to connect to each address, if it failed."""
         self._closed = False
 
     def open_one(self, address: str) -> Channel | None:
@@ -46,20 +57,32 @@ class Connections:
         return None if channel is None or channel.closed else channel
 
     async def get(self, address: str, greet: Greeting | None = None) -> Channel:
-        """The connection to ``address``, opened if need be. Raises :class:`ConnectFailed`, :class:`ClientClosed`."""
+        """The connection to ``address``, opened if need be. Raises :class:`ConnectFailed`, :class:`ClientClosed`.
+
+        One attempt serves all callers that wait for it, also when it fails.
+        """
         channel = self.open_one(address)
         if channel is not None:
             return channel
+        earlier = self._failures.get(address)
         async with self._opening.setdefault(address, anyio.Lock()):
             channel = self.open_one(address)
             if channel is not None:
                 return channel
             if self._closed:
                 raise ClientClosed("the client is closed: its `async with` block has ended")
+            failure = self._failures.get(address)
+            if failure is not None and failure is not earlier:
+                raise failure.kind(address, failure.reason)  # an attempt of its own would keep those behind it waiting
             channel = Channel(address, partial(self._take_request, address), sign=self._outgoing, tls=self._tls)
             self._started = [one for one in self._started if not one.closed]
             self._started.append(channel)
-            await self._tasks.start(partial(channel.run, shield=True))
+            try:
+                await self._tasks.start(partial(channel.run, shield=True))
+            except ConnectFailed as error:
+                self._failures[address] = _Failure(type(error), error.reason)
+                raise
+            self._failures.pop(address, None)
             if greet is not None:
                 try:
                     await greet(channel)

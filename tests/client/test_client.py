@@ -186,6 +186,38 @@ async def test_routes_are_refreshed_and_heartbeats_sent_periodically(
 
 
 @pytest.mark.anyio
+async def test_callers_that_wait_for_one_broker_share_one_failed_attempt(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[anyio.Event] = []
+    failures: list[gantrymq.ConnectFailed] = []
+
+    async def run(channel: Channel, **_: object) -> None:
+        attempts.append(anyio.Event())
+        await attempts[-1].wait()
+        raise gantrymq.ConnectFailed(channel.address, f"attempt {len(attempts)}")
+
+    async def ask() -> None:
+        with pytest.raises(gantrymq.ConnectFailed) as caught:
+            await client.admin.max_offset(QUEUE)
+        failures.append(caught.value)
+
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        assert await client.admin.queues("T")
+        monkeypatch.setattr(Channel, "run", run)
+        for attempt in (1, 2):
+            with anyio.fail_after(10):
+                async with anyio.create_task_group() as callers:
+                    for _ in range(8):
+                        callers.start_soon(ask)
+                    await anyio.wait_all_tasks_blocked()
+                    attempts[-1].set()
+            assert len(attempts) == attempt, "a later caller tries again"
+            assert [failure.reason for failure in failures] == [f"attempt {attempt}"] * 8
+            failures.clear()
+
+
+@pytest.mark.anyio
 async def test_a_failed_refresh_keeps_the_route(fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.client.cluster.ROUTE_INTERVAL_SECONDS", 0.01)
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.producer() as producer:
