@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.errors import ClientClosed, ConnectFailed
 from gantrymq.client.requests import check_success
+from gantrymq.client.silent_connections import SilenceWatch
 from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel
 from gantrymq.remoting.command import Command
 
@@ -75,6 +76,7 @@ class Connections:
             if failure is not None and failure is not earlier:
                 raise failure.kind(address, failure.reason)  # an attempt of its own would keep those behind it waiting
             channel = Channel(address, partial(self._take_request, address), sign=self._outgoing, tls=self._tls)
+            channel.on_timeout = SilenceWatch(channel).note_timeout
             self._started = [one for one in self._started if not one.closed]
             self._started.append(channel)
             try:

@@ -97,6 +97,8 @@ class Channel:
         self.address = address
         self._tls = tls
         self._answered = False
+        """Whether anything was received, since the last :meth:`take_heard` if there was one."""
+        self._answered_before = False
         self._handler = handler
         self._sign = sign
         self._calls: dict[int, tuple[Waiter[Command | None], float]] = {}
@@ -125,6 +127,8 @@ class Channel:
         self._peer_requests = 0
         self.peer: tuple[str, int] | None = None
         """The language and version that the peer announces, if they were requested."""
+        self.on_timeout: Callable[[], None] | None = None
+        """Called when a call has got no answer in time."""
         self.local_host: str = "127.0.0.1"
         """The local address of the connection, once it is established."""
 
@@ -142,6 +146,12 @@ class Channel:
     def waiting(self) -> int:
         """The number of calls that wait for a response."""
         return len(self._calls)
+
+    def take_heard(self) -> bool:
+        """Whether anything was received since the last call of this method, or since the beginning."""
+        heard, self._answered = self._answered, False
+        self._answered_before |= heard
+        return heard
 
     async def wait_closed(self) -> None:
         """Return when the connection has ended."""
@@ -187,7 +197,7 @@ class Channel:
                 with anyio.move_on_after(timeout) as scope:
                     await self._put(frame)
                 if scope.cancelled_caught:
-                    raise CallTimeout(self.address, f"no room to send {_name(command.code)} within {timeout:g} s")
+                    raise self._timed_out(f"no room to send {_name(command.code)} within {timeout:g} s")
             else:
                 self._put_nowait(frame, at_once=len(self._calls) == 1)
             answer = await waiter
@@ -197,7 +207,12 @@ class Channel:
             return answer
         if self._lost is not None:
             raise ChannelClosed(self.address, self._lost)
-        raise CallTimeout(self.address, f"no answer to request {_name(command.code)} within {timeout:g} s")
+        raise self._timed_out(f"no answer to request {_name(command.code)} within {timeout:g} s")
+
+    def _timed_out(self, reason: str) -> CallTimeout:
+        if self.on_timeout is not None:
+            self.on_timeout()
+        return CallTimeout(self.address, reason)
 
     async def send_oneway(self, command: Command) -> None:
         """Queue ``command`` as a oneway request; returns when it is queued, not when it has arrived."""
@@ -475,7 +490,7 @@ class Channel:
         self._lose(f"the peer sent what is no frame of this protocol: {error}")
 
     def _tls_hint(self) -> str:
-        if self._answered or self._tls is not None:
+        if self._answered or self._answered_before or self._tls is not None:
             return ""
         return f" before it answered anything: if it speaks TLS only, {ADVICE.get().encrypt}"
 

@@ -116,6 +116,21 @@ async def test_a_call_without_a_response_times_out_and_names_request_and_address
         assert not channel.closed
 
 
+async def test_a_channel_reports_calls_that_time_out_and_whether_anything_was_received() -> None:
+    timeouts: list[bool] = []
+    async with run_peer(echo) as address, open_channel(address) as channel:
+        assert not channel.take_heard()
+        await channel.call(Command(10))
+        assert channel.take_heard()
+        assert not channel.take_heard()
+        await channel.call(Command(10))
+    async with run_peer(silence) as address, open_channel(address) as channel:
+        channel.on_timeout = lambda: timeouts.append(channel.take_heard())
+        with pytest.raises(CallTimeout):
+            await channel.call(Command(10), 0.01)
+    assert timeouts == [False]
+
+
 async def test_a_late_response_is_dropped_and_the_next_call_works() -> None:
     async def late(connection: PeerConnection) -> None:
         first = await connection.read()
