@@ -8,6 +8,7 @@ of another origin can send without our consent (cross-site request forgery).
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
@@ -39,6 +40,8 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_HOST: Final = re.compile(r"(?:\[(?P<address>[^\]/?#@\\\s]+)\]|(?P<name>[^\[\]:/?#@\\\s]+))(?::[0-9]*)?")
+"""The header ``Host``: a name or an address, and a port. Nothing else, so that no URL made of it has another path."""
 OPEN_PATHS: Final = frozenset({"/api/v1/session", "/api/v1/openapi.json"})
 """Paths of the API that need no token."""
 
@@ -118,7 +121,7 @@ class Access:
                 return refuse(403, "origin", "the request comes from a page of another site")
             if CHANGE_HEADER not in request.headers:
                 return refuse(403, "change_header", f"a change needs the header {CHANGE_HEADER}: 1")
-        path = request.url.path
+        path: str = request.scope["path"]  # as routing uses it; the path of request.url depends on the header Host
         if path.startswith("/api/") and path not in OPEN_PATHS:
             role = self.role_of(request)
             if role is None:
@@ -128,7 +131,10 @@ class Access:
         return None
 
     def _is_own_name(self, host: str) -> bool:
-        name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match["name"] or match["address"]
         if name.lower() in ("localhost", *(each.lower() for each in self.hosts)):
             return True
         try:

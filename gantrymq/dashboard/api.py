@@ -462,7 +462,7 @@ def make_app(source: Source, access: Access) -> Starlette:
         return JSONResponse(openapi_document())
 
     async def file(request: Request) -> Response:
-        return FileResponse(STATIC / FILES[request.url.path], headers={"Cache-Control": "no-cache"})
+        return FileResponse(STATIC / FILES[request.scope["path"]], headers={"Cache-Control": "no-cache"})
 
     routes = [Route(PREFIX + each.path, endpoint(each), methods=[each.method]) for each in OPERATIONS]
     routes += [
@@ -492,13 +492,13 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
     except TimeoutError:
         return refuse(504, "timeout", f"the cluster did not answer in {TIMEOUT_S:g} s")
     except Exception as error:
-        log.exception("dashboard_request_failed", path=request.url.path)
+        log.exception("dashboard_request_failed", path=request.scope["path"])
         return refuse(500, "internal", f"{type(error).__name__}: see the log")
     if operation.method != "GET":
         log.info(
             "dashboard_action",
             method=operation.method,
-            path=request.url.path,
+            path=request.scope["path"],
             peer=request.client and request.client.host,
         )
     return JSONResponse(found)
@@ -530,7 +530,7 @@ async def _session(access: Access, request: Request) -> Response:
             await anyio.sleep(LOGIN_PAUSE_S)
             return refuse(401, "token", "the token is not known")
         response = JSONResponse({"role": began[1]})
-        secure = request.url.scheme == "https"
+        secure = request.scope["scheme"] == "https"
         response.set_cookie(COOKIE, began[0], httponly=True, samesite="strict", secure=secure)
         return response
     if request.method == "DELETE":

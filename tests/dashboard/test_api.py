@@ -476,6 +476,10 @@ def test_tokens_give_roles(tmp_path: Path) -> None:
         site = Site(address_of(cluster), cluster)
         assert site.request("GET", f"{PREFIX}/overview")[0] == 401
         assert site.request("GET", f"{PREFIX}/overview", headers={"Authorization": "Bearer wrong"})[0] == 401
+        for host in ("127.0.0.1:1/x?", "localhost:1#", "[::1]/x?"):  # no URL made of it has the path of the request
+            for method, path in (("GET", "/topics"), ("DELETE", "/topics/nothing")):
+                status, found, _ = site.request(method, PREFIX + path, {}, {"Host": host})
+                assert (status, found["error"]["code"]) == (421, "host"), host
         viewer = {"Authorization": "Bearer looks-only-0123456789"}
         assert site.request("GET", f"{PREFIX}/session", headers=viewer)[1]["role"] == "viewer"
         assert site.request("GET", f"{PREFIX}/overview", headers=viewer)[0] in (200, 502)
