@@ -151,11 +151,10 @@ def use_everywhere(settings: Mapping[str, Any]) -> None:
 
     ``settings``: those of :func:`connect_settings`.
     """
-    from gantrymq.remoting.channel import OUTGOING, Outgoing
-    from gantrymq.remoting.signing import Credentials
+    from gantrymq.client.connect_options import outgoing_of
+    from gantrymq.remoting.channel import OUTGOING
 
-    credentials = Credentials.checked(*(settings.get(name) for name in _CONNECT_VARIABLES.values()))
-    OUTGOING.set(Outgoing(tls=settings.get("tls"), sign=None if credentials is None else credentials.sign))
+    OUTGOING.set(outgoing_of(settings))
 
 
 def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import rich_click as click
 
-from gantrymq.cli.connecting import check_nameserver, connect_settings, nameserver_option, use_everywhere
+from gantrymq.cli.connecting import check_nameserver, connect_settings, nameserver_option
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.signals import ending_by_signal
 
@@ -64,7 +64,6 @@ def dashboard(
         raise CommandFailed(f"{error.filename or listen}: {error.strerror or error}") from None
 
     async def main() -> None:
-        use_everywhere(settings)
         scope = trio.CancelScope()
         with ending_by_signal(scope.cancel), scope:
             scheme = "http" if certificates is None else "https"

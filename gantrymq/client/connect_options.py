@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from gantrymq.client.addresses import is_discovery_url, parse_nameservers
 from gantrymq.client.discovery import Discovery, check_unit_name
 from gantrymq.client.namespace import Namespace, RequestNamespace
+from gantrymq.remoting.channel import Outgoing
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import Credentials
 
 NAMESERVERS_VARIABLE: Final = "NAMESRV_ADDR"
+CREDENTIALS: Final = ("access_key", "secret_key", "security_token")
 
 
 @attrs.frozen
@@ -80,6 +82,15 @@ class ConnectOptions:
             addresses, discovery, unit, credentials, _context(tls), Namespace.checked(namespace),
             RequestNamespace.checked(namespace_v2),
         )  # fmt: skip
+
+
+def outgoing_of(settings: Mapping[str, Any]) -> Outgoing:
+    """How requests without a client are made where clients have these arguments of ``connect``.
+
+    Other arguments than the credentials and ``tls`` do not matter. ValueError for what is wrong.
+    """
+    credentials = Credentials.checked(*(settings.get(name) for name in CREDENTIALS))
+    return Outgoing(_context(settings.get("tls", False)), None if credentials is None else credentials.sign)
 
 
 def _context(tls: bool | ssl.SSLContext) -> ssl.SSLContext | None:

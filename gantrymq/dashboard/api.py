@@ -35,6 +35,7 @@ from gantrymq.operations.clients import disconnect
 from gantrymq.operations.delayed import NotRecalled, recall_message
 from gantrymq.operations.topics import delete_topic
 from gantrymq.operations.transactions import resume_transaction
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.recent_events import RANKS, recent_events
 
 if TYPE_CHECKING:
@@ -485,7 +486,7 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
         return refuse(400, "bad_request", str(error))
     except NoRoute as error:
         return refuse(404, "not_found", str(error))
-    except BrokerError as error:
+    except (BrokerError, RemoteFault) as error:
         return refuse(409, "broker", str(error))
     except (GantryError, OSError) as error:
         return refuse(502, "cluster", str(error))

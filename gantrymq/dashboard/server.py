@@ -13,10 +13,12 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 
 from gantrymq.client import connect
+from gantrymq.client.connect_options import outgoing_of
 from gantrymq.client.errors import GantryError
 from gantrymq.dashboard.access import Access
 from gantrymq.dashboard.api import Source, make_app
 from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.peers import is_loopback
 from gantrymq.remoting.tls import ServerTls, TlsUnusable
 
@@ -106,7 +108,13 @@ async def run(
     certificates: Certificates | None = None,
 ) -> None:
     """Serve until cancelled. ``settings``: further arguments of :func:`gantrymq.connect`. ``certificates``: serve
-    https."""
+    https.
+
+    Requests to the cluster are signed and encrypted by ``settings`` alone, and not by :data:`OUTGOING` of the caller:
+    in a broker's process it has the broker's access key and certificate, which users of the dashboard must not use.
+    """
+    settings = dict(settings or {})
+    OUTGOING.set(outgoing_of(settings))
     source = Source()
     config = _Config()
     config.context = None if certificates is None else certificates.context
@@ -118,7 +126,7 @@ async def run(
     config.accesslog = None
     config.errorlog = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_connect, source, nameservers, dict(settings or {}))
+        nursery.start_soon(_connect, source, nameservers, settings)
         nursery.start_soon(source.sample)
         if certificates is not None:
             nursery.start_soon(certificates.watch)
