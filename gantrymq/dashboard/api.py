@@ -88,6 +88,10 @@ class Source:
                     sample |= await self.overview()
             except (GantryError, TimeoutError, OSError) as error:
                 sample["problem"] = str(error) or "the cluster does not answer"
+            except Exception as error:  # the pages need the next samples, and in a broker's process the broker goes on
+                sample["problem"] = f"{type(error).__name__}: see the log"
+                if not self.samples or self.samples[-1].get("problem") != sample["problem"]:
+                    log.exception("dashboard_sample_failed")
             self.samples.append(sample)
             self.sampled.set()
             self.sampled = anyio.Event()

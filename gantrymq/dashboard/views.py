@@ -23,6 +23,7 @@ from gantrymq.remoting.bodies.queues import TopicStatsReply
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import DLQ_PREFIX, SCHEDULE_TOPIC, dlq_topic
+from gantrymq.remoting.tasks import concurrent_tasks
 from gantrymq.remoting.versions import version_name
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]]) -> list[R]
         async with limit:
             results[index] = await work(item)
 
-    async with anyio.create_task_group() as tasks:
+    async with concurrent_tasks() as tasks:
         for index, item in enumerate(items):
             tasks.start_soon(one, index, item)
     return [results[index] for index in range(len(items))]

@@ -32,6 +32,7 @@ from gantrymq.remoting.headers.groups import (
 )
 from gantrymq.remoting.headers.offsets import ResetOffsetHeader
 from gantrymq.remoting.names import dlq_topic, is_retry_topic, is_system_group, retry_topic
+from gantrymq.remoting.tasks import concurrent_tasks
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -175,7 +176,7 @@ async def _reports(
         found[client_id] = found[client_id] or report
 
     with anyio.move_on_after(MEMBERS_SECONDS):
-        async with anyio.create_task_group() as tasks:
+        async with concurrent_tasks() as tasks:
             for address, each in connections:
                 tasks.start_soon(ask, address, each.client_id)
     return found
@@ -243,7 +244,7 @@ async def overview(client: Client, names: Sequence[str]) -> list[Overview]:
             row.topics = len({lag.topic for lag in lags if not is_retry_topic(lag.topic)})
             row.lag = sum(lag.lag for lag in lags)
 
-    async with anyio.create_task_group() as tasks:
+    async with concurrent_tasks() as tasks:
         for row in rows:
             tasks.start_soon(fill, row)
     return rows

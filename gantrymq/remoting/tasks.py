@@ -1,11 +1,11 @@
-"""Task groups for background work, whose block raises its own errors; timeouts that a blocked event loop extends."""
+"""Task groups whose errors callers can catch by their types; timeouts that a blocked event loop extends."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -27,6 +27,35 @@ async def within(seconds: float, work: Callable[[], Awaitable[T]]) -> T:
         seconds = anyio.current_time() - scope.deadline
         if seconds < LATE_SECONDS:
             raise TimeoutError
+
+
+@asynccontextmanager
+async def concurrent_tasks() -> AsyncIterator[TaskGroup]:
+    """Tasks that the end of the block awaits.
+
+    The first error, of a task or of the block, cancels the others and is raised unchanged, not wrapped in an
+    ExceptionGroup; later errors are dropped.
+    """
+    failure: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+    except BaseExceptionGroup as group:
+        cancelled = anyio.get_cancelled_exc_class()
+        errors = [error for error in _leaves(group) if not isinstance(error, cancelled)]
+        if not errors or not all(isinstance(error, Exception) for error in errors):
+            raise
+        failure = errors[0]
+    if failure is not None:  # not in the handler above, which would become the context of the error
+        raise failure
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 @asynccontextmanager

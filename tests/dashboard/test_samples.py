@@ -1,0 +1,124 @@
+"""The samples of the dashboard and its requests while brokers come and go, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[dashboard])")
+
+from gantrymq.client import Client
+from gantrymq.client.errors import ChannelClosed
+from gantrymq.dashboard import views
+from gantrymq.dashboard.access import Access
+from gantrymq.dashboard.api import PREFIX, SAMPLE_S, Source, make_app
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from support.dashboard import check_answer
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.trio]
+
+BROKER = "192.0.2.1:10911"
+GROUPS = ("billing", "mailing", "shipping")
+
+
+class FakeAdmin:
+    """The requests of a cluster with one broker, which lists its groups and then closes each connection."""
+
+    nameservers = ("192.0.2.1:9876",)
+    fault: Exception | None = None
+    """What the nameserver's answer raises."""
+
+    async def cluster(self) -> ClusterInfo:
+        await trio.lowlevel.checkpoint()
+        if self.fault is not None:
+            raise self.fault
+        return ClusterInfo({"broker-a": BrokerData("c", "broker-a", {0: BROKER})}, {"c": ["broker-a"]})
+
+    async def topics(self) -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return ["orders"]
+
+    async def request(self, address: str, command: Command) -> Command:
+        await trio.lowlevel.checkpoint()
+        if command.code != RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+            raise ChannelClosed(address, "closed by the peer")
+        table = {name: SubscriptionGroupConfig(group_name=name) for name in GROUPS}
+        return command.answer(0, body=SubscriptionGroupWrapper(table).to_bytes())
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.admin = FakeAdmin()
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> Source:
+    """Its client has :class:`FakeAdmin`; the broker is not asked for its status."""
+
+    async def no_rows(client: Client) -> list[dict[str, Any]]:
+        await client.admin.cluster()
+        return []
+
+    monkeypatch.setattr(views, "broker_rows", no_rows)
+    source = Source()
+    source.client = cast("Client", FakeClient())
+    return source
+
+
+def admin_of(source: Source) -> FakeAdmin:
+    return cast("FakeAdmin", source.ready().admin)
+
+
+async def test_a_broker_that_dies_during_a_sample_does_not_end_the_sampling(
+    source: Source, autojump_clock: trio.testing.MockClock
+) -> None:
+    with trio.move_on_after(2.5 * SAMPLE_S):
+        await source.sample()
+    assert [(each["topics"], each["groups"], each.get("problem")) for each in source.samples] == [(1, 0, None)] * 3
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [KeyError("broker-b"), ExceptionGroup("tasks", [ChannelClosed(BROKER, "closed")]), ValueError()],
+    ids=lambda fault: type(fault).__name__,
+)
+async def test_an_unexpected_error_is_the_problem_of_its_samples_and_logged_once(
+    source: Source, fault: Exception, autojump_clock: trio.testing.MockClock
+) -> None:
+    admin_of(source).fault = fault
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.sample)
+            await trio.sleep(1.5 * SAMPLE_S)
+            admin_of(source).fault = None
+            await trio.sleep(SAMPLE_S)
+            nursery.cancel_scope.cancel()
+    problem = f"{type(fault).__name__}: see the log"
+    assert [each.get("problem") for each in source.samples] == [problem, problem, None]
+    assert [(each["event"], each["log_level"]) for each in logs] == [("dashboard_sample_failed", "error")]
+
+
+@pytest.mark.parametrize("path", ["/groups", "/groups/billing", "/clients", "/topics"])
+async def test_a_request_during_which_a_broker_dies_is_answered_with_502(source: Source, path: str) -> None:
+    scope = {
+        "type": "http", "method": "GET", "scheme": "http", "path": PREFIX + path, "query_string": b"",
+        "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+    sent = list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await make_app(source, Access())(scope, trio.sleep_forever, send)
+    answer = json.loads(sent[1]["body"])
+    assert (sent[0]["status"], answer["error"]["code"]) == (502, "cluster")
+    assert f"{BROKER}: closed by the peer" in answer["error"]["message"]
+    check_answer("GET", PREFIX + path, 502, answer)
