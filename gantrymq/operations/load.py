@@ -14,6 +14,7 @@ from gantrymq.operations.brokers import runtime_info
 from gantrymq.operations.groups import AT_ONCE, group_lags, group_members, group_names
 from gantrymq.remoting.errors import GantryError
 from gantrymq.remoting.names import is_retry_topic
+from gantrymq.remoting.tasks import concurrent_tasks
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -110,12 +111,12 @@ async def take_sample(client: Client) -> Sample:
             with suppress(GantryError):  # a broker has just gone, or refuses: no wrong numbers
                 groups[name] = await _group_sample(client, name, masters)
 
-    async with anyio.create_task_group() as tasks:
+    async with concurrent_tasks() as tasks:
         for name, address in addresses.items():
             tasks.start_soon(ask_broker, name, address)
     masters = {name: each.address for name, each in brokers.items() if each.address is not None and each.runtime}
     at = anyio.current_time()
-    async with anyio.create_task_group() as tasks:
+    async with concurrent_tasks() as tasks:
         for name in await group_names(client, masters=masters):
             tasks.start_soon(ask_group, name)
     return Sample(at, brokers, groups)

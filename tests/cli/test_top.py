@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from rich.console import Console
@@ -14,9 +14,17 @@ from rich.console import Console
 from gantrymq import Message
 from gantrymq.cli.tables import plural
 from gantrymq.cli.top import LiveView
-from gantrymq.operations.load import BrokerSample, GroupSample, Sample, load_between
+from gantrymq.client.errors import ChannelClosed
+from gantrymq.operations.load import BrokerSample, GroupSample, Sample, load_between, take_sample
+from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo
+from gantrymq.remoting.bodies.tables import KVTable
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
 from gantrymq.sync import Client
 from support.processes import gantrymq_child
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client as AsyncClient
 
 Cli = Callable[..., Any]
 
@@ -55,6 +63,28 @@ AFTER = Sample(
         "new": GroupSample(1, 5, 5, 0, 0),
     },
 )
+
+
+class DyingCluster:
+    """Its only broker reports its counters and then closes each connection; it is a client and its ``admin``."""
+
+    @property
+    def admin(self) -> DyingCluster:
+        return self
+
+    async def cluster(self) -> ClusterInfo:
+        return ClusterInfo({"broker-a": BrokerData("c", "broker-a", {0: "192.0.2.1:10911"})})
+
+    async def request(self, address: str, command: Command) -> Command:
+        if command.code != RequestCode.GET_BROKER_RUNTIME_INFO:
+            raise ChannelClosed(address, "closed by the peer")
+        return command.answer(0, body=KVTable(counters(1, 1)).to_bytes())
+
+
+@pytest.mark.trio
+async def test_a_broker_that_dies_during_a_sample_raises_an_error_that_the_command_survives() -> None:
+    with pytest.raises(ChannelClosed):
+        await take_sample(cast("AsyncClient", DyingCluster()))
 
 
 def test_rates_and_states_follow_from_two_samples() -> None:
