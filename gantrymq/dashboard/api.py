@@ -19,7 +19,7 @@ import attrs
 import structlog
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -62,10 +62,16 @@ RECALL_GROUP: Final = "GANTRYMQ_DASHBOARD"
 EVENTS_SHOWN: Final = 200
 REPLAY_MAX: Final = 10_000
 """The most dead letters that one request sends again."""
+BODY_S: Final = 10.0
+"""How long the body of a request may take to arrive."""
 
 
 class BadRequest(Exception):
     """The request cannot be carried out as it is."""
+
+
+class SlowBody(Exception):
+    """The body of a request did not arrive in time."""
 
 
 class Source:
@@ -488,6 +494,8 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
             found = await operation.handler(client, request, body)  # type: ignore[arg-type]
     except (BadRequest, ValueError, NotRecalled) as error:
         return refuse(400, "bad_request", str(error))
+    except SlowBody as error:
+        return refuse(408, "body", str(error))
     except NoRoute as error:
         return refuse(404, "not_found", str(error))
     except (BrokerError, RemoteFault) as error:
@@ -511,11 +519,17 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
 
 async def _read_body(request: Request) -> dict[str, Any]:
     data = b""
-    async with aclosing(request.stream()) as pieces:
-        async for piece in pieces:
-            data += piece
-            if len(data) > BODY_MAX_BYTES:
-                raise BadRequest(f"the body has more than {BODY_MAX_BYTES} bytes")
+    try:
+        with anyio.fail_after(BODY_S):  # a request without its body takes one of REQUESTS_AT_ONCE
+            async with aclosing(request.stream()) as pieces:
+                async for piece in pieces:
+                    data += piece
+                    if len(data) > BODY_MAX_BYTES:
+                        raise BadRequest(f"the body has more than {BODY_MAX_BYTES} bytes")
+    except TimeoutError:
+        raise SlowBody(f"the body did not arrive in {BODY_S:g} s") from None
+    except ClientDisconnect:
+        raise BadRequest("the connection ended before the body") from None
     try:
         body = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -531,6 +545,8 @@ async def _session(access: Access, request: Request) -> Response:
             began = access.begin_session(_text(await _read_body(request), "token"))
         except BadRequest as error:
             return refuse(400, "bad_request", str(error))
+        except SlowBody as error:
+            return refuse(408, "body", str(error))
         if began is None:
             await anyio.sleep(LOGIN_PAUSE_S)
             return refuse(401, "token", "the token is not known")
