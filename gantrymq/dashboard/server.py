@@ -28,6 +28,8 @@ BACKLOG: Final = 64
 HEAD_MAX_BYTES: Final = 16 * 1024
 IDLE_S: Final = 15.0
 """How long a connection may be silent before and between requests."""
+UNREAD_S: Final = 20.0
+"""How long a peer may leave what was sent to it unread; on Linux only."""
 RETRY_S: Final = 1.0
 RELOAD_S: Final = 10.0
 """How often the server looks for changed certificates."""
@@ -48,6 +50,8 @@ def listen(address: str, access: Access, *, has_credentials: bool = False) -> so
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it; Hypercorn has no limit for sending
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1000))
         sock.bind(info[4])
         sock.listen(BACKLOG)
     except OSError:

@@ -1,8 +1,11 @@
-"""Requests whose body does not arrive: they are refused, and others are answered again."""
+"""Peers that do not send a body or do not read an answer, without a token: others are answered again."""
 
 from __future__ import annotations
 
 import json
+import socket
+from contextlib import ExitStack
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -11,12 +14,16 @@ import trio.testing
 from structlog.testing import capture_logs
 
 pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[dashboard])")
+pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[dashboard])")
 
 from starlette.applications import Starlette
 
+from gantrymq.dashboard import server
 from gantrymq.dashboard.access import REQUESTS_AT_ONCE, Access
 from gantrymq.dashboard.api import BODY_S, PREFIX, Source, make_app
+from gantrymq.remoting.address import parse_address
 from support.dashboard import check_answer
+from support.processes import wait_for
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.trio]
 
@@ -82,3 +89,35 @@ async def test_a_sender_that_leaves_before_the_end_of_its_body_is_no_failure_of_
         status, answer = await ask(make_app(Source(), Access()), "POST", path, leave)
     assert (status, answer["error"]["code"]) == (400, "bad_request")
     assert logs == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has TCP_USER_TIMEOUT")
+async def test_peers_that_do_not_read_do_not_block_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "UNREAD_S", 1.0)
+    access = Access({"does-all-0123456789": "admin"})
+    sock = server.listen("127.0.0.1:0", access)
+    address = parse_address(server.address_of(sock))
+
+    def status() -> int:
+        connection = HTTPConnection(*address, timeout=20)
+        try:
+            connection.request("GET", f"{PREFIX}/session")
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def visit() -> None:
+        with ExitStack() as stack:
+            for _ in range(REQUESTS_AT_ONCE):
+                peer = stack.enter_context(socket.socket())
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+                peer.connect(address)
+                peer.sendall(b"GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+            wait_for(lambda: status() == 503)
+            wait_for(lambda: status() == 200)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run, sock, "127.0.0.1:1", access)
+        await trio.to_thread.run_sync(visit)
+        nursery.cancel_scope.cancel()
