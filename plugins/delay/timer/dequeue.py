@@ -14,7 +14,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, Source
-from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.log.record import HOST_V6_BITS, Record
 from gantrymq.kernel.store.reading import read_many
 from gantrymq.plugins.delay.levels.delivery import (
     BACKLOG_BYTES,
@@ -40,9 +40,11 @@ from gantrymq.remoting.property_bytes import (
     TIMER_DELIVER_MS,
     TIMER_DEQUEUE_MS,
     TIMER_ENQUEUE_MS,
+    TIMER_OUT_MS,
     TIMER_ROLL_TIMES,
     UNIQ_KEY,
 )
+from gantrymq.remoting.records import HEADS
 from gantrymq.remoting.timer_times import PRECISION_MS, floor
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ SLOTS_A_TURN: Final = 4096
 OPEN_MAX: Final = 4
 """The most open slots with messages to deliver, for the time after an outage when many slots are overdue."""
 _NOWHERE: Final = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC, TIMER_TOPIC})
+_LENGTHS_AND_TOPIC: Final = 1 + len(TIMER_TOPIC) + 2
+OTHER_RECORD: Final = "the log has another record there"
 _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 
 log = structlog.get_logger("gantrymq.delay")
@@ -232,10 +236,12 @@ class Dequeue:
         return (record.property_of(REAL_TOPIC) or b"") + b"+" + unique in slot.recalled
 
     def _read(self, units: Sequence[Unit]) -> Sequence[Record | None]:
-        records = read_many(self._store.log, [unit.offset for unit in units]) if units else ()
-        for unit, record in zip(units, records, strict=True):
-            if record is None:
-                log.error("delayed_message_lost", at=unit.offset, reason=NO_RECORD)
+        records = read_many(self._store.log, [unit.offset for unit in units]) if units else []
+        for row, (unit, record) in enumerate(zip(units, records, strict=True)):
+            if record is None or not _belongs_to(record, unit):
+                records[row] = None
+                reason = NO_RECORD if record is None else OTHER_RECORD
+                log.error("delayed_message_lost", at=unit.offset, reason=reason)
         return records
 
     @staticmethod
@@ -312,3 +318,20 @@ class Dequeue:
             if slot.reading is None and not slot.unsettled and slot.delivered:
                 self._files.relink(slot.time, slot.positions())
                 slot.delivered = False
+
+
+def _belongs_to(record: Record, unit: Unit) -> bool:
+    """Return whether ``unit`` can be one of the message ``record``: after a cut of the log another record may have its
+    offset."""
+    head = HEADS[record.sys_flag & HOST_V6_BITS].size
+    return (
+        record.topic == TIMER_TOPIC
+        and head + record.body_size + _LENGTHS_AND_TOPIC + record.properties_size == unit.size
+        and (bool(unit.magic & ROLL) or _is_due(record, unit))
+    )
+
+
+def _is_due(record: Record, unit: Unit) -> bool:
+    """Return whether the second of ``record`` is not later than that of ``unit``, or was over when it was enqueued."""
+    out = record.property_of(TIMER_OUT_MS) or b""
+    return out.isdigit() and len(out) < 19 and floor(int(out)) <= max(floor(unit.time), unit.written)

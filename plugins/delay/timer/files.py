@@ -99,9 +99,10 @@ class TimerFiles:
 
     # ------------------------------------------------------------------------------------------------------- open
 
-    def open(self, now: int, entry_at: Callable[[int], int | None], *, trusted: bool) -> None:
+    def open(self, now: int, entry_at: Callable[[int], int | None], queue_end: int, *, trusted: bool) -> None:
         """Open the files and determine where to continue; ``entry_at`` returns the log offset of a queue entry.
 
+        ``queue_end``: the end of the queue at the broker's start, before which nothing was appended.
         ``trusted``: a GantryMQ broker stopped cleanly, so the wheel matches the log.
         """
         if self.spoilt:
@@ -116,7 +117,12 @@ class TimerFiles:
             return
         self.check = known
         self.read_ms, self.queue_offset = floor(known.read_ms), known.queue_offset
-        damaged = Rebuild(known.queue_offset, self.read_ms)
+        damaged = Rebuild(min(known.queue_offset, queue_end), self.read_ms)
+        if known.queue_offset > queue_end:
+            # The log was cut, and units lead to offsets at which other records are now or will be.
+            log.warning("timer_rebuilt", queue_offset=known.queue_offset, queue_end=queue_end)
+            self._begin_again(damaged, now)
+            return
         try:
             self.log.open()
             self._find_end(entry_at)
@@ -155,9 +161,12 @@ class TimerFiles:
         if end > self.log.start:
             self.log.end_behind(end)
             self.newest = end - UNIT_BYTES if end % self.log.file_bytes else NOWHERE
-        next_offset = entry_at(self.queue_offset)
+        limit = entry_at(self.queue_offset)
+        if limit is None:  # whatever follows the queue's last entry names a message that the log has lost
+            last = entry_at(self.queue_offset - 1) if self.queue_offset else None
+            limit = 0 if last is None else last + 1
         for position, unit in self.log.scan(end):
-            if next_offset is not None and unit.offset >= next_offset:
+            if unit.offset >= limit:
                 break
             self.newest, end = position, position + UNIT_BYTES
         self.log.end_at(end)

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.errors import NoRoom
+from gantrymq.kernel.errors import LogPoisoned, NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import IDLE_MS
 from gantrymq.plugins.delay.timer.counts import TimerCounts
@@ -59,6 +59,9 @@ class Timer:
         self._save_at = 0
         self._is_failing = False
         """Whether the last write of the files failed, so that it is logged once and not every second."""
+        queue = store.queues.get(TIMER_TOPIC, 0)
+        self._queue_end = 0 if queue is None else queue.max_offset
+        """The end of the timer topic's queue at the broker's start."""
 
     # ------------------------------------------------------------------------------------------------------ events
 
@@ -144,7 +147,7 @@ class Timer:
                 return False
             report = self._store.recovered
             trusted = report is not None and report.clean and not report.foreign
-            self.files.open(now, self._entry_at, trusted=trusted)
+            self.files.open(now, self._entry_at, self._queue_end, trusted=trusted)
         return True
 
     def _ways(self, now: int) -> tuple[Enqueue, Dequeue]:
@@ -168,24 +171,27 @@ class Timer:
             return None
         self._save_at = now + SAVE_MS
         self._dequeue.settle()
+        dispatched = self._store.dispatched
         try:
             save = self.files.checkpoint(self.files.read_ms, now)
         except (NoRoom, OSError) as error:
             self._not_saved(error)
             return None
-        return None if save is None else partial(self._write, save)
+        return None if save is None else partial(self._write, save, dispatched)
 
-    def _write(self, save: Callable[[], None]) -> None:
+    def _write(self, save: Callable[[], None], dispatched: int) -> None:
         try:
+            if self._store.log.durable < dispatched:
+                self._store.flush()  # units must not name messages that a power cut could lose
             save()
-        except OSError as error:
+        except (OSError, LogPoisoned) as error:
             self._not_saved(error)
         else:
             if self._is_failing:
                 self._is_failing = False
                 log.info("timer_saved_again")
 
-    def _not_saved(self, error: NoRoom | OSError) -> None:
+    def _not_saved(self, error: NoRoom | OSError | LogPoisoned) -> None:
         if not self._is_failing:
             self._is_failing = True
             log.warning("timer_not_saved", reason=str(error))
