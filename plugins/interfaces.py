@@ -190,6 +190,17 @@ class LevelPositions(Protocol):
         """On a slave: adopt the master's offsets from its response to GET_ALL_DELAY_OFFSET."""
 
 
+class TimerProgress(Protocol):
+    """The progress of the master's timer, on a slave (plugin ``delay``)."""
+
+    def adopt_timer(self, body: bytes, log_end: int) -> None:
+        """Adopt the master's response to GET_TIMER_CHECK_POINT.
+
+        ``log_end``: an offset before which the log has every delivery that the checkpoint counts. This broker's log
+        must be equal to the master's and durable up to there. :class:`RemoteFault` for an invalid body.
+        """
+
+
 class Registration(Protocol):
     """Whether the nameservers know this broker (plugin ``register``)."""
 

@@ -1,7 +1,7 @@
 """The request and response codes of the protocol.
 
 Numbers from RocketMQ 4.9.7 ``RequestCode``, ``ResponseCode`` and ``RemotingSysResponseCode``;
-361, 370, 604, 901, 904, 905 from 5.3.3.
+60, 61, 361, 370, 604, 901, 904, 905 from 5.3.3.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class RequestCode(IntEnum):
     GET_BROKER_CLUSTER_ACL_INFO = 52
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG = 53
     GET_BROKER_CLUSTER_ACL_CONFIG = 54
+    GET_TIMER_CHECK_POINT = 60
+    GET_TIMER_METRICS = 61
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
     DELETE_KV_CONFIG = 102

@@ -6,15 +6,17 @@ register_tasks, retention_floor, runtime_info, stopping.
 Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``),
 ``max_delay`` (of timed messages).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
-``timerwheel``, ``timerlog/`` and ``config/timercheck`` (``.bak``), each second, once a message named a time.
-Provides: LevelPositions.
-Replaces RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (codes 370, and 45 for
-slaves) and the part of ``CommitLog`` or ``HookUtils`` that diverts delayed messages.
+``timerwheel``, ``timerlog/`` and ``config/timercheck`` (``.bak``), each second, once a message named a time; a slave
+has only ``config/timercheck``, written as the positions are.
+Provides: LevelPositions; on slaves TimerProgress.
+Replaces RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (codes 370, and 45,
+60 and 61 for slaves) and the part of ``CommitLog`` or ``HookUtils`` that diverts delayed messages.
 
 The modules of ``levels/``: ``levels`` has the delays, ``delivery`` delivers due messages of SCHEDULE_TOPIC_XXXX,
 ``level`` and ``positions`` keep the progress. The modules of ``timer/``: ``times`` finds the due time of a message,
 ``enqueue`` moves it from rmq_sys_wheel_timer into ``log`` and ``wheel``, ``dequeue`` delivers the messages of open
-``slots``, ``files`` and ``check`` keep the progress, and ``timer`` is the task. ``rewrite`` diverts messages of both
+``slots``, ``files`` and ``check`` keep the progress, ``timer`` is the task, ``reports`` answers slaves, and
+``master_progress`` is a slave's. ``rewrite`` diverts messages of both
 kinds, ``recall`` cancels timed messages. ``docs/howto/delay-and-retry.md``.
 """
 
@@ -36,8 +38,11 @@ from gantrymq.plugins.delay.metrics import report_levels, report_timer
 from gantrymq.plugins.delay.recall import Recalls
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.plugins.delay.timer.file_check import check_timer
+from gantrymq.plugins.delay.timer.files import TimerFiles
+from gantrymq.plugins.delay.timer.master_progress import MasterProgress
+from gantrymq.plugins.delay.timer.reports import answer_check, answer_metrics
 from gantrymq.plugins.delay.timer.timer import Timer
-from gantrymq.plugins.interfaces import LevelPositions, TopicTable
+from gantrymq.plugins.interfaces import LevelPositions, TimerProgress, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -63,6 +68,7 @@ class DelayPlugin:
     def __init__(self) -> None:
         self._delivery: Delivery | None = None
         self._timer: Timer | None = None
+        self._master_progress: MasterProgress | None = None
         self._make_delivery: Callable[[], Delivery] | None = None
 
     @hookimpl
@@ -82,19 +88,41 @@ class DelayPlugin:
         self._longest_ms = int(section.max_delay * 1000)
         self._topics: TopicTable | None = None
         broker.registry.provide(LevelPositions, self)
+        if broker.broker_id:
+            broker.registry.provide(TimerProgress, self)
         broker.queues.tag_code_rules[SCHEDULE_TOPIC] = self._levels.due_code
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """Return the handlers of 370, and 45 for slaves."""
+        """Return the handlers of 370, and 45, 60 and 61 for slaves."""
         topics = broker.registry.get(TopicTable)
         recalls = Recalls(broker, topics, broker.log.clock.now_ms, self._longest_ms)
-        return {RequestCode.RECALL_MESSAGE: recalls, RequestCode.GET_ALL_DELAY_OFFSET: self._report_positions}
+        return {
+            RequestCode.RECALL_MESSAGE: recalls,
+            RequestCode.GET_ALL_DELAY_OFFSET: self._report_positions,
+            RequestCode.GET_TIMER_CHECK_POINT: self._report_check,
+            RequestCode.GET_TIMER_METRICS: partial(self._report_metrics, broker.log.clock.now_ms),
+        }
 
     def _report_positions(self, request: Request) -> Command:
         """Answer 45: the current positions of the levels, in the form of the file."""
         told = {} if self._delivery is None else self._delivery.safe()
         return request.command.answer(ResponseCode.SUCCESS, body=encode_positions(told))
+
+    def _report_check(self, request: Request) -> Command:
+        """Answer 60: what the timer has delivered; on a slave, what the master has."""
+        if self._master_progress is not None:
+            return answer_check(request.command, self._master_progress.reported())
+        return answer_check(request.command, None if self._timer is None else self._timer.progress())
+
+    def _report_metrics(self, now: Callable[[], int], request: Request) -> Command:
+        """Answer 61."""
+        return answer_metrics(request.command, None if self._timer is None else self._timer.counts, now())
+
+    def adopt_timer(self, body: bytes, log_end: int) -> None:
+        """Adopt the timer's checkpoint of a slave's master (``TimerProgress``)."""
+        if self._master_progress is not None:
+            self._master_progress.adopt(body, log_end)
 
     def adopt(self, body: bytes) -> None:
         """Adopt the positions of a slave's master; the slave itself delivers nothing (``LevelPositions``)."""
@@ -121,6 +149,10 @@ class DelayPlugin:
         self._terms = TimerTerms(
             broker.log.clock.now_ms, broker.log.clock.at_wall, self._longest_ms, broker.name, self._moved
         )
+        if broker.broker_id:
+            files = TimerFiles(broker.env, broker.root)
+            self._master_progress = MasterProgress(broker.store, broker.env, files)
+            return [BackgroundTask("timer", self._master_progress.run)]
         return [BackgroundTask("delay", self._delivery.run, "masters"), BackgroundTask("timer", timer.run, "masters")]
 
     def _moved(self, slot: int, recalls: bytes | None) -> None:
@@ -151,20 +183,23 @@ class DelayPlugin:
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """Return the file of the levels' positions, if one changed. The timer writes its own files, last when it has
-        ended."""
+        """Return the file of the levels' positions, and on a slave that of the timer's, if they changed. A master's
+        timer writes its own files, last when it has ended."""
         if self._timer is not None and self._timer.ended:
             self._timer.close()
         if self._delivery is None:
             return None
-        return self._positions.changes({} if broker.broker_id else self._delivery.safe())
+        files = self._positions.changes({} if broker.broker_id else self._delivery.safe()) or {}
+        if self._master_progress is not None:
+            files |= self._master_progress.changes() or {}
+        return files or None
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
         """Return the first waiting message; waiting messages are kept however full the disk is."""
         if self._delivery is None or self._timer is None:
             return broker.log.end
-        if broker.broker_id:  # a slave has no timer files; the positions of the levels are its master's
+        if self._master_progress is not None:  # a slave has its master's positions
             return self._delivery.floor()
         return min(self._delivery.floor(), self._timer.floor())
 

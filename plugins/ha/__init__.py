@@ -14,10 +14,10 @@ Provides: Replication. Replaces RocketMQ's ``HAService``, ``HAConnection`` and `
 The modules: ``frames`` encodes the protocol, ``master`` sends the log, ``slave`` receives it, ``copies`` tracks the
 progress of slaves for acknowledgments, ``compare`` checks that a slave's log is a prefix of its master's, ``matches``
 answers these checks, ``tables`` fetches the master's tables, ``progress`` holds its progress until this log has
-reached it, ``find`` and ``master_address`` find the master, ``epochs`` records promotions, ``lease`` expires without
-contact, ``fencing`` makes a deposed master refuse messages, ``deposed`` makes it a slave again, ``role`` changes the
-role, ``vip`` serves RocketMQ's slaves, ``status``, ``lag`` and ``metrics`` report the state, ``streams`` encrypts,
-``tickets`` authenticates slaves.
+reached it, ``timer_progress`` fetches its timer's checkpoint, ``find`` and ``master_address`` find the master,
+``epochs`` records promotions, ``lease`` expires without contact, ``fencing`` makes a deposed master refuse messages,
+``deposed`` makes it a slave again, ``role`` changes the role, ``vip`` serves RocketMQ's slaves, ``status``, ``lag`` and
+``metrics`` report the state, ``streams`` encrypts, ``tickets`` authenticates slaves.
 ``docs/howto/cluster.md``.
 """
 
@@ -52,6 +52,7 @@ from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
 from gantrymq.plugins.ha.tickets import Tickets
+from gantrymq.plugins.ha.timer_progress import TimerReports
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.interfaces import Encryption, Health, LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
@@ -252,8 +253,13 @@ class HaPlugin:
         self.slave = Slave(broker, self._config, self._master_address, self._epochs)
         if health is not None:
             health.add("replication", self.slave.too_far_behind)
-        self._tables = Tables(broker, self._master_address, self._config.sync_tables, self.slave.follows)
-        return [BackgroundTask("ha slave", self.slave.run), BackgroundTask("ha tables", self._tables.run), roles]
+        slave, interval = self.slave, self._config.sync_tables
+        self._tables = Tables(broker, self._master_address, interval, slave.follows)
+        timer = TimerReports(broker, self._master_address, lambda: slave.connected_to, interval)
+        return [
+            BackgroundTask("ha slave", slave.run), BackgroundTask("ha tables", self._tables.run),
+            BackgroundTask("ha timer", timer.run), roles,
+        ]  # fmt: skip
 
     def _renumber(self, broker: Broker, changed: BrokerConfig) -> None:
         promoted = self._roles.promoted

@@ -13,7 +13,8 @@ from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
-from gantrymq.plugins.delay.timer.files import TimerSizes
+from gantrymq.plugins.delay.timer.files import TimerFiles, TimerSizes
+from gantrymq.plugins.delay.timer.master_progress import MasterProgress
 from gantrymq.plugins.delay.timer.timer import Timer
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
@@ -23,6 +24,61 @@ SMALL: Final = TimerSizes(slots=240, roll_ms=60_000, file_bytes=52 * 20)
 """A wheel of four minutes; what is due in a minute or later is put back on the way."""
 LARGER: Final = attrs.evolve(TINY, commit_log_file_bytes=1 << 20, queue_file_units=5000)
 _LEVELS = Levels.parse("1s")
+
+
+class SlaveStore:
+    """A slave's store on ``env``, which may have been a master's, and what the plugin ``delay`` has there.
+
+    ``cut``: the log offset at which the log is truncated before, because it is not the master's behind it.
+    """
+
+    def __init__(
+        self, env: MemoryEnv, *, cut: int | None = None, sizes: TimerSizes = SMALL, config: StoreConfig = LARGER
+    ) -> None:
+        self.env = env
+        self.store = Store(env, "store", config)
+        self.store.open()
+        if cut is not None:
+            self.store.cut(cut)
+        self.store.recover(lambda batch: None)
+        self.progress = MasterProgress(self.store, env, TimerFiles(env, "store", sizes))
+
+    def copy(self, master: TimedStore, most: int = 1 << 30, *, flush: bool = True) -> None:
+        """Receive up to ``most`` bytes of the master's log, in whole records."""
+        log, size = master.store.log, 0
+        while (at := self.store.log.end) < log.end and size < most:
+            taken = self.store.append_encoded(at, log.view(at, min(log.end - at, most - size, 1 << 16)))
+            if not taken:
+                break
+            size += taken
+        for _ in self.store.dispatch(self.store.flush() if flush else self.store.log.end):
+            pass
+
+    def adopt(self, master: TimedStore) -> bool:
+        """Adopt the master's progress, if this log has all of the master's; returns whether it did."""
+        check = master.timer.progress()
+        if check is None or self.store.log.durable < master.store.log.end:
+            return False
+        self.progress.adopt(check.to_body(), master.store.log.end)
+        return True
+
+    def follow(self, master: TimedStore) -> None:
+        """Receive everything, and write the progress."""
+        self.copy(master)
+        assert self.adopt(master)
+        self.save()
+
+    def save(self) -> None:
+        """Write the progress, as the broker does from time to time and at its stop."""
+        while self.progress.advance():
+            pass
+        for path, data in (self.progress.changes() or {}).items():
+            self.env.replace(path, data)
+
+    def close(self) -> None:
+        """Stop in order."""
+        self.save()
+        self.store.close()
 
 
 class TimedStore:

@@ -123,6 +123,8 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.UNLOCK_BATCH_MQ: RequestSpec("broker", None),
     _C.GET_ALL_CONSUMER_OFFSET: RequestSpec("broker", None),
     _C.GET_ALL_DELAY_OFFSET: RequestSpec("broker", None),
+    _C.GET_TIMER_CHECK_POINT: RequestSpec("broker", None),
+    _C.GET_TIMER_METRICS: RequestSpec("broker", None),
     _C.CHECK_CLIENT_CONFIG: RequestSpec("broker", None),
     _C.UPDATE_AND_CREATE_ACL_CONFIG: RequestSpec("broker", UpdateAccountHeader),
     _C.DELETE_ACL_CONFIG: RequestSpec("broker", DeleteAccountHeader),

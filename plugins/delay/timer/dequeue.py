@@ -87,6 +87,8 @@ class Dequeue:
         self._open: deque[OpenSlot] = deque()
         self._next = files.read_ms
         self._flights: deque[_Flight] = deque()
+        self.log_offset = store.log.durable
+        """The log offset before which every enqueued message and every complete delivery is, or a higher one."""
         self.stopping = False
         self._outages = Outages(log, lambda: store.log.clock.now_ms() / 1000)
 
@@ -308,7 +310,9 @@ class Dequeue:
         """Count the deliveries of flushed batches as complete."""
         durable = self._store.log.durable
         while self._flights and self._flights[0].end <= durable:
-            for slot, count in self._flights.popleft().rows:
+            flight = self._flights.popleft()
+            self.log_offset = max(self.log_offset, flight.end)
+            for slot, count in flight.rows:
                 slot.unsettled -= count
 
     def leave(self) -> None:

@@ -74,6 +74,8 @@ class Enqueue:
             unit = self._unit(*row, record, now)
             if unit is not None:
                 self._dequeue.opened(files.add(unit), unit)
+        if rows:
+            self._dequeue.log_offset = max(self._dequeue.log_offset, rows[-1][1] + rows[-1][2])
         files.queue_offset += len(entries) // ENTRY.size
         if files.rebuild is not None and files.queue_offset >= min(files.rebuild.queue_offset, high):
             log.info("timer_rebuilt", queue_offset=files.queue_offset)
@@ -92,13 +94,18 @@ class Enqueue:
             log.error("delayed_message_lost", queue_offset=queue_offset, at=offset, reason=str(error))
             return None
         stored = record.store_timestamp
-        time, magic = self._place(out, stored)
+        time, magic = slot_for(out, stored, self._files.sizes.roll_ms)
+        # A recall is enqueued again, because its message may follow it in the queue, stored again on the way.
+        is_recall = find(TIMER_DEL_UNIQKEY) is not None
         rebuild = self._files.rebuild
-        if rebuild is not None and rebuild.has_delivered(queue_offset, time, offset):
+        is_repeatable = is_recall and not magic & ROLL
+        if rebuild is not None and not is_repeatable and rebuild.has_delivered(queue_offset, time, offset):
             return None
-        if find(TIMER_DEL_UNIQKEY) is not None:
+        if is_recall:
             magic |= DELETE
         place = self._dequeue.place(time)
+        if place != time and not is_repeatable:
+            self._files.overdue(place, queue_offset)
         due = exact(find, stored, out, self._store.log.clock.at_wall) if place == time or magic & ROLL else place
         written = floor(now)
         topic_hash = _topic_hash(find(REAL_TOPIC) or b"")
@@ -107,13 +114,16 @@ class Enqueue:
             self._counts.came(topic, (out - record.born_timestamp) // 1000, stored, now)
         return Unit(NOWHERE, magic, written, place - written, offset, size, topic_hash, due)
 
-    def _place(self, out: int, stored: int) -> tuple[int, int]:
-        """Return the slot, and the magic, for a message of the slot ``out`` that was stored at ``stored``."""
-        window = self._files.sizes.roll_ms
-        begin = floor(stored)
-        if out - begin < window:
-            return floor(out), DEFAULT
-        if out - begin - window < window // 3:
-            # Leave enough time for the last enqueue.
-            return begin + floor(window // 2), DEFAULT | ROLL
-        return begin + floor(window), DEFAULT | ROLL
+
+def slot_for(out: int, stored: int, window: int) -> tuple[int, int]:
+    """Return the slot, and the magic, for a message of the slot ``out`` that was stored at ``stored``.
+
+    ``window``: the longest wait in the wheel, in ms; the message is enqueued again in between if it waits longer.
+    """
+    begin = floor(stored)
+    if out - begin < window:
+        return floor(out), DEFAULT
+    if out - begin - window < window // 3:
+        # Leave enough time for the last enqueue.
+        return begin + floor(window // 2), DEFAULT | ROLL
+    return begin + floor(window), DEFAULT | ROLL

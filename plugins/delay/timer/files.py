@@ -15,7 +15,7 @@ import structlog
 
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.recovery.salvage import free_name
-from gantrymq.plugins.delay.timer.check import TimerCheck
+from gantrymq.plugins.delay.timer.check import Mark, TimerCheck
 from gantrymq.plugins.delay.timer.log import (
     DEFAULT,
     DELETE,
@@ -51,6 +51,9 @@ SIZES: Final = TimerSizes()
 
 LATE_MS: Final = 2 * PRECISION_MS
 """A message whose slot is over is enqueued in one that begins at most this long after."""
+MARGIN_MS: Final = LATE_MS
+"""How long before the master's progress a promoted slave begins to deliver: RocketMQ's master determines the slot in
+which a message is enqueued again when it enqueues it, GantryMQ when it is stored, which is a little earlier."""
 
 
 @attrs.frozen
@@ -60,6 +63,8 @@ class Rebuild:
 
     queue_offset: int
     read_ms: int
+    start: int = 0
+    """The first queue offset to enqueue; every message before it was delivered."""
     late: frozenset[int] = frozenset()
     """A message that was enqueued when its slot was over waits in a later one."""
 
@@ -67,6 +72,14 @@ class Rebuild:
         """Whether the message at ``queue_offset`` and at the log offset ``offset``, of the slot ``time``, was
         delivered."""
         return queue_offset < self.queue_offset and time < self.read_ms and offset not in self.late
+
+
+@attrs.frozen
+class StartEnds:
+    """The ends of the timer topic's queue and of the commit log at a broker's start."""
+
+    queue: int
+    log: int
 
 
 class TimerFiles:
@@ -92,37 +105,46 @@ class TimerFiles:
         self.spoilt = False
         """Whether the open files are damaged and must be opened again."""
         self._lost = False
+        self._overdue: dict[int, int] = {}
+        """By slot: the first queue offset of a message that waits there because its own slot was over."""
+        self._marks_from = 0
+        """The slot before which overdue messages may wait that ``_overdue`` lacks: from a run before this one."""
 
     def exist(self) -> bool:
         """Return whether a broker has used the timer in this store."""
-        return any(self._env.exists(path) for path in (self.check_path, self.wheel.path, self.log.folder))
+        return self._env.exists(self.check_path) or self.has_derived()
 
     # ------------------------------------------------------------------------------------------------------- open
 
-    def open(self, now: int, entry_at: Callable[[int], int | None], queue_end: int, *, trusted: bool) -> None:
+    def open(self, now: int, entry_at: Callable[[int], int | None], ends: StartEnds, *, trusted: bool) -> None:
         """Open the files and determine where to continue; ``entry_at`` returns the log offset of a queue entry.
 
-        ``queue_end``: the end of the queue at the broker's start, before which nothing was appended.
+        ``ends``: of the queue and of the commit log at the broker's start, before anything was appended.
         ``trusted``: a GantryMQ broker stopped cleanly, so the wheel matches the log.
         """
         if self.spoilt:
             self._begin_again(self.rebuild or Rebuild(self.queue_offset, self.read_ms), now)
             self.spoilt = False
             return
-        known = self._read_check()
-        if known is None:
+        written = self.read_check()
+        if written is None:
             if self.exist():
                 log.warning("timer_check_missing", path=self.check_path)
             self._begin_again(Rebuild(0, 0), now)
             return
-        self.check = known
+        known = self.check = written.within(ends.log)
         self.read_ms, self.queue_offset = floor(known.read_ms), known.queue_offset
-        damaged = Rebuild(min(known.queue_offset, queue_end), self.read_ms)
-        if known.queue_offset > queue_end:
+        damaged = Rebuild(min(known.queue_offset, ends.queue), self.read_ms)
+        if known is not written or known.queue_offset > ends.queue:
             # The log was cut, and units lead to offsets at which other records are now or will be.
-            log.warning("timer_rebuilt", queue_offset=known.queue_offset, queue_end=queue_end)
+            log.warning("timer_rebuilt", queue_offset=written.queue_offset, queue_end=ends.queue)
+        if known.is_slaves:
+            start = known.queue_offset if known.marks else 0
+            damaged = Rebuild(min(known.master_offset, ends.queue), self.read_ms - MARGIN_MS, min(start, ends.queue))
+        if known.is_slaves or known.queue_offset > ends.queue:
             self._begin_again(damaged, now)
             return
+        self._marks_from = known.timestamp + LATE_MS + PRECISION_MS
         try:
             self.log.open()
             self._find_end(entry_at)
@@ -143,7 +165,8 @@ class TimerFiles:
             log.error("timer_files_damaged", reason=str(error))
             self._begin_again(damaged, now)
 
-    def _read_check(self) -> TimerCheck | None:
+    def read_check(self) -> TimerCheck | None:
+        """Return the checkpoint, or the one before it if it is damaged; None if there is none."""
         for path in (self.check_path, f"{self.check_path}.bak"):
             if self._env.exists(path):
                 try:
@@ -214,8 +237,10 @@ class TimerFiles:
         if rebuild.queue_offset:
             self.rebuild = attrs.evolve(rebuild, late=self._late(aside, rebuild.read_ms))
         self.low = 0
+        self._overdue.clear()
+        self._marks_from = 0
         # Overdue messages go into the first slot.
-        self.read_ms, self.queue_offset, self.newest = floor(now), 0, NOWHERE
+        self.read_ms, self.queue_offset, self.newest = floor(now), rebuild.start, NOWHERE
 
     def _set_aside(self, path: str, target: str) -> None:
         """Move a file to a free name: a rebuild that was interrupted needs the files of the first attempt."""
@@ -245,6 +270,19 @@ class TimerFiles:
             except OSError as error:
                 log.error("timer_file_unreadable", path=path, reason=str(error))
         return frozenset(late)
+
+    def has_derived(self) -> bool:
+        """Return whether there is a wheel or a timer log."""
+        return any(self._env.exists(path) for path in (self.wheel.path, self.log.folder))
+
+    def delete_derived(self) -> None:
+        """Delete the wheel and the timer log, which are not open."""
+        if self._env.exists(self.wheel.path):
+            self._env.unlink(self.wheel.path)
+        if self._env.exists(self.log.folder):
+            self._env.rmtree(self.log.folder)
+        if self._env.exists(self._root):
+            self._env.sync_dir(self._root)
 
     def close(self) -> None:
         """Close the files."""
@@ -286,11 +324,16 @@ class TimerFiles:
         if slot is not None:
             self.wheel.put(time, slot.first, slot.last, len(units))
 
-    def checkpoint(self, read_ms: int, now: int) -> Callable[[], None] | None:
+    def overdue(self, slot: int, queue_offset: int) -> None:
+        """The message at ``queue_offset`` waits in ``slot`` although its own slot is over."""
+        self._overdue.setdefault(slot, queue_offset)
+
+    def checkpoint(self, read_ms: int, now: int, log_offset: int) -> Callable[[], None] | None:
         """Return a function that flushes everything that was added, for a worker thread; None if nothing is new.
 
         Meanwhile the files may be used, except for another checkpoint and :meth:`open`. ``read_ms``: every message
-        before this slot is durably delivered. There is no checkpoint during a rebuild, so that a crash restarts it.
+        before this slot is durably delivered, before ``log_offset`` of the commit log. There is no checkpoint during a
+        rebuild, so that a crash restarts it.
         """
         if self._lost or self.rebuild is not None:
             return None
@@ -301,7 +344,7 @@ class TimerFiles:
         ):
             return None
         self.log.write()
-        check = self.check.moved(read_ms, end, self.queue_offset, now)
+        check = self.check.moved(read_ms, end, self.queue_offset, now, self._mark(read_ms, log_offset))
         old = self.log.detach_before(self.low)
         changes = self.wheel.take_changes()
 
@@ -320,6 +363,12 @@ class TimerFiles:
             self.log.discard(old)
 
         return save
+
+    def _mark(self, read_ms: int, log_offset: int) -> Mark | None:
+        if read_ms < self._marks_from:
+            return None
+        self._overdue = {slot: offset for slot, offset in self._overdue.items() if slot >= read_ms}
+        return Mark(read_ms, min([self.queue_offset, *self._overdue.values()]), log_offset)
 
     def floor(self, steps: int) -> int | None:
         """Return the log offset of the first waiting message of the wheel, or a lower one; None if none waits.

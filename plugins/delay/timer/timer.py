@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import structlog
 import trio
 
@@ -16,12 +17,14 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import LogPoisoned, NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import IDLE_MS
+from gantrymq.plugins.delay.timer.check import TimerCheck
 from gantrymq.plugins.delay.timer.counts import TimerCounts
 from gantrymq.plugins.delay.timer.dequeue import Dequeue
 from gantrymq.plugins.delay.timer.enqueue import Enqueue
-from gantrymq.plugins.delay.timer.files import SIZES, TimerFiles, TimerSizes
+from gantrymq.plugins.delay.timer.files import SIZES, StartEnds, TimerFiles, TimerSizes
 from gantrymq.plugins.delay.timer.log import DamagedUnit
 from gantrymq.remoting.names import TIMER_TOPIC
+from gantrymq.remoting.timer_times import floor
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch
@@ -60,8 +63,10 @@ class Timer:
         self._is_failing = False
         """Whether the last write of the files failed, so that it is logged once and not every second."""
         queue = store.queues.get(TIMER_TOPIC, 0)
-        self._queue_end = 0 if queue is None else queue.max_offset
-        """The end of the timer topic's queue at the broker's start."""
+        self._ends = StartEnds(0 if queue is None else queue.max_offset, store.log.end)
+        self._enqueue_first = 0
+        """The queue offset before which everything is enqueued before anything is delivered, because a recall may
+        follow long after its message."""
 
     # ------------------------------------------------------------------------------------------------------ events
 
@@ -80,6 +85,18 @@ class Timer:
     def stop(self) -> None:
         """Stop delivering."""
         self._stopping = True
+
+    def progress(self) -> TimerCheck | None:
+        """Return the checkpoint for slaves: what is delivered, and durable in the log. None if it is not known yet."""
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        check = self.files.check
+        if self._dequeue is not None and check.marks:
+            read_ms, offset, _ = check.marks[-1]
+            return attrs.evolve(check, read_ms=read_ms, queue_offset=offset, master_offset=offset)
+        if (queue is None or not queue.max_offset) and not self.files.exist():
+            # RocketMQ's slave goes through all seconds from this one on when it becomes the master.
+            return TimerCheck(floor(self._store.log.clock.now_ms()), 0, 0)
+        return None
 
     # -------------------------------------------------------------------------------------------------- work
 
@@ -122,7 +139,7 @@ class Timer:
         enqueue, dequeue = self._ways(now)
         try:
             more = enqueue.turn()
-            if self.files.rebuild is not None:
+            if self.files.rebuild is not None or self.files.queue_offset < self._enqueue_first:
                 return 0 if more else SLOW_LOOK_MS
             dequeue.stopping = self._stopping
             wait = dequeue.turn(now)
@@ -147,7 +164,8 @@ class Timer:
                 return False
             report = self._store.recovered
             trusted = report is not None and report.clean and not report.foreign
-            self.files.open(now, self._entry_at, self._queue_end, trusted=trusted)
+            self.files.open(now, self._entry_at, self._ends, trusted=trusted)
+            self._enqueue_first = 0 if queue is None else queue.max_offset
         return True
 
     def _ways(self, now: int) -> tuple[Enqueue, Dequeue]:
@@ -173,7 +191,7 @@ class Timer:
         self._dequeue.settle()
         dispatched = self._store.dispatched
         try:
-            save = self.files.checkpoint(self.files.read_ms, now)
+            save = self.files.checkpoint(self.files.read_ms, now, self._dequeue.log_offset)
         except (NoRoom, OSError) as error:
             self._not_saved(error)
             return None

@@ -1,0 +1,111 @@
+"""Fetch the progress of the master's timer (GET_TIMER_CHECK_POINT), so that a promoted slave continues there.
+
+Source: RocketMQ 5.3.3 ``SlaveSynchronize.syncTimerCheckPoint``. Unlike RocketMQ's, this slave adopts a checkpoint only
+when its own log has all deliveries that the checkpoint counts, on its disk: otherwise a promotion would lose them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import structlog
+import trio
+
+from gantrymq.plugins.interfaces import TimerProgress
+from gantrymq.remoting.bodies.tables import KVTable
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import ConnectError, RemoteFault
+from gantrymq.remoting.outages import Outages
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
+    from gantrymq.plugins.ha.master_address import MasterAddress
+
+log = structlog.get_logger("gantrymq.ha")
+
+EVERY_S: Final = 1.0
+"""Seconds between two fetches, if ``sync_tables`` is not shorter. RocketMQ's slaves fetch every three seconds. What the
+master delivers after the last fetch is delivered again after a promotion."""
+
+
+@attrs.frozen
+class _Report:
+    """A checkpoint, the end of the master's log after it, and the address from which this slave received the log."""
+
+    body: bytes
+    log_end: int
+    following: str
+
+
+class TimerReports:
+    """Fetches while :meth:`run` runs. ``following``: the address of the master whose log this slave receives, or an
+    empty string."""
+
+    def __init__(
+        self, broker: Broker, master_address: MasterAddress, following: Callable[[], str], interval: float
+    ) -> None:
+        self._broker = broker
+        self._timer = broker.registry.find(TimerProgress)
+        self._master_address = master_address
+        self._following = following
+        self._interval = min(interval, EVERY_S)
+        self._outages = Outages(log, trio.current_time)
+        self._waiting: deque[_Report] = deque()
+
+    async def run(self) -> None:
+        """Fetch until cancelled. The fetches of the tables log it if the master cannot be reached."""
+        while self._timer is not None:
+            await trio.sleep(self._interval)
+            address = self._master_address.broker
+            if not address or not self._following():
+                continue
+            self._waiting.clear()
+            try:
+                async with open_channel(address) as channel:
+                    await self._stay(channel, address, self._timer)
+            except ConnectError:
+                continue
+            except RemoteFault as fault:
+                self._outages.warning("timer_progress_not_fetched", master=address, reason=fault.remark)
+
+    async def _stay(self, channel: Channel, address: str, timer: TimerProgress) -> None:
+        """Fetch repeatedly while this is the master and the connection is open."""
+        is_supported = True
+        while not channel.closed and address == self._master_address.broker:
+            following = self._following()
+            if is_supported and following:
+                answer = await channel.call(Command(RequestCode.GET_TIMER_CHECK_POINT))
+                is_supported = answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED  # as RocketMQ 4
+                if answer.code == ResponseCode.SUCCESS:
+                    self._keep(_Report(bytes(answer.body or b""), await _log_end(channel), following))
+            self._adopt(timer)
+            self._outages.over("timer_progress_not_fetched")
+            with trio.move_on_after(self._interval):
+                await channel.while_open(trio.sleep_forever)
+
+    def _keep(self, report: _Report) -> None:
+        """Keep the oldest report, for a slave that always lags a little, and the newest."""
+        if len(self._waiting) > 1:
+            self._waiting.pop()
+        self._waiting.append(report)
+
+    def _adopt(self, timer: TimerProgress) -> None:
+        while self._waiting and self._waiting[0].log_end <= self._broker.log.durable:
+            report = self._waiting.popleft()
+            if report.following == self._following():
+                timer.adopt_timer(report.body, report.log_end)
+
+
+async def _log_end(channel: Channel) -> int:
+    answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+    if answer.code != ResponseCode.SUCCESS:
+        raise RemoteFault(answer.code, f"the master does not report the end of its log: {answer.remark or 'no remark'}")
+    try:
+        return int(KVTable.from_bytes(answer.body or b"{}").table["commitLogMaxOffset"])
+    except (KeyError, ValueError):
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, "the master does not report the end of its log") from None
