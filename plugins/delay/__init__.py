@@ -200,7 +200,7 @@ class DelayPlugin:
         if self._delivery is None or self._timer is None:
             return broker.log.end
         if self._master_progress is not None:  # a slave has its master's positions
-            return self._delivery.floor()
+            return min(self._delivery.floor(), self._master_progress.floor())
         return min(self._delivery.floor(), self._timer.floor())
 
     @hookimpl

@@ -18,10 +18,12 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.store.log.segments import Segment
-from gantrymq.plugins.interfaces import ConsumerOffsets, Retention
+from gantrymq.plugins.delay.timer.check import TimerCheck
+from gantrymq.plugins.interfaces import ConsumerOffsets, Retention, TimerProgress
 from gantrymq.plugins.retention.clean import Cleaner
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 
@@ -343,3 +345,39 @@ async def test_a_plugin_that_holds_expired_files_is_named_once_and_measured(
             assert await cleaner.clean() >= 1
     events = [line["event"] for line in logs if line["event"] in ("log_files_held", "log_files_released")]
     assert events == ["log_files_held", "log_files_released"]
+
+
+async def test_a_slave_keeps_files_that_a_timed_message_still_needs_however_full_its_disk_is(tmp_path: Path) -> None:
+    """The master's timer has delivered one of two messages; the slave was the master before, which fills its log."""
+    env = DiskEnv()
+    async with filled(tmp_path, env) as (broker, channel, _):
+        for name, delay_ms in (("soon", 1), ("later", 3_600_000)):
+            properties = f"TIMER_DELAY_MS\x01{delay_ms}\x02UNIQ_KEY\x01{name}\x02"
+            answer = await channel.call(send("T", b"timed", properties=properties))
+            assert answer.code == ResponseCode.SUCCESS
+        for _ in range(40):
+            assert (await channel.call(send("T", b"x" * 1000))).code == ResponseCode.SUCCESS
+        timed = broker.queues.get(TIMER_TOPIC, 0)
+        assert timed is not None
+        waiting = int.from_bytes(timed.entries(1, 1)[:8], "big")
+        now, end = broker.log.clock.now_ms(), broker.log.end
+    settings = {
+        "broker.id": "1", "store.commit_log_file_bytes": str(FILE), "store.queue_file_units": "20",
+        "plugin.ha.master": "127.0.0.1:1", "plugin.retention.check_interval": "1h", "plugin.retention.at": "",
+    }  # fmt: skip
+    enable = ["gantrymq.plugins.ha:HaPlugin"]
+    async with run_broker(make_broker(tmp_path, settings=settings, enable=enable, env=env)) as slave:
+        slave.registry.get(TimerProgress).adopt_timer(TimerCheck(now + 60_000, 0, 2).to_body(), end)
+        cleaner = slave.registry.get(Retention)
+        assert isinstance(cleaner, Cleaner)
+        env.ahead_ms = 73 * 3_600_000
+        with trio.fail_after(10):
+            while slave.log.min_offset < waiting // FILE * FILE:  # the first waiting message is found once a second
+                await cleaner.clean(asked=True)
+                await trio.sleep(0.1)
+        await cleaner.clean(asked=True)
+        assert slave.log.min_offset == waiting // FILE * FILE > 0
+        env.usage = DiskUsage(100 * GIB, GIB // 100)
+        await cleaner.clean()
+        assert slave.log.min_offset == waiting // FILE * FILE
+        assert slave.log.read_record(waiting).body == b"timed"
