@@ -132,18 +132,14 @@ class TimerFiles:
                 log.warning("timer_check_missing", path=self.check_path)
             self._begin_again(Rebuild(0, 0), now)
             return
-        known = self.check = written.within(ends.log)
+        known = self.check = self._within(written, ends)
         self.read_ms, self.queue_offset = floor(known.read_ms), known.queue_offset
-        damaged = Rebuild(min(known.queue_offset, ends.queue), self.read_ms)
-        if known is not written or known.queue_offset > ends.queue:
-            # The log was cut, and units lead to offsets at which other records are now or will be.
-            log.warning("timer_rebuilt", queue_offset=written.queue_offset, queue_end=ends.queue)
         if known.is_slaves:
             start = known.queue_offset if known.marks else 0
-            damaged = Rebuild(min(known.master_offset, ends.queue), self.read_ms - MARGIN_MS, min(start, ends.queue))
-        if known.is_slaves or known.queue_offset > ends.queue:
-            self._begin_again(damaged, now)
+            delivered = min(known.master_offset, ends.queue)
+            self._begin_again(Rebuild(delivered, self.read_ms - MARGIN_MS, min(start, ends.queue)), now)
             return
+        damaged = Rebuild(known.queue_offset, self.read_ms)
         self._marks_from = known.timestamp + LATE_MS + PRECISION_MS
         try:
             self.log.open()
@@ -164,6 +160,18 @@ class TimerFiles:
         except DamagedUnit as error:
             log.error("timer_files_damaged", reason=str(error))
             self._begin_again(damaged, now)
+
+    def _within(self, check: TimerCheck, ends: StartEnds) -> TimerCheck:
+        """Return what ``check`` says about this log. After a cut, units lead to offsets at which other records are now
+        or will be."""
+        known = check.within(ends.log)
+        if known is check and check.queue_offset > ends.queue:
+            known = check.following(Mark(check.read_ms, ends.queue, ends.log), 0)
+        if known is not check:
+            log.warning("timer_rebuilt", queue_offset=check.queue_offset, queue_end=ends.queue)
+            for _ in range(2):  # also the .bak: when the log has grown again, a later start would trust them
+                self._env.replace(self.check_path, known.to_bytes())
+        return known
 
     def read_check(self) -> TimerCheck | None:
         """Return the checkpoint, or the one before it if it is damaged; None if there is none."""

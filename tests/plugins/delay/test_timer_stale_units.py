@@ -6,6 +6,7 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.store import Store
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
 from support.timers import LARGER, TimedStore
@@ -18,6 +19,11 @@ def append_half(world: TimedStore, body: bytes = b"half") -> None:
     batch = AppendBatch()
     batch.add(TRANS_HALF_TOPIC, 0, body, b"REAL_TOPIC\x01T\x02REAL_QID\x010\x02TRAN_MSG\x01true\x02PGROUP\x01g")
     world.store.append(batch)
+
+
+def refuse_all(batch: AppendBatch) -> None:
+    for row in range(len(batch)):
+        batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "not now")
 
 
 def pass_seconds(world: TimedStore, seconds: int) -> None:
@@ -114,3 +120,46 @@ def test_a_unit_delivers_no_other_record_than_its_own(replacement: str) -> None:
     world.settle()
     pass_seconds(world, 15)
     assert world.bodies() == [b"common"]
+
+
+def test_a_crash_soon_after_a_cut_does_not_hide_the_cut() -> None:
+    """The log has grown beyond its former end before the timer's files are saved."""
+    world = TimedStore(cut_behind_common((b"tail1", 20_000), (b"tail2", 20_000)))
+    world.timer.turn()
+    for number in range(5):
+        world.send_in(b"%d" % number, 30_000)
+    world.commit()
+    world = TimedStore(world.env.kill())
+    world.settle()
+    pass_seconds(world, 29)
+    assert world.bodies() == [b"common"]
+    pass_seconds(world, 2)
+    assert world.bodies() == [b"common", *(b"%d" % number for number in range(5))]
+
+
+def test_deliveries_that_were_cut_off_are_repeated_even_after_another_crash() -> None:
+    world = TimedStore(MemoryEnv(start_ms=START_MS))
+    world.send_in(b"a", 1000)
+    world.send_in(b"b", 5000)
+    world.settle()
+    for _ in range(4):
+        pass_seconds(world, 1)
+        world.save()
+    end = world.store.log.end
+    for _ in range(6):
+        pass_seconds(world, 1)
+        world.save()
+    assert world.bodies() == [b"a", b"b"]
+    env = world.env.kill()
+    store = Store(env, "store", LARGER)
+    store.open()
+    store.cut(end)
+    store.recover(lambda batch: None)
+    store.close()
+    world = TimedStore(env)
+    world.send_in(b"c" * 1000, 1000)
+    world.refuse = refuse_all
+    world.settle()
+    world = TimedStore(world.env.kill())
+    pass_seconds(world, 3)
+    assert sorted(world.bodies()) == [b"a", b"b", b"c" * 1000]
