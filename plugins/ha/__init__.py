@@ -255,7 +255,7 @@ class HaPlugin:
             health.add("replication", self.slave.too_far_behind)
         slave, interval = self.slave, self._config.sync_tables
         self._tables = Tables(broker, self._master_address, interval, slave.follows)
-        timer = TimerReports(broker, self._master_address, lambda: slave.connected_to, interval)
+        timer = TimerReports(broker, self._master_address, interval, slave.follows)
         return [
             BackgroundTask("ha slave", slave.run), BackgroundTask("ha tables", self._tables.run),
             BackgroundTask("ha timer", timer.run), roles,

@@ -14,8 +14,8 @@ import attrs
 import structlog
 import trio
 
+from gantrymq.plugins.ha.progress import log_end
 from gantrymq.plugins.interfaces import TimerProgress
-from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -35,24 +35,23 @@ master delivers after the last fetch is delivered again after a promotion."""
 
 @attrs.frozen
 class _Report:
-    """A checkpoint, the end of the master's log after it, and the address from which this slave received the log."""
+    """A checkpoint, and the end of the master's log after it."""
 
     body: bytes
     log_end: int
-    following: str
 
 
 class TimerReports:
-    """Fetches while :meth:`run` runs. ``following``: the address of the master whose log this slave receives, or an
-    empty string."""
+    """Fetches while :meth:`run` runs. ``follows`` returns whether this log was compared with that of the master at an
+    address and continues from it."""
 
     def __init__(
-        self, broker: Broker, master_address: MasterAddress, following: Callable[[], str], interval: float
+        self, broker: Broker, master_address: MasterAddress, interval: float, follows: Callable[[str], bool]
     ) -> None:
         self._broker = broker
         self._timer = broker.registry.find(TimerProgress)
         self._master_address = master_address
-        self._following = following
+        self._follows = follows
         self._interval = min(interval, EVERY_S)
         self._outages = Outages(log, trio.current_time)
         self._waiting: deque[_Report] = deque()
@@ -62,7 +61,7 @@ class TimerReports:
         while self._timer is not None:
             await trio.sleep(self._interval)
             address = self._master_address.broker
-            if not address or not self._following():
+            if not address or not self._follows(address):
                 continue
             self._waiting.clear()
             try:
@@ -77,13 +76,15 @@ class TimerReports:
         """Fetch repeatedly while this is the master and the connection is open."""
         is_supported = True
         while not channel.closed and address == self._master_address.broker:
-            following = self._following()
-            if is_supported and following:
+            if not self._follows(address):
+                self._waiting.clear()  # the log may be cut before it follows again
+            elif is_supported:
                 answer = await channel.call(Command(RequestCode.GET_TIMER_CHECK_POINT))
                 is_supported = answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED  # as RocketMQ 4
                 if answer.code == ResponseCode.SUCCESS:
-                    self._keep(_Report(bytes(answer.body or b""), await _log_end(channel), following))
-            self._adopt(timer)
+                    self._keep(_Report(bytes(answer.body or b""), await log_end(channel)))
+            if self._follows(address):
+                self._adopt(timer)
             self._outages.over("timer_progress_not_fetched")
             with trio.move_on_after(self._interval):
                 await channel.while_open(trio.sleep_forever)
@@ -97,15 +98,4 @@ class TimerReports:
     def _adopt(self, timer: TimerProgress) -> None:
         while self._waiting and self._waiting[0].log_end <= self._broker.log.durable:
             report = self._waiting.popleft()
-            if report.following == self._following():
-                timer.adopt_timer(report.body, report.log_end)
-
-
-async def _log_end(channel: Channel) -> int:
-    answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
-    if answer.code != ResponseCode.SUCCESS:
-        raise RemoteFault(answer.code, f"the master does not report the end of its log: {answer.remark or 'no remark'}")
-    try:
-        return int(KVTable.from_bytes(answer.body or b"{}").table["commitLogMaxOffset"])
-    except (KeyError, ValueError):
-        raise RemoteFault(ResponseCode.SYSTEM_ERROR, "the master does not report the end of its log") from None
+            timer.adopt_timer(report.body, report.log_end)

@@ -47,11 +47,13 @@ class Slave:
     def __init__(self) -> None:
         self.adopted: list[tuple[bytes, int]] = []
         self.log = SimpleNamespace(durable=0)
-        self.following = "ha:1"
+        self.following = "m:2"
         registry = Registry()
         registry.provide(TimerProgress, self)
         broker: Any = SimpleNamespace(registry=registry, log=self.log)
-        self.reports = TimerReports(broker, MasterAddress("", "m:1", "m:2"), lambda: self.following, 10.0)
+        self.reports = TimerReports(
+            broker, MasterAddress("", "m:1", "m:2"), 10.0, lambda address: address == self.following
+        )
 
     def adopt_timer(self, body: bytes, log_end: int) -> None:
         self.adopted.append((body, log_end))
