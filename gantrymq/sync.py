@@ -26,6 +26,7 @@ from gantrymq.client.admin import TOPIC_QUEUES
 from gantrymq.client.batches import MessageBatch as _AsyncBatch
 from gantrymq.client.blocking_lifetime import BlockingLifetime, BlockingMember, opened_in
 from gantrymq.client.consumer import BATCH_MESSAGES
+from gantrymq.client.deliveries import DeliveryToThread
 from gantrymq.client.errors import ClientClosed
 from gantrymq.client.interceptors import Interceptor
 from gantrymq.client.lookup import FOREVER
@@ -48,7 +49,7 @@ from gantrymq.client.serializers import DeserializerChoice, SerializerChoice, Ty
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.client.termination import run_in_portal
 from gantrymq.client.transactions import CHECKS_AT_ONCE
-from gantrymq.client.worker import DeliveryToThread, is_async
+from gantrymq.client.worker import is_async
 from gantrymq.message import (
     DeliveredRecord,
     Delivery,
@@ -113,7 +114,7 @@ class ReceivedMessage(DeliveredRecord[V_co]):
         delivery.reply_and_wait(self, body)
 
 
-class _DeliveryAcrossThreads:
+class _DeliveryAcrossThreads(DeliveryToThread):
     # The event loop's own objects must not be touched from here: what is done is handed over at the next call.
     __slots__ = ("_done", "_inner", "_loop")
 
@@ -147,7 +148,7 @@ class _DeliveryAcrossThreads:
         self._loop.call(self.give_back, record, delay_level)
 
 
-class _DeliveryToWorker(_DeliveryAcrossThreads, DeliveryToThread):
+class _DeliveryToWorker(_DeliveryAcrossThreads):
     # A handler runs for long and fetches nothing: what it acknowledges is handed over at once.
     def acknowledge(self, queue_offset: int) -> None:
         self._loop.call(_as_coroutine(self._inner.acknowledge), queue_offset)
@@ -429,15 +430,7 @@ class Consumer(BlockingMember, Generic[V_co]):
 
     def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch[V_co]:
         """1 to ``max`` messages; waits while there is none, ``timeout`` seconds at most, then the list is empty."""
-        batch = self._loop.call(self._fetch, max, timeout)
-        delivery: Delivery | None = None
-        across: Delivery | None = None
-        for message in batch:
-            if message.delivery is not delivery:
-                delivery = message.delivery
-                across = None if delivery is None else _DeliveryAcrossThreads(delivery, self._done, self._loop)
-            message.delivery = across
-        return MessageBatch(batch, self._done, self._loop)
+        return self._loop.call(self._fetch, max, timeout)
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -474,11 +467,27 @@ class Consumer(BlockingMember, Generic[V_co]):
         self._hand_over()
         return self._inner.statistics()
 
-    async def _fetch(self, max: int, timeout: float | None) -> _AsyncBatch[ReceivedMessage[V_co]]:
+    async def _fetch(self, max: int, timeout: float | None) -> MessageBatch[V_co]:
         self._hand_over()
         with anyio.move_on_after(timeout):
-            return await self._inner.next_batch(max)
-        return _AsyncBatch()
+            return self._for_thread(await self._inner.next_batch(max))
+        return self._for_thread(_AsyncBatch())
+
+    def _for_thread(self, batch: _AsyncBatch[ReceivedMessage[V_co]]) -> MessageBatch[V_co]:
+        if self._inner.ordered:
+            # a message that is redelivered is the same object, with what it had in the thread
+            for message in batch:
+                if isinstance(message.delivery, DeliveryToThread):
+                    message.delivery = message.delivery.inner
+            batch = _AsyncBatch(batch)
+        delivery: Delivery | None = None
+        across: Delivery | None = None
+        for message in batch:
+            if message.delivery is not delivery:
+                delivery = message.delivery
+                across = None if delivery is None else _DeliveryAcrossThreads(delivery, self._done, self._loop)
+            message.delivery = across
+        return MessageBatch(batch, self._done, self._loop)
 
     async def _commit(self) -> None:
         self._hand_over()

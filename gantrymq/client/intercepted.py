@@ -14,6 +14,7 @@ from gantrymq.client.accumulator import Accumulator, PendingSend
 from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import BATCH_MESSAGES, Consumer
+from gantrymq.client.deliveries import DeliveryToThread
 from gantrymq.client.errors import BodyError, ClientClosed, GantryError
 from gantrymq.client.interceptors import (
     ConsumeContext,
@@ -277,7 +278,7 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
         """Whether the application gets the message, which is ready for it then."""
         delivery = message.delivery
         assert delivery is not None  # the consumer has set it
-        if isinstance(delivery, WatchedDelivery):
+        while isinstance(delivery, WatchedDelivery | DeliveryToThread):
             delivery = delivery.inner  # an ordered message that is redelivered is the same object
         if self._deserialize is not None:
             try:

@@ -10,6 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gantrymq.client.consumer import Consumer
+from gantrymq.client.deliveries import DeliveryToThread
 from gantrymq.client.errors import ClientClosed, DeadLetter, GantryError, RetryLater
 from gantrymq.client.options import WorkerSettings
 from gantrymq.client.termination import gets_signals, watch_signals
@@ -34,17 +35,6 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is wanted
     )
-
-
-class DeliveryToThread:
-    """What a handler in a thread has in place of a message's delivery, ``inner``."""
-
-    __slots__ = ()
-
-    @property
-    def inner(self) -> Delivery:
-        """The delivery that the event loop may call."""
-        raise NotImplementedError
 
 
 class Worker(Generic[R]):

@@ -490,6 +490,34 @@ async def test_a_batch_of_a_consumer_ordered_by_key_has_one_message_of_each_key(
         assert cluster.broker.offsets["g", "T", 0] == 1
 
 
+@pytest.mark.parametrize("interceptors", [(), (gantrymq.Interceptor(),)], ids=["plain", "intercepted"])
+def test_redeliveries_of_a_blocking_consumer_do_not_nest_their_deliveries(
+    fake_in_thread: Any, monkeypatch: pytest.MonkeyPatch, interceptors: tuple[gantrymq.Interceptor, ...]
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0)
+
+    def layers(message: gantrymq.sync.ReceivedMessage) -> list[str]:
+        delivery: Any = message.delivery
+        found = [type(delivery).__name__]
+        while (delivery := getattr(delivery, "inner", None)) is not None:
+            found.append(type(delivery).__name__)
+        return found
+
+    fake_in_thread.broker.store("T", 0, b"x")
+    with (
+        gantrymq.sync.connect(fake_in_thread.address, interceptors=interceptors) as client,
+        client.consumer("T", "g", start="first", ordered=True) as messages,
+    ):
+        message = next(messages)
+        first = layers(message)
+        for number in range(5):
+            message.retry()
+            (message,) = batch = messages.next_batch(timeout=20)
+            assert (message.reconsume_times, layers(message)) == (number + 1, first)
+        batch.ack()
+    assert fake_in_thread.broker.offsets["g", "T", 0] == 1
+
+
 def test_the_blocking_consumer_supports_order(fake_in_thread: Any) -> None:
     for number in range(4):
         fake_in_thread.broker.store("T", 0, b"%d" % number)
