@@ -416,12 +416,17 @@ class Consumer(BlockingMember, Generic[V_co]):
 
     def __next__(self) -> ReceivedMessage[V_co]:
         """The next message, whenever it comes."""
+        current = self._current
         while True:
-            while self._current:
-                message = self._current.popleft()
-                if message.delivery is not None and not message.delivery.dropped:
+            while current:
+                message = current[0]
+                delivery = message.delivery
+                # an ordered queue goes to another member only when this message is settled
+                if delivery is not None and (self._inner.ordered or not delivery.dropped):
+                    del current[0]  # not popleft(): an interrupt after that call would lose the message
                     return message
-            self._current.extend(self.next_batch(self._at_once))
+                del current[0]
+            current.extend(self.next_batch(self._at_once))
 
     def batches(self, max: int = BATCH_MESSAGES) -> Iterator[MessageBatch[V_co]]:
         """As :meth:`gantrymq.Consumer.batches`."""

@@ -5,13 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 import gantrymq
 import gantrymq.sync
 from gantrymq import Message, MessageQueue
+
+
+Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
+
+
+def wait_until(cluster: Any, holds: Callable[[], bool]) -> None:
+    """Return when ``holds()``; TimeoutError after 20 seconds."""
+
+    async def wait() -> None:
+        with anyio.fail_after(20):
+            while not holds():  # noqa: ASYNC110 - another event loop changes it
+                await anyio.sleep(0.002)
+
+    cluster.portal.call(wait)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -81,6 +97,39 @@ def test_messages_of_a_revoked_queue_are_dropped(fake_in_thread: Any) -> None:
         client._inner._cluster._consumers["g"]._pullers[first.queue].dropped = True
         fake_in_thread.broker.store("T", 1, b"other")
         assert next(messages).body == b"other"
+
+
+def test_an_ordered_message_of_a_queue_revoked_meanwhile_is_given_out_and_its_ack_frees_the_queue(
+    fake_in_thread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = fake_in_thread.broker
+    broker.store("T", 0, b"x")
+
+    async def add_member() -> None:
+        broker.groups["g"].insert(0, "0-another-member")  # sorts first, so it gets queue 0
+        await broker.notify("g")
+
+    with (
+        gantrymq.sync.connect(fake_in_thread.address) as client,
+        client.consumer("T", "g", start="first", ordered=True) as messages,
+    ):
+        fetch = messages.next_batch
+
+        def fetch_slowly(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            batch = fetch(*arguments)
+            fake_in_thread.portal.call(add_member)
+            wait_until(fake_in_thread, lambda: batch[0].delivery.dropped)
+            fake_in_thread.portal.call(broker.store, "T", 1, b"of the queue that is left")
+            return batch
+
+        monkeypatch.setattr(messages, "next_batch", fetch_slowly)
+        message = next(messages)
+        assert message.body == b"x"
+        message.ack()
+        messages.commit()
+        wait_until(fake_in_thread, lambda: ("g", Q0) not in broker.locks)
+    assert broker.offsets["g", "T", 0] == 1
 
 
 def test_the_blocking_client_queries_topics_and_offsets(fake_in_thread: Any) -> None:
