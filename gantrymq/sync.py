@@ -396,17 +396,23 @@ class TransactionalProducer(BlockingMember):
 class Consumer(BlockingMember, Generic[V_co]):
     """:class:`gantrymq.Consumer` as a plain iterator.
 
-    Acknowledgments take effect when the next messages are fetched, at :meth:`commit`, and when the block ends.
+    Acknowledgments take effect when the next messages are fetched, at :meth:`commit`, before the group's other members
+    get a queue, and when the block ends.
     """
 
     def __init__(
-        self, loop: Loop, inner: consumer.Consumer[ReceivedMessage[V_co]], group: str, owner: set[BlockingLifetime]
+        self,
+        loop: Loop,
+        inner: consumer.Consumer[ReceivedMessage[V_co]],
+        group: str,
+        owner: set[BlockingLifetime],
+        done: deque[Callable[[], None]],
     ) -> None:
         super().__init__(f"consumer of group {group}", loop, inner, owner)
         self._inner = inner
         self._at_once = 1 if inner.ordered else BATCH_MESSAGES  # what follows depends on what becomes of the first
         self._current: deque[ReceivedMessage[V_co]] = deque()
-        self._done: deque[Callable[[], None]] = deque()
+        self._done = done
 
     def _before_end(self) -> None:
         self._loop.call(self._settle)
@@ -499,8 +505,7 @@ class Consumer(BlockingMember, Generic[V_co]):
         await self._inner.commit()
 
     def _hand_over(self) -> None:
-        while self._done:
-            self._done.popleft()()
+        _do_all(self._done)
 
 
 class Reader(BlockingMember, Generic[V_co]):
@@ -806,8 +811,10 @@ class Client(BlockingLifetime):
         """
         loop = self._loop
         settings = _in_threads(ConsumerSettings.checked(options, deserializer))
+        done: deque[Callable[[], None]] = deque()
+        settings = attrs.evolve(settings, on_revoked=_handing_over(settings.on_revoked, done))
         opened = self._inner.consumer_of(ReceivedMessage, topics, group, settings)
-        return Consumer(loop, opened, group, self._ends_first)
+        return Consumer(loop, opened, group, self._ends_first, done)
 
     @lists_options
     def run(
@@ -872,6 +879,24 @@ def _in_thread(changed: QueuesChanged | None) -> QueuesChanged | None:
         await anyio.to_thread.run_sync(changed, queues)
 
     return run
+
+
+def _handing_over(revoked: QueuesChanged | None, done: deque[Callable[[], None]]) -> QueuesChanged:
+    """``revoked``; what was acknowledged before and within it counts while the queues are this member's still."""
+
+    async def run(queues: Sequence[MessageQueue]) -> None:
+        try:
+            if revoked is not None:
+                await revoked(queues)
+        finally:
+            _do_all(done)
+
+    return run
+
+
+def _do_all(done: deque[Callable[[], None]]) -> None:
+    while done:
+        done.popleft()()
 
 
 def connect(

@@ -67,7 +67,7 @@ class BlockingLifetime:
 
 
 class BlockingMember(BlockingLifetime):
-    """What a blocking client makes: its end lets no call in any more and ends the object in the event loop."""
+    """What a blocking client makes: its end ends the object in the event loop and lets no call in any more."""
 
     def __init__(
         self, what: str, loop: Loop, opened: AbstractAsyncContextManager[object], owner: set[BlockingLifetime]
@@ -79,13 +79,15 @@ class BlockingMember(BlockingLifetime):
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        with opened_in(self._loop, self._entered):
-            try:
-                yield
-            finally:
-                if not self._loop.is_foreign:
-                    self._before_end()
-                self._loop.close()
+        try:
+            with opened_in(self._loop, self._entered):
+                try:
+                    yield
+                finally:
+                    if not self._loop.is_foreign:
+                        self._before_end()
+        finally:
+            self._loop.close()  # not earlier: callbacks of users may call while it ends
 
     def _before_end(self) -> None:
         """What is left to do while calls are still let in."""

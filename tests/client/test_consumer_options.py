@@ -212,6 +212,58 @@ async def test_callbacks_get_assigned_and_revoked_queues_and_may_acknowledge(fak
         assert cluster.broker.offsets["g", "T", 1] == 1
 
 
+@pytest.mark.parametrize("way", ["ack", "batch", "commit"])
+def test_callbacks_of_a_blocking_consumer_may_acknowledge_at_a_rebalance_and_at_the_end(
+    fake_in_thread: Any, way: str
+) -> None:
+    broker, held, told = fake_in_thread.broker, [], []
+
+    def revoked(queues: Sequence[MessageQueue]) -> None:
+        told.extend(each.queue_id for each in queues)
+        for batch in held:
+            if batch[0].queue in queues:
+                batch.ack() if way == "batch" else batch[0].ack()
+                if way == "commit":
+                    messages.commit()
+                    assert broker.offsets["g", "T", batch[0].queue_id] == 1
+
+    async def add_member() -> None:
+        broker.groups["g"].append("0-another-member")  # sorts first, so it gets queue 0
+        await broker.notify("g")
+        with anyio.fail_after(20):
+            while ("g", "T", 0) not in broker.offsets:
+                await broker.changed.wait()
+
+    for number in range(2):
+        broker.store("T", number, b"x")
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with client.consumer("T", "g", start="first", on_revoked=revoked) as messages:
+            held += [messages.next_batch(1), messages.next_batch(1)]
+            fake_in_thread.portal.call(add_member)
+            assert (told, broker.offsets) == ([0], {("g", "T", 0): 1})
+        assert (told, broker.offsets) == ([0, 1], {("g", "T", 0): 1, ("g", "T", 1): 1})
+        with pytest.raises(gantrymq.ClientClosed):
+            held[0].ack()
+
+
+def test_acknowledgments_that_were_not_handed_over_count_when_a_queue_is_revoked(fake_in_thread: Any) -> None:
+    broker = fake_in_thread.broker
+
+    async def add_member() -> None:
+        broker.groups["g"].append("0-another-member")  # sorts first, so it gets queue 0
+        await broker.notify("g")
+        with anyio.fail_after(20):
+            while ("g", "T", 0) not in broker.offsets:
+                await broker.changed.wait()
+
+    broker.store("T", 0, b"x")
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with client.consumer("T", "g", start="first") as messages:
+            next(messages).ack()
+            fake_in_thread.portal.call(add_member)
+            assert broker.offsets == {("g", "T", 0): 1}
+
+
 async def test_an_error_in_a_callback_is_logged_only(fake_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     def fail(queues: Sequence[MessageQueue]) -> None:
         raise ZeroDivisionError

@@ -15,7 +15,6 @@ import gantrymq
 import gantrymq.sync
 from gantrymq import Message, MessageQueue
 
-
 Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
 
 
