@@ -67,10 +67,10 @@ class Lifetime:
         try:
             opened, self._opened = self._opened, None
             if opened is not None:
-                if self._owner is not None:
-                    self._owner.discard(self)
                 await opened.__aexit__(kind, error, trace)
         finally:
+            if self._owner is not None:
+                self._owner.discard(self)  # not earlier: the owner's end waits for this one
             self._closing.release()
 
     def _closed_error(self) -> ClientClosed:

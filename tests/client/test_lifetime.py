@@ -74,6 +74,28 @@ async def test_closing_the_client_closes_what_was_started_from_it(fake_cluster: 
             await anext(consumer)
 
 
+async def test_closing_the_client_waits_for_a_producer_that_is_closing(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        client = await gantrymq.connect(cluster.address).start()
+        producer = await client.producer(timeout=60).start()
+        store, may_answer = cluster.broker.on_send_message_v2, anyio.Event()
+
+        async def answer_later(request: Any) -> Any:
+            await may_answer.wait()
+            return store(request)
+
+        cluster.broker.answers[RequestCode.SEND_MESSAGE_V2] = answer_later
+        delivery = await producer.enqueue("T", b"x")
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(producer.close)
+                await cluster.broker.wait_for(RequestCode.SEND_MESSAGE_V2)
+                tasks.start_soon(client.close)
+                await anyio.wait_all_tasks_blocked()
+                may_answer.set()
+            assert (await delivery).status is gantrymq.SendStatus.OK
+
+
 async def test_use_before_start_raises(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = gantrymq.connect(cluster.address)
