@@ -142,16 +142,16 @@ class _DeliveryAcrossThreads(DeliveryToThread):
         await self._inner.reply(record, body)
 
     def reply_and_wait(self, record: DeliveredRecord, body: bytes) -> None:
-        self._loop.call(self.reply, record, body)
+        self._loop.finish(self.reply, record, body)
 
     def give_back_and_wait(self, record: DeliveredRecord, delay_level: int) -> None:
-        self._loop.call(self.give_back, record, delay_level)
+        self._loop.finish(self.give_back, record, delay_level)
 
 
 class _DeliveryToWorker(_DeliveryAcrossThreads):
     # A handler runs for long and fetches nothing: what it acknowledges is handed over at once.
     def acknowledge(self, queue_offset: int) -> None:
-        self._loop.call(_as_coroutine(self._inner.acknowledge), queue_offset)
+        self._loop.finish(_as_coroutine(self._inner.acknowledge), queue_offset)
 
 
 def _for_worker(handler: Handler, loop: Loop) -> Handler:
@@ -389,7 +389,7 @@ class TransactionalProducer(BlockingMember):
             except Exception as failure:
                 outcome, error = Outcome.UNKNOWN, failure
                 log.exception("transaction_branch_failed", group=self._inner.group, transaction=half.message_id)
-        self._loop.call(self._inner.end, given, half, outcome, error)
+        self._loop.finish(self._inner.end, given, half, outcome, error)
         return TransactionResult(half, outcome, error)
 
 
@@ -415,7 +415,7 @@ class Consumer(BlockingMember, Generic[V_co]):
         self._done = done
 
     def _before_end(self) -> None:
-        self._loop.call(self._settle)
+        self._loop.finish(self._settle)
 
     def __iter__(self) -> Iterator[ReceivedMessage[V_co]]:
         return self
@@ -441,7 +441,7 @@ class Consumer(BlockingMember, Generic[V_co]):
 
     def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch[V_co]:
         """1 to ``max`` messages; waits while there is none, ``timeout`` seconds at most, then the list is empty."""
-        return self._loop.call(self._fetch, max, timeout)
+        return self._loop.call(self._fetch, max, timeout, take_back=self._take_back)
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -488,7 +488,7 @@ class Consumer(BlockingMember, Generic[V_co]):
         if self._inner.ordered:
             # a message that is redelivered is the same object, with what it had in the thread
             for message in batch:
-                if isinstance(message.delivery, DeliveryToThread):
+                if isinstance(message.delivery, _DeliveryAcrossThreads):
                     message.delivery = message.delivery.inner
             batch = _AsyncBatch(batch)
         delivery: Delivery | None = None
@@ -499,6 +499,12 @@ class Consumer(BlockingMember, Generic[V_co]):
                 across = None if delivery is None else _DeliveryAcrossThreads(delivery, self._done, self._loop)
             message.delivery = across
         return MessageBatch(batch, self._done, self._loop)
+
+    def _take_back(self, batch: MessageBatch[V_co]) -> None:
+        for message in batch:
+            if isinstance(message.delivery, _DeliveryAcrossThreads):
+                message.delivery = message.delivery.inner
+        self._inner._take_back(batch._inner)
 
     async def _commit(self) -> None:
         self._hand_over()
@@ -560,7 +566,7 @@ class Reader(BlockingMember, Generic[V_co]):
 
     def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[DeliveredRecord[V_co]]:
         """As :meth:`gantrymq.client.reader.Reader.poll`."""
-        return self._loop.call(self._inner.poll, timeout, max)
+        return self._loop.call(self._inner.poll, timeout, max, take_back=self._inner._take_back)
 
     def __iter__(self) -> Iterator[DeliveredRecord[V_co]]:
         return self
@@ -571,7 +577,9 @@ class Reader(BlockingMember, Generic[V_co]):
             self._current.extend(self.poll())
             if not self._current:
                 raise StopIteration
-        return self._current.popleft()
+        message = self._current[0]
+        del self._current[0]  # not popleft(): an interrupt after that call would lose the message
+        return message
 
     def position(self, queue: MessageQueue) -> int:
         """The offset of the next message that :meth:`poll` gives of ``queue``."""
@@ -701,12 +709,14 @@ class Client(BlockingLifetime):
                     yield
                 finally:
                     atexit.unregister(self.close)
-                    if not loop.is_foreign:
-                        loop.call(self._inner._close_workers)  # what handlers use must last while they end
-                        # those with a block of their own have ended by now
-                        for one in list(self._ends_first):
-                            one.close()
-                    loop.close()
+                    try:
+                        if not loop.is_foreign:
+                            loop.finish(self._inner._close_workers)  # what handlers use must last while they end
+                            # those with a block of their own have ended by now
+                            for one in list(self._ends_first):
+                                one.close()
+                    finally:
+                        loop.close()
         finally:
             if loop.is_foreign:
                 _of_parent.append(started)

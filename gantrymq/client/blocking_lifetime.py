@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from gantrymq.client.errors import ClientClosed
+from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.loop import Loop
-
-T = TypeVar("T")
 
 
 class BlockingLifetime:
@@ -39,10 +38,15 @@ class BlockingLifetime:
             raise ClientClosed(f"the {self._what} was started before: make a new one")
         self._was_started = True
         opened = self._open()
-        opened.__enter__()
-        self._opened = opened
-        if self._owner is not None:
-            self._owner.add(self)
+        try:
+            opened.__enter__()
+            self._opened = opened
+            if self._owner is not None:
+                self._owner.add(self)
+        except BaseException:  # an interrupt may come between any two steps
+            self._opened = None
+            opened.__exit__(*sys.exc_info())
+            raise
         return self
 
     def close(self) -> None:
@@ -69,9 +73,7 @@ class BlockingLifetime:
 class BlockingMember(BlockingLifetime):
     """What a blocking client makes: its end ends the object in the event loop and lets no call in any more."""
 
-    def __init__(
-        self, what: str, loop: Loop, opened: AbstractAsyncContextManager[object], owner: set[BlockingLifetime]
-    ) -> None:
+    def __init__(self, what: str, loop: Loop, opened: Lifetime, owner: set[BlockingLifetime]) -> None:
         """``opened`` is the object of the async client; ``loop`` is the client's."""
         super().__init__(what, owner)
         self._loop = Loop(loop.portal, what, loop)
@@ -94,16 +96,14 @@ class BlockingMember(BlockingLifetime):
 
 
 @contextmanager
-def opened_in(loop: Loop, inner: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """``inner``, begun in the event loop and ended there; in a forked process it is left alone, which has no loop."""
-    loop.ensure_open()
-    entered = loop.portal.wrap_async_context_manager(inner)
-    value = entered.__enter__()
+def opened_in(loop: Loop, inner: Lifetime) -> Iterator[None]:
+    """``inner``, begun in the event loop and ended there; in a forked process it is left alone, which has no loop.
+
+    An interrupt while it begins ends it. One while it ends does not: what is enqueued is sent, what is done committed.
+    """
+    loop.call(inner.start, take_back=Lifetime.close)
     try:
-        yield value
-    except BaseException:
-        if loop.is_foreign or not entered.__exit__(*sys.exc_info()):
-            raise
-    else:
+        yield
+    finally:
         if not loop.is_foreign:
-            entered.__exit__(None, None, None)
+            loop.portal.call(inner.__aexit__, *sys.exc_info())

@@ -410,6 +410,16 @@ class Consumer(Lifetime, Generic[R]):
         self._current = self._ready.popleft()
         self._current.reverse()
 
+    def _take_back(self, batch: MessageBatch[R]) -> None:
+        """Give the messages of ``batch`` out again: who asked for them was interrupted before they arrived."""
+        if self._current:
+            self._ready.appendleft(self._current[::-1])
+            self._current = []
+        for delivery, part in reversed(batch._parts):
+            if not (isinstance(delivery, Puller) and delivery.take_back(part)):
+                self._ready.appendleft(list(part))
+        self._arrived.set()
+
     def _note_given(self, messages: list[R]) -> None:
         if self._is_timed:
             for message in messages:

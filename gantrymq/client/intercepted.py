@@ -274,6 +274,12 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
             if batch:
                 return batch
 
+    def _take_back(self, batch: MessageBatch[R]) -> None:
+        for message in batch:
+            if isinstance(message.delivery, WatchedDelivery):
+                message.delivery = message.delivery.inner
+        super()._take_back(MessageBatch(batch))
+
     def _accepts(self, message: R, alone: bool) -> bool:
         """Whether the application gets the message, which is ready for it then."""
         delivery = message.delivery

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from inspect import isawaitable
+from typing import Any, Generic, TypeVar
 
+import anyio
 from anyio.from_thread import BlockingPortal
 
 from gantrymq.client.errors import ClientClosed
@@ -28,8 +32,25 @@ class Loop:
         """Whether this process is a fork of the one in which the loop runs."""
         return os.getpid() != self._process
 
-    def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """The result of ``function``, which runs in the loop while this thread waits; :class:`ClientClosed`."""
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any, take_back: Callable[[T], Any] | None = None) -> T:
+        """The result of ``function``, which runs in the loop while this thread waits; :class:`ClientClosed`.
+
+        An interrupt of the thread (Ctrl-C) cancels it. If it has a result by then, ``take_back`` gets that, in the
+        loop: a function or a coroutine function.
+        """
+        self.ensure_open()
+        call = _Call(function, args, take_back)
+        try:
+            return self.portal.call(call.run)
+        except BaseException:
+            call.is_abandoned = True  # the first step of all: a second interrupt may come at any time
+            if not call.is_over:
+                with suppress(RuntimeError, CancelledError):  # the loop has ended, or ends
+                    self.portal.call(call.end)
+            raise
+
+    def finish(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """As :meth:`call`, for what must not be left half done: an interrupt ends the wait, and the work goes on."""
         self.ensure_open()
         return self.portal.call(function, *args)
 
@@ -45,3 +66,56 @@ class Loop:
     def close(self) -> None:
         """Let no call in any more."""
         self._closed = True
+
+
+class _Call(Generic[T]):
+    """A function that runs in the loop for a thread, which may be interrupted meanwhile."""
+
+    def __init__(
+        self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], take_back: Callable[[T], Any] | None
+    ) -> None:
+        self.is_abandoned = False
+        """Whether the thread was interrupted, or has the function's error."""
+        self._function = function
+        self._args = args
+        self._take_back = take_back
+        self._scope: anyio.CancelScope | None = None
+        self._results: list[T] = []
+        self._has_ended = False
+        self._ended: anyio.Event | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to cancel and nothing to take back."""
+        return self._has_ended and not self._results
+
+    async def run(self) -> T:
+        try:
+            with anyio.CancelScope() as self._scope:
+                if not self.is_abandoned:
+                    result = await self._function(*self._args)
+                    if self._take_back is not None:
+                        self._results.append(result)
+                    return result
+        finally:
+            self._has_ended = True
+            if self._ended is not None:
+                self._ended.set()
+            elif self.is_abandoned:
+                await self._return_result()
+        raise CancelledError
+
+    async def end(self) -> None:
+        """Cancel the function, or take its result back; returns when that is done."""
+        if self._scope is not None and not self._has_ended:
+            self._ended = anyio.Event()
+            self._scope.cancel()
+            await self._ended.wait()
+        await self._return_result()
+
+    async def _return_result(self) -> None:
+        while self._results:
+            assert self._take_back is not None  # else results are not kept
+            done = self._take_back(self._results.pop())
+            if isawaitable(done):
+                await done

@@ -312,6 +312,16 @@ class Puller(Generic[R]):
         if self._timeout is not None and not self._ended:
             self._given[record.queue_offset] = (anyio.current_time(), record)
 
+    def take_back(self, records: Sequence[R]) -> bool:
+        """``records`` were given out and did not arrive. Whether they come again through :attr:`lane`, in order."""
+        for record in reversed(records):
+            self._given.pop(record.queue_offset, None)
+            if self.lane is not None and self.lane.has(record):
+                resume = self.lane.put_back(record.queue_offset)
+                assert resume is not None  # it is in work
+                resume()
+        return self.lane is not None
+
     def expired(self) -> list[R]:
         """The messages that the application has had for ``consume_timeout``, each reported once."""
         if self._timeout is None or not self._given:

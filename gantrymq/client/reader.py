@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Generic, Self, TypeVar
 
@@ -243,6 +243,16 @@ class Reader(Lifetime, Generic[R]):
             offsets = {queue: position for queue, position in positions.items() if position is not None}
         for queue, offset in offsets.items():
             await self._admin.set_consumer_offset(group, queue, offset)
+
+    def _take_back(self, batch: Sequence[R]) -> None:
+        """Give the messages of ``batch`` out again: who polled was interrupted before they arrived."""
+        for record in reversed(batch):
+            known = self._queues.get(record.queue)
+            if known is None or known.position is None or known.position <= record.queue_offset:
+                continue  # it is not read any more, or will be again
+            known.fetched.appendleft(record)
+            known.position = record.queue_offset
+        self._arrived.set()
 
     def _finish(self) -> None:
         """From now on every use raises :class:`ClientClosed`."""

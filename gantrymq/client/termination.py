@@ -125,13 +125,13 @@ def run_in_portal(portal: BlockingPortal, run: Callable[[], Awaitable[None]], st
     events: SimpleQueue[signal.Signals | None] = SimpleQueue()
     future = portal.start_task_soon(run)
     future.add_done_callback(lambda _: events.put(None))
-    with _signals_put_into(events, signals and gets_signals()):
-        number = _next(events)
-    if number is not None:
-        portal.call(stop, number.name)
     try:
+        with _signals_put_into(events, signals and gets_signals()):
+            number = _next(events)
+        if number is not None:
+            portal.call(stop, number.name)
         future.result()
-    except KeyboardInterrupt:  # the second signal
+    except KeyboardInterrupt:  # the second signal, or one that nobody receives
         future.cancel()
         raise
 
