@@ -411,7 +411,7 @@ class Consumer(Lifetime, Generic[R]):
         self._current.reverse()
 
     def _take_back(self, batch: MessageBatch[R]) -> None:
-        """Give the messages of ``batch`` out again: who asked for them was interrupted before they arrived."""
+        """Give the messages of ``batch`` out again, as if nobody had got them; if the queue is revoked, let them go."""
         if self._current:
             self._ready.appendleft(self._current[::-1])
             self._current = []

@@ -322,3 +322,7 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
                 self._cluster.rare.warning("send_back_failed", message.broker_name, self.group, reason=str(error))
             await anyio.sleep(pause)
             pause = min(pause * 2, SEND_BACK_LONGEST_PAUSE_SECONDS)
+        # another member gets the queue, and the message with it: an ordered queue waits for that
+        if self.ordered:
+            message.delivery = delivery
+            self._take_back(MessageBatch([message]))

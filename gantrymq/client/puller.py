@@ -313,7 +313,7 @@ class Puller(Generic[R]):
             self._given[record.queue_offset] = (anyio.current_time(), record)
 
     def take_back(self, records: Sequence[R]) -> bool:
-        """``records`` were given out and did not arrive. Whether they come again through :attr:`lane`, in order."""
+        """``records`` count as not given out. Returns whether they come again through :attr:`lane`, in order."""
         for record in reversed(records):
             self._given.pop(record.queue_offset, None)
             if self.lane is not None and self.lane.has(record):

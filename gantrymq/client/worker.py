@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import anyio
 from anyio.abc import TaskGroup
 
+from gantrymq.client.batches import MessageBatch
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.deliveries import DeliveryToThread
 from gantrymq.client.errors import ClientClosed, DeadLetter, GantryError, RetryLater
@@ -167,7 +168,10 @@ class Worker(Generic[R]):
 
     async def _give_back(self, message: R, delivery: Delivery, delay_level: int, pause: float | None = None) -> None:
         if delivery.dropped and pause is not None:
-            return  # the queue is another member's, who gets the message
+            # another member gets the queue, and the message with it: an ordered queue waits for that
+            if self._consumer.ordered:
+                self._consumer._take_back(MessageBatch([message]))
+            return
         try:
             await delivery.give_back(message, delay_level)
         except ClientClosed as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -488,6 +489,34 @@ async def test_a_batch_of_a_consumer_ordered_by_key_has_one_message_of_each_key(
             (last,) = await messages.next_batch(10)
             assert last.body == b"1"
         assert cluster.broker.offsets["g", "T", 0] == 1
+
+
+@pytest.mark.parametrize("ordered", [True, "key"])
+@pytest.mark.parametrize("reason", ["handler", "body"])
+async def test_a_message_that_cannot_be_returned_does_not_keep_a_revoked_queue(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, reason: str, ordered: Ordered
+) -> None:
+    monkeypatch.setattr("gantrymq.client.worker.SEND_BACK_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("gantrymq.client.intercepted.SEND_BACK_PAUSE_SECONDS", 0.01)
+
+    async def handle(message: gantrymq.ReceivedMessage) -> None:
+        raise gantrymq.DeadLetter("not wanted")
+
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.answers[36] = lambda request: request.answer(1, "no room")
+        broker.store("T", 0, b"1" if reason == "handler" else b"{")
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                options: Any = {"start": "first", "ordered": ordered, "deserializer": "json"}
+                tasks.start_soon(partial(client.run, handle, "T", "g", signals=False, **options))
+                await broker.wait_for(36)
+                broker.groups["g"].insert(0, "0-another-member")  # sorts first, so it gets queue 0
+                await broker.notify("g")
+                while ("g", Q0) in broker.locks:
+                    await broker.changed.wait()
+                tasks.cancel_scope.cancel()
+        assert broker.offsets["g", "T", 0] == 0, "the other member gets it"
 
 
 @pytest.mark.parametrize("interceptors", [(), (gantrymq.Interceptor(),)], ids=["plain", "intercepted"])
