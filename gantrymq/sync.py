@@ -160,11 +160,12 @@ def _for_worker(handler: Handler, loop: Loop) -> Handler:
         assert inner is not None  # set by the consumer
         if isinstance(inner, _DeliveryToWorker):  # given back by a handler that runs still
             inner = inner.inner
-        message.delivery = _DeliveryToWorker(inner, deque(), loop)
+        message.delivery = across = _DeliveryToWorker(inner, deque(), loop)
         try:
             return handler(message)
         finally:
-            message.delivery = inner
+            if message.delivery is across:  # else another handler has the message, which this one gave back
+                message.delivery = inner
 
     return call
 

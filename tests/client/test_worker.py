@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ import pytest
 
 import gantrymq
 import gantrymq.sync
+from gantrymq.client.deliveries import DeliveryToThread
 
 pytestmark = pytest.mark.anyio
 
@@ -539,3 +541,26 @@ def test_a_blocking_worker_accepts_plain_functions_only(fake_in_thread: Any) -> 
                 client.run(handler, "T", "g")
         with pytest.raises(ValueError, match="concurrency"):
             client.run(print, "T", "g", concurrency=0)
+
+
+def test_a_handler_that_ends_after_its_message_was_redelivered_takes_nothing_from_the_next_one() -> None:
+    second_has_begun, first_has_ended = threading.Event(), threading.Event()
+    message: Any = SimpleNamespace(delivery="the queue's")
+    used: list[Any] = []
+
+    def handle(message: Any) -> None:
+        if second.ident is None:
+            second.start()
+            assert second_has_begun.wait(20)
+        else:
+            second_has_begun.set()
+            assert first_has_ended.wait(20)
+            used.append(message.delivery)
+
+    call: Any = gantrymq.sync._for_worker(handle, Any)
+    second = threading.Thread(target=call, args=(message,))
+    call(message)
+    first_has_ended.set()
+    second.join(20)
+    assert [isinstance(each, DeliveryToThread) for each in used] == [True]
+    assert message.delivery == "the queue's"
