@@ -840,7 +840,8 @@ class Client(BlockingLifetime):
     ) -> None:
         """As :meth:`gantrymq.Client.run`; ``handler`` runs in ``concurrency`` threads.
 
-        Outside of the main thread, and with ``signals=False``, it ends when another thread closes the client.
+        Outside of the main thread, and with ``signals=False``, it ends when another thread closes the client; with
+        ``signals=False`` Ctrl-C cancels it without waiting for handlers.
         TypeError for a coroutine function: :func:`gantrymq.connect` is for these.
         """
         if is_async(handler):
