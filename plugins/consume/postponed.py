@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.errors import UnreadableRange
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ class Postponed:
                 self._fetching = pull
                 try:
                     await trio.to_thread.run_sync(fetch)
-                except UnreadableRange:
-                    pass  # its range is now known to be unreadable and is answered as such at once
+                except (CorruptRange, OutOfLog):
+                    pass  # retention deleted the file meanwhile, or its range is unreadable: the answer says so
                 except OSError as error:
                     # Answering it now determines the effect on this pull.
                     queue = {"topic": pull.topic, "queue_id": pull.queue_id}

@@ -149,7 +149,8 @@ class LogWindows:
     def fetch(self, offset: int, size: int) -> None:
         """Read this part of the log into memory and prefetch; for a worker thread.
 
-        ``UnreadableRange`` if the disk cannot read it.
+        ``UnreadableRange`` if the disk cannot read it, or another :class:`CorruptRange` or :class:`OutOfLog` if it was
+        quarantined or deleted meanwhile.
         """
         segment = self._log.segments.at(offset)
         if segment is None:

@@ -173,6 +173,36 @@ async def test_a_disk_error_fails_the_pulls_that_need_it_until_reads_succeed_aga
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("during_the_read", ["deleted", "quarantined"])
+async def test_a_file_that_is_deleted_or_a_range_found_damaged_during_its_read_costs_only_its_messages(
+    tmp_path: Path, during_the_read: str
+) -> None:
+    disk = ColdDisk()
+    broker = make_broker(tmp_path / "store", settings={"store.commit_log_file_bytes": "64KiB"}, env=disk)
+    answers: list[Command] = []
+    async with run_broker(broker), open_channel(broker.address) as channel, trio.open_nursery() as nursery:
+        await send(channel, 3, b"x" * 30_000)  # the third one is in the second file
+        disk.cold = True
+
+        async def read() -> None:
+            answers.append(await channel.call(pull(0), 10.0))
+
+        nursery.start_soon(read)
+        await until(lambda: disk.fetches)
+        if during_the_read == "deleted":
+            for segment in broker.log.detach_before(65536):
+                segment.file.close()
+        else:
+            broker.log.quarantine_range(0, 100)
+        disk.may_fetch.set()
+        await until(lambda: answers)
+        assert answers[0].code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY)
+        rest = bodies(await channel.call(pull(int((answers[0].ext or {})["nextBeginOffset"])), 10.0))
+    left = [b"2"] if during_the_read == "deleted" else [b"1", b"2"]
+    assert [body[30_000:] for body in bodies(answers[0]) + rest] == left
+
+
+@pytest.mark.trio
 async def test_a_queue_that_cannot_be_read_is_one_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object, **_more: object) -> None:
         raise OSError(5, "Input/output error")
