@@ -217,7 +217,10 @@ cdef class PullAnswers:
                 return block.data
         block = KeptEntries.__new__(KeptEntries)
         block.first, block.generation = offset, generation
-        block.data = queue.peek(offset, max(count, KEPT_ENTRIES))
+        try:
+            block.data = queue.peek(offset, max(count, KEPT_ENTRIES))
+        except OSError:
+            return None  # the fallback reports it
         if block.data is None:
             return None
         if count < KEPT_ENTRIES and PyBytes_GET_SIZE(block.data) > 2 * 20 * count:

@@ -495,3 +495,26 @@ def test_an_entry_that_points_beyond_64_bits_costs_its_message_and_no_other(tmp_
         ]
         assert found == [[b"0", b"2"], [b"0", b"2"], [b"2"], [b"2"]]
     store.close()
+
+
+def test_a_queue_whose_entries_cannot_be_read_fails_its_own_pulls_only(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peek = ConsumeQueue.peek
+
+    def failing(queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
+        if queue.queue_id == 1:
+            raise OSError(24, "Too many open files")
+        return peek(queue, offset, count)
+
+    monkeypatch.setattr(ConsumeQueue, "peek", failing)
+    for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
+        run, peer = Run(store, twin, answers, 1 << 20), Peer(False)
+        data = b"".join(
+            encode(Command(11, {**PULL, "queueId": str(queue_id), "queueOffset": offset}, opaque=opaque))
+            for opaque, (queue_id, offset) in enumerate([(0, "80"), (1, "7"), (0, "90"), (1, "8"), (0, "100")])
+        )
+        run.processor.handle(twin.read_requests(peer, data, 1 << 20)[0])
+        found = {one.opaque: one for one in map(decode, cut_frames(b"".join(peer.frames))[0])}
+        assert [found[opaque].code for opaque in range(5)] == [0, 1, 0, 1, 0]
+        assert {found[opaque].remark for opaque in (1, 3)} == {"the queue cannot be read: Too many open files"}
