@@ -18,6 +18,7 @@ from gantrymq.plugins.stats.config import StatsConfig
 from gantrymq.plugins.stats.items import Item
 from gantrymq.plugins.stats.sizes import WORDS, Sizes, sizes_of
 from gantrymq.remoting.names import is_retry_topic
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from array import array
@@ -63,6 +64,7 @@ class Table:
         self._items: dict[str, dict[str, Item]] = {name: {} for name in STATISTICS}
         self._count = 0
         self._warned = False
+        self._outages = Outages(log, broker.env.monotonic)
         self._units = 0
         self._seen: dict[tuple[str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], _Pulled] = {}
@@ -146,7 +148,10 @@ class Table:
         self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in self._broker.queues}
 
     def update(self) -> Iterator[None]:
-        """Count messages since the last check; yields periodically, so that others are served."""
+        """Count messages since the last check; yields periodically, so that others are served.
+
+        Messages whose queue entries cannot be read are left out.
+        """
         for key, pulled in self._take_pulled().items():
             self._count_pulled(key, pulled)
         units = self._broker.queues.units
@@ -204,7 +209,15 @@ class Table:
     def _count_puts(self, queue: ConsumeQueue, start: int, end: int) -> Iterator[None]:
         topic, messages, size = queue.topic, 0, 0
         while start < end:
-            data = queue.entries(start, min(ENTRIES_AT_ONCE, end - start))
+            try:
+                data = queue.entries(start, min(ENTRIES_AT_ONCE, end - start))
+            except OSError as error:
+                # They are not read again: a bad block of the disk can delay each attempt for seconds.
+                self._outages.warning(
+                    "messages_not_counted",
+                    topic=topic, queue_id=queue.queue_id, messages=end - start, reason=str(error),
+                )  # fmt: skip
+                break
             if not data:
                 break
             sizes = sizes_of(data)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.kernel.store.queues.consume_queue import FILLER
+from gantrymq.kernel.store.queues.consume_queue import FILLER, ConsumeQueue
 from gantrymq.plugins.interfaces import Statistics
 from gantrymq.plugins.stats.sizes import sizes_of
 from gantrymq.plugins.stats.table import ENTRIES_AT_ONCE, measure
@@ -139,6 +140,31 @@ async def test_messages_stored_before_the_start_are_not_counted(tmp_path: Path) 
         assert await again.told("TOPIC_PUT_NUMS", "orders") == (1, 1.0)
         table = KVTable.from_bytes((await channel.call(Command(28))).body).table
         assert table["msgPutTotalTodayNow"] == "1"
+
+
+async def test_messages_of_a_queue_that_cannot_be_read_are_not_counted_and_all_others_are(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = ConsumeQueue.entries
+
+    def failing(queue: ConsumeQueue, offset: int, count: int) -> bytes:
+        if (queue.topic, queue.queue_id) == ("orders", 0):
+            raise OSError(24, "Too many open files")
+        return entries(queue, offset, count)
+
+    await bench.send(3)
+    await bench.send(2, queue_id=1)
+    await bench.send(4, topic="returns")
+    with monkeypatch.context() as scarce, capture_logs() as logs:
+        scarce.setattr(ConsumeQueue, "entries", failing)
+        bench.sample()
+    await bench.send(1)
+    bench.sample()
+    assert await bench.told("TOPIC_PUT_NUMS", "orders") == (3, 1.0)
+    assert await bench.told("TOPIC_PUT_NUMS", "returns") == (4, 1.0)
+    (warning,) = [line for line in logs if line["event"] == "messages_not_counted"]
+    assert (warning["topic"], warning["queue_id"], warning["messages"]) == ("orders", 0, 3)
+    assert "Too many open files" in warning["reason"]
 
 
 async def test_a_deleted_topic_takes_nothing_back(bench: Bench) -> None:
