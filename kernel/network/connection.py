@@ -107,7 +107,7 @@ class Connection:
         self.active_at = now
         self.partial_since: float | None = None
         self.silent_since: float | None = now
-        """When it was accepted, until its first whole frame."""
+        """When it was accepted, or read again after a pause, until its first whole frame."""
         self.site = site_of(peer[0])
         """The address for shared limits: its IPv4 address, or the network of its IPv6 address."""
         self.wants_write = False
@@ -255,6 +255,8 @@ class Connection:
         self.active_at = now
         if self.partial_since is not None:
             self.partial_since = now
+        if self.silent_since is not None:
+            self.silent_since = now
 
     def close(self, reason: str) -> None:
         """Close the connection and log the reason."""

@@ -26,6 +26,7 @@ from gantrymq.kernel.network.adaptive_wait import AdaptiveWait, PollingTrial
 from gantrymq.kernel.network.admission import Admission
 from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.network.listening import OUT_OF_DESCRIPTORS
+from gantrymq.kernel.network.reading_time import ReadingTime
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.bad_bytes import BadBytesLog
 from gantrymq.remoting.errors import FatalRemoteFault
@@ -89,6 +90,7 @@ class Sweep:
         self._handed_over: list[tuple[socket.socket, tuple[str, int]]] = []
         self._unsent = self._unread = 0
         self._unchecked: list[Connection] = []
+        self._reading = ReadingTime()
         self._rest: OrderedDict[Connection, None] = OrderedDict()
         """Connections with complete frames in memory for the next turn, without paused ones."""
         self._unserved: list[int] = []
@@ -185,6 +187,7 @@ class Sweep:
         turn."""
         while True:
             if is_full():
+                self._set_reads(False)
                 await trio.lowlevel.wait_readable(self._waker_descriptor)
             elif self._rest or self.has_waiting():
                 await trio.lowlevel.checkpoint()
@@ -198,6 +201,8 @@ class Sweep:
     def turn(self, *, receive: bool = True, linger: bool = False) -> bool:
         """Process everything that is ready, waiting briefly if ``linger``; returns whether another turn may follow at
         once."""
+        if receive is not self._reading.reads:
+            self._set_reads(receive)
         waiting = receive and self.has_waiting()
         rest = receive and bool(self._rest)
         events = self._events(linger and receive and not waiting and not rest)
@@ -238,6 +243,9 @@ class Sweep:
         if self._turn_times is not None and requests:
             self._turn_times.add(self._env.monotonic() - now)
         return receive and not quiet
+
+    def _set_reads(self, reads: bool) -> None:
+        self._reading.set_reads(reads, self._env.monotonic())
 
     def _serve(
         self, events: list[tuple[int, int]], requests: list[Request], now: float, budget: int, effort_until: int
@@ -367,7 +375,10 @@ class Sweep:
 
     def check_deadlines(self) -> None:
         """Close connections that are idle, take too long over a frame, or fill the memory; accept again after a
-        shortage. Call it four times a second; it then checks each connection at least once a second."""
+        shortage. Call it four times a second; it then checks each connection at least once a second.
+
+        Time in which the sweep did not read its sockets does not count, except for less than a second.
+        """
         now = self._env.monotonic()
         if not self._unchecked:
             self._unchecked = list(self._connections.values())
@@ -375,8 +386,10 @@ class Sweep:
         # A quarter per call: checking ten thousand at once would delay clients noticeably.
         count = max(CHECKED_AT_ONCE, len(self._connections) // 4)
         connections, self._unchecked = self._unchecked[:count], self._unchecked[count:]
-        idle_since, frame_since = now - self._limits.idle, now - self._limits.frame_deadline
-        accepted_since = now - self._limits.first_frame
+        self._reading.check(now)
+        idle_since = self._reading.before(now, self._limits.idle)
+        frame_since = self._reading.before(now, self._limits.frame_deadline)
+        accepted_since = self._reading.before(now, self._limits.first_frame)
         for connection in connections:
             self._unread += len(connection.inbound)
             if connection.is_paused:

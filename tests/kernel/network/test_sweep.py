@@ -59,6 +59,13 @@ class Bench:
             self.sweep.turn()
         raise AssertionError("nothing happened")
 
+    def wait(self, seconds: float, *, receive: bool = True) -> None:
+        """Let time pass in which the sweep runs, as it does in a broker."""
+        for _ in range(round(seconds * 2)):
+            self.env.now += 0.5
+            self.sweep.turn(receive=receive)
+            self.sweep.check_deadlines()
+
     @property
     def opened(self) -> int:
         return sum(len(change.opened) for change in self.changes)
@@ -233,8 +240,7 @@ def test_idle_peers_and_peers_with_unfinished_frames_are_disconnected(bench: Ben
     bench.sweep.check_deadlines()
     assert trickling.recv(1) == b""
     assert len(bench.sweep.connections) == 2
-    bench.env.now += 110.0
-    bench.sweep.check_deadlines()
+    bench.wait(110.0)
     assert idle.recv(1) == b""
     assert len(bench.sweep.connections) == 1
     for peer in (idle, trickling, busy):
@@ -245,15 +251,82 @@ def test_a_new_connection_without_a_frame_is_closed_within_ten_seconds(bench: Be
     silent, honest = bench.connect(), bench.connect()
     honest.sendall(request(1))
     bench.turns(lambda: len(bench.requests) == 1)
-    bench.env.now += 9.0
-    bench.sweep.check_deadlines()
+    bench.wait(9.0)
     assert len(bench.sweep.connections) == 2
-    bench.env.now += 2.0
-    bench.sweep.check_deadlines()
+    bench.wait(2.0)
     assert silent.recv(1) == b""
     assert [connection.peer for connection in bench.sweep.connections] == [honest.getsockname()]
     for peer in (silent, honest):
         peer.close()
+
+
+def three_waiting(bench: Bench) -> list[socket.socket]:
+    """A new peer, one in the middle of a frame and one between two frames: the sweep has not read what each sends
+    next."""
+    new, begun, quiet = (bench.connect() for _ in range(3))
+    quiet.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    begun.sendall(request(2)[:-1])
+    bench.turns(lambda: any(connection.inbound for connection in bench.sweep.connections))
+    bench.sweep.check_deadlines()
+    begun.sendall(request(2)[-1:])
+    for peer in (new, quiet):
+        peer.sendall(request(3))
+    return [new, begun, quiet]
+
+
+def test_a_sweep_that_does_not_read_closes_no_peer_for_being_silent(bench: Bench) -> None:
+    peers = three_waiting(bench)
+    bench.wait(130.0, receive=False)
+    assert len(bench.sweep.connections) == 3
+    bench.turns(lambda: len(bench.requests) == 4)
+    bench.wait(119.0)
+    assert len(bench.sweep.connections) == 3
+    bench.wait(2.0)
+    assert bench.sweep.connections == []
+    for peer in peers:
+        peer.close()
+
+
+def test_a_process_that_did_not_run_reads_before_it_closes_a_peer_for_being_silent(bench: Bench) -> None:
+    peers = three_waiting(bench)
+    bench.env.now += 130.0
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 3
+    bench.turns(lambda: len(bench.requests) == 4)
+    for peer in peers:
+        peer.close()
+
+
+def test_a_peer_that_is_silent_when_the_sweep_reads_again_is_closed_within_the_limit(bench: Bench) -> None:
+    peer = bench.connect()
+    bench.wait(60.0, receive=False)
+    bench.wait(9.0)
+    assert len(bench.sweep.connections) == 1
+    bench.wait(2.0)
+    assert peer.recv(1) == b""
+    peer.close()
+
+
+def test_short_interruptions_of_reading_do_not_extend_the_limits_of_peers(bench: Bench) -> None:
+    peer = bench.connect()
+    for _ in range(11):
+        bench.wait(0.5, receive=False)
+        bench.wait(0.5)
+    assert peer.recv(1) == b""
+    peer.close()
+
+
+def test_a_new_connection_that_is_not_read_is_not_closed_for_sending_no_frame(bench: Bench) -> None:
+    peer = bench.connect()
+    (connection,) = bench.sweep.connections
+    connection.throttle(True)
+    peer.sendall(request(1))
+    bench.wait(12.0)
+    connection.throttle(False)
+    bench.sweep.check_deadlines()
+    bench.turns(lambda: len(bench.requests) == 1)
+    peer.close()
 
 
 def connect_from(bench: Bench, host: str) -> socket.socket:
@@ -425,6 +498,7 @@ def test_a_single_response_of_any_size_is_sent_and_a_second_exceeds_the_buffer()
 
 def test_many_connections_are_scanned_in_parts_and_none_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.kernel.network.sweep.CHECKED_AT_ONCE", 2)
+    monkeypatch.setattr("gantrymq.kernel.network.reading_time.UNREAD_S", 60.0)  # the clock makes a large step
     bench = make_bench(idle=10, buffered_bytes=256 * 1024)
     peers = [bench.connect() for _ in range(5)]
     peers[0].sendall(request(1, bytes(1_000_000))[:300_000])
