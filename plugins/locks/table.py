@@ -106,7 +106,7 @@ class LockTable:
         given: set[MessageQueue] = set()
         now = self._clock()
         is_full = False
-        gone: dict[tuple[str, str], bool] = {}
+        gone = {(group, client_id): False}  # it is here, although its last connection may have ended long ago
         for queue in queues:
             lock = self._locks.get((group, queue))
             if lock is not None and lock.client_id == client_id:
@@ -189,8 +189,7 @@ class LockTable:
             return True
         key = (group, lock.client_id)
         if key not in gone:
-            owner = self._owners.get(key)  # none: the client of this request, which has its first queues
-            lost_at = None if owner is None else owner.lost_at
+            lost_at = self._owners[key].lost_at
             gone[key] = (
                 lost_at is not None
                 and now - lost_at >= self._config.free_after_disconnect

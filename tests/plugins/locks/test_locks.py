@@ -106,6 +106,17 @@ def test_queues_of_clients_that_are_gone_make_room() -> None:
     assert len(table.table) == 1
 
 
+def test_a_client_that_returns_to_a_full_table_keeps_its_queues_and_gets_those_for_which_there_is_room() -> None:
+    table = Locks(max_locks=2)
+    table.lock("G", {Q0}, "one")
+    table.reconnect("one")
+    table.clock.now += 40
+    assert table.table.lock("G", [Q1, Q2], "one", table.connection("one")) == {Q1}
+    assert table.lock("G", {Q0}, "two") == set(), "it is the returned client's"
+    table.leave("G", "one")
+    assert len(table.table) == 0
+
+
 def test_unregistering_releases_the_locks_of_that_group_at_once() -> None:
     table = Locks()
     table.lock("G", {Q0, Q1}, "one")
