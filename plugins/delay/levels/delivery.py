@@ -157,18 +157,32 @@ class Delivery:
         """Fill ``batch`` with due messages.
 
         Returns the queue offset of each row, and the due time of the next message if the batch ends because of it.
+        The level continues later if its queue cannot be read.
         """
         units: list[int] = []
+        try:
+            due = self._fill(units, state, queue, batch, now)
+        except OSError as error:
+            self._outages.error(
+                "delay_queue_unreadable", str(state.queue_id),
+                topic=queue.topic, queue_id=queue.queue_id, reason=str(error),
+            )  # fmt: skip
+            return units, now + RETRY_MS
+        self._outages.over("delay_queue_unreadable", str(state.queue_id))
+        return units, due
+
+    def _fill(self, units: list[int], state: Level, queue: ConsumeQueue, batch: AppendBatch, now: int) -> int | None:
+        """See :meth:`_collect`; adds the queue offset of each row to ``units``."""
         entries, due = self._entries_due(state, queue, now)
         for (unit, offset, size, code), record in zip(entries, self._read(entries), strict=True):
             if size != FILLER_SIZE and not belongs_to_entry(record, queue, unit):
                 if is_wrong_entry(self._store.log, queue, unit, offset, size):
-                    return units, now + RETRY_MS  # a repair will correct the entry
+                    return now + RETRY_MS  # a repair will correct the entry
                 record = None
             if record is not None:
                 exactly = self._levels.due(code, record.properties, record.store_timestamp)
                 if exactly > now:
-                    return units, exactly
+                    return exactly
                 if self._add(batch, record):
                     units.append(unit)
             elif size != FILLER_SIZE:
@@ -176,7 +190,7 @@ class Delivery:
                     "delayed_message_lost", level=state.queue_id + 1, queue_offset=unit, at=offset, reason=NO_RECORD
                 )
             state.taken(unit)
-        return units, due
+        return due
 
     def _entries_due(self, state: Level, queue: ConsumeQueue, now: int) -> tuple[list[_Entry], int | None]:
         """Return the due entries for one batch by their tag codes, and the due time of the next if they end because of

@@ -17,6 +17,7 @@ from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read
 from gantrymq.plugins.delay.levels.delivery import NO_RECORD
 from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.remoting.names import TIMER_TOPIC
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.properties import java_hash
 from gantrymq.remoting.property_bytes import REAL_TOPIC, TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_ROLL_TIMES
 from gantrymq.remoting.timer_times import exact, floor, read_number
@@ -47,6 +48,7 @@ class Enqueue:
         self._counts = counts
         self._files = files
         self._dequeue = dequeue
+        self._outages = Outages(log, lambda: store.log.clock.now_ms() / 1000)
 
     def turn(self) -> bool:
         """Enqueue the next entries; False if there are no more."""
@@ -59,7 +61,12 @@ class Enqueue:
             if files.queue_offset:
                 log.warning("timer_offset_corrected", offset=files.queue_offset, low=low, high=high)
             files.queue_offset = min(max(files.queue_offset, low), high)
-        entries = queue.entries(files.queue_offset, ROWS)
+        try:
+            entries = queue.entries(files.queue_offset, ROWS)
+        except OSError as error:
+            self._outages.error("delay_queue_unreadable", topic=TIMER_TOPIC, queue_id=0, reason=str(error))
+            return False  # the timer's own files are undamaged
+        self._outages.over("delay_queue_unreadable")
         rows = [
             (number, offset, size)
             for number, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), files.queue_offset)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import structlog
 import trio
 
 from gantrymq.kernel.layouts import ENTRY
@@ -22,6 +23,7 @@ from gantrymq.plugins.delay.timer.files import MARGIN_MS, TimerFiles
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TIMER_TOPIC
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.property_bytes import TIMER_DEL_UNIQKEY, TIMER_OUT_MS
 from gantrymq.remoting.timer_times import read_number
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
     from gantrymq.kernel.store.log.record import Record
     from gantrymq.kernel.store.store import Store
+
+log = structlog.get_logger("gantrymq.delay")
 
 ROWS_MIN: Final = 16
 ROWS_MAX: Final = 512
@@ -47,6 +51,7 @@ class MasterProgress:
         self._files = files
         self._rows = ROWS_MIN
         self._is_changed = False
+        self._outages = Outages(log, env.monotonic)
         self.check = self._first_check()
         self._low = self.check.queue_offset
         """The queue offset before which every message is delivered."""
@@ -102,7 +107,16 @@ class MasterProgress:
                 await trio.sleep(LOOK_S)
 
     def advance(self) -> bool:
-        """Pass some delivered messages; returns whether there may be more of them."""
+        """Pass some delivered messages; returns whether there may be more of them, which can be read now."""
+        try:
+            more = self._advance()
+        except OSError as error:
+            self._outages.error("delay_queue_unreadable", topic=TIMER_TOPIC, queue_id=0, reason=str(error))
+            return False
+        self._outages.over("delay_queue_unreadable")
+        return more
+
+    def _advance(self) -> bool:
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return False

@@ -15,6 +15,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 from support.delays import DELAY_FILE, DelayedStore
+from support.unreadable import break_queue
 
 HOUR_MS = 3_600_000
 LARGE = attrs.evolve(TINY, commit_log_file_bytes=1 << 20, queue_file_units=5000)
@@ -208,6 +209,25 @@ def test_a_message_whose_entry_is_damaged_is_waited_for_until_that_is_corrected(
     world.env.advance(1000)
     world.settle()
     assert world.bodies() == [b"a", b"b", b"c"]
+
+
+def test_a_level_whose_queue_cannot_be_read_waits_and_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = DelayedStore(MemoryEnv())
+    world.send(b"one", 1)
+    world.send(b"two", 2)
+    world.commit()
+    world.env.advance(5000)
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        break_queue(patch, SCHEDULE_TOPIC, 0)
+        assert world.settle() <= RETRY_MS
+        world.env.advance(RETRY_MS)
+        world.settle()
+    assert world.bodies() == [b"two"]
+    (outage,) = [line for line in logs if line["event"] == "delay_queue_unreadable"]
+    assert (outage["log_level"], outage["topic"], outage["queue_id"]) == ("error", SCHEDULE_TOPIC, 0)
+    world.env.advance(RETRY_MS)
+    world.settle()
+    assert world.bodies() == [b"two", b"one"]
 
 
 @pytest.mark.parametrize(("stored", "again"), [(b"0", 3), (b"2", 1), (b"3", 0), (b"99", 0), (b"-5", 3)])

@@ -30,6 +30,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.remoting.properties import find_property
 from gantrymq.testing.memory_env import MemoryEnv
 from support.timers import SMALL, TimedStore
+from support.unreadable import break_queue
 
 HOUR_MS = 3_600_000
 
@@ -300,6 +301,25 @@ def lose_wheel(env: MemoryEnv) -> None:
 def spoil_slots(env: MemoryEnv) -> None:
     wheel = env.open("store/timerwheel")
     wheel.pwrite(wheel.pread(wheel.size(), 0).replace(b"\0\0\0\0\0\0\0\0\0\0\0\1", b"\0\0\0\0\0\0\7\0\0\0\0\1"), 0)
+
+
+def test_a_queue_of_the_timer_that_cannot_be_read_leaves_its_files_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TimedStore(MemoryEnv())
+    world.send_in(b"a", 5000)
+    world.settle()
+    world.send_in(b"b", 8000)
+    world.commit()
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        break_queue(patch, TIMER_TOPIC)
+        for _ in range(6):
+            world.env.advance(1000)
+            world.settle()
+        assert world.bodies() == [b"a"], "it was enqueued before"
+    assert [line["event"] for line in logs] == ["delay_queue_unreadable"]
+    for _ in range(4):
+        world.env.advance(1000)
+        world.settle()
+    assert world.bodies() == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("damage", [damage_wheel, damage_log, shorten_log, lose_log, lose_wheel, spoil_slots])

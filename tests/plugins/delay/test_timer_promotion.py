@@ -6,12 +6,15 @@ from collections import Counter
 
 import attrs
 import pytest
+import structlog.testing
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.delay.timer import master_progress
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
 from support.timers import SlaveStore, TimedStore
+from support.unreadable import break_queue
 
 START_MS = 1_700_000_000_000
 
@@ -251,6 +254,23 @@ def test_a_slave_holds_the_log_from_its_first_waiting_message_on() -> None:
     assert slave.progress.floor() == first
     pass_seconds(30, world, slave)
     slave.follow(world)
+    assert slave.progress.floor() == slave.store.log.end
+
+
+def test_a_slave_that_cannot_read_the_timer_s_queue_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = master()
+    world.send_in(b"a", 2000)
+    world.settle()
+    pass_seconds(8, world)
+    slave = slave_of(world)
+    slave.copy(world)
+    assert slave.adopt(world)
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        break_queue(patch, TIMER_TOPIC)
+        assert not slave.progress.advance()
+        assert not slave.progress.advance()
+    assert [(line["event"], line["topic"]) for line in logs] == [("delay_queue_unreadable", TIMER_TOPIC)]
+    slave.save()
     assert slave.progress.floor() == slave.store.log.end
 
 

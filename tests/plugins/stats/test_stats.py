@@ -12,7 +12,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.kernel.store.queues.consume_queue import FILLER, ConsumeQueue
+from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.plugins.interfaces import Statistics
 from gantrymq.plugins.stats.sizes import sizes_of
 from gantrymq.plugins.stats.table import ENTRIES_AT_ONCE, measure
@@ -22,6 +22,7 @@ from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import broker_and_channel
 from gantrymq.testing.requests import pull, send
+from support.unreadable import break_queue
 
 pytestmark = pytest.mark.trio
 
@@ -145,18 +146,11 @@ async def test_messages_stored_before_the_start_are_not_counted(tmp_path: Path) 
 async def test_messages_of_a_queue_that_cannot_be_read_are_not_counted_and_all_others_are(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = ConsumeQueue.entries
-
-    def failing(queue: ConsumeQueue, offset: int, count: int) -> bytes:
-        if (queue.topic, queue.queue_id) == ("orders", 0):
-            raise OSError(24, "Too many open files")
-        return entries(queue, offset, count)
-
     await bench.send(3)
     await bench.send(2, queue_id=1)
     await bench.send(4, topic="returns")
     with monkeypatch.context() as scarce, capture_logs() as logs:
-        scarce.setattr(ConsumeQueue, "entries", failing)
+        break_queue(scarce, "orders")
         bench.sample()
     await bench.send(1)
     bench.sample()
