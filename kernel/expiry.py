@@ -22,7 +22,8 @@ class Expired:
     """The result of one round: the number of files taken out of the log, and the bytes that the plugin ``holder``
     prevents from being deleted.
 
-    ``error``: why the files could not be deleted on the disk, which the next start does; empty if they were.
+    ``error``: why files could not be deleted on the disk or a queue could not be read, which the next start does; empty
+    if all was done.
     """
 
     files: int
@@ -46,7 +47,10 @@ async def drop_before(broker: Broker, offset: int) -> Expired:
     log.info("log_files_expired", files=len(detached), log_start=broker.log.min_offset)
     # First, because until then a queue's first offset names a deleted message.
     for number, queue in enumerate(broker.queues, start=1):
-        queue.correct_min(broker.log.min_offset)
+        try:
+            queue.correct_min(broker.log.min_offset)
+        except OSError as error:
+            expired = attrs.evolve(expired, error=str(error))
         if number % QUEUES_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
     try:
@@ -55,7 +59,10 @@ async def drop_before(broker: Broker, offset: int) -> Expired:
             await trio.to_thread.run_sync(broker.store.discard, [segment])
     except OSError as error:
         expired = attrs.evolve(expired, error=str(error))
-    await trio.to_thread.run_sync(broker.queues.drop_expired)
+    try:
+        await trio.to_thread.run_sync(broker.queues.drop_expired)
+    except OSError as error:
+        expired = attrs.evolve(expired, error=str(error))
     return expired
 
 

@@ -337,9 +337,18 @@ class ConsumeQueues:
             queue.drop_expired()
 
     def drop_expired(self) -> None:
-        """Delete the files of entries that lie before their queue's ``min_offset``; for a worker thread."""
+        """Delete the files of entries that lie before their queue's ``min_offset``; for a worker thread.
+
+        :class:`OSError` if that fails for a queue, after all others.
+        """
+        failure: OSError | None = None
         for queue in self:
-            queue.drop_expired()
+            try:
+                queue.drop_expired()
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
         """Truncate every queue before the first entry whose record lies at or behind the log offset ``bound``.

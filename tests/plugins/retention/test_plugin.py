@@ -18,6 +18,7 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.store.log.segments import Segment
+from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.plugins.delay.timer.check import TimerCheck
 from gantrymq.plugins.interfaces import ConsumerOffsets, Retention, TimerProgress
 from gantrymq.plugins.retention.clean import Cleaner
@@ -26,6 +27,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
+from support.unreadable import break_queue
 
 pytestmark = pytest.mark.trio
 
@@ -284,6 +286,46 @@ async def test_files_that_cannot_be_deleted_are_logged_once_until_some_are(
             assert await cleaner.clean() == 1
         ended = [each for each in logs if each["event"] == "outage_ended"]
         assert [(each["of"], each["failures"]) for each in ended] == [("expired_files_not_deleted", 3)]
+
+
+async def test_a_queue_that_cannot_be_read_stops_no_deletion_and_is_corrected_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "1"}) as (broker, channel, cleaner):
+        queue = broker.queues.get("T", 0)
+        assert queue is not None
+        env.usage = DiskUsage(100 * GIB, 9 * GIB)
+        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+            break_queue(patch, "T")
+            assert await cleaner.clean() == 1
+        assert (queue.min_offset, broker.log.min_offset) == (0, FILE)
+        (named,) = [each for each in logs if each["event"] == "expired_files_not_deleted"]
+        assert "Too many open files" in named["reason"]
+        answer = await channel.call(pull("T", 0, 0))
+        assert answer.code == ResponseCode.SUCCESS, "the deleted messages are passed"
+        assert await cleaner.clean() == 1
+        assert int.from_bytes(queue.entries(queue.min_offset, 1)[:8], "big") >= broker.log.min_offset == 2 * FILE
+
+
+async def test_a_queue_whose_files_cannot_be_deleted_keeps_no_other_from_losing_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, dropped = DiskEnv(), list[str]()
+    async with filled(tmp_path, env) as (_, channel, cleaner):
+        assert (await channel.call(send("U", b"x"))).code == ResponseCode.SUCCESS
+        env.usage = DiskUsage(100 * GIB, 9 * GIB)
+
+        def drop(queue: ConsumeQueue) -> None:
+            if queue.topic == "T":
+                raise OSError(30, "Read-only file system")
+            dropped.append(queue.topic)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ConsumeQueue, "drop_expired", drop)
+            assert await cleaner.clean()
+        assert "U" in dropped
+        assert cleaner.held.error == "[Errno 30] Read-only file system"
 
 
 async def test_asking_wakes_the_service(tmp_path: Path) -> None:
