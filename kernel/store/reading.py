@@ -161,7 +161,10 @@ def message_stored_at(log: CommitLog, queue: ConsumeQueue | None, offset: int) -
     read."""
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return -1
-    entry = queue.entries(offset, 1)
+    try:
+        entry = queue.entries(offset, 1)
+    except OSError:
+        return -1
     if not entry:
         return -1
     at, _, _ = ENTRY.unpack_from(entry)

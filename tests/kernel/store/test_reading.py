@@ -11,11 +11,20 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
 from gantrymq.kernel.store.log.record import Record, encode
-from gantrymq.kernel.store.reading import NEAR_BYTES, NamedRecord, QueueMessages, find_named, read_many, read_messages
+from gantrymq.kernel.store.reading import (
+    NEAR_BYTES,
+    NamedRecord,
+    QueueMessages,
+    find_named,
+    message_stored_at,
+    read_many,
+    read_messages,
+)
 from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.memory_env import MemoryEnv
-from gantrymq.testing.tinystore import TINY, batch_of
+from gantrymq.testing.tinystore import TINY, batch_of, commit
+from support.unreadable import break_queue
 
 
 def filled(bodies: list[bytes], file_bytes: int) -> tuple[CommitLog, list[int]]:
@@ -144,3 +153,16 @@ def test_reading_a_queue_skips_damaged_messages_and_stops_at_entries_that_will_b
     queue.correct({2: ENTRY.pack(batch.offsets[0], batch.sizes[0], 0)})
     found = read_messages(store, "T", 3, 0)
     assert ([record.body for record in found.records], found.next_offset) == ([b"0"], 2)
+
+
+def test_a_message_whose_queue_cannot_be_read_has_no_store_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(MemoryEnv(), "store", TINY)
+    store.open()
+    store.recover(lambda batch: None)
+    store.append(batch_of([b"a"]))
+    commit(store)
+    (queue,) = store.queues
+    assert message_stored_at(store.log, queue, 0) >= 0
+    break_queue(monkeypatch, queue.topic, queue.queue_id)
+    assert message_stored_at(store.log, queue, 0) == -1
+    store.close()
