@@ -535,30 +535,32 @@ class Reader(BlockingMember, Generic[V_co]):
 
     def assign(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """As :meth:`gantrymq.client.reader.Reader.assign`."""
+        self._return_unread()
         self._loop.call(self._inner.assign, None if queues is None else list(queues))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at ``offset`` of ``queue``. ValueError for a negative one or a queue that is not read."""
-        self._current.clear()
+        self._return_unread()
         self._loop.call(self._inner.seek, queue, offset)
 
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Go on at the oldest message of these queues, or of all."""
-        self._current.clear()
+        self._return_unread()
         self._loop.call(self._inner.seek_to_beginning, *queues)
 
     def seek_to_end(self, *queues: MessageQueue) -> None:
         """Go on at the next message to come of these queues, or of all."""
-        self._current.clear()
+        self._return_unread()
         self._loop.call(self._inner.seek_to_end, *queues)
 
     def seek_to_time(self, when: Start, *queues: MessageQueue) -> None:
         """Go on at the first message stored at or after ``when``: a datetime, or milliseconds since 1970."""
-        self._current.clear()
+        self._return_unread()
         self._loop.call(self._inner.seek_to_time, when, *queues)
 
     def pause(self, *queues: MessageQueue) -> None:
         """Give out nothing of these queues, or of all, until :meth:`resume`."""
+        self._return_unread()
         self._loop.call(_as_coroutine(self._inner.pause), *queues)
 
     def resume(self, *queues: MessageQueue) -> None:
@@ -567,6 +569,7 @@ class Reader(BlockingMember, Generic[V_co]):
 
     def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[DeliveredRecord[V_co]]:
         """As :meth:`gantrymq.client.reader.Reader.poll`."""
+        self._return_unread()
         return self._loop.call(self._inner.poll, timeout, max, take_back=self._inner._take_back)
 
     def __iter__(self) -> Iterator[DeliveredRecord[V_co]]:
@@ -583,7 +586,8 @@ class Reader(BlockingMember, Generic[V_co]):
         return message
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset of the next message that :meth:`poll` gives of ``queue``."""
+        """The offset of the next message that :meth:`poll` or the iteration gives of ``queue``."""
+        self._return_unread()
         return self._loop.call(self._inner.position, queue)
 
     def begin_offsets(self) -> dict[MessageQueue, int]:
@@ -600,7 +604,14 @@ class Reader(BlockingMember, Generic[V_co]):
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """As :meth:`gantrymq.client.reader.Reader.commit`."""
+        self._return_unread()
         self._loop.call(self._inner.commit, offsets)
+
+    def _return_unread(self) -> None:
+        """What was read ahead for the iteration counts as not read: the positions are those of the iteration."""
+        if self._current:
+            self._loop.call(_as_coroutine(self._inner._take_back), list(self._current))
+            self._current.clear()  # not before: an interrupt would lose the messages
 
 
 def _as_coroutine(function: Callable[..., None]) -> Callable[..., Coroutine[Any, Any, None]]:

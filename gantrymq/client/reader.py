@@ -115,7 +115,8 @@ class Reader(Lifetime, Generic[R]):
         self._ends: dict[MessageQueue, int] | None = None
         self._arrived = anyio.Event()
         self._failure: GantryError | None = None
-        self._current: deque[R] = deque()
+        self._more = 0
+        """So many messages the iteration may still give out before it is another queue's turn."""
         self._closed = True
 
     @property
@@ -150,7 +151,7 @@ class Reader(Lifetime, Generic[R]):
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
         (await self._known([queue]))[0].seek(offset)
-        self._forget()
+        self._ends = None
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Go on at the oldest message of these queues, or of all."""
@@ -202,14 +203,20 @@ class Reader(Lifetime, Generic[R]):
 
     async def __anext__(self) -> R:
         """The next message, whenever it comes; with ``until="end"`` the iteration ends there."""
-        if not self._current:
-            self._current.extend(await self.poll())
-            if not self._current:
-                raise StopAsyncIteration
-        return self._current.popleft()
+        self._ensure_open()
+        if self._more and self._queues:
+            last, known = next(reversed(self._queues.items()))  # the one that the last message came from
+            if not known.paused and (given := known.give(1, self._end_of(last))):
+                self._more -= 1
+                return given[0]
+        batch = await self.poll(max=1)
+        if not batch:
+            raise StopAsyncIteration
+        self._more = POLL_MESSAGES - 1
+        return batch[0]
 
     async def position(self, queue: MessageQueue) -> int:
-        """The offset of the next message that :meth:`poll` gives of ``queue``."""
+        """The offset of the next message that :meth:`poll` or the iteration gives of ``queue``."""
         (known,) = await self._known([queue])
         if known.position is None:
             known.seek(await self._place(queue, self._start))
@@ -245,7 +252,7 @@ class Reader(Lifetime, Generic[R]):
             await self._admin.set_consumer_offset(group, queue, offset)
 
     def _take_back(self, batch: Sequence[R]) -> None:
-        """Give the messages of ``batch`` out again: who polled was interrupted before they arrived."""
+        """Give the messages of ``batch`` out again, as if :meth:`poll` had not returned them."""
         for record in reversed(batch):
             known = self._queues.get(record.queue)
             if known is None or known.position is None or known.position <= record.queue_offset:
@@ -281,11 +288,6 @@ class Reader(Lifetime, Generic[R]):
             raise ValueError("a reader without a group has no committed offsets: open it with group=")
         return self._group
 
-    def _forget(self) -> None:
-        """What was read ahead for the iteration lies behind a seek now, and so does the end that it had."""
-        self._current.clear()
-        self._ends = None
-
     async def _refresh_queues(self) -> None:
         """Take up all queues of the topics, unless some were assigned."""
         self._ensure_open()
@@ -318,7 +320,7 @@ class Reader(Lifetime, Generic[R]):
         await self._refresh_queues()
         for known in await self._known(queues or self.queues):
             known.seek(await self._place_of(known.queue, where))
-        self._forget()
+        self._ends = None
 
     def _pause(self, queues: tuple[MessageQueue, ...], paused: bool) -> None:
         self._ensure_open()
@@ -349,12 +351,14 @@ class Reader(Lifetime, Generic[R]):
         batch: list[R] = []
         for queue, known in list(self._queues.items()):
             if not known.paused and len(batch) < most:
-                end = None if self._ends is None else self._ends.get(queue, 0)
-                given = known.give(most - len(batch), end)
+                given = known.give(most - len(batch), self._end_of(queue))
                 batch += given
                 if given:
                     self._queues[queue] = self._queues.pop(queue)  # the others first, next time
         return batch
+
+    def _end_of(self, queue: MessageQueue) -> int | None:
+        return None if self._ends is None else self._ends.get(queue, 0)
 
     def _at_end(self) -> bool:
         if self._ends is None:

@@ -156,6 +156,37 @@ async def test_a_reader_with_a_group_commits_its_offsets(fake_cluster: Cluster) 
                 await reader.commit()
 
 
+async def test_positions_and_commits_count_only_what_an_iteration_has_given_out(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        fill(cluster, 40)
+        async with client.reader("T", group="g") as reader:
+            first = await anext(reader)
+            assert await reader.position(first.queue) == 1
+            await reader.commit()
+            assert cluster.broker.offsets["g", "T", first.queue.queue_id] == 1
+            got = {first.body, *await poll(reader, 39)}
+            assert got == numbers(0, 40), "a poll continues where the iteration was"
+            await reader.commit()
+        assert cluster.broker.offsets == {("g", "T", 0): 20, ("g", "T", 1): 20}
+
+
+async def test_an_iteration_obeys_pauses_assignments_and_seeks_of_single_queues(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        fill(cluster, 40)
+        async with client.reader("T", until="end") as reader:
+            await reader.assign()
+            await cluster.broker.wait_for(11, 4)  # all messages of both queues are fetched
+            one = (await anext(reader)).queue
+            other = Q1 if one == Q0 else Q0
+            reader.pause(one)
+            assert ((await anext(reader)).queue, (await anext(reader)).queue) == (other, other)
+            reader.resume()
+            await reader.seek(one, 10)
+            assert await reader.position(other) == 2, "a seek in one queue skips nothing of the other"
+            await reader.assign([other])
+            assert [message.queue async for message in reader] == [other] * 18
+
+
 async def test_each_pull_has_the_subscription(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.reader({"T": Sql("n > 3"), "U": "a || b"}, pull_batch=7) as reader:
@@ -220,3 +251,30 @@ def test_the_blocking_reader_reads(fake_in_thread: Any) -> None:
             assert (reader.queues, reader.topics) == ([Q1], ("T",))
         with pytest.raises(gantrymq.ClientClosed):
             reader.poll()
+
+
+def test_the_blocking_reader_commits_only_what_it_has_given_out(fake_in_thread: Any) -> None:
+    fill(fake_in_thread, 40)
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with client.reader("T", group="g", until="end") as reader:
+            first = next(reader)
+            assert reader.position(first.queue) == 1
+            next(reader)
+            reader.commit()
+            assert sum(fake_in_thread.broker.offsets.values()) == 2
+            got = {next(reader).body}
+            reader.pause()
+            assert reader.poll(timeout=0.02) == []
+            reader.resume()
+            while len(got) < 38:
+                got |= {message.body for message in reader.poll(timeout=20)}
+            reader.commit()
+        assert fake_in_thread.broker.offsets == {("g", "T", 0): 20, ("g", "T", 1): 20}
+        with client.reader("T", group="g2", until="end") as reader:
+            one = next(reader).queue
+            reader.seek(one, 19)
+            assert len(list(reader)) == 21, "the other queue continues at its position"
+        with client.reader("T", group="g2", until="end") as reader:
+            one = next(reader).queue
+            reader.assign([one])
+            assert {message.queue for message in reader} == {one}
