@@ -199,7 +199,8 @@ class ReceivedMessage(DeliveredRecord[V_co]):
         """Send the message back: the group gets it again later, with ``reconsume_times`` one higher.
 
         ``delay_level`` 0 leaves the wait to the broker, which makes it longer each time; -1 makes it a dead letter at
-        once. After the group's last attempt it becomes a dead letter. Raises :class:`BrokerError`,
+        once. After the group's last attempt it becomes a dead letter. Without effect if the message is done, or if
+        another consumer has the queue meanwhile, which gets the message again. Raises :class:`BrokerError`,
         :class:`ConnectError`, :class:`NoRoute`; then the message is not done. :class:`ClientClosed` when the consumer
         is closed.
         """

@@ -64,6 +64,8 @@ class Progress:
         """The place of the oldest pull that is not finished."""
         self._outstanding = 0
         self._bytes = 0
+        self._skipped: set[int] = set()
+        """What :meth:`reset` left behind, until it is done."""
 
     @property
     def bytes(self) -> int:
@@ -95,6 +97,12 @@ class Progress:
             return self.position
         pull = self._pulls[self._oldest]
         return pull.offsets[pull.begin]
+
+    def is_outstanding(self, offset: int) -> bool:
+        """Whether the message at ``offset`` was pulled and is neither done nor going to be pulled again."""
+        pull = self._pull_of(offset)
+        place = -1 if pull is None else pull.place_of(offset)
+        return offset in self._skipped or (pull is not None and place >= pull.begin and place not in pull.done)
 
     def pulled(self, offsets: Sequence[int], sizes: Sequence[int], at: float) -> None:
         """Count messages, which came at the time ``at``, as outstanding.
@@ -129,6 +137,7 @@ class Progress:
         pull = self._pull_of(offset)
         place = -1 if pull is None else pull.place_of(offset)
         if pull is None or place < pull.begin or place in pull.done:
+            self._skipped.discard(offset)
             return False
         self._outstanding -= 1
         self._bytes -= pull.ends[place + 1] - pull.ends[place]
@@ -159,7 +168,14 @@ class Progress:
         return end - begin
 
     def reset(self, position: int) -> None:
-        """Go on at ``position``, where the broker says the queue is; what is outstanding does not count any more."""
+        """Go on at ``position``, where the broker says the queue is; what is outstanding does not count any more.
+
+        Outstanding messages in front of it, which are not pulled again, can still be done without effect on the counts.
+        """
+        for pull in self._pulls[self._oldest :]:
+            places = (place for place in range(pull.begin, len(pull.offsets)) if place not in pull.done)
+            self._skipped.update(pull.offsets[place] for place in places)
+        self._skipped = {offset for offset in self._skipped if offset < position}
         self._pulls.clear()
         self._firsts.clear()
         self._oldest = self._outstanding = self._bytes = 0

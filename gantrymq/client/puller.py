@@ -127,6 +127,8 @@ class Puller(Generic[R]):
         self._local = local
         self._timeout = options.settings.consume_timeout
         self._given: dict[int, tuple[float, R]] = {}
+        self._returning: dict[int, anyio.Event] = {}
+        """By their offsets, messages that are being sent back; the event is set when that ends."""
         self._is_special = lane is not None or self._timeout is not None
         """Whether an acknowledgment concerns more than the offsets."""
         self._ended = False
@@ -272,6 +274,7 @@ class Puller(Generic[R]):
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """Let the broker bring a message again, and count this one as done.
 
+        Without effect on a message that is done, and on one whose queue is another member's: that member gets it.
         Raises :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`; :class:`ClientClosed` after :meth:`close`.
         """
         if self._closed:
@@ -293,13 +296,26 @@ class Puller(Generic[R]):
                     self._owner.suspend(resume)
                 return
             delay_level = -1
+        # the application and `consume_timeout` may both return a message, and each copy would be redelivered
+        while (other := self._returning.get(record.queue_offset)) is not None:
+            await other.wait()
+        if self._ended or self._progress is None or not self._progress.is_outstanding(record.queue_offset):
+            return
+        self._returning[record.queue_offset] = ended = anyio.Event()
+        try:
+            await self._send_back(record, delay_level)
+        finally:
+            del self._returning[record.queue_offset]
+            ended.set()
+
+    async def _send_back(self, record: DeliveredRecord, delay_level: int) -> None:
         header = SendBackHeader(
             offset=record.commit_log_offset,
             group=self._options.group,
             delay_level=delay_level,
             origin_msg_id=record.message_id,
             origin_topic=record.topic,
-            max_reconsume_times=max_retries,
+            max_reconsume_times=self._options.settings.max_retries,
         )
         channel = await self._cluster.broker(self._cluster.routes.master(self.queue))
         await call(channel, Command(RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()))

@@ -177,6 +177,93 @@ async def test_a_message_processed_for_too_long_is_sent_back(fake_cluster: Clust
         assert len(cluster.broker.seen(36)) == 1
 
 
+async def test_a_message_is_sent_back_once_however_often_and_by_whom(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        proceed = anyio.Event()
+
+        async def answer(request: Command) -> Command:
+            await proceed.wait()
+            return request.answer(0)
+
+        cluster.broker.answers[36] = answer
+        for number in range(2):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", consume_timeout=0.2) as messages:
+            late, done = await take(messages, 2)
+            await done.ack()
+            await cluster.broker.wait_for(36)  # because of the timeout
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(late.retry)
+                await anyio.wait_all_tasks_blocked()
+                proceed.set()
+            await late.retry(-1)
+            await done.retry()
+            assert messages.statistics().returned == 1
+        assert len(cluster.broker.seen(36)) == 1
+        assert cluster.broker.offsets["g", "T", 0] == 2
+
+
+async def test_a_send_back_is_sent_by_the_next_one_where_it_fails(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        proceed = anyio.Event()
+
+        async def answer(request: Command) -> Command:
+            await proceed.wait()
+            return request.answer(14 if request is cluster.broker.seen(36)[0] else 0, "the disk is full")
+
+        cluster.broker.answers[36] = answer
+        cluster.broker.store("T", 0, b"x")
+        failures: list[gantrymq.BrokerError] = []
+
+        async def retry(message: gantrymq.ReceivedMessage) -> None:
+            try:
+                await message.retry()
+            except gantrymq.BrokerError as error:
+                failures.append(error)
+
+        async with client.consumer("T", "g", start="first") as messages:
+            (message,) = await take(messages, 1)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(retry, message)
+                await cluster.broker.wait_for(36)
+                proceed.set()
+        assert (len(failures), len(cluster.broker.seen(36))) == (1, 2)
+        assert cluster.broker.offsets["g", "T", 0] == 1
+
+
+async def test_a_message_of_a_revoked_queue_is_not_sent_back(fake_cluster: Cluster, no_pause: None) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            (message,) = await take(messages, 1)
+            cluster.broker.groups["g"] = ["0-another-member"]
+            await cluster.broker.notify("g")
+            with anyio.fail_after(20):
+                while messages.queues:
+                    await cluster.broker.changed.wait()
+            await message.retry()
+        assert not cluster.broker.seen(36), "the new member gets it from the queue"
+        assert not cluster.broker.offsets.get(("g", "T", 0))
+
+
+async def test_a_message_that_retention_has_overtaken_is_sent_back(fake_cluster: Cluster, no_pause: None) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            (message,) = await take(messages, 1)
+            cluster.broker.answers[11] = lambda request: cluster.broker.pulled(request, 21, b"", 7)
+            cluster.broker.store("T", 0, b"y")  # ends the pull that is under way
+            with anyio.fail_after(20):
+                while messages.offsets("T")[queue(0)] != 7:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            await message.retry()
+            await message.retry()
+        assert len(cluster.broker.seen(36)) == 1
+
+
 @pytest.mark.parametrize("kind", ["functions", "coroutines"])
 async def test_callbacks_get_assigned_and_revoked_queues_and_may_acknowledge(fake_cluster: Cluster, kind: str) -> None:
     told: list[tuple[str, list[int]]] = []

@@ -193,6 +193,7 @@ def test_the_committable_offset_is_that_of_the_oldest_unsettled_message(
     done: set[int] = set()
     while True:
         left = [one for one in offsets if one not in done]
+        assert [one for one in range(-1, 42) if progress.is_outstanding(one)] == left
         assert progress.committable == (left[0] if left else 40)
         assert progress.outstanding == len(left)
         assert progress.bytes == sum(left) + len(left)
@@ -244,7 +245,25 @@ def test_a_reset_drops_outstanding_messages() -> None:
     progress.pulled([5], [limits.OUTSTANDING_MAX_BYTES], 0.0)
     progress.reset(2)
     assert (progress.committable, progress.outstanding, progress.full) == (2, 0, False)
+    assert not progress.is_outstanding(5), "it will be pulled again"
     assert not progress.done(5)
+
+
+def test_messages_that_a_reset_skips_remain_outstanding_without_counting() -> None:
+    progress = Progress(0)
+    progress.pulled([0, 1, 2], [1, 1, 1], 0.0)
+    progress.pulled([4, 9], [1, 1], 0.0)
+    progress.done(1)
+    progress.reset(9)
+    assert [offset for offset in range(10) if progress.is_outstanding(offset)] == [0, 2, 4]
+    assert (progress.committable, progress.outstanding) == (9, 0)
+    assert not progress.done(4)
+    assert not progress.is_outstanding(4)
+    progress.reset(1)
+    progress.pulled([1, 2], [1, 1], 0.0)
+    assert progress.done(1)
+    assert progress.done(2)
+    assert [offset for offset in range(10) if progress.is_outstanding(offset)] == [0]
 
 
 def route(**fields: object) -> TopicRouteData:

@@ -307,6 +307,22 @@ async def test_messages_that_cannot_be_sent_back_at_the_end_are_left_to_the_next
         assert not cluster.broker.offsets.get(("g", "T", 0))
 
 
+async def test_a_handler_that_fails_after_the_consume_timeout_sends_no_second_copy(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        cluster.broker.store("T", 0, b"x")
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            await cluster.broker.wait_for(36)
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise TimeoutError
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", consume_timeout=0.1)
+        assert len(cluster.broker.seen(36)) == 1
+        assert cluster.broker.offsets["g", "T", 0] == 1
+
+
 async def test_a_broker_that_refuses_the_credentials_ends_the_worker_with_that_error(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         cluster.broker.answers[11] = lambda request: request.answer(
