@@ -21,6 +21,7 @@ from gantrymq.client.termination import gets_signals, watch_signals
 from gantrymq.client.worker import Handler, Worker, is_async
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.tasks import foreign_cancellation_as_error
 
 F = TypeVar("F", bound=Callable[..., Any])
 Hook = Callable[[], Awaitable[Any] | Any]
@@ -216,9 +217,10 @@ class App:
 
 
 async def _call(hook: Hook) -> None:
-    result = hook()
-    if inspect.isawaitable(result):
-        await result
+    with foreign_cancellation_as_error():
+        result = hook()
+        if inspect.isawaitable(result):
+            await result
 
 
 def _as_handler(

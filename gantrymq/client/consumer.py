@@ -54,7 +54,7 @@ from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.properties import RETRY_TOPIC
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.tasks import hosted_tasks
+from gantrymq.remoting.tasks import foreign_cancellation_as_error, hosted_tasks
 from gantrymq.remoting.versions import version_name
 
 REBALANCE_INTERVAL_SECONDS: Final = 20.0
@@ -575,9 +575,10 @@ class Consumer(Lifetime, Generic[R]):
         if changed is None or not known:
             return
         try:
-            result = changed(known)
-            if inspect.isawaitable(result):
-                await result
+            with foreign_cancellation_as_error():
+                result = changed(known)
+                if inspect.isawaitable(result):
+                    await result
         except Exception:
             log.exception("rebalance_callback_failed", group=self.group, queues=len(known))
 

@@ -30,7 +30,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.transactions import CheckTransactionHeader, EndTransactionHeader
 from gantrymq.remoting.logs import LibraryLog
-from gantrymq.remoting.tasks import hosted_tasks
+from gantrymq.remoting.tasks import foreign_cancellation_as_error, hosted_tasks
 
 CHECKS_AT_ONCE: Final = 4
 """Questions of brokers that one producer answers at the same time."""
@@ -224,9 +224,10 @@ class TransactionalProducer(Lifetime):
     ) -> tuple[Outcome, Exception | None]:
         # What users' code does is no reason for this side to fail: the broker asks again.
         try:
-            outcome = work(*arguments)
-            if isawaitable(outcome):
-                outcome = await outcome
+            with foreign_cancellation_as_error():
+                outcome = work(*arguments)
+                if isawaitable(outcome):
+                    outcome = await outcome
             return checked_outcome(outcome), None
         except Exception as error:
             log.exception(failed, group=self.group, transaction=transaction)

@@ -18,6 +18,7 @@ from gantrymq.client.termination import gets_signals, watch_signals
 from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.outages import Outages
+from gantrymq.remoting.tasks import foreign_cancellation_as_error
 
 Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 """What is done with a message: a coroutine function, or a plain function, which runs in a thread."""
@@ -135,14 +136,8 @@ class Worker(Generic[R]):
         assert delivery is not None  # set by the consumer
         about = {"group": self._consumer.group, "topic": message.topic, "message_id": message.message_id}
         try:
-            if self._is_async:
-                await self._handler(message)
-            else:
-                result = await anyio.to_thread.run_sync(
-                    self._call, message, limiter=self._threads, abandon_on_cancel=True
-                )
-                if inspect.isawaitable(result[0]):
-                    await result[0]
+            with foreign_cancellation_as_error():
+                await self._call_handler(message)
         except RetryLater as wanted:
             log.info("message_deferred", **about, delay_level=wanted.delay_level, reason=str(wanted))
             await self._give_back(message, delivery, wanted.delay_level)
@@ -155,6 +150,14 @@ class Worker(Generic[R]):
         else:
             if message.reconsume_times == attempt:  # else the handler has given an ordered message back itself
                 self._acknowledge(message, delivery)
+
+    async def _call_handler(self, message: R) -> None:
+        if self._is_async:
+            await self._handler(message)
+        else:
+            result = await anyio.to_thread.run_sync(self._call, message, limiter=self._threads, abandon_on_cancel=True)
+            if inspect.isawaitable(result[0]):
+                await result[0]
 
     def _call(self, message: R) -> tuple[Any]:
         # a plain function may return a coroutine, as lambdas do, which trio does not take from a thread as it is

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+
+from gantrymq.remoting.errors import GantryError
 
 LATE_SECONDS: Final = 0.1
 """A timeout that is detected later than this is extended by the delay: the event loop was blocked, and the result may
@@ -76,14 +79,33 @@ async def background_tasks() -> AsyncIterator[TaskGroup]:
         raise failure
 
 
+@contextmanager
+def foreign_cancellation_as_error() -> Iterator[None]:
+    """Raise :class:`GantryError` in place of a CancelledError of asyncio that does not cancel the current task.
+
+    For code of users: what awaits another task that was cancelled raises the same exception as a cancelled task, and a
+    task group would end all of its tasks because of it.
+    """
+    task = _asyncio_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if task is None or task.cancelling() > before or anyio.current_effective_deadline() == -math.inf:
+            raise
+        raise GantryError("something that was awaited was cancelled, but the task that awaited it was not") from error
+
+
 @asynccontextmanager
 async def hosted_tasks(failed: Callable[[Exception], None]) -> AsyncIterator[TaskGroup]:
     """:func:`background_tasks` in a separate task, so that the block may end in another task than it began in.
 
-    An error of a background task ends the others and is passed to ``failed``; it does not cancel the block.
+    An error of a background task ends the others and is passed to ``failed``; it does not cancel the block. So does a
+    CancelledError of asyncio that a task raises without being cancelled.
     """
     began, ended = anyio.Event(), anyio.Event()
     groups: list[TaskGroup] = []
+    leaving = False
 
     async def host() -> None:
         try:
@@ -91,6 +113,8 @@ async def hosted_tasks(failed: Callable[[Exception], None]) -> AsyncIterator[Tas
                 groups.append(tasks)
                 began.set()
                 await anyio.sleep_forever()
+            if not leaving:
+                failed(GantryError("a task in the background raised CancelledError, which ended the others"))
         except Exception as error:
             failed(error)
         finally:
@@ -102,6 +126,7 @@ async def hosted_tasks(failed: Callable[[Exception], None]) -> AsyncIterator[Tas
     try:
         yield groups[0]
     finally:
+        leaving = True
         groups[0].cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             await ended.wait()
@@ -114,3 +139,10 @@ def _spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> object:
     if trio is not None and trio.lowlevel.in_trio_run():
         return trio.lowlevel.spawn_system_task(work, context=contextvars.copy_context())
     return asyncio.get_running_loop().create_task(work())
+
+
+def _asyncio_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop of asyncio runs here
+        return None

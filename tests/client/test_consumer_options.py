@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -361,6 +362,26 @@ async def test_an_error_in_a_callback_is_logged_only(fake_cluster: Cluster, capl
             await (await take(messages, 1))[0].ack()
         assert cluster.broker.offsets["g", "T", 0] == 1
     assert [record.getMessage() for record in caplog.records if "rebalance_callback_failed" in record.getMessage()]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_callback_that_awaits_something_cancelled_does_not_end_the_rebalancing(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(queues: Sequence[MessageQueue]) -> None:
+        task = asyncio.ensure_future(asyncio.sleep(20))
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await task
+
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g", on_assigned=fail, on_revoked=fail) as messages:
+            for members in (["0-another-member"], []):
+                cluster.broker.groups["g"] = [*members, client._cluster.client_id]
+                await cluster.broker.notify("g")
+                with anyio.fail_after(20):
+                    while len(messages.queues) != 2 - len(members):  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+    assert "rebalance_callback_failed" in caplog.text
 
 
 async def test_the_chosen_strategy_allocates_the_queues(fake_cluster: Cluster) -> None:

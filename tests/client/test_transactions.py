@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -297,6 +298,33 @@ async def test_a_failing_check_answers_unknown_and_the_next_one_runs(fake_cluste
     assert (bad.ext["msgId"], bad.ext["commitOrRollback"]) == ("BAD", "0")
     assert (type(fault).__name__ if fault else "TypeError: the outcome of a transaction is") in bad.remark
     assert (good.ext["msgId"], good.ext["commitOrRollback"], good.remark) == ("GOOD", "12", None)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_branches_and_checks_that_await_something_cancelled_leave_the_outcome_unknown(
+    fake_cluster: Cluster,
+) -> None:
+    async def cancelled_elsewhere(*_: object) -> Outcome:
+        task = asyncio.ensure_future(asyncio.sleep(20, Outcome.COMMIT))
+        asyncio.get_running_loop().call_soon(task.cancel)
+        return await task
+
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.transactional_producer(
+            "g", local=cancelled_elsewhere, check=cancelled_elsewhere, topics=["T"], checks_at_once=1
+        ) as producer,
+    ):
+        cluster.broker.answers[310] = stored()
+        sent = await producer.send("T", b"x")
+        assert sent.outcome is Outcome.UNKNOWN
+        assert "was cancelled" in str(sent.error)
+        for number in range(3):
+            await cluster.broker.ask("g", f"KEY{number}")
+        ends = await cluster.broker.wait_for(37, 4)
+    assert [end.ext["commitOrRollback"] for end in ends] == ["0"] * 4
+    assert "was cancelled" in ends[-1].remark
 
 
 async def test_running_and_waiting_checks_are_limited_and_the_rest_is_dropped(

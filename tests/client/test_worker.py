@@ -323,6 +323,59 @@ async def test_a_handler_that_fails_after_the_consume_timeout_sends_no_second_co
         assert cluster.broker.offsets["g", "T", 0] == 1
 
 
+async def cancelled_elsewhere() -> None:
+    """Await something that is cancelled by others, as a request that several tasks share."""
+    task = asyncio.ensure_future(asyncio.sleep(20))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    await task
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_a_handler_that_awaits_something_cancelled_sends_its_message_back_and_the_worker_continues(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture, in_thread: bool
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        for number in range(2):
+            cluster.broker.store("T", 0, b"%d" % number)
+        handled: list[bytes] = []
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            if message.body == b"0":
+                await cancelled_elsewhere()
+            handled.append(message.body)
+            await cluster.broker.wait_for(36)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        with anyio.fail_after(20):
+            await client.run((lambda message: handle(message)) if in_thread else handle, "T", "g", start="first")
+        assert handled == [b"1"]
+        assert [back.ext["delayLevel"] for back in cluster.broker.seen(36)] == ["0"]
+        assert cluster.broker.offsets["g", "T", 0] == 2
+    assert "handler_failed" in caplog.text
+    assert "worker_drain_timed_out" not in caplog.text
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancelled_worker_sends_nothing_back(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        begun = anyio.Event()
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            begun.set()
+            await anyio.sleep_forever()
+
+        run = asyncio.ensure_future(client.run(handle, "T", "g", start="first", signals=False))
+        await begun.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert not cluster.broker.seen(36)
+        assert not cluster.broker.offsets.get(("g", "T", 0))
+
+
 async def test_a_broker_that_refuses_the_credentials_ends_the_worker_with_that_error(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         cluster.broker.answers[11] = lambda request: request.answer(
