@@ -31,11 +31,13 @@ from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
 from gantrymq.client.replies import send_reply
 from gantrymq.client.requests import MAY_SUSPEND, PULL_BATCH_BYTES, PULL_CODES, reading
+from gantrymq.client.retry_copies import retry_copy
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.client.statistics import QueueStatistics
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SQL92
 from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.header import read_header
@@ -318,10 +320,28 @@ class Puller(Generic[R]):
             max_reconsume_times=self._options.settings.max_retries,
         )
         channel = await self._cluster.broker(self._cluster.routes.master(self.queue))
-        await call(channel, Command(RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()))
+        try:
+            await call(channel, Command(RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()))
+        except BrokerError as error:
+            if error.code != ResponseCode.SYSTEM_ERROR or isinstance(error, AccessDenied):
+                raise
+            # the broker's log may no longer have the message, and then no other attempt would succeed
+            await self._send_copy(record, delay_level, channel, error)
         self._owner.returned()
         if not self._closed:
             self.acknowledge(record.queue_offset)
+
+    async def _send_copy(
+        self, record: DeliveredRecord, delay_level: int, channel: Channel, reason: BrokerError
+    ) -> None:
+        group, namespace = self._options.group, self._cluster.namespace
+        topic = record.topic if namespace is None else namespace.topic(record.topic)
+        outgoing, command = retry_copy(record, topic, group, delay_level, self._options.settings.max_retries)
+        outgoing.stored(self.queue, await channel.call(command), channel.address)
+        self._cluster.rare.warning(
+            "message_copy_sent_back", self.queue.broker_name, group,
+            group=group, topic=record.topic, queue=self.queue.queue_id, offset=record.queue_offset, reason=str(reason),
+        )  # fmt: skip
 
     def given_out(self, record: R) -> None:
         """The application has ``record`` now; it counts for :meth:`expired` from here on."""

@@ -87,6 +87,33 @@ async def test_a_message_sent_back_is_redelivered_and_becomes_a_dead_letter(clus
         assert await offsets_left(client, topic, group) == {0: 0}
 
 
+async def test_a_message_that_the_log_no_longer_has_is_redelivered_and_becomes_a_dead_letter(
+    cluster: str, topic: str
+) -> None:
+    group, gone = f"{topic}-g", 10**15
+    async with gantrymq.connect(cluster) as client:
+        await client.admin.create_topic(topic, queues=1)
+        async with client.producer() as producer:
+            sent = await producer.send(topic, b"poison", tags="a", keys=["k"])
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with client.consumer(topic, group, tags="a", start="first") as messages:
+                first = await anext(messages)
+                first.commit_log_offset = gone
+                await first.retry(1)
+                again = await anext(messages)
+                assert (again.body, again.topic, again.queue.topic) == (b"poison", topic, f"%RETRY%{group}")
+                assert (again.message_id, again.reconsume_times) == (sent.message_id, 1)
+                assert again.store_timestamp >= first.store_timestamp + 1000
+                again.commit_log_offset = gone
+                await again.retry(-1)
+            async with client.consumer(f"%DLQ%{group}", f"{group}-dead", start="first") as letters:
+                dead = await anext(letters)
+                await dead.ack()
+        assert (dead.body, dead.tags, dead.keys, dead.reconsume_times) == (b"poison", "a", ("k",), 2)
+        assert (dead.properties["RETRY_TOPIC"], dead.properties["ORIGIN_MESSAGE_ID"]) == (topic, sent.message_id)
+        assert await offsets_left(client, topic, group) == {0: 0}
+
+
 async def test_messages_of_new_groups_return_after_the_delay_that_was_asked_for(
     cluster: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

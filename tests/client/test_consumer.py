@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,7 @@ from gantrymq import MessageQueue
 from gantrymq.client.puller import IDLE_INTERVAL_SECONDS
 from gantrymq.remoting.bodies.clients import HeartbeatData
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.properties import decode_properties
 
 pytestmark = pytest.mark.anyio
 
@@ -268,20 +270,69 @@ async def test_a_retried_message_comes_soon_though_its_topic_is_registered_late(
             assert again.queue.topic == "%RETRY%g"
 
 
-async def test_a_message_whose_send_back_fails_stays_unsettled(fake_cluster: Cluster) -> None:
+GONE = "look message by offset failed, 0"
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "error"),
+    [
+        (14, "the disk is full", gantrymq.BrokerError),
+        (1, "AclException: No acl config for this access key", gantrymq.AccessDenied),
+        (1, GONE, gantrymq.BrokerError),
+    ],
+)
+async def test_a_message_whose_send_back_fails_stays_unsettled(
+    fake_cluster: Cluster, code: int, remark: str, error: type[Exception]
+) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
-        cluster.broker.answers[36] = lambda request: request.answer(1, "look message by offset failed, 0")
+        cluster.broker.answers[36] = lambda request: request.answer(code, remark)
+        cluster.broker.answers[310] = lambda request: request.answer(14, "the disk is full")
         async with client.consumer("T", "g", start="first") as messages:
             (message,) = await take(messages, 1)
-            with pytest.raises(gantrymq.BrokerError):
+            with pytest.raises(error):
                 await message.retry(2)
         (request,) = cluster.broker.seen(36)
         assert (request.ext["group"], request.ext["delayLevel"], request.ext["originTopic"]) == ("g", "2", "T")
         assert request.ext["offset"] == str(message.commit_log_offset)
+        assert len(cluster.broker.seen(310)) == (remark == GONE)
         assert not cluster.broker.offsets.get(("g", "T", 0))
         with pytest.raises(gantrymq.ClientClosed):
             await message.retry()
+
+
+@pytest.mark.parametrize(
+    ("namespace", "max_retries", "level", "expected"),
+    [
+        (None, None, 0, ("%RETRY%g", "T", "3", None)),
+        (None, 5, 7, ("%RETRY%g", "T", "7", "5")),
+        (None, 5, -1, ("%RETRY%g", "T", None, "0")),
+        ("eu", None, 0, ("%RETRY%eu%g", "eu%T", "3", None)),
+    ],
+)
+async def test_a_message_that_its_broker_no_longer_has_is_sent_to_the_retry_topic(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture, namespace: Any, max_retries: Any, level: int, expected: Any
+) -> None:
+    topic = "T" if namespace is None else "eu%T"
+    async with fake_cluster(**{topic: 1}) as cluster, gantrymq.connect(cluster.address, namespace=namespace) as client:
+        cluster.broker.store(
+            topic, 0, zlib.compress(b"x"), "TAGS\x01a\x02UNIQ_KEY\x01U\x02TRAN_MSG\x01true", sys_flag=0x309
+        )
+        cluster.broker.answers[36] = lambda request: request.answer(1, GONE)
+        async with client.consumer("T", "g", start="first", max_retries=max_retries) as messages:
+            (message,) = await take(messages, 1)
+            await message.retry(level)
+            assert messages.statistics().returned == 1
+        (sent,) = cluster.broker.seen(310)
+        assert sent.ext["a"] == expected[0].removeprefix("%RETRY%"), "access control takes it for the consumer group"
+        properties = decode_properties(sent.ext["i"])
+        assert (sent.ext["b"], properties["RETRY_TOPIC"], properties.get("DELAY"), sent.ext.get("l")) == expected
+        assert (properties["ORIGIN_MESSAGE_ID"], properties["UNIQ_KEY"], properties["TAGS"]) == ("U", "U", "a")
+        assert "TRAN_MSG" not in properties
+        assert (sent.body, sent.ext["f"]) == (zlib.compress(b"x"), str(0x301))
+        assert (sent.ext["e"], sent.ext["g"], sent.ext["j"]) == ("0", str(message.born_timestamp), "1")
+        assert cluster.broker.offsets[expected[0].removeprefix("%RETRY%"), topic, 0] == 1
+    assert "message_copy_sent_back" in caplog.text
 
 
 async def test_members_share_queues_and_take_over_those_of_a_leaving_member(fake_cluster: Cluster) -> None:

@@ -235,7 +235,7 @@ async def test_a_bad_body_that_cannot_be_sent_back_at_once_is_sent_back_later(
         client.consumer("T", "g", start="first", deserializer="json") as messages,
     ):
         broker = cluster.broker
-        refused = [lambda request: request.answer(1, "not now")] * 2
+        refused = [lambda request: request.answer(14, "the disk is full")] * 2
 
         def answer(request: Any) -> Any:
             return refused.pop()(request) if refused else request.answer(0)
@@ -251,6 +251,24 @@ async def test_a_bad_body_that_cannot_be_sent_back_at_once_is_sent_back_later(
         statistics = messages.statistics()
         assert statistics.last_error is not None
         assert "cannot be read as json" in statistics.last_error
+
+
+async def test_a_bad_body_that_its_broker_no_longer_has_becomes_a_dead_letter(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.answers[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda request: request.answer(
+            1, "look message by offset failed, 0"
+        )
+        broker.store("T", 0, b"{")
+        broker.store("T", 0, b"[1]")
+        async with client.consumer("T", "g", start="first", deserializer="json") as messages:
+            await (await anext(messages)).ack()
+            (sent,) = await broker.wait_for(RequestCode.SEND_MESSAGE_V2)
+            assert (sent.body, sent.ext["b"], sent.ext["l"]) == (b"{", "%RETRY%g", "0")
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while messages.statistics().acknowledged < 2:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+        assert broker.offsets["g", "T", 0] == 2
 
 
 async def wait_routed(client: gantrymq.Client, topic: str) -> None:

@@ -504,7 +504,7 @@ async def test_a_message_that_cannot_be_returned_does_not_keep_a_revoked_queue(
 
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         broker = cluster.broker
-        broker.answers[36] = lambda request: request.answer(1, "no room")
+        broker.answers[36] = lambda request: request.answer(14, "no room")
         broker.store("T", 0, b"1" if reason == "handler" else b"{")
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:

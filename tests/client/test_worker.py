@@ -293,6 +293,24 @@ async def test_a_failed_send_back_is_retried_while_others_are_handled(
     assert "failures=2" in caplog.text
 
 
+async def test_a_failed_message_that_its_broker_no_longer_has_does_not_stop_its_queue(fake_cluster: Cluster) -> None:
+    async with fake_cluster(**{"T": 1, "%RETRY%g": 1}) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(1, "look message by offset failed, 0")
+        cluster.broker.store("T", 0, b"x")
+        attempts: list[tuple[str, str]] = []
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            attempts.append((message.queue.topic, message.topic))
+            if len(attempts) == 1:
+                raise ZeroDivisionError
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first")
+        assert attempts == [("T", "T"), ("%RETRY%g", "T")]
+        assert cluster.broker.offsets == {("g", "T", 0): 1, ("g", "%RETRY%g", 0): 1}
+
+
 async def test_messages_that_cannot_be_sent_back_at_the_end_are_left_to_the_next_member(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.answers[36] = lambda request: request.answer(14, "the disk is full")
