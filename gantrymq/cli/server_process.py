@@ -58,8 +58,9 @@ class ServerProcess:
         ``stdout`` and ``stderr`` are the parent's unless they are given. Call it from the main thread, because the
         child notices the end of the thread that started it. It gets its own session, so that a Ctrl-C in the terminal
         reaches only the parent.
+
+        OSError if the process cannot be started; ``state`` and the rest then are as before.
         """
-        self.state = "starting"
         self._process = subprocess.Popen(  # noqa: S603 - our own command line; spawning takes milliseconds
             [sys.executable, "-m", "gantrymq.cli.server_child", *options, str(os.getpid()), *arguments],
             stdin=subprocess.DEVNULL,
@@ -69,6 +70,7 @@ class ServerProcess:
             pass_fds=descriptors,
             start_new_session=True,
         )
+        self.state = "starting"
 
     async def wait(self) -> int:
         """Wait for its end; returns the exit code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -9,14 +10,16 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import attrs
 import pytest
 import trio
+import trio.testing
+from structlog.testing import capture_logs
 
 import gantrymq.sync
 from gantrymq import Message
@@ -227,6 +230,72 @@ def test_the_pages_of_a_unit_speak_tls_as_its_brokers_are_configured(tmp_path: P
     trio.run(run)
 
 
+# ---- restarts, without processes
+
+
+class ScriptedBroker(BrokerProcess):
+    """A process that ends with the next of ``ends``, or cannot start if that is an error; it runs on with the last."""
+
+    def __init__(self, *ends: int | OSError) -> None:
+        super().__init__(Member("broker-a-0", []))
+        self.ends = list(ends)
+        self.spawned_at: list[float] = []
+
+    def spawn(self, arguments: Sequence[str], **options: Any) -> None:
+        self.spawned_at.append(trio.current_time())
+        if isinstance(self.ends[0], OSError):
+            raise self.ends.pop(0)
+        self.state = "ready"
+        self.ready.set()
+
+    async def wait(self) -> int:
+        if len(self.ends) == 1:
+            await trio.sleep_forever()
+        self.state = "ended"
+        return cast("int", self.ends.pop(0))
+
+
+def keep_for(seconds: float, broker: BrokerProcess) -> units.Unit:
+    """The unit of that broker after the time."""
+    unit = units.Unit(Layout(Path(), [], "", "", []), [])
+    unit.brokers.append(broker)
+
+    async def keep() -> None:
+        with trio.move_on_after(seconds):
+            await unit.keep(broker)
+
+    trio.run(keep, clock=trio.testing.MockClock(autojump_threshold=0))
+    return unit
+
+
+def no_process() -> OSError:
+    return BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_a_broker_whose_restart_cannot_fork_is_tried_again_and_the_unit_goes_on() -> None:
+    broker = ScriptedBroker(-9, no_process(), no_process(), 0)
+    with capture_logs() as logs:
+        unit = keep_for(30, broker)
+    began = broker.spawned_at[0]
+    assert [at - began for at in broker.spawned_at] == [0, 1, 3, 7]
+    assert (broker.state, broker.restarts, unit.not_alive()) == ("ready", 1, {})
+    failed = [(each["restart_in"], each["reason"]) for each in logs if each["event"] == "process_not_started"]
+    assert failed == [(2, "[Errno 11] Resource temporarily unavailable"), (4, failed[0][1])]
+
+
+@pytest.mark.parametrize(("seconds", "failing"), [(14, False), (16, True)])
+def test_restarts_that_cannot_fork_count_as_failures_for_healthz(seconds: float, failing: bool) -> None:
+    broker = ScriptedBroker(-9, *(no_process() for _ in range(4)), 0)
+    unit = keep_for(seconds, broker)
+    assert (broker.state, unit.not_ready()) == ("ended", {"broker-a-0: process": "the broker has ended"})
+    assert ("could not be restarted 5 times in a row" in "".join(unit.not_alive().values())) == failing
+
+
+def test_a_first_start_that_cannot_fork_ends_the_unit() -> None:
+    with pytest.raises(CommandFailed, match=r"broker-a-0 did not start: .*Resource temporarily unavailable"):
+        keep_for(30, ScriptedBroker(no_process(), 0))
+
+
 # ---- processes
 
 
@@ -414,7 +483,7 @@ def test_a_broker_that_does_not_start_stops_the_unit(tmp_path: Path, cli: Cli) -
         "--set", "plugin.http.listen=", "--nameserver", "127.0.0.1:1",
     )  # fmt: skip
     assert outcome.code == 1
-    assert "broker-a-1 did not start (exit code 1); the log above has the reason" in outcome.err
+    assert "broker-a-1 did not start: exit code 1; the log above has the reason" in outcome.err
 
 
 @pytest.mark.timeout(120)

@@ -31,7 +31,8 @@ RESTART_MAX_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 60.0
 """After a broker was ready for this time, its next restart waits for the first pause only."""
 FAILURES_MAX: Final = 5
-"""After this number of restarts without :data:`STEADY_SECONDS` between them, ``/healthz`` names the broker."""
+"""After this number of ends and failed restarts without :data:`STEADY_SECONDS` between them, ``/healthz`` names the
+broker."""
 SILENCE_SECONDS: Final = 30.0
 """A broker that reports no state, or that it does not work, for this time is killed and restarted."""
 CHECK_SECONDS: Final = 5.0
@@ -50,7 +51,7 @@ class BrokerProcess(ServerProcess):
         self.pages = ""
         self.restarts = 0
         self.failures = 0
-        """Restarts in a row, see :data:`FAILURES_MAX`."""
+        """Ends and failed restarts in a row, see :data:`FAILURES_MAX`."""
         self.ready = trio.Event()
         """Set when it is ready for the first time."""
         self.not_alive: dict[str, str] = {}
@@ -60,7 +61,10 @@ class BrokerProcess(ServerProcess):
         self._silent_checks = 0
 
     async def run(self, nameservers: Sequence[str], share: Callable[[BrokerProcess, str], None]) -> int:
-        """Run it once, until it ends; returns the exit code. ``share`` gets its new topics."""
+        """Run it once, until it ends; returns the exit code. ``share`` gets its new topics.
+
+        OSError if the process cannot be started.
+        """
         own, theirs = link.make_pair()
         try:
             environ = {**os.environ, link.VARIABLE: str(theirs.fileno())}
@@ -135,15 +139,26 @@ class Unit:
         self._nameservers = nameservers
 
     async def keep(self, broker: BrokerProcess) -> None:
-        """Run the broker, and run it again when it ends; :class:`CommandFailed` if it was never ready."""
+        """Run the broker, and run it again when it ends; :class:`CommandFailed` if it was never ready.
+
+        A restart that fails, because the machine has no process, memory or file descriptor left, is tried again too.
+        """
         while True:
-            code = await broker.run(self._nameservers, self.share)
+            code, error = None, ""
+            try:
+                code = await broker.run(self._nameservers, self.share)
+            except OSError as failure:
+                error = str(failure)
             if not broker.ready.is_set():
-                raise CommandFailed(f"{broker.label} did not start (exit code {code}); the log above has the reason")
+                reason = error or f"exit code {code}; the log above has the reason"
+                raise CommandFailed(f"{broker.label} did not start: {reason}")
             pause = min(RESTART_SECONDS * 2**broker.failures, RESTART_MAX_SECONDS)
-            broker.restarts += 1
             broker.failures += 1
-            log.warning("process_ended", process=broker.label, code=code, restart_in=pause)
+            if error:
+                log.warning("process_not_started", process=broker.label, reason=error, restart_in=pause)
+            else:
+                broker.restarts += 1
+                log.warning("process_ended", process=broker.label, code=code, restart_in=pause)
             await trio.sleep(pause)
 
     def share(self, creator: BrokerProcess, topic: str) -> None:
@@ -172,7 +187,7 @@ class Unit:
 
     def not_alive(self) -> dict[str, str]:
         """The reasons, by broker and name, that restarts have not removed."""
-        failing = f"has ended {FAILURES_MAX} times in a row; see the log"
+        failing = f"has ended or could not be restarted {FAILURES_MAX} times in a row; see the log"
         found = {f"{each.label}: process": failing for each in self.brokers if each.failures >= FAILURES_MAX}
         return found | _labeled(self.brokers, lambda each: each.not_alive)
 
