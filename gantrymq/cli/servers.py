@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +94,8 @@ async def run_broker(
     """Run a broker, and ``nameserver`` if it is given, until a signal.
 
     A broker that requests a restart is started again, with the configuration that ``load`` returns then. SIGHUP loads
-    the configuration and applies what may change while the broker runs. ``deadline`` is armed when a task has failed,
+    the configuration and applies what may change while the broker runs; during a start this waits until the broker has
+    started. ``deadline`` is armed when a task has failed,
     and when the broker has not ended in time after a signal.
     """
     from gantrymq.kernel.broker import Broker
@@ -106,8 +108,8 @@ async def run_broker(
         )
     raise_descriptor_limit()
     end_where_memory_ends()
-    stop, link = trio.Event(), Link.from_environ()
-    with ending_by_signal(stop.set):
+    stop, link, reloads = trio.Event(), Link.from_environ(), _Reloads(load)
+    with ending_by_signal(stop.set), reloading_by_signal(reloads.request):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
             server = None
@@ -123,11 +125,41 @@ async def run_broker(
                 if server is not None:
                     broker.registry.provide(FurtherMetrics, server)
                 broker.on_failure = deadline.arm
-                with reloading_by_signal(partial(_reload, broker, load)):
-                    if not await _live(broker, server, nursery, stop, link):
-                        break
+                if not await _live(broker, server, nursery, stop, link, reloads):
+                    break
                 loaded = load()
             nursery.cancel_scope.cancel()
+
+
+class _Reloads:
+    """The requests to load the configuration again. Those that come while no broker runs are kept for the next one.
+
+    They are not dropped, because the file may have changed after the broker that starts has read it.
+    """
+
+    def __init__(self, load: Callable[[], Loaded]) -> None:
+        self._load = load
+        self._broker: Broker | None = None
+        self._is_requested = False
+
+    def request(self) -> None:
+        """Load the configuration into the running broker, or into the next one once it has started."""
+        if self._broker is None:
+            self._is_requested = True
+        else:
+            _reload(self._broker, self._load)
+
+    @contextmanager
+    def into(self, broker: Broker) -> Iterator[None]:
+        """Within the block, requests go to this broker."""
+        self._broker = broker
+        if self._is_requested:
+            self._is_requested = False
+            self.request()
+        try:
+            yield
+        finally:
+            self._broker = None
 
 
 def _reload(broker: Broker, load: Callable[[], Loaded]) -> None:
@@ -166,11 +198,17 @@ def settle_collector() -> None:
 
 
 async def _live(
-    broker: Broker, server: NameServer | None, nursery: trio.Nursery, stop: trio.Event, link: Link | None = None
+    broker: Broker,
+    server: NameServer | None,
+    nursery: trio.Nursery,
+    stop: trio.Event,
+    link: Link | None,
+    reloads: _Reloads,
 ) -> bool:
     """Run a broker once, until it ends or ``stop``; returns whether it must be started again.
 
-    A broker of a unit reports to the parent through ``link`` and prints nothing.
+    A broker of a unit reports to the parent through ``link`` and prints nothing. ``reloads`` reach it once it has
+    started.
     """
     from gantrymq.plugins.interfaces import Health, Registration
 
@@ -203,7 +241,8 @@ async def _live(
             either.start_soon(notifier.report, dict, dict)
         if link is not None:
             either.start_soon(serve_link, link, broker)
-        await stop.wait()
+        with reloads.into(broker):
+            await stop.wait()
         either.cancel_scope.cancel()
     if stop.is_set():
         notifier.send(STOPPING="1")

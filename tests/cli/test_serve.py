@@ -20,8 +20,11 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from gantrymq.cli import servers, signals
+from gantrymq.cli.end_deadline import EndDeadline
+from gantrymq.cli.loading import ConfigFlags, load
 from gantrymq.cli.servers import COLLECTOR_THRESHOLDS, settle_collector
 from gantrymq.client import connect
 from gantrymq.remoting.codes import RequestCode
@@ -302,6 +305,49 @@ def test_sighup_applies_changeable_settings_and_names_those_that_need_a_restart(
     assert not (tmp_path / "store" / "abort").exists()
 
 
+def test_sighup_while_a_broker_restarts_is_applied_when_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "gantrymq.toml"
+    config.write_text("[plugin.topics]\ndefault_queues = 3\n")
+    flags = ConfigFlags(
+        config=str(config), data=str(tmp_path / "store"), listen="127.0.0.1:0", disable=["register"],
+        sets=["store.commit_log_file_bytes=4 MiB", "plugin.http.listen="],
+    )  # fmt: skip
+    lives: list[Any] = []
+
+    def load_before_the_change() -> Any:
+        loaded = load(flags)
+        if len(lives) == 1:
+            config.write_text("[plugin.topics]\ndefault_queues = 2\n")
+            os.kill(os.getpid(), signal.SIGHUP)
+        return loaded
+
+    def banner(broker: Any, _server: Any) -> list[str]:
+        lives.append(broker)
+        if len(lives) == 1:
+            broker.restart()
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    deadly: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _frame: deadly.append(number))
+    for name in ("raise_descriptor_limit", "end_where_memory_ends", "settle_collector"):
+        monkeypatch.setattr(servers, name, lambda: None)
+    monkeypatch.setattr(servers, "banner", banner)
+    try:
+        with capture_logs() as logs:
+            trio.run(servers.run_broker, load(flags), load_before_the_change, EndDeadline(60))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert deadly == [], "without a handler of ours, it ends the process"
+    assert len(lives) == 2
+    assert [each["changed"] for each in logs if each["event"] == "settings_reloaded"] == [
+        ["plugin.topics.default_queues"]
+    ]
+
+
 def test_sighup_does_not_end_a_nameserver(serve: Serve, cli: Cli) -> None:
     child = serve("--listen", "127.0.0.1:0", "--log-level", "info", command="nameserver")
     address = ready(child)["nameserver"]
@@ -504,7 +550,7 @@ def test_a_broker_freezes_the_garbage_collector_before_ready(tmp_path: Path, mon
         stop = trio.Event()
         stop.set()
         async with trio.open_nursery() as nursery:
-            await servers._live(broker, None, nursery, stop)
+            await servers._live(broker, None, nursery, stop, None, servers._Reloads(lambda: load(ConfigFlags())))
 
     trio.run(run)
     assert said[0] == "settled"
