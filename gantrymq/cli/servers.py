@@ -127,6 +127,8 @@ async def run_broker(
                 broker.on_failure = deadline.arm
                 if not await _live(broker, server, nursery, stop, link, reloads):
                     break
+                if link is not None:
+                    await link.send_now(Packet(restarting=True))
                 loaded = load()
             nursery.cancel_scope.cancel()
 

@@ -6,16 +6,18 @@ import errno
 import json
 import os
 import signal
+import socket
 import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -23,12 +25,15 @@ from structlog.testing import capture_logs
 
 import gantrymq.sync
 from gantrymq import Message
+from gantrymq.cli import servers
+from gantrymq.cli.end_deadline import EndDeadline
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.loading import ConfigFlags, load
 from gantrymq.cli.processes import unit as units
 from gantrymq.cli.processes.encryption import encryption_of
 from gantrymq.cli.processes.exposition import merge
 from gantrymq.cli.processes.layout import Layout, Member, make_layout, refuse_unit
+from gantrymq.cli.processes.link import PACKET_MAX_BYTES, Link, Packet, serve_link
 from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.processes.unit import BrokerProcess
 from gantrymq.cli.servers import tls_of
@@ -294,6 +299,124 @@ def test_restarts_that_cannot_fork_count_as_failures_for_healthz(seconds: float,
 def test_a_first_start_that_cannot_fork_ends_the_unit() -> None:
     with pytest.raises(CommandFailed, match=r"broker-a-0 did not start: .*Resource temporarily unavailable"):
         keep_for(30, ScriptedBroker(no_process(), 0))
+
+
+# ---- a restart within a process, without processes
+
+
+class LinkedBroker(BrokerProcess):
+    """One whose process is this test, which has the child's end of the link in ``child``."""
+
+    def __init__(self) -> None:
+        super().__init__(Member("broker-a-0", []))
+        self.signals: list[int] = []
+        self.child: Link
+
+    def spawn(self, arguments: Sequence[str], *, descriptors: Sequence[int] = (), **options: Any) -> None:
+        self.child = Link(socket.socket(fileno=os.dup(descriptors[0])))
+
+    async def wait(self) -> int:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+    async def report(self, packet: Packet) -> None:
+        await self.child.send_now(packet)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+def while_it_runs(check: Callable[[LinkedBroker, units.Unit], Awaitable[None]]) -> None:
+    """Call ``check`` with a broker and its unit while the unit keeps it; time passes at once."""
+    unit = units.Unit(Layout(Path(), [], "", "", []), [])
+    broker = LinkedBroker()
+    unit.brokers.append(broker)
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(unit.keep, broker)
+            await trio.testing.wait_all_tasks_blocked()
+            await check(broker, unit)
+            broker.child.close()
+            nursery.cancel_scope.cancel()
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_broker_that_restarts_in_its_process_is_not_ready_and_is_not_killed() -> None:
+    async def check(broker: LinkedBroker, unit: units.Unit) -> None:
+        await broker.report(Packet(ready="127.0.0.1:1"))
+        await broker.report(Packet(not_alive={}, not_ready={"disk": "full"}))
+        assert unit.not_ready() == {"broker-a-0: disk": "full"}
+        await broker.report(Packet(restarting=True))
+        assert unit.not_ready() == {"broker-a-0: process": "the broker starts"}
+        await trio.sleep(10 * units.SILENCE_SECONDS)
+        assert broker.signals == []
+        await broker.report(Packet(ready="127.0.0.1:2"))
+        assert (broker.state, broker.address, unit.not_ready()) == ("ready", "127.0.0.1:2", {})
+        await trio.sleep(10 * units.SILENCE_SECONDS)
+        assert broker.signals == [signal.SIGKILL], "silence of a ready broker"
+
+    while_it_runs(check)
+
+
+def test_signals_reach_a_broker_that_restarts_in_its_process_and_a_new_process_once_it_is_ready() -> None:
+    async def check(broker: LinkedBroker, unit: units.Unit) -> None:
+        unit.reload()
+        unit.reopen_logs()
+        assert broker.signals == [], "a process without handlers would end"
+        await broker.report(Packet(ready="127.0.0.1:1"))
+        assert sorted(broker.signals) == [signal.SIGHUP, signal.SIGUSR1]
+        await broker.report(Packet(restarting=True))
+        unit.reload()
+        unit.reopen_logs()
+        assert broker.signals[2:] == [signal.SIGHUP, signal.SIGUSR1]
+        await broker.report(Packet(ready="127.0.0.1:1"))
+        assert len(broker.signals) == 4
+
+    while_it_runs(check)
+
+
+def test_a_broker_reports_a_restart_in_its_process_before_its_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ConfigFlags(
+        data=str(tmp_path / "data"), listen="127.0.0.1:0", disable=["register"], sets=[SMALL[1], "plugin.http.listen="]
+    )
+    parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent.setblocking(False)
+    packets: list[Packet] = []
+    lives: list[Any] = []
+
+    def load_again() -> Any:
+        with suppress(BlockingIOError):
+            while True:
+                packets.append(msgspec.json.decode(parent.recv(PACKET_MAX_BYTES), type=Packet))
+        return load(flags)
+
+    async def serve(link: Link, broker: Any) -> None:
+        lives.append(broker)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_link, link, broker)
+            await trio.lowlevel.wait_readable(parent)
+            if len(lives) == 1:
+                broker.restart()
+            else:
+                nursery.cancel_scope.cancel()
+        if len(lives) == 2:
+            link.close()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setenv("GANTRYMQ_PROCESS_LINK", str(child.detach()))
+    monkeypatch.setattr(servers, "serve_link", serve)
+    for name in ("raise_descriptor_limit", "end_where_memory_ends", "settle_collector"):
+        monkeypatch.setattr(servers, name, lambda: None)
+    with parent:
+        trio.run(servers.run_broker, load(flags), load_again, EndDeadline(60))
+    assert len(lives) == 2
+    assert packets[0].ready == lives[0].address
+    assert [each.restarting for each in packets] == [False] * (len(packets) - 1) + [True]
 
 
 # ---- processes

@@ -1,8 +1,8 @@
 """The connection between a broker of a unit and the parent: a socket pair that only these two processes have.
 
-Each message is a packet with one JSON object. The broker sends that it is ready, its state each second, and each topic
-that a first message created. The parent sends the topics of the other brokers, so that all brokers have them: clients
-send to every broker that has a topic.
+Each message is a packet with one JSON object. The broker sends that it is ready, that it restarts in its process, its
+state each second, and each topic that a first message created. The parent sends the topics of the other brokers, so
+that all brokers have them: clients send to every broker that has a topic.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "GANTRYMQ_PROCESS_LINK"
 """The environment variable with the file descriptor of a broker's end."""
 STATE_SECONDS: Final = 1.0
+SEND_SECONDS: Final = 1.0
 PACKET_MAX_BYTES: Final = 64 * 1024
 REASONS_MAX_CHARS: Final = 8000
 
@@ -34,7 +35,8 @@ log = structlog.get_logger("gantrymq.processes")
 
 
 class Packet(msgspec.Struct, omit_defaults=True):
-    """One message. ``ready``: the broker's address; ``pages``: that of its health pages.
+    """One message. ``ready``: the broker's address; ``pages``: that of its health pages. ``restarting``: the broker has
+    stopped and starts again in its process; until the next ``ready`` it serves no clients and reports no state.
 
     ``not_alive`` and ``not_ready`` are the reasons by name, None in a packet that has no state. ``topic``: the body of
     a :class:`TopicConfig`.
@@ -42,6 +44,7 @@ class Packet(msgspec.Struct, omit_defaults=True):
 
     ready: str = ""
     pages: str = ""
+    restarting: bool = False
     not_alive: dict[str, str] | None = None
     not_ready: dict[str, str] | None = None
     topic: str = ""
@@ -69,6 +72,17 @@ class Link:
         """Send queued packets until cancelled or until the other end is closed."""
         try:
             async for packet in self._unsent:
+                await self._sock.send(msgspec.json.encode(packet))
+        except OSError as error:
+            log.debug("process_link_closed", reason=str(error))
+
+    async def send_now(self, packet: Packet) -> None:
+        """Send the packet before queued ones, without :meth:`run_sender`, which must not run.
+
+        It is dropped if the other end is closed, or takes no packet for :data:`SEND_SECONDS`.
+        """
+        try:
+            with trio.move_on_after(SEND_SECONDS):
                 await self._sock.send(msgspec.json.encode(packet))
         except OSError as error:
             log.debug("process_link_closed", reason=str(error))

@@ -59,6 +59,9 @@ class BrokerProcess(ServerProcess):
         self.link: link.Link | None = None
         self._reported = False
         self._silent_checks = 0
+        self._has_handlers = False
+        """Whether the present process was ready: from then on it handles signals, also while it restarts the broker."""
+        self._signals: list[int] = []
 
     async def run(self, nameservers: Sequence[str], share: Callable[[BrokerProcess, str], None]) -> int:
         """Run it once, until it ends; returns the exit code. ``share`` gets its new topics.
@@ -73,6 +76,7 @@ class BrokerProcess(ServerProcess):
             if self.member.cpu is not None:
                 options += ["--cpu", str(self.member.cpu)]
             self.not_alive, self.not_ready, self._silent_checks = {}, {}, 0
+            self._has_handlers, self._signals = False, []
             self.spawn(
                 [*self.member.arguments, *(["--nameserver", ";".join(nameservers)] if nameservers else [])],
                 options=options,
@@ -103,6 +107,11 @@ class BrokerProcess(ServerProcess):
             if packet.ready:
                 self.address, self.pages, self.state = packet.ready, packet.pages, "ready"
                 self.ready.set()
+                self._has_handlers = True
+                while self._signals:
+                    self.send_signal(self._signals.pop(0))
+            if packet.restarting:
+                self.state, self.not_alive, self.not_ready = "starting", {}, {}
             if packet.topic:
                 share(self, packet.topic)
             if packet.not_alive is not None and packet.not_ready is not None:
@@ -122,6 +131,16 @@ class BrokerProcess(ServerProcess):
                 log.error("process_killed", process=self.label, seconds=SILENCE_SECONDS, reasons=self.not_alive)
                 self.send_signal(signal.SIGKILL)
                 return
+
+    def send_when_ready(self, number: int) -> None:
+        """Send the signal, to a process that starts once it is ready: before that it may have no handler and would end.
+
+        A process that is started after this call does not get it.
+        """
+        if self._has_handlers:
+            self.send_signal(number)
+        elif number not in self._signals:
+            self._signals.append(number)
 
     def reasons(self) -> dict[str, str]:
         """Why clients cannot work with this broker, by name."""
@@ -168,16 +187,16 @@ class Unit:
                 broker.link.send(link.Packet(topic=topic))
 
     def reload(self) -> None:
-        """Send SIGHUP to all brokers that are ready; others read the configuration at their start."""
+        """Send SIGHUP to all brokers. Those that start get it once they are ready, because they may have read the
+        configuration before it changed."""
         for broker in self.brokers:
-            if broker.state == "ready":
-                broker.send_signal(signal.SIGHUP)
+            broker.send_when_ready(signal.SIGHUP)
 
     def reopen_logs(self) -> None:
-        """Send SIGUSR1 to all brokers that are ready; others open the log file at their start."""
+        """Send SIGUSR1 to all brokers. Those that start get it once they are ready, because they may have opened the
+        log file before it was renamed."""
         for broker in self.brokers:
-            if broker.state == "ready":
-                broker.send_signal(signal.SIGUSR1)
+            broker.send_when_ready(signal.SIGUSR1)
 
     async def stop(self) -> None:
         """Stop all at the same time; returns when they have ended."""
