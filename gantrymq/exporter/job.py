@@ -10,7 +10,8 @@ class Job:
     """What to export: ``topics`` with the number of their queues, from the broker at ``address``.
 
     ``security`` has options of the data source, such as ``accessKey``. ``nice`` lowers the priority of the process.
-    ``cores`` and ``memory`` (of the JVM's heap) are for the engine ``spark``.
+    ``cores`` and ``memory`` (of the JVM's heap) are for the engine ``spark``. ``recreated`` has topics whose queue
+    offsets restarted at 0 when their export had these ends, by queue: they fail until the export has other ones.
     """
 
     broker: str
@@ -26,6 +27,7 @@ class Job:
     nice: int
     cores: int
     memory: str
+    recreated: dict[str, dict[int, int]] = attrs.field(factory=dict)
 
 
 @attrs.frozen

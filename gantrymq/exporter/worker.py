@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from gantrymq.exporter.job import Job, Report
-from gantrymq.spark.errors import SparkError
+from gantrymq.spark.errors import SparkError, WrongOption
 from gantrymq.spark.exports.destination import Destination
 from gantrymq.spark.exports.destinations import find_destination
 from gantrymq.spark.exports.engines import Engine, find_engine
@@ -97,7 +97,16 @@ def _export(
 ) -> Report:
     (topic,) = options.topics
     ended = Report(topic, ended=True)
+
+    def find_ends() -> dict[int, int]:
+        return {key[2]: end for key, end in read_ends().items() if key[:2] == (topic, job.broker)}
+
     try:
+        if topic in job.recreated and (ends := find_ends()) and ends.items() <= job.recreated[topic].items():
+            raise WrongOption(
+                "the topic was deleted and created again, and its queue offsets restarted at 0: overwrite the export, "
+                "or name another folder or table"
+            )
         result = work(lambda now: report(_as_report(topic, now)))
         ended = attrs.evolve(
             ended, rows=result.rows, bytes=result.bytes, files=result.files, lost=result.lost, manifest=result.number
@@ -105,10 +114,9 @@ def _export(
     except SparkError as failure:
         ended = attrs.evolve(ended, error=str(failure))
     try:
-        ends = read_ends()
+        return attrs.evolve(ended, ends=find_ends())
     except SparkError as failure:
         return attrs.evolve(ended, error=ended.error or str(failure))
-    return attrs.evolve(ended, ends={key[2]: end for key, end in ends.items() if key[:2] == (topic, job.broker)})
 
 
 def _as_report(topic: str, now: ExportProgress) -> Report:

@@ -2,7 +2,7 @@
 
 Slot: none; not in the default set: ``--enable exporter``, with the extra ``gantrymq[spark]``.
 Hooks: check_files, collect_metrics, config_section, configure, persist, register_processors, register_tasks,
-retention_floor, runtime_info, started.
+retention_floor, runtime_info, started, topics_changed.
 Config ``[plugin.exporter]``: ``topics``, ``to``, ``every``, ``at_bytes``, ``format``, ``engine``, ``cores``,
 ``memory``, ``file_rows``, ``file_bytes``, ``skip_lost``, ``hold_bytes``, ``hold_age``, ``retry``, ``timeout``,
 ``nice``, ``access_key``, ``secret_key``, ``tls``, ``tls_ca_file``.
@@ -38,6 +38,7 @@ from gantrymq.remoting.headers.header import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.changes import TopicsBatch
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor, Request
@@ -83,6 +84,11 @@ class ExporterPlugin:
     def started(self, broker: Broker) -> None:
         """Let runs start: their processes can connect now."""
         self._exporter.listens()
+
+    @hookimpl
+    def topics_changed(self, batch: TopicsBatch) -> None:
+        """Note which exported topics were deleted."""
+        self._exporter.topics_removed(batch.removed)
 
     @hookimpl
     def check_files(self, store: StoppedStore) -> None:

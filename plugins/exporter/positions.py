@@ -40,11 +40,23 @@ def find_topics(broker: Broker, patterns: list[str]) -> dict[str, int]:
 
 
 def lag_of(broker: Broker, topics: Mapping[str, int], ends: Ends) -> dict[str, int]:
-    """Return, by topic, the number of messages that are in the queues but not in the export."""
+    """Return, by topic, the number of messages that are in the queues but not in the export.
+
+    All messages of a queue that ends before its export count: the next run then fails, and says so.
+    """
     return {
         topic: sum(queue.high - queue.position for queue in _queues(broker, {topic: count}, ends))
         for topic, count in topics.items()
     }
+
+
+def ends_before(broker: Broker, topic: str, ends: Mapping[int, int]) -> bool:
+    """Return whether a queue of the topic ends before ``ends``; a missing one ends at 0."""
+    for queue_id, end in ends.items():
+        queue = broker.queues.get(topic, queue_id)
+        if end > (0 if queue is None else queue.max_offset):
+            return True
+    return False
 
 
 def floor_of(broker: Broker, topics: Mapping[str, int], ends: Ends, hold_bytes: int, oldest_ms: int) -> int:
@@ -106,7 +118,10 @@ def _queues(broker: Broker, topics: Mapping[str, int], ends: Ends) -> Iterator[_
             if queue is None:
                 continue
             low, high = queue.min_offset, queue.max_offset
-            position = max(ends.get(topic, {}).get(queue_id, 0), low)
+            exported = ends.get(topic, {}).get(queue_id, 0)
+            # A queue that ends before its export has other messages: its topic was created again, or the log lost its
+            # tail.
+            position = low if exported > high else max(exported, low)
             if position < high:
                 yield _Waiting(broker, topic, queue_id, position, high)
 

@@ -11,8 +11,9 @@ import trio
 from gantrymq.exporter.job import Job, Report
 from gantrymq.exporter.process import RunFailed, run_worker
 from gantrymq.plugins.exporter.config import ExporterConfig
-from gantrymq.plugins.exporter.positions import find_topics, floor_of, lag_of
+from gantrymq.plugins.exporter.positions import ends_before, find_topics, floor_of, lag_of
 from gantrymq.plugins.exporter.state import ExporterState, LastRun, encode_state
+from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.address import format_address, parse_address
 
 if TYPE_CHECKING:
@@ -60,8 +61,20 @@ class Exporter:
     # -------------------------------------------------------------------------------------------------- commands
 
     def listens(self) -> None:
-        """Note that the broker serves clients from now on."""
+        """Note that the broker serves clients from now on, before their first message."""
+        if not self._broker.broker_id:
+            self._find_recreated()
         self._listens.set()
+
+    def topics_removed(self, names: list[str]) -> None:
+        """Note that topics were deleted.
+
+        If such a topic is created again before the next start of the broker, its queue offsets continue, and so does
+        its export.
+        """
+        deleted = self.state.ends.keys() & set(names)
+        self.state.deleted |= deleted
+        self._changed = self._changed or bool(deleted)
 
     def run_now(self) -> None:
         """Start a run soon, also while paused; if one is running, another one after it."""
@@ -76,6 +89,21 @@ class Exporter:
         """Return the state if it has changed since the last call."""
         changed, self._changed = self._changed, False
         return encode_state(self.state) if changed else None
+
+    def _find_recreated(self) -> None:
+        """Find topics that were deleted and whose queues no longer have the exported offsets.
+
+        Later this could not be found: new messages get those offsets, and the queues grow beyond them.
+        """
+        state, table = self.state, self._broker.registry.get(TopicTable)
+        for topic, ends in list(state.ends.items()):
+            was_deleted = topic in state.deleted or table.get(topic) is None
+            if was_deleted and ends_before(self._broker, topic, ends):
+                state.recreated[topic] = state.ends.pop(topic)
+                self._changed = True
+        if state.deleted:
+            state.deleted.clear()
+            self._changed = True
 
     # ------------------------------------------------------------------------------------------------------ runs
 
@@ -115,8 +143,10 @@ class Exporter:
         known = self.state.ends.keys()
         # Without new messages no process is started: each check of an idle broker would cost one.
         behind = {topic: count for topic, count in topics.items() if lag[topic] or topic not in known}
+        table = broker.registry.get(TopicTable)
         for topic in known - topics.keys():
-            del self.state.ends[topic]
+            if table.get(topic) is not None:  # the ends of a deleted topic count if it is created again
+                del self.state.ends[topic]
         if not behind and not self.state.failures:
             self._last_idle = self._run.started
             return
@@ -143,7 +173,9 @@ class Exporter:
         if report.lost:
             run.lost, totals.lost = run.lost + report.lost, totals.lost + report.lost
             log.warning("messages_not_exported", topic=report.topic, messages=report.lost, to=self.to)
-        if report.ends or not report.error:
+        if not report.error:
+            self.state.recreated.pop(report.topic, None)
+        if report.topic not in self.state.recreated and (report.ends or not report.error):
             self.state.ends[report.topic] = dict(report.ends)
         if report.error:
             self._failures[report.topic] = report.error
@@ -171,10 +203,11 @@ class Exporter:
         security = {name: value for name, value in security.items() if value}
         if config.tls:
             security["tls"] = "true"
+        recreated = {topic: ends for topic, ends in self.state.recreated.items() if topic in topics}
         return Job(
             self._broker.name, format_address(_ANY_HOST.get(host, host), port), topics, self.to, config.format,
             config.engine, config.file_rows, config.file_bytes, config.skip_lost, security, config.nice, config.cores,
-            config.memory,
+            config.memory, recreated,
         )  # fmt: skip
 
     def _now(self) -> float:

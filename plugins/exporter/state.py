@@ -35,11 +35,16 @@ class ExporterState:
 
     ``to`` is the folder or table that they describe: another one has other offsets. ``failures`` counts
     failed runs in a row.
+
+    ``deleted`` has topics of ``ends`` that were deleted since the start of the broker. ``recreated`` has topics whose
+    queue offsets restarted at 0 after such a deletion, with the ends of their export then.
     """
 
     to: str = ""
     paused: bool = False
     ends: dict[str, dict[int, int]] = attrs.field(factory=dict)
+    deleted: set[str] = attrs.field(factory=set)
+    recreated: dict[str, dict[int, int]] = attrs.field(factory=dict)
     failures: int = 0
     last: LastRun = attrs.field(factory=LastRun)
     last_success: float = 0.0

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,15 @@ from gantrymq.cli.__main__ import run
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.message import Message
-from gantrymq.plugins.exporter.positions import find_topics, floor_of
+from gantrymq.plugins.exporter.file_check import check_state
+from gantrymq.plugins.exporter.positions import find_topics, floor_of, lag_of
 from gantrymq.plugins.exporter.runs import CHECK_S
+from gantrymq.plugins.exporter.state import ExporterState
 from gantrymq.plugins.interfaces import TopicTable
-from gantrymq.spark import export_files, export_status
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.topics import TopicHeader
+from gantrymq.spark import export, export_files, export_status
 from gantrymq.testing.plugin_broker import PluginBroker
 from support.processes import wait_for
 
@@ -65,6 +71,10 @@ class Exporting:
         self.control("run")
         wait_for(lambda: sum(self.exporter.totals.runs.values()) > before, PATIENCE_S)
         return self.control("status")
+
+    def delete_topic(self, topic: str) -> None:
+        command = Command(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic).to_ext())
+        self.running.client.admin.request(self.running.address, command)
 
     def figures(self) -> tuple[Metrics, dict[str, str]]:
         """The metrics of the exporter, and the runtime information of the broker."""
@@ -213,6 +223,71 @@ def test_a_run_starts_when_the_log_has_grown_by_at_bytes(place: Exporting) -> No
     place.send("orders-size", 200)
     wait_for(lambda: sum(place.exporter.totals.runs.values()) == 1, PATIENCE_S)
     assert exported(place.to, "orders-size") == place.stored("orders-size")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Exporting]:
+    """A place for this test only, whose runs may fail."""
+    exporting = Exporting(tmp_path)
+    yield exporting
+    exporting.running.stop()
+
+
+@pytest.mark.slow
+def test_a_topic_with_restarted_offsets_fails_until_its_export_is_overwritten(own: Exporting) -> None:
+    own.send("exact", 20)
+    own.run_now()
+    own.delete_topic("exact")
+    own.running.restart()
+    own.send("exact", 15)
+    for total in (15, 30):  # fewer than the export has, and more
+        assert own.exporter.lag()["exact"] == total
+        assert own.exporter.floor() < own.broker.log.end
+        status = own.run_now()
+        assert "its queue offsets restarted at 0" in status["last_run"]["error"]
+        assert (own.exporter.totals.rows, own.exporter.totals.runs["ok"]) == (0, 0)
+        own.running.restart()  # the next run is due in an hour, and the cause is kept
+        own.send("exact", 15)
+    export("exact", own.to, own.running.nameserver, engine="local", overwrite=True)
+    own.send("exact", 2)
+    assert own.run_now()["failures"] == 0
+    assert exported(own.to, "exact") == own.stored("exact")
+    assert own.exporter.lag()["exact"] == 0
+
+
+@pytest.mark.slow
+def test_a_topic_that_is_deleted_and_created_again_without_a_restart_is_exported_on(own: Exporting) -> None:
+    own.send("exact", 20)
+    before = own.run_now()["last_run"]["rows"]
+    own.delete_topic("exact")
+    wait_for(lambda: own.exporter.state.deleted == {"exact"}, PATIENCE_S)
+    own.control("run")  # without the topic, there is nothing to do
+    wait_for(lambda: own.exporter._last_idle > 0, PATIENCE_S)
+    for _ in range(2):
+        own.send("exact", 8)
+        status = own.run_now()
+        assert (before, status["last_run"]["rows"], status["last_run"]["error"]) == (20, 8, "")
+        own.running.restart()  # each queue has messages of after the deletion
+        assert own.exporter.state.recreated == {}
+
+
+def test_a_queue_that_ends_before_its_export_waits_from_its_first_message_on() -> None:
+    queue = SimpleNamespace(min_offset=3, max_offset=10)
+    broker: Any = SimpleNamespace(queues=SimpleNamespace(get=lambda _topic, number: None if number else queue))
+    lags = [lag_of(broker, {"orders": 2}, {"orders": {0: end, 1: end}})["orders"] for end in (0, 3, 8, 10, 11)]
+    assert lags == [7, 7, 2, 0, 7]
+
+
+def test_a_check_of_the_files_reports_lost_messages_but_no_deleted_topic() -> None:
+    notes: list[str] = []
+    state = ExporterState(ends={"gone": {0: 9}, "kept": {0: 9}, "short": {0: 9}}, deleted={"gone"})
+    store: Any = SimpleNamespace(
+        read_table=lambda *_: state,
+        queue_ends={("kept", 0): 9, ("short", 0): 8},
+        note=lambda _path, text, _meaning: notes.append(text),
+    )
+    check_state(store)
+    assert notes == ["topic 'short', queue 0 is exported up to 9, and the queue ends at 8"]
 
 
 @pytest.mark.parametrize(
