@@ -76,7 +76,7 @@ async def plan_import(client: Client, document: object) -> list[Change]:
                 )
             targets.add((kind, name, broker))
             before = present[broker].get(name)
-            if before is None or _texts(before) != _texts(settings):
+            if before is None or _compared(before) != _compared(settings):
                 changes.append(
                     Change(
                         kind, name, broker, "create" if before is None else "change", _removed(before, settings),
@@ -157,6 +157,17 @@ def _texts(settings: Body) -> dict[str, Any]:
         found.pop(key, None)
     if not found.get("attributes"):
         found.pop("attributes", None)
+    return found
+
+
+def _compared(settings: Body) -> dict[str, Any]:
+    """Return the settings that an import can change.
+
+    Brokers ignore the ``order`` of a request (4.9.7) or replace it by what the nameservers have
+    (``TopicConfigManager.updateOrderTopicConfig``): an import that counted it as a change would never end.
+    """
+    found = _texts(settings)
+    found.pop("order", None)
     return found
 
 

@@ -72,6 +72,13 @@ def test_an_import_creates_what_was_exported_with_its_settings(
     )
 
 
+def test_the_order_of_a_topic_which_the_nameservers_set_is_no_change(cli: Cli, target: Cluster, tmp_path: Path) -> None:
+    file = document(tmp_path / "file", topics=[{"name": "orders", "settings": TOPIC | {"order": True}}])
+    arguments = ("definitions", "import", file, "--json", "--nameserver", target.nameserver)
+    assert [row["action"] for row in json.loads(cli(*arguments).out)] == ["create"]
+    assert json.loads(cli(*arguments, "--dry-run").out) == []
+
+
 def test_a_topic_loses_queues_only_by_force(cli: Cli, target: Cluster, tmp_path: Path) -> None:
     with gantrymq.sync.connect(target.nameserver) as client:
         client.admin.create_topic("orders", 8)
