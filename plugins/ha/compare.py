@@ -73,12 +73,15 @@ class Comparison:
         """Whether the master supports COMPARE_LOG; a RocketMQ master is asked for records instead."""
         self.ticket = b""
         """The ticket for the next connection to the master's port of replication, if it needs one."""
+        self.epoch = epochs.known
+        """The epoch that the last :meth:`check` has accepted: the master's, or the highest known one then."""
 
     async def check(self, address: str) -> None:
         """Return if the log's last record is equal to the master's, or if the log is empty.
 
         Raises :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, and the errors of a call.
         """
+        self.epoch = self._epochs.known
         if not address:
             if not self._broker.log.end:
                 return
@@ -159,6 +162,7 @@ class Comparison:
             raise Unlike(f"{channel.address} was the master of epoch {epoch}, and epoch {known} has begun")
         if says.get("haFenced"):
             raise Unlike(f"{channel.address} is no longer a master: {says['haFenced']}")
+        self.epoch = known if epoch is None else epoch
         if epoch is not None:
             self._epochs.learn(epoch, channel.address, is_master=False)
 

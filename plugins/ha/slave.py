@@ -70,6 +70,7 @@ class Slave:
         self._is_announced = False
         """Whether the log says that this slave follows a master, since its last outage began."""
         self._following = epochs.known
+        """The epoch of the master with which this log was compared."""
         self._comparison = Comparison(broker, epochs)
         self._settled = trio.Event()
         self._attempt = trio.CancelScope()
@@ -174,6 +175,8 @@ class Slave:
                 await self._comparison.check(self._compared_with)
             if self._attempt.cancelled_caught:
                 return "the master has changed"
+            # Not the highest epoch that is known once the connection exists: a promotion may begin one before that.
+            self._following = self._comparison.epoch
         except Diverged as diverged:
             plan_cut(self._broker, diverged.end)
             await trio.sleep_forever()
@@ -215,11 +218,11 @@ class Slave:
 
     async def _replicate(self, stream: Link, address: str) -> None:
         broker = self._broker
-        self._following = epoch = self._epochs.known
         while broker.store.dispatched < broker.log.end:
             await self._moved.park()
+        self._check_epoch()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._leave_deposed, epoch)
+            nursery.start_soon(self._leave_deposed, self._following)
             self.connected_to = address
             self.heard_at = broker.env.monotonic()
             if not self._is_announced:

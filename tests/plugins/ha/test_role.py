@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 
 import gantrymq
 from gantrymq.kernel.broker import Broker
@@ -15,11 +16,13 @@ from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.plugins.ha import HaPlugin
+from gantrymq.plugins.ha import slave as ha_slave
 from gantrymq.plugins.ha.epochs import Epochs
+from gantrymq.plugins.ha.streams import secured
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import read_epoch
+from gantrymq.remoting.epoch import EPOCH_FIELD, read_epoch
 from gantrymq.remoting.javaproperties import read_properties
 from gantrymq.testing.harness import make_broker, run_broker
 
@@ -161,3 +164,28 @@ async def test_a_fenced_master_becomes_a_slave_with_another_id(tmp_path: Path) -
     slave = make_broker(tmp_path, settings=settings, enable=["ha"], overrides=path.read_bytes())
     async with run_broker(slave):
         assert slave.broker_id == 1
+
+
+async def test_a_slave_that_learns_an_epoch_while_it_connects_acknowledges_nothing_to_the_old_master(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The promotion counts on the end of the log with which the slave has answered it."""
+    answers: list[Command] = []
+
+    async def promotion_before_handshake(*arguments: Any) -> Any:
+        if not answers:
+            async with open_channel(slave.address) as channel:
+                fence = Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, {EPOCH_FIELD: "5-abc"})
+                answers.append(await channel.call(fence))
+        return await secured(*arguments)
+
+    monkeypatch.setattr(ha_slave, "secured", promotion_before_handshake)
+    async with pair.master(role="sync_master", sync_timeout="200ms") as master:
+        slave = pair.make_slave(master)
+        with structlog.testing.capture_logs() as logs:
+            async with run_broker(slave):
+                await pair.until(lambda: bool(answers) and ha_of(master).fenced)
+                assert 0 not in await pair.send(master, b"1", b"2")
+        assert answers[0].code == 0
+        assert slave.log.end == int((answers[0].ext or {})["logEnd"])
+        assert "following_master" not in [entry["event"] for entry in logs]
