@@ -7,7 +7,7 @@ Config ``[plugin.ha]``, for a master (``broker.id`` 0): ``role``, ``listen``, ``
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``authentication``, ``slaves_max``, ``lease``,
 ``refuse_without_lease``; for a slave: ``master``, ``master_broker``, ``sync_tables``, ``tls``; for both: ``heartbeat``,
 ``housekeeping``.
-Files: ``config/ha-cut.json`` on a slave, from the discovery of a diverged tail until the next start;
+Files: ``config/ha-cut.json`` on a slave, from the discovery of a diverged tail until the next start in any role;
 ``config/ha-epoch.json`` with the epochs and, on a slave, its master's role.
 Provides: Replication. Replaces RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
@@ -34,7 +34,7 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Heavy
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.ha.compare import cut_as_planned
+from gantrymq.plugins.ha.compare import cut_as_planned, discard_planned_cut
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
 from gantrymq.plugins.ha.deposed import become_slave
@@ -170,6 +170,7 @@ class HaPlugin:
             self._epochs.begin_as_master(source if origin == "override" else "")
             if self._epochs.fenced:
                 broker.before_listening.append(partial(self._return, broker))
+            discard_planned_cut(broker)
             self._config = section = self._with_role(broker, section)
         broker.registry.provide(Replication, self)
         if broker.broker_id:

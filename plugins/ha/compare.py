@@ -270,8 +270,21 @@ def cut_as_planned(broker: Broker) -> None:
     end = int(json.loads(broker.env.read_bytes(path))["end"])
     kept = broker.store.cut(end)
     log.warning("diverged_tail_truncated", offset=end, kept=kept)
+    _remove(broker, path)  # a power cut would bring the file back, and repeat the cut
+
+
+def discard_planned_cut(broker: Broker) -> None:
+    """Before a master takes messages: a later start as a slave must not truncate the log at the offset that an earlier
+    run as a slave determined."""
+    path = _path(broker)
+    if broker.env.exists(path):
+        _remove(broker, path)
+        log.warning("planned_truncation_discarded", file=path, reason="this broker is the master now")
+
+
+def _remove(broker: Broker, path: str) -> None:
     broker.env.unlink(path)
-    broker.env.sync_dir(path.rpartition("/")[0])  # a power cut would bring the file back, and repeat the cut
+    broker.env.sync_dir(path.rpartition("/")[0])
 
 
 def _path(broker: Broker) -> str:

@@ -10,6 +10,7 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.ha.compare import CUT_FILE
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.remoting.channel import open_channel
@@ -55,6 +56,23 @@ async def test_a_divergent_tail_is_truncated_and_saved(pair: Any, masters: list[
             assert slave.queues.get("T", 0).max_offset == master.queues.get("T", 0).max_offset
     (kept,) = (pair.root / "slave" / "lost+found").iterdir()
     assert kept.read_bytes() == log[common:].rstrip(b"\0")
+
+
+async def test_a_planned_truncation_does_not_survive_a_time_as_the_master(pair: Any) -> None:
+    """The offset lies before messages that the broker acknowledges as the master."""
+    await diverge(pair, *[b"mine"] * 20)
+    async with pair.master() as master:
+        await pair.send(master, *[b"other"] * 5)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.restarting)
+    assert (pair.root / "slave" / CUT_FILE).exists()
+    with structlog.testing.capture_logs() as logs:
+        async with pair.master(home="slave") as promoted:
+            assert await pair.send(promoted, *[b"acknowledged"] * 100) == [0] * 100
+            end = promoted.log.end
+    assert [entry["event"] for entry in logs if "truncation" in entry["event"]] == ["planned_truncation_discarded"]
+    async with pair.slave("127.0.0.1:1", master_broker="127.0.0.1:1") as slave:
+        assert slave.log.end == end
 
 
 async def test_messages_behind_a_truncated_tail_are_readable_where_it_had_a_quarantined_range(pair: Any) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gantrymq.kernel.store.store import Store
-from gantrymq.plugins.ha.compare import CUT_FILE, cut_as_planned
+from gantrymq.plugins.ha.compare import CUT_FILE, cut_as_planned, discard_planned_cut
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_queue
 
@@ -35,3 +35,13 @@ def test_a_power_cut_after_a_planned_cut_does_not_repeat_it() -> None:
     store.append(batch_of([b"new"]))
     commit(store)
     assert list(read_queue(start(env.power_cut())).values()) == [b"one", b"new"]
+
+
+def test_a_power_cut_does_not_restore_a_discarded_cut() -> None:
+    env = MemoryEnv()
+    store, _, _ = open_store(env)
+    store.close()
+    env.replace(f"store/{CUT_FILE}", json.dumps({"end": 0}).encode())
+    broker: Any = SimpleNamespace(env=env, root="store")
+    discard_planned_cut(broker)
+    assert not env.power_cut().exists(f"store/{CUT_FILE}")
