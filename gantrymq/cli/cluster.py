@@ -65,7 +65,7 @@ def with_missing_masters(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @cluster.command()
 @click.argument("name")
 @click.option(
-    "--id", "number", type=click.IntRange(min=1), help="The slave's id; default the one with the longest log."
+    "--id", "number", type=click.IntRange(min=1), help="The slave's id; default the one with the most complete log."
 )
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
 @duration_option(

@@ -1,7 +1,11 @@
 """Promotes a slave without losing anything that a slave has confirmed: fence all slaves first, then choose.
 
-A slave that has received the new epoch confirms nothing more to the old master, and returns the end of its log. The
-slave with the longest log therefore has everything that was acknowledged, whatever the old master does meanwhile.
+A slave that has received the new epoch confirms nothing more to the old master, and returns the epoch and the end of
+its log. As in Raft, the slave whose log has the highest epoch and, among several of them, the longest log has
+everything that was acknowledged, whatever the old master does meanwhile. The length alone does not decide: a log of a
+lower epoch may end with records of a former master that no slave has confirmed. Slaves of older versions do not report
+the epoch of their log, see :class:`SlaveLog`.
+
 Concurrent promotions have different tokens: each slave accepts only the first token of an epoch number.
 
 Watchers pass their lock's revision as ``epoch_at_least``, because it grows with each holder.
@@ -10,7 +14,7 @@ Watchers pass their lock's revision as ``epoch_at_least``, because it grows with
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -20,7 +24,7 @@ from gantrymq.failover.brokers import FENCED, UNREACHABLE
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import EPOCH_FIELD, FIRST, Epoch, epoch_in
+from gantrymq.remoting.epoch import EPOCH_FIELD, FIRST, LOG_END_FIELD, LOG_EPOCH_FIELD, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 TOKEN_BYTES: Final = 4
@@ -48,6 +52,66 @@ class Promoted:
     end: int = 0
 
 
+@attrs.frozen
+class SlaveLog:
+    """A slave's log: its ``end`` in bytes, and its ``epoch``, None if the slave does not report it.
+
+    ``known``: the number of the highest epoch that the slave knew before the promotion. An epoch that is not reported
+    is at most that.
+    """
+
+    end: int
+    epoch: Epoch | None
+    known: int = 0
+
+    @property
+    def least(self) -> tuple[int, int]:
+        """The lowest possible epoch number and the end; the log with the highest pair is the most complete one."""
+        return (0 if self.epoch is None else self.epoch.number), self.end
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """The highest possible epoch number and the end."""
+        return (self.known if self.epoch is None else self.epoch.number), self.end
+
+    def __str__(self) -> str:
+        return f"up to {self.end}" + ("" if self.epoch is None else f" of epoch {self.epoch}")
+
+
+def choose(logs: Mapping[str, SlaveLog], wanted: Collection[str], *, accept_loss: bool = False) -> str:
+    """Return the address among ``wanted`` that has the most complete one of ``logs``.
+
+    Raises :class:`PromotionRefused` if another log may have acknowledged messages that this one lacks, unless
+    ``accept_loss``.
+    """
+    address = max(wanted, key=lambda each: logs[each].least)
+    if accept_loss:
+        return address
+    chosen = logs[address]
+    best = max(logs, key=lambda each: logs[each].least)
+    if chosen.least < logs[best].least:
+        raise PromotionRefused(
+            f"{address} has the log {chosen}, and {best} {logs[best]}: messages that only the latter has would be "
+            f"lost. Promote that one; {ACCEPT_LOSS}"
+        )
+    if all(each.epoch is None for each in logs.values()):
+        return address  # older versions: the length is all that is known
+    for other, each in logs.items():
+        if other == address:
+            continue
+        if each.epoch is None and each.most > chosen.least:
+            raise PromotionRefused(
+                f"{address} has the log {chosen}, and {other} {each}, of which epoch it does not report: it may have "
+                f"acknowledged messages that the former lacks; {ACCEPT_LOSS}"
+            )
+        if None not in (chosen.epoch, each.epoch) and each.epoch != chosen.epoch and each.most[0] == chosen.most[0]:
+            raise PromotionRefused(
+                f"{address} has the log {chosen}, and {other} {each}: two masters had one epoch number, and each of "
+                f"them may have acknowledged messages that the other one lacks; {ACCEPT_LOSS}"
+            )
+    return address
+
+
 async def promote(
     name: str,
     brokers: Callable[[], Awaitable[Sequence[Row]]],
@@ -62,7 +126,8 @@ async def promote(
 ) -> Promoted:
     """Make a slave of the broker ``name`` its master; ``brokers`` returns the current state of all brokers.
 
-    ``number`` is the id of the slave, by default the one with the longest log. Returns when the slave has accepted.
+    ``number`` is the id of the slave, by default the one with the most complete log. Returns when the slave has
+    accepted.
     Raises :class:`PromotionRefused` while a master answers, and if acknowledged messages could be lost, unless
     ``accept_loss``.
     ``response_timeout``: seconds in which a slave must store the epoch on its disk.
@@ -97,27 +162,27 @@ async def promote(
         )
     slaves = [row for row in slaves if row["epoch"] is not None]
     _check_promotable([row for row in slaves if number in (None, row["id"])])
-    known = [epoch_in(row, "epoch") or FIRST for row in rows]
-    epoch = Epoch(max(max(each.number for each in known) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
+    epoch = Epoch(max(max(map(_known, rows)) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
     report(f"epoch {epoch} begins: sending it to {', '.join(row['address'] for row in slaves)}")
-    ends = await _send_epoch_to_all([str(row["address"]) for row in slaves], epoch, response_timeout, check)
-    wanted = [row for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
-    address = max((str(row["address"]) for row in wanted), key=lambda each: ends[each])
-    if ends[address] < max(ends.values()) and not accept_loss:
-        best = max(ends, key=lambda each: ends[each])
+    logs = await _send_epoch_to_all(
+        {str(row["address"]): _known(row) for row in slaves}, epoch, response_timeout, check
+    )
+    wanted = [str(row["address"]) for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
+    address = choose(logs, wanted, accept_loss=accept_loss)
+    end = logs[address].end
+    if end < end_at_least and not accept_loss:
         raise PromotionRefused(
-            f"{address} has the log up to {ends[address]}, and {best} up to {ends[best]}: the messages between would "
-            f"be lost. Promote that one; {ACCEPT_LOSS}"
-        )
-    if ends[address] < end_at_least and not accept_loss:
-        raise PromotionRefused(
-            f"{address} has the log up to {ends[address]} only, and messages up to {end_at_least} may have been "
+            f"{address} has the log up to {end} only, and messages up to {end_at_least} may have been "
             f"acknowledged: start the broker that has them; {ACCEPT_LOSS}"
         )
-    report(f"promoting {address}, whose log ends at {ends[address]}")
+    report(f"promoting {address}, whose log ends at {end}")
     check()
     await _send_epoch(address, epoch, response_timeout, master=True)
-    return Promoted(address, epoch, ends[address])
+    return Promoted(address, epoch, end)
+
+
+def _known(row: Row) -> int:
+    return (epoch_in(row, "epoch") or FIRST).number
 
 
 async def _promote_by_number(address: str, response_timeout: float, report: Report) -> Promoted:
@@ -134,34 +199,35 @@ def _check_promotable(wanted: Sequence[Row]) -> None:
 
 
 async def _send_epoch_to_all(
-    addresses: Sequence[str], epoch: Epoch, timeout: float, check: Callable[[], None]
-) -> dict[str, int]:
-    """Send the epoch to all brokers concurrently; returns the ends of their logs."""
-    ends: dict[str, int] = {}
+    known: Mapping[str, int], epoch: Epoch, timeout: float, check: Callable[[], None]
+) -> dict[str, SlaveLog]:
+    """Send the epoch to all brokers concurrently; returns their logs. ``known``: the highest epoch number that each
+    address knew before."""
+    logs: dict[str, SlaveLog] = {}
     refusals: dict[str, PromotionRefused] = {}
 
     async def send(address: str) -> None:
         try:
-            ends[address] = await _send_epoch(address, epoch, timeout)
+            logs[address] = attrs.evolve(await _send_epoch(address, epoch, timeout), known=known[address])
         except PromotionRefused as error:
             refusals[address] = error
 
     check()
     async with trio.open_nursery() as nursery:
-        for address in addresses:
+        for address in known:
             nursery.start_soon(send, address)
-    for address in addresses:
+    for address in known:
         if address in refusals:
             raise refusals[address]
-    return ends
+    return logs
 
 
-async def _send_epoch(address: str, epoch: Epoch, timeout: float, *, master: bool = False) -> int:
-    """Send the broker the epoch, or make it that epoch's master; returns the end of its log."""
+async def _send_epoch(address: str, epoch: Epoch, timeout: float, *, master: bool = False) -> SlaveLog:
+    """Send the broker the epoch, or make it that epoch's master; returns its log."""
     ext = {EPOCH_FIELD: str(epoch)} | ({"masterAddress": address} if master else {})
     answer = await _call(address, Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext), timeout)
     try:
-        return int((answer.ext or {})["logEnd"])
+        return SlaveLog(int((answer.ext or {})[LOG_END_FIELD]), epoch_in(answer.ext, LOG_EPOCH_FIELD))
     except (KeyError, ValueError):
         raise PromotionRefused(f"{address} does not say where its log ends") from None
 

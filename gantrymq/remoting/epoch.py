@@ -16,6 +16,14 @@ EPOCH_FIELD: Final = "gantryEpoch"
 """The header field of registrations, role changes and their responses."""
 EPOCH_KEY: Final = "haEpoch"
 """The name of the epoch in a broker's runtime information."""
+EPOCH_START_KEY: Final = "haEpochStart"
+"""The name in a master's runtime information of the offset (bytes) at which its log ended when its epoch began."""
+LOG_EPOCH_KEY: Final = "haLogEpoch"
+"""The name in a broker's runtime information of the epoch of its log."""
+LOG_EPOCH_FIELD: Final = "logEpoch"
+"""The field of the response to NOTIFY_BROKER_ROLE_CHANGED with the epoch of the broker's log."""
+LOG_END_FIELD: Final = "logEnd"
+"""The field of the same response with the end of the log (bytes)."""
 NUMBER_MAX: Final = 2**62
 TOKEN_MAX: Final = 64
 

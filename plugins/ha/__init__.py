@@ -1,7 +1,7 @@
 """Replicate the log from a master to its slaves; the other side may be a RocketMQ broker.
 
 Slot: none.
-Hooks: appended, before_append, check_files, collect_metrics, config_section, configure, dispatch,
+Hooks: appended, before_append, check_files, collect_metrics, config_section, configure, dispatch, recovered,
 register_ack_gates, register_processors, register_tasks, runtime_info.
 Config ``[plugin.ha]``, for a master (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``authentication``, ``slaves_max``, ``lease``,
@@ -56,7 +56,7 @@ from gantrymq.plugins.ha.timer_progress import TimerReports
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.interfaces import Encryption, Health, LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
+from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, LOG_EPOCH_KEY, Epoch
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
@@ -182,6 +182,11 @@ class HaPlugin:
             self._tickets = Tickets(broker, PeerRule(section.peers or LOOPBACK), required)
             self.master = Master(broker, section, self.copies, self._lease, self._epochs, self._tickets)
 
+    @hookimpl
+    def recovered(self, broker: Broker) -> None:
+        """Correct the epoch of the log, whose end is final now."""
+        self._epochs.log_recovered(broker.log.end, is_master=broker.broker_id == 0)
+
     def _with_role(self, broker: Broker, section: HaConfig) -> HaConfig:
         """``section`` with the role of the last master, unless the configuration sets a role: a promotion keeps it."""
         role = self._epochs.master_role
@@ -299,9 +304,13 @@ class HaPlugin:
     def runtime_info(self, broker: Broker) -> dict[str, str]:
         """Return the role, the slaves or the master, and the lag."""
         epoch = {EPOCH_KEY: str(self.epoch), "haFenced": self.fenced}
+        if self._epochs.of_log is not None:
+            epoch[LOG_EPOCH_KEY] = str(self._epochs.of_log.epoch)
         if self.slave is not None:
             return epoch | {"haNotPromotable": fixed_number(broker)} | slave_info(broker, self.slave)
         epoch["haLease"] = str(self.has_lease).lower()
+        if self._epochs.start is not None:
+            epoch[EPOCH_START_KEY] = str(self._epochs.start)
         return epoch | master_info(broker, self.copies, self.ha_address, self._config.role)
 
     @hookimpl

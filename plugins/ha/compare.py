@@ -27,7 +27,7 @@ from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import EPOCH_KEY, epoch_in
+from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, epoch_in
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.query import ViewMessageHeader
@@ -75,13 +75,15 @@ class Comparison:
         """The ticket for the next connection to the master's port of replication, if it needs one."""
         self.epoch = epochs.known
         """The epoch that the last :meth:`check` has accepted: the master's, or the highest known one then."""
+        self.epoch_start: int | None = None
+        """The end of the master's log when that epoch began, in bytes; None if the master does not report it."""
 
     async def check(self, address: str) -> None:
         """Return if the log's last record is equal to the master's, or if the log is empty.
 
         Raises :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, and the errors of a call.
         """
-        self.epoch = self._epochs.known
+        self.epoch, self.epoch_start = self._epochs.known, None
         if not address:
             if not self._broker.log.end:
                 return
@@ -163,6 +165,8 @@ class Comparison:
         if says.get("haFenced"):
             raise Unlike(f"{channel.address} is no longer a master: {says['haFenced']}")
         self.epoch = known if epoch is None else epoch
+        start = says.get(EPOCH_START_KEY, "")
+        self.epoch_start = int(start) if start.isascii() and start.isdigit() else None
         if epoch is not None:
             self._epochs.learn(epoch, channel.address, is_master=False)
 

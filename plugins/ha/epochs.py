@@ -1,10 +1,16 @@
-"""The epoch of which this broker is the master, and the highest known epoch, in ``config/ha-epoch.json``.
+"""The epoch of which this broker is the master, the highest known epoch, and the epoch of the log, in
+``config/ha-epoch.json``.
 
 The file also has the role of the last master that this broker followed, because a promoted broker keeps that role.
 
 A promotion begins an epoch. A master that learns of a higher epoch is fenced: it refuses messages and acknowledges
 none until it stops, because another broker is the master and only that broker's log counts. A slave does not follow a
 master whose epoch is lower than the highest known one. The broker writes an epoch to the disk before it acts on it.
+
+The epoch of the log is that of the last master whose log this one has, up to the offset at which the epoch began or
+further. It corresponds to the term of the last entry in Raft, which records of RocketMQ do not have: of two slaves, the
+one whose log has the higher epoch has everything that was acknowledged, even if the other one's log is longer. A slave
+stores it before it acknowledges the first record of the epoch.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final, Literal
 
+import attrs
 import structlog
 import trio
 
@@ -29,15 +36,34 @@ _ROLES: Final[dict[str, Role]] = {"async_master": "async_master", "sync_master":
 _TOKEN_BITS: Final = 32
 
 
-def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, Role | None, int | None]:
-    """Return the highest known epoch, the own one, the master's role and the slave's number in the file ``data``.
+@attrs.frozen
+class LogEpoch:
+    """The log is equal to that of the master of ``epoch`` up to its own end, which is not before ``start``: the offset
+    in bytes at which that master's log ended when it began to accept messages in the epoch."""
+
+    epoch: Epoch
+    start: int
+
+
+BEFORE_PROMOTIONS: Final = LogEpoch(FIRST, 0)
+"""True of each log: before any promotion there is one master, whose log begins empty."""
+
+
+def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Role | None, int | None]:
+    """Return the highest known epoch, the own one, the log's, the master's role and the slave's number in the file
+    ``data``.
 
     Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` if it is invalid.
     """
     said = json.loads(data)
+    known = read_epoch(said["known"])
+    of_log = None if known.number else BEFORE_PROMOTIONS
+    if said.get("log") is not None:
+        of_log = LogEpoch(read_epoch(said["log"]["epoch"]), int(said["log"]["start"]))
     return (
-        read_epoch(said["known"]),
+        known,
         None if said["own"] is None else read_epoch(said["own"]),
+        of_log,
         _ROLES.get(str(said.get("masterRole"))),
         None if said.get("slaveNumber") is None else int(said["slaveNumber"]),
     )
@@ -52,6 +78,9 @@ class Epochs:
         self._path = f"{root}/{FILE}"
         self.known = FIRST
         self.own: Epoch | None = None
+        self.of_log: LogEpoch | None = BEFORE_PROMOTIONS
+        """The epoch of the log. None if it is unknown: an older version wrote the file, or this slave has followed a
+        master that does not report where its epoch began."""
         self.master_role: Role | None = None
         """The role of the last master that this broker followed, as reported by it; None if there was none."""
         self.slave_number: int | None = None
@@ -73,7 +102,7 @@ class Epochs:
         """
         self.returns = bool(number_from) and self.slave_number is not None
         if self._is_new:
-            self._write(FIRST, FIRST)
+            self._write(FIRST, FIRST, self.of_log)
         elif self.own is None:
             self.begin(self.next())
         elif self.known.contradicts(self.own):
@@ -90,7 +119,7 @@ class Epochs:
     def begin_as_slave(self) -> None:
         """Start as a slave."""
         if self._is_new or self.own is not None:
-            self._write(self.known, None)
+            self._write(self.known, None, self.of_log)
 
     def next(self, at_least: int = 0) -> Epoch:
         """Return an epoch for a promotion, higher than all known ones."""
@@ -103,7 +132,7 @@ class Epochs:
         """
         self.slave_number = slave_number or self.slave_number
         log.warning("epoch_began", epoch=str(epoch), before=str(self.known))
-        self._write(epoch, epoch)
+        self._write(epoch, epoch, self.of_log)
 
     def learn(self, epoch: Epoch, source: str, *, is_master: bool) -> bool:
         """Record that ``source`` reported ``epoch``. Returns whether it is new. Fences a master of a lower epoch."""
@@ -112,7 +141,7 @@ class Epochs:
             self._fence(mine, epoch, source)
         if not epoch.outranks(self.known):
             return False
-        self._write(epoch, self.own)
+        self._write(epoch, self.own, self.of_log)
         log.info("epoch_learned", epoch=str(epoch), source=source)
         self._raised.unpark_all()
         return True
@@ -122,7 +151,45 @@ class Epochs:
         found = _ROLES.get(role.lower())
         if found is not None and found != self.master_role:
             self.master_role = found
-            self._write(self.known, self.own)
+            self._write(self.known, self.own, self.of_log)
+
+    @property
+    def start(self) -> int | None:
+        """The offset at which the log ended when this master's epoch began; None on a slave."""
+        if self.own is None or self.of_log is None or self.of_log.epoch != self.own:
+            return None
+        return self.of_log.start
+
+    def log_recovered(self, end: int, *, is_master: bool) -> None:
+        """Correct the epoch of the log, which ends at ``end`` after the recovery: call this before the broker serves.
+
+        The log of a master has the master's epoch. A slave's log that no longer reaches the start of its epoch, because
+        a crash or a truncation has shortened it, may lack what that epoch's master had.
+        """
+        found = self.of_log
+        if is_master and self.own is not None and not self.fenced:
+            start = self.start
+            found = LogEpoch(self.own, end if start is None else min(start, end))
+        elif found is not None and end < found.start:
+            found = BEFORE_PROMOTIONS
+        if found != self.of_log:
+            self._write(self.known, self.own, found)
+
+    def log_follows(self, epoch: Epoch, start: int | None, end: int) -> None:
+        """Record that this slave's log, up to ``end``, is that of the master of ``epoch``. Call this before ``end`` is
+        acknowledged.
+
+        ``start`` is the offset at which the master's log ended when the epoch began, None if it does not report it.
+        Before the log reaches ``start``, it may lack acknowledged messages of earlier epochs, and keeps its epoch.
+        """
+        found = self.of_log
+        if start is None:
+            if epoch.number and (found is None or found.epoch != epoch):
+                found = None
+        elif end >= start:
+            found = LogEpoch(epoch, start)
+        if found != self.of_log:
+            self._write(self.known, self.own, found)
 
     def _fence(self, mine: Epoch, epoch: Epoch, source: str) -> None:
         if not self.fenced:
@@ -147,18 +214,20 @@ class Epochs:
     def _read(self) -> None:
         try:
             found = decode_epochs(self._env.read_bytes(self._path))
-            self.known, self.own, self.master_role, self.slave_number = found
+            self.known, self.own, self.of_log, self.master_role, self.slave_number = found
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StartError(
                 f"{self._path} cannot be read: {error!r:.200}. It has the epoch of which this broker is the master. "
                 "Restore it, or start with an empty folder as a slave of the current master"
             ) from None
 
-    def _write(self, known: Epoch, own: Epoch | None) -> None:
+    def _write(self, known: Epoch, own: Epoch | None, of_log: LogEpoch | None) -> None:
         said: dict[str, object] = {"known": str(known), "own": None if own is None else str(own)}
+        if of_log is not None:
+            said["log"] = {"epoch": str(of_log.epoch), "start": of_log.start}
         if self.master_role:
             said["masterRole"] = self.master_role
         if self.slave_number is not None:
             said["slaveNumber"] = self.slave_number
         self._env.replace(self._path, json.dumps(said).encode())
-        self.known, self.own, self._is_new = known, own, False
+        self.known, self.own, self.of_log, self._is_new = known, own, of_log, False

@@ -2,7 +2,7 @@
 
 ``NOTIFY_BROKER_ROLE_CHANGED`` (1008) with the field ``gantryEpoch`` notifies a broker of an epoch. With the broker's
 own address as ``masterAddress`` it makes the broker the master of that epoch; with another address, and
-``haServerAddr``, a slave follows that broker. The response has the known epoch and the end of the log.
+``haServerAddr``, a slave follows that broker. The response has the known epoch, and the end and the epoch of the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import EPOCH_FIELD, Epoch, epoch_in
+from gantrymq.remoting.epoch import EPOCH_FIELD, LOG_END_FIELD, LOG_EPOCH_FIELD, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.headers.replication import RoleChangedHeader
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 NOTIFY_S: Final = 5.0
-LOG_END_FIELD: Final = "logEnd"
 HA_ADDRESS_FIELD: Final = "haServerAddr"
 PENDING_MAX: Final = 64
 
@@ -97,8 +96,10 @@ class RoleChanges:
             self._epochs.learn(epoch, format_peer(request), is_master=is_master)
             if not is_master and header.master_address:
                 self._master_address.master_is(header.master_address, (command.ext or {}).get(HA_ADDRESS_FIELD, ""))
-        ends = {EPOCH_FIELD: str(self._epochs.known), LOG_END_FIELD: str(self._broker.log.end)}
-        return command.answer(ResponseCode.SUCCESS, None, ends)
+        state = {EPOCH_FIELD: str(self._epochs.known), LOG_END_FIELD: str(self._broker.log.end)}
+        if self._epochs.of_log is not None:
+            state[LOG_EPOCH_FIELD] = str(self._epochs.of_log.epoch)
+        return command.answer(ResponseCode.SUCCESS, None, state)
 
     def _promote(self, epoch: Epoch, is_master: bool) -> None:
         if is_master and self._epochs.own == epoch:

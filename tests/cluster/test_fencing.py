@@ -259,7 +259,7 @@ def test_a_promotion_is_refused_where_something_acknowledged_could_be_lost() -> 
                 await three.promote_by_command()
             cluster.machine(C).resume()
             with pytest.raises(
-                promotion.PromotionRefused, match=r"the messages between would be lost\. Promote that one"
+                promotion.PromotionRefused, match=r"only the latter has would be lost\. Promote that one"
             ):
                 await three.promote_by_command(number=1)
             assert await three.promote_by_command(epoch_at_least=1000) == C
@@ -336,3 +336,93 @@ def test_a_deposed_master_leaves_the_route_of_a_rocketmq_nameserver_and_takes_no
         assert three.lines("master_fenced")
 
     simulate(scenario, release)
+
+
+@pytest.mark.soak(1)
+@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.slow
+def test_a_promotion_does_not_choose_a_longer_log_that_was_not_compared_with_the_last_masters(seed: int) -> None:
+    """It ends with messages that its broker stored as the master, alone, and acknowledged to nobody."""
+
+    async def scenario(cluster: Cluster) -> None:
+        three = Trio(cluster, QUICK)
+        await three.start()
+        async with beside(three.load.run):
+            await three.load.more(5)
+            for link in cluster.network.between(A, [B, C]):
+                link.clog()
+            await trio.sleep(60)
+            cluster.machine(A).kill()
+            cluster.network.heal()
+            await trio.sleep(1)
+            second = await three.promote_by_command()
+            third = C if second == B else B
+            await cluster.until(lambda: three.cluster.is_master(second), what="the first promotion")
+            await three.load.more(5)
+            await trio.sleep(1)
+            if seed % 2:
+                cluster.machine(second).kill()
+            else:
+                for link in cluster.network.between(A, second):
+                    link.clog()
+            await cluster.start_broker(A, 3, QUICK)
+            await trio.sleep(8)
+            if not seed % 2:
+                cluster.machine(second).kill()
+                cluster.network.heal()
+                await trio.sleep(1)
+            assert three.log_end(A) > three.log_end(third)
+            if seed % 4 > 1:
+                with pytest.raises(promotion.PromotionRefused, match=r"only the latter has would be lost"):
+                    await three.promote_by_command(number=3)
+            assert await three.promote_by_command() == third
+            await cluster.until(lambda: three.cluster.slaves_of(third) == 1, what="the former master follows")
+            await three.load.more(3)
+        await three.load.check(f"{third}:10911")
+        assert three.lines("diverged_tail_truncated")
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.soak(1)
+@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.slow
+def test_a_series_of_promotions_between_partitions_loses_nothing_that_was_acknowledged(seed: int) -> None:
+    """Former masters return as slaves that may not reach the current one; only the master is lost at a time."""
+
+    async def scenario(cluster: Cluster) -> None:
+        chance = cluster.chance
+        three = Trio(cluster, QUICK)
+        await three.start()
+        master, hosts = A, [A, B, C]
+        async with beside(three.load.run):
+            for _ in range(4):
+                await three.load.more(3)
+                pairs = [(one, other) for one in hosts for other in hosts if one < other and chance.random() < 0.5]
+                for one, other in pairs:
+                    for link in cluster.network.between(one, other):
+                        link.clog()
+                await trio.sleep(chance.uniform(0, 40))
+                cluster.machine(master).kill()
+                await trio.sleep(1)
+                if chance.random() < 0.5:
+                    cluster.network.heal()
+                lost, master = master, await three.promote_by_command()
+                await cluster.until(lambda new=master: three.cluster.is_master(new), what="a promotion")
+                await trio.sleep(chance.uniform(0, 5))
+                await cluster.start_broker(lost, hosts.index(lost) + 10, QUICK)
+                await trio.sleep(chance.uniform(0, 20))
+                if chance.random() < 0.5:
+                    cluster.network.heal()
+                    continue
+                # the next promotion has to choose among slaves that the lost master may not have reached
+                cluster.machine(master).kill()
+                await trio.sleep(1)
+                lost, master = master, await three.promote_by_command()
+                await cluster.until(lambda new=master: three.cluster.is_master(new), what="a promotion")
+                cluster.network.heal()
+                await cluster.start_broker(lost, hosts.index(lost) + 10, QUICK)
+            await three.load.more(3)
+        await three.load.check(f"{master}:10911")
+
+    simulate(scenario, seed)

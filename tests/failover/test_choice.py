@@ -1,0 +1,67 @@
+"""Which slave a promotion chooses, by what the slaves report about their logs, and when it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.failover.promotion import PromotionRefused, SlaveLog, choose
+from gantrymq.remoting.epoch import FIRST, Epoch
+
+ONE, TWO = Epoch(1, "aa"), Epoch(2, "bb")
+
+
+def test_the_highest_epoch_wins_and_then_the_longest_log() -> None:
+    logs = {"a": SlaveLog(900, FIRST, 2), "b": SlaveLog(300, ONE, 2), "c": SlaveLog(400, ONE, 2)}
+    assert choose(logs, list(logs)) == "c"
+
+
+def test_an_empty_slave_loses_against_a_full_one() -> None:
+    logs = {"empty": SlaveLog(0, FIRST, 1), "full": SlaveLog(900, FIRST, 1)}
+    assert choose(logs, list(logs)) == "full"
+
+
+@pytest.mark.parametrize("wanted", ["longer", "shorter"])
+def test_another_slave_than_the_most_complete_one_is_promoted_only_with_accept_loss(wanted: str) -> None:
+    logs = {"longer": SlaveLog(900, FIRST, 1), "shorter": SlaveLog(200, ONE, 1), "best": SlaveLog(300, ONE, 1)}
+    with pytest.raises(PromotionRefused, match=r"best up to 300 of epoch 1-aa: .* Promote that one; --accept-loss"):
+        choose(logs, [wanted])
+    assert choose(logs, [wanted], accept_loss=True) == wanted
+
+
+def test_the_longest_log_wins_where_no_slave_reports_the_epoch_of_its_log() -> None:
+    """The slaves are of an older version, or were just updated."""
+    logs = {"a": SlaveLog(300, None, 1), "b": SlaveLog(400, None, 1)}
+    assert choose(logs, list(logs)) == "b"
+
+
+def test_before_any_promotion_the_longest_log_wins_among_mixed_versions() -> None:
+    logs = {"old": SlaveLog(400, None, 0), "new": SlaveLog(300, FIRST, 0)}
+    assert choose(logs, list(logs)) == "old"
+    logs = {"old": SlaveLog(300, None, 0), "new": SlaveLog(400, FIRST, 0)}
+    assert choose(logs, list(logs)) == "new"
+
+
+def test_a_slave_that_does_not_report_its_epoch_does_not_prevent_a_choice_that_loses_nothing() -> None:
+    logs = {"old": SlaveLog(300, None, 1), "new": SlaveLog(300, ONE, 1)}
+    assert choose(logs, list(logs)) == "new"
+
+
+@pytest.mark.parametrize("old", [SlaveLog(301, None, 1), SlaveLog(100, None, 2)], ids=["longer", "higher"])
+def test_a_slave_that_may_have_more_and_does_not_report_its_epoch_prevents_the_promotion(old: SlaveLog) -> None:
+    logs = {"old": old, "new": SlaveLog(300, ONE, 1)}
+    with pytest.raises(PromotionRefused, match=r"old up to \d+, of which epoch it does not report: .*--accept-loss"):
+        choose(logs, list(logs))
+    assert choose(logs, list(logs), accept_loss=True) == "new"
+
+
+def test_an_empty_slave_that_reports_its_epoch_does_not_win_over_a_full_one_that_does_not() -> None:
+    logs = {"full": SlaveLog(900, None, 1), "empty": SlaveLog(0, FIRST, 1)}
+    assert choose(logs, list(logs)) == choose(logs, list(logs), accept_loss=True) == "full"
+
+
+def test_the_logs_of_two_masters_with_one_epoch_number_are_not_compared_by_their_length() -> None:
+    """An operator has started two slaves as masters."""
+    logs = {"a": SlaveLog(900, Epoch(1, "aa"), 1), "b": SlaveLog(300, Epoch(1, "bb"), 1)}
+    with pytest.raises(PromotionRefused, match="two masters had one epoch number"):
+        choose(logs, list(logs))
+    assert choose(logs, list(logs), accept_loss=True) == "a"
