@@ -2,13 +2,14 @@
 
 A nameserver's response counts from the time of the request, a slave's report from its arrival. The lease is a
 comparison of clocks and not a timer: after a pause of the process or the machine it is expired before anything in the
-sockets is read. If there are nameservers, only a nameserver can renew an expired lease, because a slave may not know of
-a promotion yet.
+sockets is read. A response to a request from before a suspension of the machine does not count, because the monotonic
+clock, which measures the age of the request, stops meanwhile. If there are nameservers, only a nameserver can renew an
+expired lease, because a slave may not know of a promotion yet.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -19,6 +20,9 @@ log = structlog.get_logger("gantrymq.ha")
 
 _BEATS: int = 3
 """How often the nameservers are asked during one lease."""
+_SUSPENDED_S: Final = 0.5
+"""By how much the wall clock must run ahead of the monotonic clock, between two looks at both, to count as a suspension
+of the machine. A step of the wall clock counts too; it costs one extra request."""
 
 
 class Lease:
@@ -31,6 +35,10 @@ class Lease:
         self._last_contact: tuple[float, float] | None = None
         """The last contact by the monotonic clock and by the wall clock, in seconds. The monotonic clock stops while a
         machine is suspended."""
+        self._difference = env.wall_ms() / 1000 - env.monotonic()
+        """The wall clock minus the monotonic clock, at the last look at both."""
+        self._resumed_at = env.monotonic()
+        """The monotonic time at which the last suspension of the machine was noticed."""
         self.expired_at: float | None = env.monotonic() if has_nameservers else None
         """When the lease expired; None while it is valid, or before the first contact that could renew it."""
 
@@ -54,7 +62,7 @@ class Lease:
         """Renew the lease. A nameserver answered a request sent at ``asked_at`` (monotonic) and reported no other
         master."""
         self._expire_if_silent()
-        if self._env.monotonic() - asked_at < self._seconds:
+        if asked_at >= self._resumed_at and self._env.monotonic() - asked_at < self._seconds:
             self._renew(asked_at)
 
     def slave_reported(self, connected_at: float) -> bool:
@@ -77,10 +85,13 @@ class Lease:
             self._last_contact = at, self._env.wall_ms() / 1000 - (now - at)
 
     def _expire_if_silent(self) -> None:
+        now, wall = self._env.monotonic(), self._env.wall_ms() / 1000
+        before, self._difference = self._difference, wall - now
+        if self._difference - before > _SUSPENDED_S:
+            self._resumed_at = now
         if self._last_contact is None or self.expired_at is not None:
             return
-        now = self._env.monotonic()
-        silent = max(now - self._last_contact[0], self._env.wall_ms() / 1000 - self._last_contact[1])
+        silent = max(now - self._last_contact[0], wall - self._last_contact[1])
         if silent > self._seconds:
             self.expired_at = now
             log.warning("lease_expired", silent_seconds=round(silent, 1), lease_seconds=self._seconds)

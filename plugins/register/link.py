@@ -141,7 +141,9 @@ class Link:
         while await self._nothing_until(min(moment, trio.current_time() + beat), channel):
             if trio.current_time() >= moment:
                 return True
-            if replication is not None and not self._knows_epochs and not replication.has_lease:
+            # First the lease, which notices here that the machine was suspended: a response to an earlier request
+            # would not renew it.
+            if replication is not None and not replication.has_lease and not self._knows_epochs:
                 await self._duplicate_check.check(channel, self._timeout)
             asked_at = self._duplicate_check.monotonic()
             answer = await channel.call(self._announcement.query(), self._timeout)

@@ -96,3 +96,44 @@ def test_a_suspended_machine_is_detected_by_its_wall_clock(clocks: Clocks) -> No
     clocks.wall -= 7200
     lease.nameserver_answered(clocks.now)
     assert not lease.refusal
+
+
+@pytest.mark.parametrize("seconds", [8, 3600])
+def test_a_response_to_a_request_from_before_a_suspension_does_not_renew_the_lease(
+    clocks: Clocks, seconds: float
+) -> None:
+    """Another broker may have been promoted meanwhile; the response waited in the socket."""
+    lease = lease_of(clocks)
+    lease.nameserver_answered(clocks.now)
+    clocks.go(3.3)
+    asked_at = clocks.now
+    clocks.go(0.01)
+    clocks.wall += seconds
+    lease.nameserver_answered(asked_at)
+    assert lease.refusal
+    lease.nameserver_answered(clocks.now)
+    assert not lease.refusal
+
+
+def test_a_suspension_shorter_than_the_lease_does_not_extend_it(clocks: Clocks) -> None:
+    """It lasts from the request on."""
+    lease = lease_of(clocks)
+    lease.nameserver_answered(clocks.now)
+    clocks.go(3.3)
+    asked_at = clocks.now
+    clocks.go(0.01)
+    clocks.wall += 6
+    assert not lease.refusal
+    lease.nameserver_answered(asked_at)
+    clocks.go(1)
+    assert lease.refusal
+
+
+def test_a_clock_that_is_corrected_in_small_steps_does_not_prevent_a_renewal(clocks: Clocks) -> None:
+    lease = lease_of(clocks)
+    for _ in range(100):
+        asked_at = clocks.now
+        clocks.wall += 0.01
+        clocks.go(3.3)
+        lease.nameserver_answered(asked_at)
+        assert not lease.refusal
