@@ -328,7 +328,7 @@ def test_callbacks_of_a_blocking_consumer_may_acknowledge_at_a_rebalance_and_at_
         with client.consumer("T", "g", start="first", on_revoked=revoked) as messages:
             held += [messages.next_batch(1), messages.next_batch(1)]
             fake_in_thread.portal.call(add_member)
-            assert (told, broker.offsets) == ([0], {("g", "T", 0): 1})
+            assert (told, broker.offsets["g", "T", 0]) == ([0], 1), "a commit may have told of the other queue, too"
         assert (told, broker.offsets) == ([0, 1], {("g", "T", 0): 1, ("g", "T", 1): 1})
         with pytest.raises(gantrymq.ClientClosed):
             held[0].ack()

@@ -315,7 +315,8 @@ def test_a_queue_of_the_timer_that_cannot_be_read_leaves_its_files_in_use(monkey
             world.env.advance(1000)
             world.settle()
         assert world.bodies() == [b"a"], "it was enqueued before"
-    assert [line["event"] for line in logs] == ["delay_queue_unreadable"]
+    ours = [line["event"] for line in logs if line["event"].startswith(("delay", "timer"))]
+    assert ours == ["delay_queue_unreadable"]
     for _ in range(4):
         world.env.advance(1000)
         world.settle()
