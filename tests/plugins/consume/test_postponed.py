@@ -63,7 +63,7 @@ class ColdFile(SystemFile):
             assert self._disk.may_fetch.wait(10)
             if not self._disk.fails:
                 self._disk.cold = False
-        if self._disk.cold and self._disk.fails:
+        if self._disk.cold and self._disk.fails and "/consumequeue/" not in self._path:  # entries may be flushed or not
             raise OSError(5, "Input/output error")
         return super().pread(size, offset)
 
