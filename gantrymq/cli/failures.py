@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import click
+
+from gantrymq.remoting.errors import leaves
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -90,15 +92,6 @@ def report(error: BaseException) -> int:
     for line in seen:
         click.echo(f"gantrymq: {line}", err=True)
     return code
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors inside nested exception groups (a nursery always raises a group)."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from leaves(inner)
-    else:
-        yield error
 
 
 def explain(error: BaseException) -> tuple[str, int]:

@@ -21,7 +21,7 @@ import trio
 
 from gantrymq._version import __version__
 from gantrymq.cli.end_deadline import EndDeadline, end_where_memory_ends
-from gantrymq.cli.failures import CommandFailed, advice_for, leaves
+from gantrymq.cli.failures import CommandFailed, advice_for
 from gantrymq.cli.loading import Loaded
 from gantrymq.cli.own_nameserver import NameserverTls, OwnNameserver
 from gantrymq.cli.processes.link import Link, Packet, serve_link
@@ -31,6 +31,7 @@ from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import read_switches
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.descriptors import raise_descriptor_limit
+from gantrymq.remoting.errors import leaves
 from gantrymq.remoting.tls import TlsUnusable
 
 if TYPE_CHECKING:

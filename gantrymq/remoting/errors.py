@@ -7,6 +7,8 @@ bug.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class RemoteFault(Exception):
     """A request is refused; the response has ``code`` and ``remark``."""
@@ -58,3 +60,12 @@ class ChannelClosed(ConnectError):
 
 class CallTimeout(ConnectError):
     """The response did not arrive in time; whether the peer carried out the request is unknown."""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside nested exception groups (a nursery always raises a group)."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error

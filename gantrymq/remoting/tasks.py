@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from gantrymq.remoting.errors import GantryError
+from gantrymq.remoting.errors import GantryError, leaves
 
 LATE_SECONDS: Final = 0.1
 """A timeout that is detected later than this is extended by the delay: the event loop was blocked, and the result may
@@ -45,20 +45,12 @@ async def concurrent_tasks() -> AsyncIterator[TaskGroup]:
             yield tasks
     except BaseExceptionGroup as group:
         cancelled = anyio.get_cancelled_exc_class()
-        errors = [error for error in _leaves(group) if not isinstance(error, cancelled)]
+        errors = [error for error in leaves(group) if not isinstance(error, cancelled)]
         if not errors or not all(isinstance(error, Exception) for error in errors):
             raise
         failure = errors[0]
     if failure is not None:  # not in the handler above, which would become the context of the error
         raise failure
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 @asynccontextmanager

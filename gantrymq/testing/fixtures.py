@@ -140,8 +140,8 @@ def _setting(line: str) -> tuple[str, str]:
 @contextmanager
 def _configuration_errors() -> Iterator[None]:
     """Report an error of the broker's configuration without the traceback."""
-    from gantrymq.cli.failures import leaves
     from gantrymq.kernel.errors import StartError
+    from gantrymq.remoting.errors import leaves
 
     try:
         yield

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gantrymq.cli.failures import leaves
 from gantrymq.kernel.errors import StartError
+from gantrymq.remoting.errors import leaves
 from gantrymq.sync import Client, connect
 from gantrymq.testing.harness import Cluster, cluster_in_thread
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import rich_click as click
 
-from gantrymq.cli.failures import CommandFailed, leaves
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.remoting.errors import leaves
 
 BROKERS_MAX = 20
 SLAVES_MAX = 4
