@@ -20,7 +20,7 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_GROUP
 
 
-class MasterProgress:
+class HeldProgress:
     """The progress that the master has reported over one connection.
 
     ``has_log`` returns whether this log is known to be the master's up to an offset, dispatched and flushed.

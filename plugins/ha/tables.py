@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from gantrymq.plugins.ha.master_address import MasterAddress
-from gantrymq.plugins.ha.progress import MasterProgress, adopt_transactions, read_offsets
+from gantrymq.plugins.ha.progress import HeldProgress, adopt_transactions, read_offsets
 from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -93,7 +93,7 @@ class Tables:
     async def _stay(self, channel: Channel, address: str) -> None:
         """Fetch repeatedly while this is the master and the connection is open."""
         said = MasterOffsets()
-        progress = MasterProgress(lambda end: self._follows(address) and self._safe_end() >= end)
+        progress = HeldProgress(lambda end: self._follows(address) and self._safe_end() >= end)
         while not channel.closed and address == self._master_address.broker:
             self._unknown = trio.Event()
             again_at = trio.current_time() + min(AGAIN_S, self._interval)
@@ -107,7 +107,7 @@ class Tables:
                 await self._wait(channel, progress)
             await trio.sleep_until(again_at)
 
-    async def _wait(self, channel: Channel, progress: MasterProgress) -> None:
+    async def _wait(self, channel: Channel, progress: HeldProgress) -> None:
         """Wait for a record of an unknown topic or the end of the connection; meanwhile adopt held progress."""
         while progress.is_held and not channel.closed and not self._unknown.is_set():
             with trio.move_on_after(HELD_S):
@@ -115,7 +115,7 @@ class Tables:
             progress.adopt_reached()
         await channel.while_open(self._unknown.wait)
 
-    async def _fetch(self, channel: Channel, said: MasterOffsets, progress: MasterProgress) -> None:
+    async def _fetch(self, channel: Channel, said: MasterOffsets, progress: HeldProgress) -> None:
         if self._topics is not None:
             log_end = self._log_end()
             if self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG), log_end):
