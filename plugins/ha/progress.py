@@ -8,7 +8,10 @@ RocketMQ's slave does so (4.9.7 and 5.3.3 ``SlaveSynchronize``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
+
+import attrs
 
 from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
@@ -20,39 +23,53 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_GROUP
 
 
-class HeldProgress:
-    """The progress that the master has reported over one connection.
+@attrs.frozen
+class _Report:
+    """Progress, and the end of the master's log after it."""
 
-    ``has_log`` returns whether this log is known to be the master's up to an offset, dispatched and flushed.
+    log_end: int
+    adopt: Callable[[int], None]
+
+
+class HeldProgress:
+    """The progress that the master has reported over one connection, until this log has what the progress refers to.
+
+    ``has_log`` returns whether this log is known to be the master's up to an offset, and has it on its disk.
     """
 
     def __init__(self, has_log: Callable[[int], bool]) -> None:
         self._has_log = has_log
-        self._end = 0
-        self._adoptions: Sequence[Callable[[], None]] = ()
+        self._held: deque[_Report] = deque()
 
     @property
     def is_held(self) -> bool:
-        """Whether reported progress waits for this log. It is not replaced by later progress, which a slave that stays
-        behind its master would never reach."""
-        return bool(self._adoptions)
+        """Whether reported progress waits for this log."""
+        return bool(self._held)
 
-    async def report(self, channel: Channel, adoptions: Sequence[Callable[[], None]]) -> None:
-        """Call each of ``adoptions``, now or in a later :meth:`adopt_reached`: when this log has reached the end of the
-        master's.
+    async def report(self, channel: Channel, adopt: Callable[[int], None]) -> None:
+        """Call ``adopt`` with the end of the master's log, now or in a later :meth:`adopt_reached`: when this log has
+        reached that end.
 
         Call this after the requests for the progress: everything that it refers to is before the end that is requested
         here. Raises :class:`RemoteFault` and what :meth:`Channel.call` raises.
         """
-        self._end, self._adoptions = await log_end(channel), adoptions
+        report = _Report(await log_end(channel), adopt)
+        if len(self._held) > 1:  # the oldest stays, for a slave that always lags a little
+            self._held.pop()
+        self._held.append(report)
         self.adopt_reached()
 
     def adopt_reached(self) -> None:
-        """Adopt the progress if it is held and this log has reached it."""
-        if self._adoptions and self._has_log(self._end):
-            adoptions, self._adoptions = self._adoptions, ()
-            for adopt in adoptions:
-                adopt()
+        """Adopt the latest progress that this log has reached."""
+        reached = None
+        while self._held and self._has_log(self._held[0].log_end):
+            reached = self._held.popleft()
+        if reached is not None:
+            reached.adopt(reached.log_end)
+
+    def forget(self) -> None:
+        """Drop what is held: this log may be cut."""
+        self._held.clear()
 
 
 async def log_end(channel: Channel) -> int:

@@ -9,7 +9,6 @@ back, a record of an unknown topic makes the slave fetch the tables at once, bec
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -122,18 +121,20 @@ class Tables:
                 self._asked_for.clear()  # a topic may have been deleted and created again
         if self._groups is not None:
             self._groups.adopt(await _ask(channel, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
-        adoptions: list[Callable[[], None]] = []
+        offsets = delays = b""
         if self._offsets is not None:
-            body = await _ask(channel, RequestCode.GET_ALL_CONSUMER_OFFSET)
-            said.merge(self._offsets, body)
-            adoptions.append(partial(adopt_transactions, self._offsets, body))
-        progress.adopt_reached()
-        if progress.is_held:
-            return
+            offsets = await _ask(channel, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            said.merge(self._offsets, offsets)
         if self._delays is not None:
-            adoptions.append(partial(self._delays.adopt, await _ask(channel, RequestCode.GET_ALL_DELAY_OFFSET)))
-        if adoptions:
-            await progress.report(channel, adoptions)
+            delays = await _ask(channel, RequestCode.GET_ALL_DELAY_OFFSET)
+        if offsets or delays:
+            await progress.report(channel, lambda _end: self._adopt(offsets, delays))
+
+    def _adopt(self, offsets: bytes, delays: bytes) -> None:
+        if self._offsets is not None:
+            adopt_transactions(self._offsets, offsets)
+        if self._delays is not None:
+            self._delays.adopt(delays)
 
 
 class MasterOffsets:

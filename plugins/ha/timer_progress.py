@@ -6,15 +6,14 @@ when its own log has all deliveries that the checkpoint counts, on its disk: oth
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import attrs
 import structlog
 import trio
 
-from gantrymq.plugins.ha.progress import log_end
+from gantrymq.plugins.ha.progress import HeldProgress
 from gantrymq.plugins.interfaces import TimerProgress
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -33,14 +32,6 @@ EVERY_S: Final = 1.0
 master delivers after the last fetch is delivered again after a promotion."""
 
 
-@attrs.frozen
-class _Report:
-    """A checkpoint, and the end of the master's log after it."""
-
-    body: bytes
-    log_end: int
-
-
 class TimerReports:
     """Fetches while :meth:`run` runs. ``follows`` returns whether this log was compared with that of the master at an
     address and continues from it."""
@@ -54,7 +45,6 @@ class TimerReports:
         self._follows = follows
         self._interval = min(interval, EVERY_S)
         self._outages = Outages(log, trio.current_time)
-        self._waiting: deque[_Report] = deque()
 
     async def run(self) -> None:
         """Fetch until cancelled. The fetches of the tables log it if the master cannot be reached."""
@@ -63,7 +53,6 @@ class TimerReports:
             address = self._master_address.broker
             if not address or not self._follows(address):
                 continue
-            self._waiting.clear()
             try:
                 async with open_channel(address) as channel:
                     await self._stay(channel, address, self._timer)
@@ -74,28 +63,17 @@ class TimerReports:
 
     async def _stay(self, channel: Channel, address: str, timer: TimerProgress) -> None:
         """Fetch repeatedly while this is the master and the connection is open."""
+        progress = HeldProgress(lambda end: self._follows(address) and self._broker.log.durable >= end)
         is_supported = True
         while not channel.closed and address == self._master_address.broker:
             if not self._follows(address):
-                self._waiting.clear()  # the log may be cut before it follows again
+                progress.forget()  # the log may be cut before it follows again
             elif is_supported:
                 answer = await channel.call(Command(RequestCode.GET_TIMER_CHECK_POINT))
                 is_supported = answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED  # as RocketMQ 4
                 if answer.code == ResponseCode.SUCCESS:
-                    self._keep(_Report(bytes(answer.body or b""), await log_end(channel)))
-            if self._follows(address):
-                self._adopt(timer)
+                    await progress.report(channel, partial(timer.adopt_timer, bytes(answer.body or b"")))
+            progress.adopt_reached()
             self._outages.over("timer_progress_not_fetched")
             with trio.move_on_after(self._interval):
                 await channel.while_open(trio.sleep_forever)
-
-    def _keep(self, report: _Report) -> None:
-        """Keep the oldest report, for a slave that always lags a little, and the newest."""
-        if len(self._waiting) > 1:
-            self._waiting.pop()
-        self._waiting.append(report)
-
-    def _adopt(self, timer: TimerProgress) -> None:
-        while self._waiting and self._waiting[0].log_end <= self._broker.log.durable:
-            report = self._waiting.popleft()
-            timer.adopt_timer(report.body, report.log_end)

@@ -138,8 +138,11 @@ class PowerCuts:
         self.start(self.slave, "SLAVE")
 
     def after_both(self) -> None:
-        """Whichever is the master afterwards; with asynchronous flush a tail of both may be lost."""
-        if self.chance.random() < 0.5:
+        """Whichever is the master afterwards; with asynchronous flush a tail of both may be lost.
+
+        A broker that lost its whole log is not made the master: the other refuses to follow it, and keeps its own.
+        """
+        if self.chance.random() < 0.5 and self._has_log(self.slave):
             self.master, self.slave = self.slave, self.master
         if not self.flushes:
             for ledger in self.ledgers.values():
@@ -148,6 +151,13 @@ class PowerCuts:
         for machine, role in self.chance.sample(roles, 2) if self.flushes else roles:
             self.start(machine, role)
         self.check(self.master)
+
+    def _has_log(self, machine: Machine) -> bool:
+        """Whether the disk has the first record of the log, as far as its length and magic code tell."""
+        for path in sorted((self.pair.stores[machine.number] / "commitlog").glob("*"))[:1]:
+            with path.open("rb") as file:
+                return any(file.read(8))
+        return False
 
     def start(self, machine: Machine, role: str) -> None:
         """As this, whatever a promotion has ordered before."""
