@@ -188,9 +188,11 @@ def _children(pid: int) -> tuple[int, ...]:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the processor time that a process has used, to the nanosecond: /proc counts in ticks of 10 ms.
+
+    The id of a process's clock is that of ``clock_getcpuclockid`` (Linux, ``MAKE_PROCESS_CPUCLOCK``).
+    """
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def family_seconds(pid: int) -> float:

@@ -82,10 +82,17 @@ def _set_queues(
 @nameserver_option
 def delete(topic: str, yes: bool, as_json: bool, nameserver: str) -> None:
     """Delete a topic with its messages on every master, and from the nameservers."""
-    from gantrymq.operations.topics import delete_topic
+    from gantrymq.client.errors import NoRoute
+    from gantrymq.operations.topics import delete_topic, is_routed
 
     async def count(client: Client) -> int:
-        queues = await client.admin.queues(topic)
+        try:
+            queues = await client.admin.queues(topic)
+        except NoRoute:
+            # A nameserver that could not be reached by an earlier deletion still has the topic.
+            if not await is_routed(client, topic):
+                raise
+            return 0
         return sum([await client.admin.max_offset(queue) - await client.admin.min_offset(queue) for queue in queues])
 
     messages = with_client(nameserver, count)

@@ -196,7 +196,9 @@ class Sender:
                     channel = cluster.connections.open_one(address) or await self._open(address, until)
                     if outgoing.timed:
                         await self._check_timed(channel)
-                    answer = await channel.call(self._encoded(outgoing, target, channel), until - now())
+                    if (left := until - now()) <= 0.0:  # a connection was opened, or this process was paused
+                        raise TimeoutError("no time was left to send it")
+                    answer = await channel.call(self._encoded(outgoing, target, channel), left)
                 finally:
                     cluster.silent_masters.end(wait)
                 return self._stored(outgoing, target, answer, address)

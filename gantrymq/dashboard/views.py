@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -13,6 +14,7 @@ import attrs
 from gantrymq.client.errors import BrokerError, GantryError, NoRoute
 from gantrymq.failover.brokers import broker_rows
 from gantrymq.operations import dead_letters, groups
+from gantrymq.operations.absence import ask_if_present
 from gantrymq.operations.brokers import master_addresses, runtime_info
 from gantrymq.operations.clients import connected_producers
 from gantrymq.operations.topics import is_brokers_topic, named_after
@@ -139,7 +141,10 @@ async def topics(client: Client, page: Page, *, system: bool = False) -> dict[st
     masters = list((await master_addresses(client)).values())
 
     async def row(name: str) -> dict[str, Any]:
-        stats = [entry for address in masters for entry in await topic_stats(client, address, name)]
+        stats: list[dict[str, Any]] = []
+        for address in masters:
+            with suppress(BrokerError):  # the topic's own page has the reason
+                stats += await topic_stats(client, address, name)
         return {
             "topic": name,
             "queues": len(stats),
@@ -151,10 +156,9 @@ async def topics(client: Client, page: Page, *, system: bool = False) -> dict[st
 
 
 async def topic_stats(client: Client, address: str, topic: str) -> list[dict[str, Any]]:
-    """The queues of a topic at one broker; empty if it does not have the topic."""
-    try:
-        answer = await client.admin.request(address, Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}))
-    except BrokerError:
+    """The queues of a topic at one broker; empty if it does not have the topic. :class:`BrokerError` if it refuses."""
+    answer = await ask_if_present(client, address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
+    if answer is None:
         return []
     return [
         {

@@ -11,7 +11,7 @@ import anyio
 import attrs
 
 from gantrymq.client.errors import NoRoute
-from gantrymq.client.routes import DEFAULT_TOPIC
+from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID
 from gantrymq.message import Message
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -117,7 +117,11 @@ def _properties(letter: DeliveredRecord) -> dict[str, str]:
 async def _sender_to_group(client: Client, group: str) -> Callable[[DeliveredRecord], Awaitable[object]]:
     topic = retry_topic(group)
     queues = await client.admin.queues(topic)  # NoRoute if the group never retried anything
-    masters = {data.broker_name: data.broker_addrs[0] for data in (await client.admin.route(topic)).broker_datas}
+    brokers = (await client.admin.route(topic)).broker_datas
+    masters = {data.broker_name: data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs}
+    queues = [queue for queue in queues if queue.broker_name in masters]
+    if not queues:
+        raise NoRoute(f"no broker of topic {topic} has a master")
     turn = 0
 
     async def send(letter: DeliveredRecord) -> None:

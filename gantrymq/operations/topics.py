@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
+from gantrymq.client.errors import GantryError
+from gantrymq.operations.absence import ask_if_present
 from gantrymq.operations.brokers import master_addresses
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.nameserver import RouteHeader
 from gantrymq.remoting.headers.topics import DeleteTopicInNameserverHeader, TopicHeader
 from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topic, reply_topic
 
@@ -40,10 +43,28 @@ def is_brokers_topic(name: str, named: Collection[str] = ()) -> bool:
 
 
 async def delete_topic(client: Client, topic: str) -> None:
-    """Delete ``topic`` with its messages on every master, then in every nameserver; no error if it does not exist."""
+    """Delete ``topic`` with its messages on every master, then in every nameserver; no error if it does not exist.
+
+    Raises the error of the first nameserver that fails, after the other ones have been asked.
+    """
     command = Command(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic).to_ext())
     for address in (await master_addresses(client)).values():
         await client.admin.request(address, command)
     command = Command(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNameserverHeader(topic=topic).to_ext())
+    failure: GantryError | None = None
     for address in client.admin.nameservers:
-        await client.admin.request(address, command)
+        try:
+            await client.admin.request(address, command)
+        except GantryError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+async def is_routed(client: Client, topic: str) -> bool:
+    """Return whether any nameserver has ``topic``: one that could not be reached when it was deleted still has it."""
+    header = RouteHeader(topic=topic).to_ext()
+    for address in client.admin.nameservers:
+        if await ask_if_present(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header) is not None:
+            return True
+    return False

@@ -58,9 +58,9 @@ class RequestTimes:
         self._served = {code: _name(RequestCode, code) for code in codes}
 
     def observe(self, batch: RequestBatch) -> None:
-        """Count the requests, and time some."""
+        """Count the requests that are not refused, and time some."""
         requests = batch.requests
-        codes = Counter(map(_code_of, requests))
+        codes = Counter([requests[row].code for row in batch.live] if batch.refusals else map(_code_of, requests))
         self._passed.update(codes)
         now = self._clock()
         due = {code for code in codes if self._next.get(code, now) <= now}

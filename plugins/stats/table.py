@@ -212,6 +212,8 @@ class Table:
             try:
                 data = queue.entries(start, min(ENTRIES_AT_ONCE, end - start))
             except OSError as error:
+                if self._broker.queues.get(topic, queue.queue_id) is not queue:
+                    break  # the topic has been deleted
                 # They are not read again: a bad block of the disk can delay each attempt for seconds.
                 self._outages.warning(
                     "messages_not_counted",

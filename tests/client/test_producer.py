@@ -277,6 +277,18 @@ async def test_a_missing_response_is_a_send_timeout_that_explains_possible_outco
             await producer.send("T", b"x", timeout=0.01)
 
 
+async def test_a_message_is_not_sent_when_no_time_is_left_for_its_response(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        await producer.send("T", b"x")
+        with pytest.raises(gantrymq.SendTimeout):
+            await producer.send("T", b"y", timeout=0)
+        assert len(cluster.broker.seen(310)) == 1
+
+
 async def test_a_send_without_a_response_refreshes_the_route(fake_cluster: Cluster) -> None:
     """Many sends wait for one that hangs: none of them goes there again while one asks for the route."""
     async with (

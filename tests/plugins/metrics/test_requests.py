@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,33 @@ async def test_a_timed_request_stands_for_those_before_it(tmp_path: Path, monkey
         plugin._requests._next.clear()
         await channel.call(send("T", b"x"), 10)
         assert list(totals(plugin._requests).values()) == [11]
+
+
+async def test_refused_requests_are_neither_counted_nor_kept() -> None:
+    now = 0.0
+    times = RequestTimes(lambda: now)
+    times.serve([RequestCode.HEART_BEAT])
+    batch: Any = SimpleNamespace(
+        requests=[SimpleNamespace(code=code) for code in (RequestCode.HEART_BEAT, *range(7000, 7100))],
+        refusals=dict.fromkeys(range(101), (1, "no permission")),
+        live=[],
+    )
+    for _ in range(3):
+        times.observe(batch)
+    assert not times._passed
+    answers: list[Any] = []
+    request = SimpleNamespace(
+        code=RequestCode.HEART_BEAT,
+        connection=SimpleNamespace(id=1),
+        command=SimpleNamespace(opaque=1),
+        is_oneway=False,
+    )
+    batch = SimpleNamespace(
+        requests=[request], refusals={}, live=[0], observe=lambda row, answered: answers.append(answered)
+    )
+    times.observe(batch)
+    answers[0](ResponseCode.SUCCESS, None)
+    assert totals(times) == {("heart_beat", "success", "false", "success"): 1}
 
 
 async def test_without_the_setting_no_request_is_timed(tmp_path: Path) -> None:

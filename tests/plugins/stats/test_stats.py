@@ -161,6 +161,18 @@ async def test_messages_of_a_queue_that_cannot_be_read_are_not_counted_and_all_o
     assert "Too many open files" in warning["reason"]
 
 
+async def test_a_topic_that_is_deleted_while_it_is_counted_is_not_reported_as_unreadable(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.send(3)
+    with monkeypatch.context() as scarce, capture_logs() as logs:
+        break_queue(scarce, "orders")
+        steps = bench.plugin._table._count_puts(bench.broker.queues.get("orders", 0), 0, 3)
+        bench.broker.store.delete_topic("orders", bench.broker.log.end)
+        assert list(steps) == []
+    assert logs == []
+
+
 async def test_a_deleted_topic_takes_nothing_back(bench: Bench) -> None:
     await bench.send(3)
     bench.sample()

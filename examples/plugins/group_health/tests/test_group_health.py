@@ -5,6 +5,8 @@ import time
 import pytest
 from gantrymq_group_health import GroupHealthPlugin
 
+from gantrymq import Message
+
 SETTINGS = {"plugin.group_health.stalled_after": "100ms", "plugin.group_health.check_every": "10ms"}
 WAIT_S = 20
 
@@ -17,8 +19,9 @@ def wait(condition):
 
 
 def send(running, *bodies):
+    """In one request: the group never sees only some of them."""
     with running.client.producer() as producer:
-        return [producer.send("orders", body) for body in bodies]
+        return producer.send_batch([Message("orders", body) for body in bodies])
 
 
 def consume(running, count, group="billing"):
@@ -54,10 +57,10 @@ def test_a_group_is_reported_while_messages_wait_and_it_commits_nothing(plugin_b
     wait(lambda: ("billing", "orders") in running.plugin.stalled)
     consume(running, 2)
     wait(lambda: not running.plugin.stalled)
-    [stalled] = events(lines, "group_stalled")
+    stalled, *again = events(lines, "group_stalled")
     assert (stalled["waiting"], stalled["members"]) == (2, [])
     assert stalled["first"] in {sent.offset_message_id for sent in waiting}
-    assert len(events(lines, "group_resumed")) == 1
+    assert len(events(lines, "group_resumed")) == 1 + len(again), "again only if the consumer was slow"
 
 
 def test_offsets_of_the_last_run_are_known_after_a_restart(plugin_broker):

@@ -1,0 +1,52 @@
+"""Dead letters are replayed to the brokers that have a master."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gantrymq.client.errors import NoRoute
+from gantrymq.operations.dead_letters import _sender_to_group
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.routes import BrokerData, TopicRouteData
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+
+pytestmark = pytest.mark.trio
+
+LETTER: Any = SimpleNamespace(properties={}, flag=0, body=b"x")
+
+
+class FakeAdmin:
+    """Two brokers with two queues each of the retry topic; ``addresses``: the brokers' addresses by id."""
+
+    def __init__(self, **addresses: dict[int, str]) -> None:
+        self._addresses = addresses
+        self.asked: list[str] = []
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        return [MessageQueue(topic, name, queue_id) for name in self._addresses for queue_id in range(2)]
+
+    async def route(self, topic: str) -> TopicRouteData:
+        return TopicRouteData(broker_datas=[BrokerData("c", name, each) for name, each in self._addresses.items()])
+
+    async def request(self, address: str, command: Command) -> Command:
+        self.asked.append(address)
+        return Command(ResponseCode.SUCCESS)
+
+
+async def test_a_broker_without_a_master_gets_no_replayed_dead_letters() -> None:
+    admin = FakeAdmin(a={1: "slave:1"}, b={0: "master:1", 1: "slave:2"})
+    client: Any = SimpleNamespace(admin=admin)
+    send = await _sender_to_group(client, "g")
+    for _ in range(3):
+        await send(LETTER)
+    assert admin.asked == ["master:1"] * 3
+
+
+async def test_a_replay_without_any_master_is_refused() -> None:
+    client: Any = SimpleNamespace(admin=FakeAdmin(a={1: "slave:1"}))
+    with pytest.raises(NoRoute, match="no broker of topic %RETRY%g has a master"):
+        await _sender_to_group(client, "g")
