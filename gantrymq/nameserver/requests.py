@@ -18,6 +18,7 @@ from gantrymq.nameserver.audit import Audit
 from gantrymq.nameserver.epochs import KnownEpochs
 from gantrymq.nameserver.kv import ORDER_TOPIC_NAMESPACE, KVConfig
 from gantrymq.nameserver.kvrequests import KVRequests
+from gantrymq.nameserver.limits import NAME_MAX_CHARACTERS
 from gantrymq.nameserver.live import BrokerIdentity
 from gantrymq.nameserver.routecache import RouteCache, RouteView
 from gantrymq.nameserver.routes import UNIT_FLAG, UNIT_SUB_FLAG, Routes
@@ -286,7 +287,8 @@ class Requests:
         body = self._cache.get(header.topic, view)
         if body is None:
             body = self._route_text(header.topic, view)
-            self._cache.put(header.topic, view, body)
+            if len(view.zone or "") <= NAME_MAX_CHARACTERS:  # no broker has a longer zone
+                self._cache.put(header.topic, view, body)
         return request.answer(ResponseCode.SUCCESS, body=body)
 
     def _route_text(self, topic: str, view: RouteView) -> bytes:
