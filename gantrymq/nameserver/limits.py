@@ -21,15 +21,26 @@ STEP_NAMES: Final = 4096
 
 
 def check_rooms(
-    identity: BrokerIdentity, live: Collection[str], known: Collection[str], topics: Collection[str]
+    identity: BrokerIdentity,
+    live: Collection[str],
+    known: Collection[str],
+    wrapper: TopicConfigSerializeWrapper,
 ) -> None:
-    """Check that another broker fits, and its ``topics`` in addition to those ``known``; :class:`RemoteFault` (code
-    1)."""
+    """Check that another broker fits, and its topics in addition to those ``known``; :class:`RemoteFault` (code 1)."""
     if not (identity.cluster.strip() and identity.name.strip() and identity.address.strip()):
         raise _fault("a broker's cluster, name and address must not be blank")
     if identity.address not in live and len(live) >= BROKERS_MAX:
         raise _fault(f"{BROKERS_MAX} brokers are registered, which is the limit")
-    if len(known) + len(topics) > TOPICS_MAX and len(known) + sum(topic not in known for topic in topics) > TOPICS_MAX:
+    topics = wrapper.topic_config_table
+    if len(known) + len(topics) > TOPICS_MAX:  # else none needs to be looked up
+        check_new(known, (topic.topic_name or key for key, topic in topics.items()))
+
+
+def check_new(known: Collection[str], topics: Iterable[str]) -> None:
+    """Check that those of ``topics`` that are new fit in addition to those ``known``; :class:`RemoteFault` (code
+    1)."""
+    new = {topic for topic in topics if topic not in known}
+    if new and len(known) + len(new) > TOPICS_MAX:
         raise _fault(f"more than {TOPICS_MAX} topics are not taken")
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gantrymq.nameserver.limits import check_lengths, check_names, check_rooms
+from gantrymq.nameserver.limits import check_lengths, check_names, check_new, check_rooms
 from gantrymq.nameserver.live import (
     MASTER_ID,
     BrokerIdentity,
@@ -95,7 +95,7 @@ class Routes:
             # The same address with another id or name, for example after a promotion.
             self._remove(known.identity, notify=False)
             known = None
-        check_rooms(identity, self._live, self._queues, wrapper.topic_config_table)
+        check_rooms(identity, self._live, self._queues, wrapper)
         holder = self._holder(identity)
         if holder is not None and _state(holder.data_version) > _state(wrapper.data_version):
             self._live.pop(identity.address, None)
@@ -123,11 +123,13 @@ class Routes:
     register = in_one_go(register_in_steps)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
-        """Store the queues of one topic; False, without a change, if one of their brokers is unknown."""
+        """Store the queues of one topic; False, without a change, if one of their brokers is unknown.
+        :class:`RemoteFault` (code 1) beyond the limits."""
         rows = list(queues)
         check_lengths((topic,))
         if not rows or any(row.broker_name not in self._brokers for row in rows):
             return False
+        check_new(self._queues, (topic,))
         self._queues.setdefault(topic, {}).update({row.broker_name: row for row in rows})
         self._changes.topic_changed(topic)
         return True

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
+from gantrymq.nameserver import limits
 from gantrymq.nameserver.live import BrokerIdentity, MinimumChange, Registration
 from gantrymq.nameserver.routes import Routes
 from gantrymq.nameserver.views import of_zone, with_acting_masters
@@ -175,6 +176,38 @@ def test_static_topic_mappings_are_returned_until_their_broker_leaves(routes: Ro
     assert route(routes).topic_queue_mapping_by_broker == {"broker-a": mapping}
     routes.unregister(MASTER)
     assert route(routes).topic_queue_mapping_by_broker is None
+
+
+def test_a_single_topic_is_refused_if_the_table_is_full(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TOPICS_MAX", 1)
+    routes.register(MASTER, topics("T"))
+    assert not routes.register_topic("U", [QueueData("stranger", 2, 2, 6)])
+    with pytest.raises(RemoteFault, match="more than 1 topics"):
+        routes.register_topic("U", [QueueData("broker-a", 2, 2, 6)])
+    assert routes.topics().topic_list == ["T"]
+    assert routes.register_topic("T", [QueueData("broker-a", 2, 2, 6)])
+
+
+def test_a_registration_without_new_topics_is_renewed_beyond_the_limit(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes.register(MASTER, topics("T", "U"))
+    monkeypatch.setattr(limits, "TOPICS_MAX", 1)
+    routes.register(MASTER, topics("T", "U", counter=2))
+    routes.register(OTHER, topics("U"))
+    assert set(perms(routes, "U")) == {"broker-a", "broker-b"}
+
+
+def test_the_limit_counts_topics_by_the_names_under_which_they_are_stored(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration's keys need not be the names in its topics."""
+    monkeypatch.setattr(limits, "TOPICS_MAX", 2)
+    routes.register(MASTER, topics("T", "U"))
+    table = {"T": TopicConfig("X"), "U": TopicConfig("Y")}
+    with pytest.raises(RemoteFault, match="more than 2 topics"):
+        routes.register(MASTER, TopicConfigSerializeWrapper(table, DataVersion(2, 7)))
+    assert routes.topics().topic_list == ["T", "U"]
 
 
 # ---- who hears of what
