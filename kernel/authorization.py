@@ -13,8 +13,8 @@ import structlog
 from gantrymq.kernel.errors import LogPoisoned, PluginError
 from gantrymq.kernel.manager import PluginInfo, PluginManager
 from gantrymq.kernel.processors import Request, RequestBatch, attach_observers
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.rare_warnings import RareWarnings
 
 log = structlog.get_logger("gantrymq.requests")
 

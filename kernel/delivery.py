@@ -19,7 +19,6 @@ from gantrymq.kernel import fast
 from gantrymq.kernel.errors import LogPoisoned, PluginError
 from gantrymq.kernel.manager import PluginInfo, PluginManager
 from gantrymq.kernel.network.connection import Connection
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.store.log.record import (
     CRC_MASK,
     HOST_V6_BITS,
@@ -30,6 +29,7 @@ from gantrymq.kernel.store.log.record import (
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.rare_warnings import RareWarnings
 from gantrymq.remoting.records import HEADS, MAGIC_V1
 
 log = structlog.get_logger("gantrymq.delivery")

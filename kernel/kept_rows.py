@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.rare_warnings import RareWarnings
 
 log = structlog.get_logger("gantrymq.plugins")
 

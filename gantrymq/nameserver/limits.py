@@ -21,16 +21,33 @@ STEP_NAMES: Final = 4096
 
 
 def check_rooms(
-    identity: BrokerIdentity, live: Collection[str], known: Collection[str], topics: Collection[str]
+    identity: BrokerIdentity,
+    live: Collection[str],
+    known: Collection[str],
+    mapped: Collection[str],
+    wrapper: TopicConfigSerializeWrapper,
 ) -> None:
-    """Check that another broker fits, and its ``topics`` in addition to those ``known``; :class:`RemoteFault` (code
-    1)."""
+    """Check that another broker fits, and its topics in addition to those ``known``, its static topics in addition to
+    those ``mapped``; :class:`RemoteFault` (code 1)."""
     if not (identity.cluster.strip() and identity.name.strip() and identity.address.strip()):
         raise _fault("a broker's cluster, name and address must not be blank")
     if identity.address not in live and len(live) >= BROKERS_MAX:
         raise _fault(f"{BROKERS_MAX} brokers are registered, which is the limit")
-    if len(known) + len(topics) > TOPICS_MAX and len(known) + sum(topic not in known for topic in topics) > TOPICS_MAX:
-        raise _fault(f"more than {TOPICS_MAX} topics are not taken")
+    topics = wrapper.topic_config_table
+    if len(known) + len(topics) > TOPICS_MAX:  # else none needs to be looked up
+        check_new(known, (topic.topic_name or key for key, topic in topics.items()))
+    mappings = wrapper.topic_queue_mapping_info_map or {}
+    if len(mapped) + len(mappings) > TOPICS_MAX:
+        own = (topic for topic, mapping in mappings.items() if mapping.bname == identity.name)
+        check_new(mapped, own, "static topics")
+
+
+def check_new(known: Collection[str], topics: Iterable[str], kind: str = "topics") -> None:
+    """Check that those of ``topics`` that are new fit in addition to those ``known``; :class:`RemoteFault` (code
+    1)."""
+    new = {topic for topic in topics if topic not in known}
+    if new and len(known) + len(new) > TOPICS_MAX:
+        raise _fault(f"more than {TOPICS_MAX} {kind} are not taken")
 
 
 def check_names(
@@ -52,7 +69,9 @@ def check_names(
     mappings = wrapper.topic_queue_mapping_info_map or {}
     if len(mappings) > MAPPINGS_MAX:
         raise _fault(f"{len(mappings)} mappings of static topics, {MAPPINGS_MAX} are the limit")
-    check_lengths(name for key, mapping in mappings.items() for name in (key, mapping.bname, mapping.topic))
+    check_lengths(
+        name for key, mapping in mappings.items() for name in (key, mapping.bname, mapping.topic, mapping.scope)
+    )
 
 
 def check_lengths(names: Iterable[str]) -> None:

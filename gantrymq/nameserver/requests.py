@@ -18,7 +18,9 @@ from gantrymq.nameserver.audit import Audit
 from gantrymq.nameserver.epochs import KnownEpochs
 from gantrymq.nameserver.kv import ORDER_TOPIC_NAMESPACE, KVConfig
 from gantrymq.nameserver.kvrequests import KVRequests
+from gantrymq.nameserver.limits import NAME_MAX_CHARACTERS
 from gantrymq.nameserver.live import BrokerIdentity
+from gantrymq.nameserver.refusals import RefusalLog
 from gantrymq.nameserver.routecache import RouteCache, RouteView
 from gantrymq.nameserver.routes import UNIT_FLAG, UNIT_SUB_FLAG, Routes
 from gantrymq.nameserver.switches import Switches
@@ -102,6 +104,7 @@ class Requests:
         self._complete_at = 0.0
         self.refused_changes = 0
         """Changes of the tables whose sender had no right to them."""
+        self._refusals = RefusalLog(trio.current_time)
         self._registering = trio.Lock()
         kv_requests = KVRequests(kv, self._cache.clear)
         self._epochs = KnownEpochs(kv, kv_requests.change)
@@ -170,10 +173,9 @@ class Requests:
         log.error("request_failed", code=request.code, error=repr(error))
         return request.answer(ResponseCode.SYSTEM_ERROR, f"internal error: {type(error).__name__}")
 
-    @staticmethod
-    def _refusal(request: Command, connection: object, fault: RemoteFault) -> Command:
-        peer = getattr(connection, "peer", None)
-        log.info("request_refused", peer=peer, code=request.code, answer=fault.code, remark=fault.remark)
+    def _refusal(self, request: Command, connection: object, fault: RemoteFault) -> Command:
+        peer = getattr(connection, "peer", "")
+        self._refusals.report(request.code, peer, fault, is_change=request.code in CHANGES)
         return request.answer(fault.code, fault.remark)
 
     def _check_sender(self, request: Command, connection: object) -> str | None:
@@ -286,7 +288,8 @@ class Requests:
         body = self._cache.get(header.topic, view)
         if body is None:
             body = self._route_text(header.topic, view)
-            self._cache.put(header.topic, view, body)
+            if len(view.zone or "") <= NAME_MAX_CHARACTERS:  # no broker has a longer zone
+                self._cache.put(header.topic, view, body)
         return request.answer(ResponseCode.SUCCESS, body=body)
 
     def _route_text(self, topic: str, view: RouteView) -> bytes:

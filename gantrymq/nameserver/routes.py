@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gantrymq.nameserver.limits import check_lengths, check_names, check_rooms
+from gantrymq.nameserver.limits import check_lengths, check_names, check_new, check_rooms
 from gantrymq.nameserver.live import (
     MASTER_ID,
     BrokerIdentity,
@@ -95,7 +95,7 @@ class Routes:
             # The same address with another id or name, for example after a promotion.
             self._remove(known.identity, notify=False)
             known = None
-        check_rooms(identity, self._live, self._queues, wrapper.topic_config_table)
+        check_rooms(identity, self._live, self._queues, self._mappings, wrapper)
         holder = self._holder(identity)
         if holder is not None and _state(holder.data_version) > _state(wrapper.data_version):
             self._live.pop(identity.address, None)
@@ -116,18 +116,20 @@ class Routes:
                 self._drop_topics(identity.name, wrapper.topic_config_table.keys())
             yield from self._take_topics(broker, wrapper.topic_config_table, changed, mask)
             if changed and self._brokers.get(identity.name) is broker:
-                self._take_mappings(wrapper.topic_queue_mapping_info_map or {})
+                self._take_mappings(identity.name, wrapper.topic_queue_mapping_info_map or {})
         replaced = None if holder is None else holder.identity.address
         return Registration(*self._master_of(identity, broker), replaced)
 
     register = in_one_go(register_in_steps)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
-        """Store the queues of one topic; False, without a change, if one of their brokers is unknown."""
+        """Store the queues of one topic; False, without a change, if one of their brokers is unknown.
+        :class:`RemoteFault` (code 1) beyond the limits."""
         rows = list(queues)
         check_lengths((topic,))
         if not rows or any(row.broker_name not in self._brokers for row in rows):
             return False
+        check_new(self._queues, (topic,))
         self._queues.setdefault(topic, {}).update({row.broker_name: row for row in rows})
         self._changes.topic_changed(topic)
         return True
@@ -274,10 +276,13 @@ class Routes:
                 if self._brokers.get(name) is not broker:
                     return
 
-    def _take_mappings(self, mappings: dict[str, TopicQueueMapping]) -> None:
+    def _take_mappings(self, name: str, mappings: dict[str, TopicQueueMapping]) -> None:
+        """Store the mappings of the broker name. Those of other names are ignored: RocketMQ's nameserver stores them,
+        but its brokers have none (``TopicQueueMappingManager`` asserts it)."""
         for topic, mapping in mappings.items():
-            self._mappings.setdefault(topic, {})[mapping.bname] = mapping
-            self._changes.topic_changed(topic)
+            if mapping.bname == name:
+                self._mappings.setdefault(topic, {})[name] = mapping
+                self._changes.topic_changed(topic)
 
     def _take_filters(self, address: str, filter_servers: list[str] | None) -> None:
         if filter_servers is not None and filter_servers != self._filters.get(address, []):

@@ -26,7 +26,6 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import forget_secrets
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.acl.account_file import AccountFile, parse_credentials, read_keys
 from gantrymq.plugins.acl.admin import AccountRequests
@@ -37,6 +36,7 @@ from gantrymq.plugins.acl.user_admin import UserRequests
 from gantrymq.plugins.acl.user_file import UserFile
 from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.rare_warnings import RareWarnings
 from gantrymq.remoting.rights import BROKER_RIGHTS, Right
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import STORED, AppendBatch
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.audit.config import AuditConfig
 from gantrymq.plugins.audit.events import CLOSED, IDENTIFIED, connection_event, event_of
@@ -38,6 +37,7 @@ from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import refuse_system_topic
 from gantrymq.remoting.properties import KEYS, TAGS, encode_properties
+from gantrymq.remoting.rare_warnings import RareWarnings
 from gantrymq.remoting.rights import BROKER_RIGHTS, READING_CODES, Right
 
 if TYPE_CHECKING:

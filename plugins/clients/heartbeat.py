@@ -8,7 +8,6 @@ import msgspec
 import structlog
 
 from gantrymq.kernel.processors import AnswerSteps, Handler, Request
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.plugins.clients.clients import Clients, subscription_bytes
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import Member
@@ -23,6 +22,7 @@ from gantrymq.remoting.headers.groups import ConsumerGroupHeader, UnregisterClie
 from gantrymq.remoting.headers.header import Int32, read_header
 from gantrymq.remoting.lenient_header import known_language
 from gantrymq.remoting.names import GROUP_MAX_LENGTH, TOPIC_MAX_LENGTH, retry_topic, validate_group, validate_topic
+from gantrymq.remoting.rare_warnings import RareWarnings
 
 CLIENT_ID_MAX_CHARACTERS = 1024
 UNIT_SUBSCRIPTION_FLAG = 2

@@ -11,10 +11,10 @@ import attrs
 import structlog
 
 from gantrymq.kernel.filters import CodeFilter, FilterCompiler, FilterSteps, MessageFilter
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.plugins.interfaces import ConsumerGroups
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.rare_warnings import RareWarnings
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker

@@ -22,12 +22,12 @@ import structlog
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.quota.config import QuotaConfig, read_quota
 from gantrymq.plugins.quota.pauses import PausedConnections
 from gantrymq.plugins.quota.usage import Exceeded, Quota, Usages
 from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.rare_warnings import RareWarnings
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker

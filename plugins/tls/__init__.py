@@ -23,7 +23,6 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import Encryption, RefusalLog
 from gantrymq.plugins.tls.config import TlsConfig
@@ -33,6 +32,7 @@ from gantrymq.remoting._port_stream import PortStream
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.audit_events import TLS_HANDSHAKE
 from gantrymq.remoting.channel import OUTGOING
+from gantrymq.remoting.rare_warnings import RareWarnings
 from gantrymq.remoting.tls import IN_TEST_MODE, ServerTls, TlsUnusable
 
 if TYPE_CHECKING:

@@ -69,6 +69,22 @@ async def test_a_client_gets_its_route_beside_hundreds_of_topic_list_queries(
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.trio
+async def test_routes_for_long_zones_do_not_stay_in_memory(nursery: trio.Nursery) -> None:
+    server = NameServer(NameServerConfig(port=0))
+    address = await nursery.start(server.serve)
+    asked = {"topic": "topic-000001", "__ZONE_MODE": "true"}
+    async with open_channel(address) as client:
+        await register(client)
+        for number in range(100):
+            zone = f"{number:0100000}"
+            response = await client.call(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {**asked, "__ZONE_NAME": zone}))
+            assert response.code == ResponseCode.SUCCESS
+        cached = [view.zone or "" for views in server._cache._texts.values() for view in views]
+        assert sum(map(len, cached)) < 100_000
+    nursery.cancel_scope.cancel()
+
+
 def sized(text: bytes) -> bytes:
     return len(text).to_bytes(4, "big") + text
 

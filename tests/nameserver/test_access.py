@@ -16,7 +16,10 @@ from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver import server as server_module
 from gantrymq.nameserver.access import read_identities
 from gantrymq.nameserver.requests import CHANGES
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody
 from gantrymq.remoting.bodies.routes import QueueData, TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicQueueMapping
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -116,6 +119,22 @@ async def test_topics_are_added_only_to_own_brokers(tmp_path: Path) -> None:
         assert server.routes.route("T") is None
         assert (await a.call(command)).code == ResponseCode.SUCCESS
         assert server.routes.route("T") is not None
+
+
+async def test_static_topics_are_mapped_only_for_own_brokers(tmp_path: Path) -> None:
+    mapping = TopicQueueMapping("T", total_queues=1, bname="a", curr_id_map={0: 0})
+    forged = TopicQueueMapping("T", total_queues=9, bname="a", curr_id_map={0: 8})
+
+    def with_mapping(name: str, address: str, row: TopicQueueMapping) -> Command:
+        wrapper = TopicConfigSerializeWrapper({"T": TopicConfig("T")}, DataVersion(1, 7), {"T": row})
+        return Command(103, register(name, address).ext, RegisterBrokerBody(wrapper).encode(compressed=False))
+
+    async with guarded(tmp_path) as server, open_channel(server.address, sign=A.sign) as a:
+        assert (await a.call(with_mapping("a", AT_A, mapping))).code == ResponseCode.SUCCESS
+        assert (await ask(server, with_mapping("b", AT_B, forged), B)).code == ResponseCode.SUCCESS
+        route = server.routes.route("T")
+        assert route is not None
+        assert route.topic_queue_mapping_by_broker == {"a": mapping}
 
 
 async def test_every_change_needs_an_identity_and_reading_needs_none(tmp_path: Path) -> None:

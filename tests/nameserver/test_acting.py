@@ -7,6 +7,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
+from gantrymq.nameserver import limits
 from gantrymq.nameserver.live import BrokerIdentity, MinimumChange, Registration
 from gantrymq.nameserver.routes import Routes
 from gantrymq.nameserver.views import of_zone, with_acting_masters
@@ -175,6 +176,81 @@ def test_static_topic_mappings_are_returned_until_their_broker_leaves(routes: Ro
     assert route(routes).topic_queue_mapping_by_broker == {"broker-a": mapping}
     routes.unregister(MASTER)
     assert route(routes).topic_queue_mapping_by_broker is None
+
+
+def static_topics(*names: str, broker: str, counter: int = 1) -> TopicConfigSerializeWrapper:
+    wrapper = topics("T", counter=counter)
+    wrapper.topic_queue_mapping_info_map = {
+        name: TopicQueueMapping(name, total_queues=2, bname=broker, curr_id_map={0: 0, 1: 1}) for name in names
+    }
+    return wrapper
+
+
+def test_a_broker_registers_no_mappings_of_other_broker_names(routes: Routes) -> None:
+    """They would overwrite another broker's, and none would be removed with a name that nobody has."""
+    routes.register(OTHER, static_topics("T", broker="broker-b"))
+    before = route(routes).topic_queue_mapping_by_broker
+    for name in ("broker-b", "nobody"):
+        wrapper = static_topics("T", broker=name)
+        assert wrapper.topic_queue_mapping_info_map is not None
+        wrapper.topic_queue_mapping_info_map["T"].total_queues = 9
+        routes.register(MASTER, wrapper)
+        assert route(routes).topic_queue_mapping_by_broker == before
+        routes.unregister(MASTER)
+    routes.unregister(OTHER)
+    assert routes._mappings == {}
+
+
+def test_static_topics_have_a_limit(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TOPICS_MAX", 2)
+    routes.register(MASTER, static_topics("T", "U", broker="broker-a"))
+    with pytest.raises(RemoteFault, match="more than 2 static topics"):
+        routes.register(MASTER, static_topics("V", broker="broker-a", counter=2))
+    routes.register(MASTER, static_topics("U", broker="broker-a", counter=2))
+    routes.register(OTHER, static_topics("T", broker="broker-b"))
+    routes.register(OTHER, static_topics("V", broker="broker-a", counter=2))
+    assert set(routes._mappings) == {"T", "U"}
+
+
+@pytest.mark.parametrize("field", ["topic", "bname", "scope"])
+def test_names_in_mappings_have_a_limit(routes: Routes, field: str) -> None:
+    wrapper = static_topics("T", broker="broker-a")
+    assert wrapper.topic_queue_mapping_info_map is not None
+    setattr(wrapper.topic_queue_mapping_info_map["T"], field, "x" * 513)
+    with pytest.raises(RemoteFault, match="the limit"):
+        routes.register(MASTER, wrapper)
+
+
+def test_a_single_topic_is_refused_if_the_table_is_full(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TOPICS_MAX", 1)
+    routes.register(MASTER, topics("T"))
+    assert not routes.register_topic("U", [QueueData("stranger", 2, 2, 6)])
+    with pytest.raises(RemoteFault, match="more than 1 topics"):
+        routes.register_topic("U", [QueueData("broker-a", 2, 2, 6)])
+    assert routes.topics().topic_list == ["T"]
+    assert routes.register_topic("T", [QueueData("broker-a", 2, 2, 6)])
+
+
+def test_a_registration_without_new_topics_is_renewed_beyond_the_limit(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes.register(MASTER, topics("T", "U"))
+    monkeypatch.setattr(limits, "TOPICS_MAX", 1)
+    routes.register(MASTER, topics("T", "U", counter=2))
+    routes.register(OTHER, topics("U"))
+    assert set(perms(routes, "U")) == {"broker-a", "broker-b"}
+
+
+def test_the_limit_counts_topics_by_the_names_under_which_they_are_stored(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration's keys need not be the names in its topics."""
+    monkeypatch.setattr(limits, "TOPICS_MAX", 2)
+    routes.register(MASTER, topics("T", "U"))
+    table = {"T": TopicConfig("X"), "U": TopicConfig("Y")}
+    with pytest.raises(RemoteFault, match="more than 2 topics"):
+        routes.register(MASTER, TopicConfigSerializeWrapper(table, DataVersion(2, 7)))
+    assert routes.topics().topic_list == ["T", "U"]
 
 
 # ---- who hears of what

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio.testing
+from structlog.testing import capture_logs
 
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import Switches
@@ -13,7 +16,8 @@ from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
 from gantrymq.remoting.bodies.routes import BrokerMemberGroupBody, ClusterInfo, TopicRouteData
 from gantrymq.remoting.bodies.tables import DataVersion, KVTable
 from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicList
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER
 from gantrymq.remoting.headers.nameserver import (
     BrokerGroupHeader,
@@ -296,3 +300,50 @@ async def test_no_other_setting_may_be_changed(peer: Any, body: bytes, code: int
     answer = await peer.ask(C.UPDATE_NAMESRV_CONFIG, None, body)
     assert (answer.code, said in answer.remark) == (code, True)
     assert read_properties((await peer.ask(C.GET_NAMESRV_CONFIG)).body)["orderMessageEnable"] == "false"
+
+
+# ---- logs of refusals
+
+
+def refusals(logs: Any) -> list[tuple[str, str, int]]:
+    """The levels, peers and request codes that were logged."""
+    return [(one["log_level"], one["peer"], one["code"]) for one in logs if one["event"] == "request_refused"]
+
+
+async def test_a_refused_query_is_logged_for_debugging_without_most_of_its_text(peer: Any) -> None:
+    topic = "x" * 1_000_000
+    with capture_logs() as logs:
+        answer = await route(peer, topic)
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert answer.remark.endswith(topic), "as RocketMQ's nameserver does"
+    assert refusals(logs) == [("debug", "memory", C.GET_ROUTEINFO_BY_TOPIC)]
+    assert len(str(logs)) < 1000
+
+
+async def test_refused_changes_are_logged_once_an_hour_for_each_host_and_code(
+    server: NameServer, mock_clock: trio.testing.MockClock
+) -> None:
+    async def change(peer: str, code: int = C.REGISTER_BROKER, may_change: bool = False) -> None:
+        answer = await server.requests.answer(Command(code), SimpleNamespace(peer=peer, may_change=may_change))
+        assert answer.code == (ResponseCode.SYSTEM_ERROR if may_change else ResponseCode.NO_PERMISSION)
+
+    with capture_logs() as logs:
+        for peer in ("10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1", "[fd00::1]:1", "[fd00::2]:1"):
+            await change(peer)
+        assert refusals(logs) == [("info", peer, 103) for peer in ("10.0.0.1:1", "10.0.0.2:1", "[fd00::1]:1")]
+        logs.clear()
+        await change("10.0.0.1:3", C.PUT_KV_CONFIG)
+        await change("10.0.0.1:4", may_change=True)
+        assert refusals(logs) == [("info", "10.0.0.1:3", 100)]
+        logs.clear()
+        mock_clock.jump(3600.0)
+        await change("10.0.0.1:5", may_change=True)
+        assert refusals(logs) == [("info", "10.0.0.1:5", 103)]
+
+
+async def test_the_log_of_a_refused_change_has_the_beginning_of_its_remark(peer: Any) -> None:
+    with capture_logs() as logs:
+        answer = await peer.ask(C.UPDATE_NAMESRV_CONFIG, body=b"name=\\u" + b"x" * 1_000_000)
+    assert answer.remark.startswith("string2Properties error")
+    (refused,) = (one for one in logs if one["event"] == "request_refused")
+    assert refused["remark"] == answer.remark[:300]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.kernel import rare_warnings
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.plugins.consume import subscriptions
+from gantrymq.remoting import rare_warnings
 from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

@@ -13,7 +13,7 @@ class RareWarnings:
     """Remembers what was logged when; beyond ``KEYS_MAX`` subjects within the hour nothing more is logged."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock``: monotonic seconds (``env.monotonic``)."""
+        """``clock``: monotonic seconds, in a broker ``env.monotonic``."""
         self._clock = clock
         self._logged: dict[str, float] = {}
 

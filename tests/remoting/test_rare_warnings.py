@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gantrymq.kernel import rare_warnings
-from gantrymq.kernel.rare_warnings import QUIET_S, RareWarnings
+from gantrymq.remoting import rare_warnings
+from gantrymq.remoting.rare_warnings import QUIET_S, RareWarnings
 
 
 class Clock:
