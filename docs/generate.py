@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
+import attrs
 import rich_click as click
 
+import gantrymq.sync
 from gantrymq.cli.group import COMMANDS, cli
+from gantrymq.client import errors
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings, show
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS, OPTIONAL_PLUGINS
+from gantrymq.remoting.records import PlainFields, Record
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `python docs/generate.py`; a test keeps it equal to the code. -->\n"
@@ -37,8 +45,9 @@ def cell(text: object) -> str:
 
 
 def paragraphs(text: str) -> str:
-    """A help text as Markdown paragraphs, a line each."""
-    return "\n\n".join(re.sub(r"\s+", " ", part).strip() for part in text.split("\n\n"))
+    """A help text as Markdown paragraphs, a line each; so are the items of a list."""
+    lines = (re.split(r"\n(?=- )", part) for part in text.split("\n\n"))
+    return "\n\n".join("\n".join(re.sub(r"\s+", " ", line).strip() for line in part) for part in lines)
 
 
 def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -185,12 +194,21 @@ def documented_names(module: str) -> Iterator[tuple[str, str]]:
                 if public and ast.get_docstring(each):
                     yield call_of(each, node.name), first_paragraph(each)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            name, text = ast.unparse(target), ""
-            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                text = marked_up(paragraphs(str(following.value.value)))
+            name = name_of(node)
             if not name.startswith("_"):
-                yield name, text
+                yield name, text_behind(following)
+
+
+def name_of(node: ast.Assign | ast.AnnAssign) -> str:
+    """The name that an assignment sets, of a variable or an attribute."""
+    return ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]).removeprefix("self.")
+
+
+def text_behind(following: ast.stmt | None) -> str:
+    """The docstring of an attribute: the text that follows it."""
+    if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+        return marked_up(paragraphs(str(following.value.value)))
+    return ""
 
 
 def testing_page() -> str:
@@ -337,9 +355,13 @@ def plugin_api_page() -> str:
     out += ["", COMMANDS_OF_PLUGINS, *functions_of(connecting, wanted, "gantrymq.cli.connecting"), "", OBJECTS]
     for node in ast.parse((KERNEL.parent / "plugins" / "interfaces.py").read_text()).body:
         if isinstance(node, ast.ClassDef):
-            owner = re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower()
-            out += [f"### `{node.name}`\n", f"{description_of(node)}\n", *table_of(node, owner), ""]
+            out += [f"### `{node.name}`\n", f"{description_of(node)}\n", *table_of(node, snake_case(node.name)), ""]
     return "\n".join(out).rstrip() + "\n"
+
+
+def snake_case(name: str) -> str:
+    """What the pages call an object of the class ``name``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 def description_of(node: ast.ClassDef) -> str:
@@ -347,11 +369,247 @@ def description_of(node: ast.ClassDef) -> str:
     return marked_up(paragraphs(ast.get_docstring(node) or ""))
 
 
+CLIENT = """\
+# Python client
+
+The names that programs use of `gantrymq` and `gantrymq.sync`, in the order in which a program meets them, with the
+types and defaults of all parameters. [Send and receive from Python](../howto/client.md) introduces them. Other names,
+and names with a leading underscore, may change without notice.
+
+- Headings have the full names. `gantrymq.client` also has `connect`, `Client`, `Producer`, `PendingSend`, `Consumer`
+  and `TransactionalProducer`. `gantrymq.__version__` is the version of the package.
+- A number that is a time is in seconds, unless its text says milliseconds (ms).
+- Where a text says that the beginning of a block raises an error, `start()` raises it as well.
+- After the end of its block, and of the client's, each method that needs a broker raises `ClientClosed`.
+"""
+CLIENT_SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Connect": (
+        "[Access control](../howto/client.md#access-control) and [TLS](../howto/client.md#tls) have examples.",
+        ("connect", "Client", "client.lifetime.Lifetime"),
+    ),
+    "Send": (
+        "[Send](../howto/client.md#send) has examples, [delays, retries and dead letters](../howto/delay-and-retry.md)"
+        " those of messages that arrive later, [send and receive objects](../howto/bodies.md) those of serializers.",
+        ("Client.producer", "Producer", "PendingSend", "Message()"),
+    ),
+    "Consume": (
+        "[Receive](../howto/client.md#receive) has examples; see also [consume in order](../howto/ordered.md) and"
+        " [filter messages](../howto/filter.md).",
+        ("Client.consumer", "Consumer", "ReceivedMessage", "MessageBatch", "Sql()"),
+    ),
+    "Handle messages in a worker": (
+        "[Run a worker](../howto/worker.md) has examples.",
+        ("Client.run", "App()", "RetryLater()", "DeadLetter"),
+    ),
+    "Read": ("[Read from any offset](../howto/reader.md) has examples.", ("Client.reader", "Reader")),
+    "Send in a transaction": (
+        "[Send in a transaction](../howto/client.md#send-in-a-transaction) has an example;"
+        " [transactions](../howto/transactions.md) describes the guarantees.",
+        ("Client.transactional_producer", "TransactionalProducer"),
+    ),
+    "Request and reply": (
+        "[Request and reply](../howto/request-reply.md) describes both sides.",
+        ("Producer.request", "ReceivedMessage.reply"),
+    ),
+    "Administer": (
+        "[Topics and offsets](../howto/client.md#topics-and-offsets) has examples.",
+        ("client.admin.Admin",),
+    ),
+    "Intercept messages": (
+        "[Intercept messages](../howto/interceptors.md) has examples, and describes"
+        " `gantrymq.client.otel.OpenTelemetry`.",
+        ("Interceptor", "SendContext", "ConsumeContext", "TransactionContext", "RecallContext"),
+    ),
+    "Results and other data": (
+        "",
+        (
+            "message.DeliveredRecord", "MessageQueue()", "SendResult", "SendStatus", "TransactionResult", "Outcome",
+            "ConsumerStatistics", "QueueStatistics", "remoting.bodies.routes.ClusterInfo",
+            "remoting.bodies.routes.TopicRouteData", "remoting.bodies.routes.BrokerData",
+            "remoting.bodies.routes.QueueData",
+        ),
+    ),
+    "Strategies that share queues": (
+        "For the option `allocation` of a consumer.",
+        (
+            "client.allocation.average", "client.allocation.circle", "client.allocation.FixedQueues()",
+            "client.allocation.MachineRooms()", "client.allocation.ConsistentHash()",
+            "client.allocation.NearestRoom()",
+        ),
+    ),
+}  # fmt: skip
+"""By title: the first sentence and the names, below ``gantrymq``; programs call the classes with parentheses."""
+TYPES = """\
+## Types of parameters
+
+`R` is the class of a consumer's or reader's messages, `V` the type of their `value`, `F` that of a function.
+`Batches[R]` is an async iterator over `MessageBatch[R]`. `Command` is in `gantrymq.remoting.command`,
+`TopicQueueMapping` in `gantrymq.remoting.bodies.topics`.
+
+| name | type | meaning |
+|---|---|---|"""
+TYPE_NAMES = {
+    "options": ("Topics", "Start", "QueuesChanged", "Ordered", "BadBodies", "AllocationChoice"),
+    "allocation": ("Allocation",),
+    "sender": ("QueueChoice",),
+    "serializers": (
+        "Format", "Serializer", "SerializerChoice", "Deserializer", "TypedDeserializer", "DeserializerChoice",
+    ),
+    "transactions": ("Local", "Check"),
+    "worker": ("Handler",),
+}  # fmt: skip
+BLOCKING = """\
+## Without async
+
+`gantrymq.sync` has the same objects with blocking calls. Parameters, results and errors are those above, without
+`await`; `with` and `for` take the place of `async with` and `async for`; functions that you give are plain functions.
+What has a block also has `start()` and `close()`. Any thread may call; one thread at a time iterates over a consumer.
+[Without async](../howto/client.md#without-async) has examples.
+"""
+BLOCKING_NAMES = (
+    "connect", "Client", "Producer", "PendingSend", "Consumer", "ReceivedMessage", "MessageBatch", "Reader",
+    "TransactionalProducer", "Admin",
+)  # fmt: skip
+FAILURES = """\
+## Errors
+
+[Client errors](client-errors.md) lists each error with its cause and what to do:
+"""
+ITERATIONS = {"__anext__": "async for each in", "__next__": "for each in"}
+LINE = 100
+"""The longest call, in characters, that is on one line."""
+
+
+def text_of(thing: object) -> str:
+    """The docstring of a class or function as Markdown."""
+    return marked_up(paragraphs(inspect.getdoc(thing) or ""))
+
+
+def statements_of(thing: Any) -> list[ast.stmt]:
+    """The statements of a class or a module."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    return tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else tree.body
+
+
+def attributes_of(body: list[ast.stmt]) -> Iterator[tuple[str, str, str]]:
+    """Name, type (without one: value) and meaning of the properties, and of the attributes with a docstring."""
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        shown: ast.expr | None = None
+        if isinstance(node, ast.FunctionDef):
+            if node.name == "__init__":
+                yield from attributes_of(node.body)
+            if any("property" in ast.unparse(each) for each in node.decorator_list):
+                name, shown, text = node.name, node.returns, marked_up(paragraphs(ast.get_docstring(node) or ""))
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and text_behind(following):
+            name, text = name_of(node), text_behind(following)
+            shown = node.annotation if isinstance(node, ast.AnnAssign) else node.value
+        if shown is not None and not name.startswith("_"):
+            yield name, re.sub(r"\bInt(?:32|64)\b", "int", ast.unparse(shown)), text
+
+
+def parameters_of(function: Any, *, typed: bool = True) -> list[str]:
+    """The parameters of a function or class, with their defaults and, if ``typed``, their types."""
+    found: list[str] = []
+    for each in inspect.signature(function).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not any(one.startswith("*") for one in found):
+            found.append("*")
+        text = ("*" if each.kind is each.VAR_POSITIONAL else "") + each.name
+        default = each.default
+        if default is attrs.NOTHING:
+            default = attrs.fields_dict(function)[each.name].default.factory()
+        shown = default.__name__ if inspect.isfunction(default) else repr(default)
+        kind = getattr(each.annotation, "__origin__", each.annotation)  # without the limits of a message's field
+        text += f": {getattr(kind, '__name__', kind)}" if typed else ""
+        found.append(text if default is each.empty else f"{text} = {shown}" if typed else f"{text}={shown}")
+    return [one for one in found if not re.match(r"self\b", one)]
+
+
+def call_block(call: str, function: Any) -> str:
+    """The call of a function in a block of its own, with types, defaults and the result."""
+    given = parameters_of(function)
+    result = "" if isinstance(function, type) else f" -> {inspect.signature(function).return_annotation}"
+    line = f"{call}({', '.join(given)}){result}"
+    if len(line) > LINE:
+        line = f"{call}(\n" + "".join(f"    {each},\n" for each in given) + f"){result}"
+    return f"```\n{'await ' if inspect.iscoroutinefunction(function) else ''}{line}\n```\n"
+
+
+def methods_of(kind: type) -> Iterator[tuple[str, Any]]:
+    """The methods that programs call or, of iterators, use: of those with a blocking twin, what the twin has too."""
+    twin = getattr(gantrymq.sync, kind.__name__, getattr(gantrymq.sync, f"Blocking{kind.__name__}", kind))
+    for name, value in vars(kind).items():
+        if inspect.isfunction(value) and (name in ITERATIONS or (hasattr(twin, name) and not name.startswith("_"))):
+            yield name, value
+
+
+def entry_of(name: str, elsewhere: list[str]) -> Iterator[str]:
+    """A class or function under a heading; links stand for the methods that have one ``elsewhere``."""
+    path = name.removesuffix("()")
+    thing, last = resolve_name(f"gantrymq.{path}"), path.rpartition(".")[2]
+    yield f"### `gantrymq.{path}`\n"
+    if not isinstance(thing, type) or name != path:
+        yield call_block(snake_case(path) if path != last and path[0].isupper() else last, thing)
+    yield text_of(thing) + "\n"
+    if not isinstance(thing, type):
+        return
+    kinds = (PlainFields, Record, thing) if last == "DeliveredRecord" else (thing,)
+    rows = [row for each in kinds for row in attributes_of(statements_of(each))]
+    if rows:
+        yield "| attribute | type | meaning |\n|---|---|---|"
+        yield from (f"| `{each}` | `{cell(kind)}` | {cell(text)} |" for each, kind, text in rows)
+        yield ""
+    apart = [each for each in elsewhere if each.rpartition(".")[0] == path]
+    if apart:
+        links = [f"[`{each}`](#gantrymq{each.replace('.', '').lower()})" for each in apart]
+        yield f"Methods with a heading of their own: {', '.join(links)}.\n"
+    for method, function in methods_of(thing):
+        if f"{path}.{method}" not in apart:
+            call = f"{snake_case(last)}.{method}"
+            iteration = f"```\n{ITERATIONS.get(method)} {snake_case(last)}\n```\n"
+            yield iteration if method in ITERATIONS else call_block(call, function)
+            yield text_of(function) + "\n"
+
+
+def blocking_entry_of(name: str) -> Iterator[str]:
+    """A class or function of ``gantrymq.sync`` under a heading, the methods of a class in a table."""
+    thing, owner = getattr(gantrymq.sync, name), snake_case(name)
+    yield f"### `gantrymq.sync.{name}`\n"
+    if not isinstance(thing, type):
+        yield call_block(name, thing)
+    yield text_of(thing) + "\n"
+    if isinstance(thing, type):
+        yield "| name | meaning |\n|---|---|"
+        for each, _, text in attributes_of(statements_of(thing)):
+            yield f"| `{owner}.{each}` | {cell(text)} |"
+        for method, function in methods_of(thing):
+            call = f"{owner}.{method}({', '.join(parameters_of(function, typed=False))})"
+            call = f"{ITERATIONS[method]} {owner}" if method in ITERATIONS else call
+            yield f"| `{cell(call)}` | {cell(text_of(function))} |"
+        yield ""
+
+
+def client_page() -> str:
+    """``python-client.md``: what programs use of the client, with its signatures and docstrings."""
+    elsewhere = [name for _, names in CLIENT_SECTIONS.values() for name in names]
+    out = [NOTE, CLIENT]
+    for title, (introduction, names) in CLIENT_SECTIONS.items():
+        out += [f"## {title}\n", *([f"{introduction}\n"] if introduction else [])]
+        out += [line for name in names for line in entry_of(name, elsewhere)]
+    out.append(TYPES)
+    for module, wanted in TYPE_NAMES.items():
+        known = {row[0]: row for row in attributes_of(statements_of(resolve_name(f"gantrymq.client.{module}")))}
+        out += [f"| `{name}` | `{cell(known[name][1])}` | {cell(known[name][2])} |" for name in wanted]
+    out += ["", BLOCKING, *(line for name in BLOCKING_NAMES for line in blocking_entry_of(name))]
+    out += [FAILURES, ", ".join(f"`{name}`" for name in errors.__all__) + "."]
+    return "\n".join(out).rstrip() + "\n"
+
+
 PAGES = {
     "cli.md": cli_page,
     "configuration.md": configuration_page,
     "testing.md": testing_page,
     "plugin-api.md": plugin_api_page,
+    "python-client.md": client_page,
 }
 
 

@@ -46,67 +46,82 @@ def _as_keys(keys: str | Iterable[str]) -> tuple[str, ...]:
 class Message:
     """A message to send.
 
-    ``tags`` is the one tag that consumers can select by; ``keys`` are what it can be found by (none may hold a space);
-    ``properties`` go along as they are; ``flag`` is a number of the user's own. It arrives later with one of
-    ``delay`` (a timedelta, or seconds), ``deliver_at`` (a datetime, of local time without a zone) and ``delay_level``
-    (from 1 on, by the brokers' table of levels). Messages of a topic with the same ``order_key``, a str or an int, go
-    to one queue. Checked when it is sent.
+    It is checked when it is sent. At most one of ``delay``, ``deliver_at`` and ``delay_level`` lets it arrive later.
     """
 
     topic: str
+    """At most 127 characters: letters, digits, ``_``, ``-``, ``%`` and ``|``."""
     body: Any
-    """Bytes, or what the producer's serializer takes."""
+    """Bytes, 1 byte to 4 MiB, or what the producer's serializer takes."""
     tags: str | None = None
+    """The one tag that consumers can select by."""
     keys: tuple[str, ...] = attrs.field(default=(), converter=_as_keys)
+    """What the message can be found by: several keys without spaces, or one str with spaces between them."""
     properties: Mapping[str, str] = attrs.field(factory=dict)
+    """The user's own properties. Names that RocketMQ reserves are refused."""
     flag: int = 0
+    """A number of the user's own."""
     delay_level: int = 0
+    """The delay by the brokers' table of levels, from 1 on; 0 is no delay."""
     order_key: str | int | None = attrs.field(default=None, kw_only=True)
+    """Messages of a topic with the same key go to one queue, and consumers can take them in order."""
     delay: timedelta | float | None = attrs.field(default=None, kw_only=True)
+    """How much later the message arrives: a timedelta, or seconds."""
     deliver_at: datetime | None = attrs.field(default=None, kw_only=True)
+    """When the message arrives; without a time zone it is local time."""
 
 
 class SendStatus(Enum):
     """Which guarantees a stored message has. All but OK: stored, but a guarantee was not met in time."""
 
     OK = 0
+    """The message has the guarantees that the broker is configured for."""
     FLUSH_DISK_TIMEOUT = 10
+    """The flush to the disk did not end in time."""
     SLAVE_NOT_AVAILABLE = 11
+    """Too few slaves are in sync."""
     FLUSH_SLAVE_TIMEOUT = 12
+    """No slave confirmed the message in time."""
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """Where a message was stored. ``message_id`` is the client's id, ``offset_message_id`` the broker's.
-
-    ``recall_handle``: the handle to recall a timed message; None where the broker returns none.
-    """
+    """Where a message was stored."""
 
     status: SendStatus
+    """Whether a guarantee was not met in time."""
     message_id: str
+    """The client's id of the message, which consumers see."""
     offset_message_id: str
+    """The broker's id of the message."""
     queue: MessageQueue
+    """The queue that has the message."""
     queue_offset: int
+    """The place of the message in the queue."""
     recall_handle: str | None = None
+    """The handle to recall a timed message; None where the broker returns none."""
 
 
 class Outcome(Enum):
-    """The outcome of a transaction. UNKNOWN: not known yet; the broker checks back later, a limited number of times."""
+    """The outcome of a transaction."""
 
     UNKNOWN = 0
+    """Not known yet: the broker checks back later, a limited number of times."""
     COMMIT = 8
+    """Consumers get the message."""
     ROLLBACK = 12
+    """The message is dropped."""
 
 
 @attrs.frozen
 class TransactionResult:
-    """How a transactional send ended: the status of the half message, and the ``outcome`` that was sent to the broker.
-
-    ``error`` is what the local branch raised; the outcome is UNKNOWN then.
-    """
+    """How a transactional send ended."""
 
     sent: SendResult
+    """Where the half message was stored, and its status."""
     outcome: Outcome
+    """The outcome that was sent to the broker."""
     error: Exception | None = None
+    """What the local branch raised; the outcome is UNKNOWN then."""
 
     @property
     def transaction_id(self) -> str:
@@ -132,9 +147,9 @@ class Delivery(Protocol):
 
 
 class DeliveredRecord(Record, Generic[V_co]):
-    """A stored message that a consumer was given. ``delivery`` is set by the consumer.
+    """A stored message, as consumers, readers, ``client.admin`` and check-backs have it.
 
-    ``topic`` is the one it was sent to, also on redelivery; ``reconsume_times`` is the number of earlier deliveries.
+    Do not set attributes of other names: the compiled class has no room for them.
     """
 
     __slots__ = ()
@@ -150,7 +165,7 @@ class DeliveredRecord(Record, Generic[V_co]):
     def value(self) -> V_co:
         """What the ``deserializer`` of the consumer or reader made of the body.
 
-        Raises :class:`BodyError` if the body cannot be decoded (only readers deliver such messages), and
+        Raises :class:`BodyError` if the body cannot be read (only readers return such messages), and
         :class:`GantryError` without a deserializer.
         """
         decoded = self.decoded
@@ -163,7 +178,7 @@ class DeliveredRecord(Record, Generic[V_co]):
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue it came from; ``queue_offset`` is its place there."""
+        """The queue that the message came from."""
         return MessageQueue(topic=self.retry_topic or self.topic, broker_name=self.broker_name, queue_id=self.queue_id)
 
     def _acknowledge(self) -> None:
@@ -176,7 +191,7 @@ class DeliveredRecord(Record, Generic[V_co]):
 
 
 class ReceivedMessage(DeliveredRecord[V_co]):
-    """A message from a consumer: everything that is stored of it, and :meth:`ack`.
+    """A message from a consumer: a :class:`DeliveredRecord` that is acknowledged or sent back.
 
     In annotations ``ReceivedMessage[Order]`` is one whose :attr:`value` is an ``Order``.
     """
@@ -198,18 +213,22 @@ class ReceivedMessage(DeliveredRecord[V_co]):
     async def retry(self, delay_level: int = 0) -> None:
         """Send the message back: the group gets it again later, with ``reconsume_times`` one higher.
 
-        ``delay_level`` 0 leaves the wait to the broker, which makes it longer each time; -1 makes it a dead letter at
-        once. After the group's last attempt it becomes a dead letter. Without effect if the message is done, or if
-        another consumer has the queue meanwhile, which gets the message again. Raises :class:`BrokerError`,
-        :class:`ConnectError`, :class:`NoRoute`; then the message is not done. :class:`ClientClosed` when the consumer
-        is closed.
+        ``delay_level`` 0 leaves the wait to the broker, which makes it longer each time; from 1 on it chooses the wait
+        by the brokers' table of levels; -1 makes the message a dead letter at once. After the group's last attempt it
+        becomes a dead letter. An ordered consumer gets it again after a second, whatever the level; a broadcast
+        consumer skips it. Without effect if the message is done, or if another consumer has the queue meanwhile, which
+        gets the message again.
+
+        Raises :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`; then the message is not done.
+        :class:`ClientClosed` when the consumer is closed.
         """
         await self._delivered().give_back(self, delay_level)
 
     async def reply(self, body: bytes) -> None:
         """Send the reply to a message that was requested, in Python or another language; :meth:`ack` it all the same.
 
-        Returns when the requester has the reply. Raises :class:`InvalidMessage` where no reply is asked for,
-        :class:`BrokerError` (code 1) when the requester is gone, :class:`ConnectError`, :class:`NoRoute`.
+        Returns when the requester has the reply; ``body`` has 1 byte to 4 MiB. Raises :class:`InvalidMessage` for
+        another body and where no reply is asked for, :class:`BrokerError` (code 1) when the requester is gone,
+        :class:`ConnectError`, :class:`NoRoute`, and :class:`ClientClosed` when the consumer is closed.
         """
         await self._delivered().reply(self, body)

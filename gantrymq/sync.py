@@ -77,6 +77,7 @@ __all__ = [
     "MessageBatch",
     "PendingSend",
     "Producer",
+    "Reader",
     "ReceivedMessage",
     "TransactionalProducer",
     "connect",
@@ -85,29 +86,29 @@ __all__ = [
 Local = Callable[[Message, str], Outcome]
 """The local branch of a transaction: given the message and the transaction's id, returns the outcome of the work."""
 Handler = Callable[["ReceivedMessage"], Any]
-"""What a worker does with a message."""
+"""Handles a message, in a thread."""
 Check = Callable[[DeliveredRecord], Outcome]
-"""Tells what became of a transaction whose outcome a broker has not heard; ``message_id`` is the transaction's id."""
+"""Returns the outcome of an open transaction at a check-back; ``message_id`` is the transaction's id."""
 
 
 class ReceivedMessage(DeliveredRecord[V_co]):
-    """A message from a blocking consumer: everything that is stored of it, and :meth:`ack`."""
+    """A message from a blocking consumer: :class:`gantrymq.ReceivedMessage` with blocking calls."""
 
     __slots__ = ()
 
     def ack(self) -> None:
-        """Mark the message as done, as :meth:`gantrymq.ReceivedMessage.ack` does."""
+        """As :meth:`gantrymq.ReceivedMessage.ack`; outside of handlers it takes effect later, see :class:`Consumer`."""
         self._acknowledge()
 
     def retry(self, delay_level: int = 0) -> None:
-        """Give the message back, as :meth:`gantrymq.ReceivedMessage.retry` does."""
+        """As :meth:`gantrymq.ReceivedMessage.retry`."""
         delivery = self._delivered()
         if not isinstance(delivery, _DeliveryAcrossThreads):
             raise ClientClosed("the message did not come from a blocking consumer")
         delivery.give_back_and_wait(self, delay_level)
 
     def reply(self, body: bytes) -> None:
-        """Send the reply to a request, as :meth:`gantrymq.ReceivedMessage.reply` does."""
+        """As :meth:`gantrymq.ReceivedMessage.reply`."""
         delivery = self._delivered()
         if not isinstance(delivery, _DeliveryAcrossThreads):
             raise ClientClosed("the message did not come from a blocking consumer")
@@ -171,7 +172,7 @@ def _for_worker(handler: Handler, loop: Loop) -> Handler:
 
 
 class MessageBatch(list[ReceivedMessage[V_co]], Generic[V_co]):
-    """A list of messages, each of which can be acknowledged and given back on its own, and :meth:`ack` for all."""
+    """A list of messages, as :class:`gantrymq.MessageBatch`."""
 
     def __init__(self, inner: _AsyncBatch[ReceivedMessage[V_co]], done: deque[Callable[[], None]], loop: Loop) -> None:
         super().__init__(inner)
@@ -180,7 +181,7 @@ class MessageBatch(list[ReceivedMessage[V_co]], Generic[V_co]):
         self._loop = loop
 
     def ack(self) -> None:
-        """Acknowledge all messages of the batch, as :meth:`gantrymq.MessageBatch.ack` does."""
+        """As :meth:`gantrymq.MessageBatch.ack`; it takes effect later, see :class:`Consumer`."""
         self._loop.ensure_open()
         self._done.append(self._inner._acknowledge)
 
@@ -203,7 +204,10 @@ class PendingSend:
         return self._inner.done
 
     def result(self, timeout: float | None = None) -> SendResult:
-        """The result, or the error of the message; TimeoutError after ``timeout`` seconds, when it may still come."""
+        """Wait for the result and return it, or raise the error of the message.
+
+        TimeoutError after ``timeout`` seconds (None: no limit), when the result may still come.
+        """
         return self._inner.result() if self._inner.done else self._loop.call(self._wait, timeout)
 
     async def _wait(self, timeout: float | None) -> SendResult:
@@ -395,7 +399,7 @@ class TransactionalProducer(BlockingMember):
 
 
 class Consumer(BlockingMember, Generic[V_co]):
-    """:class:`gantrymq.Consumer` as a plain iterator.
+    """:class:`gantrymq.Consumer` as a plain iterator, with blocking calls.
 
     Acknowledgments take effect when the next messages are fetched, at :meth:`commit`, before the group's other members
     get a queue, and when the block ends.
@@ -441,12 +445,12 @@ class Consumer(BlockingMember, Generic[V_co]):
             yield self.next_batch(max)
 
     def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch[V_co]:
-        """1 to ``max`` messages; waits while there is none, ``timeout`` seconds at most, then the list is empty."""
+        """As :meth:`gantrymq.Consumer.next_batch`; an empty list after ``timeout`` seconds (None: no limit)."""
         return self._loop.call(self._fetch, max, timeout, take_back=self._take_back)
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """The queues that are this member's now."""
+        """As :attr:`gantrymq.Consumer.queues`."""
         return self._inner.queues
 
     @property
@@ -456,7 +460,7 @@ class Consumer(BlockingMember, Generic[V_co]):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is consumed."""
+        """The topics that are consumed."""
         return self._inner.topics
 
     @property
@@ -516,7 +520,7 @@ class Consumer(BlockingMember, Generic[V_co]):
 
 
 class Reader(BlockingMember, Generic[V_co]):
-    """:class:`gantrymq.client.reader.Reader` with blocking calls."""
+    """:class:`gantrymq.Reader` as a plain iterator, with blocking calls."""
 
     def __init__(self, loop: Loop, inner: reader.Reader[DeliveredRecord[V_co]], owner: set[BlockingLifetime]) -> None:
         super().__init__("reader", loop, inner, owner)
@@ -525,7 +529,7 @@ class Reader(BlockingMember, Generic[V_co]):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is read."""
+        """The topics that are read."""
         return self._inner.topics
 
     @property
@@ -534,41 +538,41 @@ class Reader(BlockingMember, Generic[V_co]):
         return self._inner.queues
 
     def assign(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """As :meth:`gantrymq.client.reader.Reader.assign`."""
+        """As :meth:`gantrymq.Reader.assign`."""
         self._return_unread()
         self._loop.call(self._inner.assign, None if queues is None else list(queues))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at ``offset`` of ``queue``. ValueError for a negative one or a queue that is not read."""
+        """Continue at the queue offset ``offset`` of ``queue``. ValueError for a negative one."""
         self._return_unread()
         self._loop.call(self._inner.seek, queue, offset)
 
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
-        """Go on at the oldest message of these queues, or of all."""
+        """Continue at the oldest message of these ``queues``, or of all."""
         self._return_unread()
         self._loop.call(self._inner.seek_to_beginning, *queues)
 
     def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Go on at the next message to come of these queues, or of all."""
+        """Continue at the next message to come of these ``queues``, or of all."""
         self._return_unread()
         self._loop.call(self._inner.seek_to_end, *queues)
 
     def seek_to_time(self, when: Start, *queues: MessageQueue) -> None:
-        """Go on at the first message stored at or after ``when``: a datetime, or milliseconds since 1970."""
+        """As :meth:`gantrymq.Reader.seek_to_time`: ``when`` is a datetime, or milliseconds since 1970."""
         self._return_unread()
         self._loop.call(self._inner.seek_to_time, when, *queues)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Give out nothing of these queues, or of all, until :meth:`resume`."""
+        """Return no messages of these ``queues``, or of all, until :meth:`resume`."""
         self._return_unread()
         self._loop.call(_as_coroutine(self._inner.pause), *queues)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Go on with these queues, or with all."""
+        """Continue with these ``queues``, or with all."""
         self._loop.call(_as_coroutine(self._inner.resume), *queues)
 
     def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[DeliveredRecord[V_co]]:
-        """As :meth:`gantrymq.client.reader.Reader.poll`."""
+        """As :meth:`gantrymq.Reader.poll`."""
         self._return_unread()
         return self._loop.call(self._inner.poll, timeout, max, take_back=self._inner._take_back)
 
@@ -586,24 +590,24 @@ class Reader(BlockingMember, Generic[V_co]):
         return message
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset of the next message that :meth:`poll` or the iteration gives of ``queue``."""
+        """Return the queue offset of the next message of ``queue`` that :meth:`poll` or the iteration returns."""
         self._return_unread()
         return self._loop.call(self._inner.position, queue)
 
     def begin_offsets(self) -> dict[MessageQueue, int]:
-        """The oldest offset of each queue that is read."""
+        """Return the queue offset of the oldest message of each queue that is read."""
         return self._loop.call(self._inner.begin_offsets)
 
     def end_offsets(self) -> dict[MessageQueue, int]:
-        """The offset of the next message to come of each queue that is read."""
+        """Return the queue offset of the next message to come of each queue that is read."""
         return self._loop.call(self._inner.end_offsets)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """How far the reader's group has committed ``queue``; None where it has not. ValueError without a group."""
+        """Return the committed offset of the group in ``queue``, None without one. ValueError without a group."""
         return self._loop.call(self._inner.committed, queue)
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """As :meth:`gantrymq.client.reader.Reader.commit`."""
+        """As :meth:`gantrymq.Reader.commit`."""
         self._return_unread()
         self._loop.call(self._inner.commit, offsets)
 
@@ -629,28 +633,28 @@ class Admin:
         self._inner = inner
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted; the brokers' own are among them."""
         return self._loop.call(self._inner.topics)
 
     def cluster(self) -> ClusterInfo:
-        """All clusters and brokers with their addresses."""
+        """Return all clusters and brokers with their addresses."""
         return self._loop.call(self._inner.cluster)
 
     @property
     def nameservers(self) -> tuple[str, ...]:
-        """The addresses of the nameservers."""
+        """The addresses of the nameservers, ``host:port``."""
         return self._inner.nameservers
 
     def request(self, address: str, command: Command) -> Command:
-        """The answer of the broker or nameserver at ``address`` to a request of RocketMQ's protocol."""
+        """Return the response of the broker or nameserver at ``address`` (``host:port``) to the request ``command``."""
         return self._loop.call(self._inner.request, address, command)
 
     def route(self, topic: str) -> TopicRouteData:
-        """Where ``topic`` lies now."""
+        """Return the brokers and queues of ``topic``, as a nameserver knows them now."""
         return self._loop.call(self._inner.route, topic)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of ``topic`` that can be read."""
+        """Return the queues of ``topic`` that can be read, in order of broker and id."""
         return self._loop.call(self._inner.queues, topic)
 
     def create_topic(
@@ -665,37 +669,37 @@ class Admin:
         return self._loop.call(partial(self._inner.create_topic, cluster=cluster, perm=perm), topic, queues)
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message that ``queue`` still has."""
+        """Return the offset of the oldest message that ``queue`` still has; 0 for one that never had any."""
         return self._loop.call(self._inner.min_offset, queue)
 
     def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message of ``queue`` will get."""
+        """Return the offset that the next message of ``queue`` will get."""
         return self._loop.call(self._inner.max_offset, queue)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """The queue offset of the first message stored at or after ``timestamp`` (ms since 1970)."""
+        """Return the offset of the first message of ``queue`` stored at or after ``timestamp`` (ms since 1970)."""
         return self._loop.call(self._inner.search_offset, queue, timestamp)
 
     def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """How far ``group`` has consumed ``queue``; None when the broker has no offset of it."""
+        """Return the committed offset of ``group`` in ``queue``; None when the broker has none."""
         return self._loop.call(self._inner.consumer_offset, group, queue)
 
     def find(
         self, topic: str, key: str, *, limit: int = 32, begin: int = 0, end: int = FOREVER
     ) -> list[DeliveredRecord]:
-        """The newest messages with ``key``, oldest first, stored from ``begin`` to ``end`` (ms since 1970)."""
+        """As :meth:`gantrymq.client.admin.Admin.find`: ``begin`` and ``end`` are ms since 1970."""
         return self._loop.call(partial(self._inner.find, limit=limit, begin=begin, end=end), topic, key)
 
     def find_by_id(self, topic: str, message_id: str) -> list[DeliveredRecord]:
-        """The messages with this id, the producer's or the broker's."""
+        """Return the messages of ``topic`` with this ``message_id``, the producer's or the broker's."""
         return self._loop.call(self._inner.find_by_id, topic, message_id)
 
     def message_at(self, queue: MessageQueue, offset: int) -> DeliveredRecord | None:
-        """The message at ``offset`` of ``queue``; None when there is none, or no longer."""
+        """Return the message at ``offset`` of ``queue``; None when there is none, or no longer."""
         return self._loop.call(self._inner.message_at, queue, offset)
 
     def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Let ``group`` go on at ``offset`` of ``queue``."""
+        """Commit ``offset`` as the offset of ``group`` in ``queue``; its running members may overwrite that."""
         self._loop.call(self._inner.set_consumer_offset, group, queue, offset)
 
 
@@ -743,12 +747,12 @@ class Client(BlockingLifetime):
 
     @cached_property
     def admin(self) -> Admin:
-        """Topics, offsets and single messages."""
+        """The administrative requests of this client."""
         return Admin(self._loop, self._inner.admin)
 
     @property
     def client_id(self) -> str:
-        """The name under which brokers know this client."""
+        """The id under which brokers know this client."""
         return self._inner.client_id
 
     def producer(

@@ -37,7 +37,7 @@ LANES_KEPT: Final = 1024
 
 
 class PendingSend(msgspec.Struct, eq=False):
-    """A message that was enqueued. ``await`` gives its :class:`SendResult`, or raises what ``send`` would raise.
+    """A message that was enqueued. ``await`` returns its :class:`SendResult`, or raises what ``send`` would raise.
 
     It can be awaited any number of times, by several tasks, or not at all: the message is sent all the same.
     """
@@ -59,7 +59,7 @@ class PendingSend(msgspec.Struct, eq=False):
         return self._batch.finished
 
     def result(self) -> SendResult:
-        """The result of a message that is :attr:`done`, or its error."""
+        """Return the result of a message that is :attr:`done`, or raise its error; call it only then."""
         return self._batch.result(self._place)
 
     def when_done(self, call: Callable[[PendingSend], None]) -> None:

@@ -52,36 +52,41 @@ log: LibraryLog = LibraryLog()
 
 
 class Admin:
-    """Administrative requests. All raise :class:`ConnectError`, :class:`BrokerError`, :class:`NoRoute`."""
+    """Administrative requests about topics, offsets and single messages: ``client.admin``.
+
+    All raise :class:`ConnectError`, :class:`BrokerError` and :class:`NoRoute`, and :class:`InvalidName` for a ``topic``
+    that brokers would refuse. Offsets are queue offsets.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def topics(self) -> list[str]:
-        """The names of all topics, sorted; the brokers' own are among them."""
+        """Return the names of all topics, sorted; the brokers' own are among them."""
         self._cluster.ensure_open()
         return await self._cluster.nameservers.topics()
 
     async def cluster(self) -> ClusterInfo:
-        """All clusters and brokers with their addresses."""
+        """Return all clusters and brokers with their addresses."""
         self._cluster.ensure_open()
         return await self._cluster.nameservers.cluster()
 
     @property
     def nameservers(self) -> tuple[str, ...]:
-        """The addresses of the nameservers."""
+        """The addresses of the nameservers, ``host:port``."""
         return self._cluster.nameservers.addresses
 
     async def request(self, address: str, command: Command) -> Command:
-        """The answer of the broker or nameserver at ``address`` to a request of RocketMQ's protocol.
+        """Return the response of the broker or nameserver at ``address`` (``host:port``) to a request.
 
-        The request is signed and sent by TLS as the client's own. :class:`BrokerError` for a code other than SUCCESS.
+        ``command`` is a request of RocketMQ's protocol, a ``gantrymq.remoting.command.Command``. It is signed and sent
+        by TLS as the client's own. :class:`BrokerError` for a response code other than SUCCESS.
         """
         self._cluster.ensure_open()
         return await call(await self._cluster.broker(address), command)
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Where ``topic`` lies now."""
+        """Return the brokers and queues of ``topic``, as a nameserver knows them now."""
         self._cluster.ensure_open()
         check_topic(topic)
         route = await self._cluster.nameservers.route(topic)
@@ -90,7 +95,7 @@ class Admin:
         return route
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of ``topic`` that can be read, in order of broker and id."""
+        """Return the queues of ``topic`` that can be read, in order of broker and id."""
         self._cluster.ensure_open()
         check_topic(topic)
         return queues_to_subscribe(topic, await self._cluster.routes.get(topic))
@@ -103,14 +108,14 @@ class Admin:
         cluster: str | None = None,
         perm: int | None = None,
     ) -> list[str]:
-        """Create ``topic`` with ``queues`` queues on every master (of one ``cluster``), or change it there.
+        """Create ``topic`` with ``queues`` queues on every master (of one ``cluster``, if it is given), or change it.
 
         ``perm``: the permissions of the topic (``PERM_READ | PERM_WRITE`` of ``gantrymq.remoting.codes``); None leaves
         those of an existing topic as they are, and a new one can be read and written. An existing topic also keeps its
         filter type, its flags and its order. No broker changes it if one of them refuses to report its settings.
 
         Returns the addresses of the brokers, when a nameserver knows that they have the topic (or three seconds have
-        passed).
+        passed). ValueError for less than one queue.
         """
         check_topic(topic)
         if queues < 1:
@@ -182,24 +187,24 @@ class Admin:
                 await anyio.sleep(_ROUTE_POLL_SECONDS)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message that ``queue`` still has; 0 for one that never had any."""
+        """Return the offset of the oldest message that ``queue`` still has; 0 for one that never had any."""
         offset = await self._ask(queue, min_offset_request(queue.topic, queue.queue_id))
         return max(0, offset)  # brokers say -1 for no queue yet
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message of ``queue`` will get."""
+        """Return the offset that the next message of ``queue`` will get."""
         return await self._ask(queue, max_offset_request(queue.topic, queue.queue_id))
 
     async def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """The queue offset of the first message of ``queue`` stored at or after ``timestamp`` (ms since 1970).
+        """Return the offset of the first message of ``queue`` stored at or after ``timestamp`` (ms since 1970).
 
-        The offset behind the last message when none is.
+        If there is none, the offset behind the last message.
         """
         nearest = await self._ask(queue, search_offset_request(queue.topic, queue.queue_id, timestamp))
         return await first_stored_since(self._cluster, queue, timestamp, nearest, await self._reader(queue))
 
     async def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """How far ``group`` has consumed ``queue``; None when the broker has no offset of it."""
+        """Return the committed offset of ``group`` in ``queue``; None when the broker has none."""
         self._cluster.ensure_open()
         group = self._real_group(group)
         header = QueryConsumerOffsetHeader(
@@ -232,7 +237,7 @@ class Admin:
         return table.get(f"{topic}@{group}", {}).get(queue.queue_id)
 
     async def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Let ``group`` continue at ``offset`` of ``queue``; its running members may overwrite that."""
+        """Commit ``offset`` as the offset of ``group`` in ``queue``; its running members may overwrite that."""
         self._cluster.ensure_open()
         group = self._real_group(group)
         channel = await self._cluster.broker(await self._master(queue))
@@ -241,9 +246,9 @@ class Admin:
     async def find(
         self, topic: str, key: str, *, limit: int = 32, begin: int = 0, end: int = FOREVER
     ) -> list[DeliveredRecord]:
-        """The newest messages with ``key``, oldest first, stored from ``begin`` to ``end`` (ms since 1970).
+        """Return the newest ``limit`` messages of ``topic`` with ``key``, oldest first.
 
-        A broker answers up to 64 at once.
+        ``begin`` and ``end`` (ms since 1970) limit the time at which they were stored. A broker returns at most 64.
         """
         self._cluster.ensure_open()
         check_topic(topic)
@@ -251,14 +256,17 @@ class Admin:
         return await find_by_key(self._cluster, topic, key, limit, begin, end)
 
     async def find_by_id(self, topic: str, message_id: str) -> list[DeliveredRecord]:
-        """The messages with this id, the producer's or the broker's; several when a send was repeated."""
+        """Return the messages of ``topic`` with this ``message_id``, the producer's or the broker's.
+
+        Several when a send was repeated.
+        """
         self._cluster.ensure_open()
         check_topic(topic)
         topic = plain_topics(self._cluster.namespace, topic)
         return await find_by_id(self._cluster, topic, message_id)
 
     async def message_at(self, queue: MessageQueue, offset: int) -> DeliveredRecord | None:
-        """The message at ``offset`` of ``queue``; None when there is none, or no longer."""
+        """Return the message at ``offset`` of ``queue``; None when there is none, or no longer."""
         self._cluster.ensure_open()
         return await message_at(self._cluster, queue, offset, await self._reader(queue))
 

@@ -16,10 +16,11 @@ import attrs
 from gantrymq.remoting.bodies.queues import MessageQueue
 
 Allocation = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
-"""Given all queues of a topic and all members of the group, both sorted, and this member's client id: its queues.
+"""Gets all queues of a topic and the client ids of all members of the group, both sorted, and the client id of this
+member; returns the queues of this member.
 
-Every member must come to the same, so that no queue has two members and none has no member. A member that is not in the
-list gets nothing.
+The results of all members must fit together: each queue belongs to one member. A member that is not in the list gets
+nothing.
 """
 
 VIRTUAL_NODES: Final = 10
@@ -28,7 +29,8 @@ T = TypeVar("T")
 
 
 def average(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
-    """Consecutive queues, as many as every other member has or one more (``AllocateMessageQueueAveragely``)."""
+    """Return consecutive ``queues``, equally many for each of the ``members``, or one more for the first ones; those of
+    ``me`` (``AllocateMessageQueueAveragely``)."""
     if me not in members:
         return []
     share, rest = divmod(len(queues), len(members))
@@ -38,7 +40,8 @@ def average(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> 
 
 
 def circle(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
-    """The members take one queue each in turn (``AllocateMessageQueueAveragelyByCircle``)."""
+    """The ``members`` take one of the ``queues`` each in turn; return those of ``me``
+    (``AllocateMessageQueueAveragelyByCircle``)."""
     return list(queues[members.index(me) :: len(members)]) if me in members else []
 
 
@@ -58,6 +61,7 @@ class FixedQueues:
     """
 
     queues: tuple[MessageQueue, ...] = attrs.field(converter=_as_queues)
+    """The queues of this member."""
 
     def __call__(self, queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
         """See :data:`Allocation`."""
@@ -72,6 +76,7 @@ class MachineRooms:
     """
 
     rooms: frozenset[str] = attrs.field(converter=_as_rooms)
+    """The names of the rooms."""
 
     def __call__(self, queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
         """See :data:`Allocation`."""
@@ -93,9 +98,10 @@ class MachineRooms:
 @attrs.frozen
 class ConsistentHash:
     """By position on a hash ring, so that few queues move when a member comes or goes
-    (``AllocateMessageQueueConsistentHash``)."""
+    (``AllocateMessageQueueConsistentHash``). ValueError for less than one virtual node."""
 
     virtual_nodes: int = VIRTUAL_NODES
+    """The places of each member on the ring."""
 
     def __attrs_post_init__(self) -> None:
         if self.virtual_nodes < 1:
@@ -118,15 +124,15 @@ class ConsistentHash:
 
 @attrs.frozen
 class NearestRoom:
-    """The queues of the member's own room, shared out by ``inner`` among the members there; queues of rooms without a
-    member are shared out among all (``AllocateMachineRoomNearby``).
-
-    ``broker_room`` and ``member_room`` name the room of a queue and of a client id.
-    """
+    """The queues of the member's own room, shared out among the members there; queues of rooms without a member are
+    shared out among all (``AllocateMachineRoomNearby``)."""
 
     broker_room: Callable[[MessageQueue], str]
+    """Returns the name of a queue's room."""
     member_room: Callable[[str], str]
+    """Returns the name of the room of a client id."""
     inner: Allocation = average
+    """The strategy within a room."""
 
     def __call__(self, queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
         """See :data:`Allocation`."""

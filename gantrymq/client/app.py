@@ -41,7 +41,7 @@ class _Registered:
 class App:
     """Handlers of messages, and the client that they share while :meth:`run` runs.
 
-    The arguments are those of :func:`gantrymq.connect`, which is called at the start.
+    The arguments are those of :func:`gantrymq.connect`, which is called, and raises its errors, at the start.
     """
 
     def __init__(
@@ -86,14 +86,15 @@ class App:
         deserializer: DeserializerChoice | None = None,
         **options: Unpack[WorkOptions],
     ) -> Callable[[F], F]:
-        """A decorator: call the function with each message of ``topics``, as the consumer ``group``.
+        """A decorator: call the function with each message of ``topics``, as a member of the consumer group ``group``.
 
         The function takes the body, the :class:`ReceivedMessage`, or both. The annotation of the body says what it is:
         ``bytes``, ``str``, or a type that is read from JSON, such as a dataclass or a model of pydantic; where
         ``deserializer`` is given, that reads it. A body that cannot be read makes its message a dead letter, as
         ``bad_bodies`` says. The options are those of :meth:`gantrymq.Client.run`.
 
-        Raises TypeError and ValueError for what cannot be, also for a second function of the same group.
+        Raises :class:`InvalidName` for a topic, the group or a subscription, ValueError for an invalid option and for a
+        second function of the same group, TypeError for an unknown option and for a function with other parameters.
         """
         check_group(group)
         topics = topics if isinstance(topics, str | Mapping) else tuple(topics)  # a generator can be read once
@@ -120,7 +121,7 @@ class App:
         return register
 
     def on_startup(self, function: F) -> F:
-        """A decorator: call the function, or coroutine function, after connecting and before the first message.
+        """A decorator: call ``function``, plain or a coroutine function, after connecting and before the first message.
 
         What it raises ends the app.
         """
@@ -128,7 +129,9 @@ class App:
         return function
 
     def on_shutdown(self, function: F) -> F:
-        """A decorator: call the function, or coroutine function, when all handlers have ended, the last one first.
+        """A decorator: call ``function``, plain or a coroutine function, when all handlers have ended.
+
+        Functions that were decorated later are called earlier.
 
         What it raises is logged.
         """
@@ -138,8 +141,10 @@ class App:
     async def run(self, *, signals: bool = True) -> None:
         """Connect and handle messages until SIGTERM, SIGINT or :meth:`stop`; then drain, commit and close.
 
-        Raises :class:`GantryError` without handlers, and while it runs already; as :func:`gantrymq.connect` and
-        :meth:`gantrymq.Client.run`; and what a function of :meth:`on_startup` raises.
+        With ``signals=False``, and outside of the main thread, the app leaves the signals to others.
+
+        Raises :class:`GantryError` without handlers, and while it runs already; what :func:`gantrymq.connect` and
+        :meth:`gantrymq.Client.run` raise; and what a function of :meth:`on_startup` raises.
         """
         if not self._registered:
             raise GantryError('the app has no handlers: add functions with @app.on("topic", group="...")')
@@ -172,7 +177,7 @@ class App:
             worker.stop()
 
     def main(self, *, backend: Literal["asyncio", "trio"] = "asyncio") -> None:
-        """:meth:`run` in an event loop of its own, for the end of a program."""
+        """:meth:`run` in an event loop of its own, that of ``backend``: the last line of a program."""
         anyio.run(self.run, backend=backend)
 
     async def _run_all(self, client: Client) -> Exception | None:

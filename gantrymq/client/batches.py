@@ -24,7 +24,8 @@ class MessageBatch(list[R]):
     async def ack(self) -> None:
         """Acknowledge all messages that the batch was given out with, at less cost than one by one.
 
-        Messages that were acknowledged or returned before stay so; otherwise as :meth:`ReceivedMessage.ack`.
+        Messages that were acknowledged or returned before stay so; otherwise as :meth:`ReceivedMessage.ack`. Messages
+        that were added to the list later are not acknowledged.
         """
         self._acknowledge()
 

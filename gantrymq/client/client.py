@@ -56,7 +56,10 @@ DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
 
 
 class Client(Lifetime):
-    """The client that :func:`connect` returns. After the end of its block all calls raise :class:`ClientClosed`."""
+    """The client that :func:`connect` returns: it makes producers, consumers and readers, and ends those that are left.
+
+    Before its block begins and after it has ended all calls raise :class:`ClientClosed`.
+    """
 
     def __init__(
         self, options: ConnectOptions, interceptors: Sequence[Interceptor] = (), trace: MessageTrace | None = None
@@ -78,12 +81,12 @@ class Client(Lifetime):
 
     @cached_property
     def admin(self) -> Admin:
-        """Topics, offsets and single messages."""
+        """The administrative requests of this client."""
         return Admin(self._cluster)
 
     @property
     def client_id(self) -> str:
-        """The name under which brokers know this client."""
+        """The id under which brokers know this client."""
         return self._cluster.client_id
 
     def producer(
@@ -98,14 +101,21 @@ class Client(Lifetime):
         buffer_bytes: int = BUFFER_BYTES,
         serializer: SerializerChoice | None = None,
     ) -> Producer:
-        """A producer. Leaving its block sends all enqueued messages.
+        """Return a producer of the producer group ``group``. The end of its block sends all enqueued messages.
 
-        ``timeout`` (seconds) is the bound of one send with all its ``retries``. With ``retry_when_not_stored`` a
-        message whose status is not OK is sent to another broker as well, if there is one. An enqueued message waits
-        ``linger`` seconds for others of its queue, until their batch has ``batch_bytes``; ``buffer_bytes`` limits the
-        memory of unacknowledged messages, which count 256 bytes each beside their size. ``serializer`` converts
-        objects to bodies: ``"str"``, ``"json"``, ``"msgpack"`` or a function. Raises :class:`InvalidName`, and
-        ValueError for an option that makes no sense.
+        - ``timeout`` (seconds): the bound of one send with all its attempts. ``retries``: how many attempts may follow
+          the first one.
+        - ``retry_when_not_stored``: a message whose status is not OK is sent to another broker as well, if there is
+          one.
+        - ``linger`` (seconds): how long an enqueued message waits for others of its queue, until their batch has
+          ``batch_bytes``, 1 to 4,194,304.
+        - ``buffer_bytes``: the limit of enqueued messages without an acknowledgment, each of which counts 256 bytes
+          beside its size; ``enqueue`` waits while the buffer is full.
+        - ``serializer``: makes bodies of objects: ``"str"``, ``"json"``, ``"msgpack"`` or a function. Without it bodies
+          are bytes.
+
+        Raises ValueError for an invalid ``linger``, ``batch_bytes``, ``buffer_bytes`` or ``serializer``. The beginning
+        of the block raises :class:`InvalidName` for the group.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries, retry_when_not_stored)
         accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
@@ -132,14 +142,17 @@ class Client(Lifetime):
         checks_at_once: int = CHECKS_AT_ONCE,
         serializer: SerializerChoice | None = None,
     ) -> TransactionalProducer:
-        """A producer of messages that consumers see only when the local branch of their transaction succeeded.
+        """Return a producer of messages that consumers see only when the local branch of their transaction succeeded.
 
         ``local`` is the branch of sends that give none of their own. ``check`` is called with the half message when a
-        broker checks back: after a producer died, or with an UNKNOWN outcome; at most ``checks_at_once`` run at the
-        same time, and 2,000 more wait. Both are functions or coroutine functions that return an :class:`Outcome`. The
-        brokers of ``topics`` can check back before the first send. ``serializer`` is that of :meth:`producer`; the
-        branch gets a message as it was given. Raises :class:`InvalidName`, and :class:`GantryError` when this client
-        already has a transactional producer of that group.
+        broker checks back with the producer group ``group``: after a producer died, or with an UNKNOWN outcome; at most
+        ``checks_at_once`` run at the same time, and 2,000 more wait. Both are functions or coroutine functions that
+        return an :class:`Outcome`. The brokers of ``topics`` can check back before the first send. ``timeout``
+        (seconds), ``retries`` and ``serializer`` are those of :meth:`producer`; the branch gets a message as it was
+        given.
+
+        Raises ValueError for an invalid ``serializer``. The beginning of the block raises :class:`InvalidName` for the
+        group, and :class:`GantryError` when this client already has a transactional producer of that group.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries)
         outbound = self._outbound(sender.group, serializer)
@@ -176,21 +189,23 @@ class Client(Lifetime):
         deserializer: DeserializerChoice | None = None,
         **options: Unpack[ConsumeOptions],
     ) -> Consumer[ReceivedMessage]:
-        """A member of the consumer ``group`` until its block ends.
+        """Return a member of the consumer group ``group``, which it is from the beginning to the end of its block.
 
         ``topics`` is one topic, several, or a mapping of topics to tags or :class:`Sql`. ``tags`` selects by tag
         (``"a || b"``) or by :class:`Sql`; every member of a group must give the same. ``start`` counts only where
-        the group has no offset yet.
+        the group has no offset yet: ``"last"`` is the next message to come, ``"first"`` the oldest one.
 
         - ``ordered``: the messages of a queue are delivered one at a time, the next when the one before is settled, and
           no other member has the queue meanwhile; ``retry`` pauses the queue for a second. With ``"key"`` the unit is
           not the queue but the ``order_key``.
-        - ``broadcast``: every member gets every message; offsets are in ``offsets_file`` on this machine.
+        - ``broadcast``: every member gets every message; offsets are in ``offsets_file`` on this machine, by default
+          ``.rocketmq_offsets/ADDRESS@DEFAULT/GROUP/offsets.json`` in the user's home, as with RocketMQ's clients.
         - ``max_retries``: how often a message is redelivered before it is a dead letter; without it the group's
           configuration decides (16), and with ``ordered`` there is no limit.
-        - ``pull_batch``: messages of one request, 1 to 1,024 (512). ``prefetch``: outstanding messages of a queue
-          (1,000); the last request may exceed it by one batch, and asks for no more than ``prefetch``.
-        - ``consume_timeout`` (seconds): a message that the application has had for so long is returned for redelivery.
+        - ``pull_batch``: messages of one request, 1 to 1,024. ``prefetch``: outstanding messages of a queue, 1 to
+          65,535, without it 1,000; the last request may exceed it by one batch, and asks for no more than ``prefetch``.
+        - ``consume_timeout`` (seconds, or a timedelta): a message that the application has had for so long is returned
+          for redelivery; without it there is no limit. Not with ``ordered`` or ``broadcast``.
         - ``allocation``: how the group shares queues out: ``"average"``, ``"circle"``, ``"consistent_hash"``, or one of
           ``gantrymq.client.allocation``; every member must have the same.
         - ``on_assigned``, ``on_revoked``: called with queues that have come, or are about to go; what is acknowledged
@@ -199,8 +214,11 @@ class Client(Lifetime):
           type to decode the JSON bodies into, or a function. A message whose body it cannot read is never given out: it
           becomes a dead letter, or with ``bad_bodies="retry"`` is redelivered, as after ``retry()``.
 
-        Raises :class:`InvalidName`, ValueError, and :class:`GantryError` when this client already has a consumer of
-        that group.
+        Raises :class:`InvalidName` for a topic, the group or a subscription, ValueError for an invalid option, and
+        TypeError for an unknown one. The beginning of the block raises :class:`GantryError` when this client already
+        has a consumer of that group or cannot read the ``offsets_file``, :class:`InvalidName` when a broker refuses an
+        :class:`Sql`, :class:`AllocationFailed`, :class:`AccessDenied` and :class:`NotANameserver`; it does not raise
+        other failures to reach brokers, which are logged and tried again.
         """
         settings = ConsumerSettings.checked(options, deserializer)
         return self.consumer_of(ReceivedMessage, topics, group, settings)
@@ -234,19 +252,24 @@ class Client(Lifetime):
         signals: bool = True,
         **options: Unpack[WorkOptions],
     ) -> None:
-        """Call ``handler`` with each message of ``group``, ``concurrency`` at once, until SIGTERM or SIGINT.
+        """Call ``handler`` with each message of ``topics``, as a member of ``group``, until SIGTERM or SIGINT.
 
-        A message is done when the handler returns. When it raises, the error is logged and the message is redelivered
-        after the broker's delay, ``max_retries`` times, then it is a dead letter; with :class:`RetryLater` and
-        :class:`DeadLetter` the handler chooses. Plain functions run in threads.
+        It handles ``concurrency`` messages, 1 to 1,000, at once; plain functions run in threads. A message is done when
+        the handler returns. When it raises, the error is logged and the message is redelivered after the broker's
+        delay, ``max_retries`` times, then it is a dead letter; with :class:`RetryLater` and :class:`DeadLetter` the
+        handler chooses.
 
         With ``ordered=True`` the messages of a queue are handled one after another, with ``ordered="key"`` those of an
-        ``order_key``; the other options are those of :meth:`consumer`.
+        ``order_key``; the other options, and ``deserializer``, are those of :meth:`consumer`.
 
         At the signal, or when another task closes the client, the worker takes no further message; running handlers get
         ``drain_timeout`` seconds, then it commits the offsets. Only the main thread gets signals; with
         ``signals=False`` the worker ends when the client is closed, or, without waiting for handlers, when it is
-        cancelled. Raises as :meth:`consumer`, and :class:`AccessDenied` when a broker refuses the client's credentials.
+        cancelled.
+
+        Raises what :meth:`consumer` and the beginning of its block raise, and TypeError for a handler that is no
+        function; later :class:`AccessDenied` when a broker refuses the client's credentials, and :class:`ClientClosed`
+        after an internal error of the client.
         """
         settings = WorkerSettings.checked(options, deserializer)
         worker = self._worker_of(ReceivedMessage, handler, topics, group, settings)
@@ -309,11 +332,15 @@ class Client(Lifetime):
     def reader(
         self, topics: Topics, *, deserializer: DeserializerChoice | None = None, **options: Unpack[ReadOptions]
     ) -> Reader[DeliveredRecord]:
-        """A reader of all queues of ``topics`` for the length of the block, from any position, independent of groups.
+        """Return a reader of all queues of ``topics``, from any position; it shares them with no other member.
 
-        It begins where ``group`` has committed, else at ``start``. With ``until="end"`` it ends at the last message
-        that was there when it first polled. ``deserializer`` is that of :meth:`consumer`; a body that it cannot read
-        makes ``message.value`` raise :class:`BodyError`. Raises :class:`InvalidName`, ValueError.
+        It begins where ``group`` has committed, else at ``start``: ``"first"`` is the oldest message, ``"last"`` the
+        next one to come. With ``until="end"`` it ends at the last message that was there when it first polled.
+        ``tags``, ``pull_batch`` and ``deserializer`` are those of :meth:`consumer`; a body that the deserializer cannot
+        read makes ``message.value`` raise :class:`BodyError`.
+
+        Raises :class:`InvalidName` for a topic, the group or a subscription, ValueError for an invalid option, and
+        TypeError for an unknown one.
         """
         topics = plain_topics(self._cluster.namespace, topics)
         settings = ReaderSettings.checked(options, deserializer)
@@ -335,11 +362,11 @@ def connect(
     interceptors: Sequence[Interceptor] = (),
     trace: bool | str = False,
 ) -> Client:
-    """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
+    """Return a :class:`Client` of the cluster whose ``nameservers`` are at ``host:port[;host:port...]``.
 
-    Without ``nameservers`` the environment variable NAMESRV_ADDR has them. A URL with a path, such as
-    ``http://host:8080/rocketmq/nsaddr``, is asked for their addresses now and every two minutes; with ``unit_name`` for
-    those of a unit, which also becomes part of the client's id. Runs on trio and on asyncio.
+    Without ``nameservers``, those of the environment variable NAMESRV_ADDR count. A URL with a path, such as
+    ``http://host:8080/rocketmq/nsaddr``, is asked for their addresses when the client connects and every two minutes;
+    with ``unit_name`` for those of a unit, which also becomes part of the client's id. Runs on trio and on asyncio.
 
     With ``access_key`` and ``secret_key`` (and ``security_token``, where a service gave one) every request is signed
     for brokers with access control. ``tls`` encrypts all connections: True checks servers' certificates against the
@@ -351,14 +378,16 @@ def connect(
 
     ``interceptors`` are called around each message that producers send and consumers give out, see
     :class:`Interceptor`. With ``trace=True`` each of them is traced as RocketMQ's clients do, to the topic
-    ``RMQ_SYS_TRACE_TOPIC`` or the one named in its place.
-
-    Raises ValueError for an invalid address and for only one of the two keys, :class:`ConnectFailed` when no nameserver
-    can be reached (:class:`TlsFailed` when it can, but not by TLS).
+    ``RMQ_SYS_TRACE_TOPIC``; ``trace="my-traces"`` names another topic.
 
     Use it in an ``async with`` block, or with ``await client.start()`` and ``await client.close()`` from any task, as
     its producers and consumers. It connects then, and its end closes the connections, after the producers and consumers
     that were started and have not ended.
+
+    Raises ValueError for a missing or invalid address, for only one of the two keys, and for an invalid ``tls``,
+    ``unit_name``, ``namespace``, ``namespace_v2`` or ``trace``; TypeError for an interceptor that is none. The
+    beginning of the block raises :class:`ConnectFailed` when no nameserver can be reached, and :class:`TlsFailed` when
+    one can, but not by TLS.
     """
     options = ConnectOptions.checked(
         nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,

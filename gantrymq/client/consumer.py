@@ -82,18 +82,21 @@ log: LibraryLog = LibraryLog()
 
 
 class Consumer(Lifetime, Generic[R]):
-    """An iterator over the messages of this member's queues.
+    """An async iterator over the messages of this member's queues.
 
-    A message counts as outstanding until it is acknowledged; with a thousand outstanding in a queue, pulling of that
-    queue pauses, and after half a minute of that the log has a warning. Messages that were not acknowledged are
-    redelivered when the group restarts.
+    A message counts as outstanding until it is acknowledged. With ``prefetch`` messages or 100 MiB of a queue
+    outstanding, or 2,000 offsets behind the oldest one (twice ``prefetch`` if that is more), pulling of that queue
+    pauses, and after 30 seconds of that the log has a warning. Messages that were not acknowledged are redelivered when
+    the group restarts.
     """
 
     def __init__(self, cluster: Cluster, options: Sequence[ConsumerOptions[R]]) -> None:
         """``options``: one of each topic; they differ in nothing but topic and subscription."""
         super().__init__(f"consumer of group {options[0].group}")
         self.topics: tuple[str, ...] = tuple(each.topic for each in options)
+        """The topics that are consumed."""
         self.group: str = options[0].group
+        """The consumer group, as brokers know it: with the client's namespace."""
         self._cluster = cluster
         self._options = options[0]
         self._settings = settings = options[0].settings
@@ -148,13 +151,13 @@ class Consumer(Lifetime, Generic[R]):
             await self._more(1)
 
     def batches(self, max: int = BATCH_MESSAGES) -> Batches[R]:
-        """Batches of 1 to ``max`` messages, whatever is there; waits only while there is none."""
+        """Return an async iterator over batches of 1 to ``max`` messages, each as :meth:`next_batch` returns it."""
         return Batches(self, max)
 
     async def next_batch(self, max: int = BATCH_MESSAGES) -> MessageBatch[R]:
-        """A list of 1 to ``max`` messages, which can be acknowledged all at once (:meth:`MessageBatch.ack`).
+        """Return 1 to ``max`` messages, which can be acknowledged all at once (:meth:`MessageBatch.ack`).
 
-        Waits while there is none. With ``ordered`` they are of one queue.
+        Waits while there is none. With ``ordered`` they are of one queue. Raises as the iteration does.
         """
         while True:
             self._ensure_open()
@@ -209,7 +212,7 @@ class Consumer(Lifetime, Generic[R]):
             raise failure
 
     def statistics(self) -> ConsumerStatistics:
-        """How this member is doing: lag, outstanding messages, rates, and what failed last."""
+        """Return this member's lag, outstanding messages, rates, and last error."""
         now = anyio.current_time()
         at, fetched, acknowledged, returned = self._samples[0] if self._samples else (now, 0, 0, 0)
         seconds = max(now - at, 0.001)

@@ -157,13 +157,14 @@ class ClientClosed(GantryError):
 
 
 class RetryLater(GantryError):
-    """A handler raises it to get the message again later, without an error in the log."""
+    """A handler raises it to get the message again later, without an error in the log.
+
+    ``reason`` is logged. ``delay_level`` chooses the wait by the brokers' table of levels, from 1 on; 0 lets it grow
+    with each attempt. Ordered messages are redelivered after a second, whatever the level. ValueError for a negative
+    level.
+    """
 
     def __init__(self, reason: str = "", *, delay_level: int = 0) -> None:
-        """``delay_level`` chooses the wait by the brokers' table of levels; 0 lets it grow with each attempt.
-
-        Ordered messages are redelivered after a second, whatever the level.
-        """
         if delay_level < 0:
             raise ValueError(f"delay_level {delay_level} is none: give 0 or more, or raise DeadLetter")
         super().__init__(reason)

@@ -29,7 +29,9 @@ class SendContext:
     kind: Literal["send", "enqueue", "batch", "oneway", "request", "half"]
     """By which method; ``half``: in a transaction."""
     group: str
+    """The producer group."""
     client_id: str
+    """The id of the client."""
     started: int = attrs.field(factory=now_ms)
     """When it began, in ms since 1970."""
     result: SendResult | None = None
@@ -39,7 +41,7 @@ class SendContext:
     error: BaseException | None = None
     """What the sender gets in place of a result; a ``request`` whose reply does not come has both."""
     data: dict[str, Any] = attrs.field(factory=dict)
-    """For interceptors: what the one before has to tell the one after."""
+    """What interceptors keep here in ``before_send`` for ``after_send``."""
 
 
 @attrs.define
@@ -47,8 +49,11 @@ class ConsumeContext:
     """One message with a consumer's application, before and after."""
 
     message: DeliveredRecord
+    """What the application gets; its ``properties`` may be changed."""
     group: str
+    """The consumer group."""
     client_id: str
+    """The id of the client."""
     alone: bool = True
     """Whether it is given out by itself, and not in a batch."""
     started: int = attrs.field(factory=now_ms)
@@ -56,7 +61,7 @@ class ConsumeContext:
     acknowledged: bool | None = None
     """The result: True if it was acknowledged, False if it was returned for redelivery, None before."""
     data: dict[str, Any] = attrs.field(factory=dict)
-    """For interceptors: what the one before has to tell the one after."""
+    """What interceptors keep here in ``before_consume`` for ``after_consume``."""
 
 
 @attrs.define
@@ -66,23 +71,31 @@ class TransactionContext:
     message: Message | DeliveredRecord
     """As it was given to the producer, or as the broker checked back with it (``checked``)."""
     transaction_id: str
+    """The id of the transaction."""
     outcome: Outcome
+    """The outcome that the broker gets."""
     group: str
+    """The producer group."""
     client_id: str
+    """The id of the client."""
     broker: str
-    """The address of the broker."""
+    """The address of the broker, ``host:port``."""
     checked: bool
     """Whether the broker asked, because it had no outcome yet."""
 
 
 @attrs.define
 class RecallContext:
-    """A message that a producer has taken back before its time."""
+    """A message that a producer has recalled."""
 
     topic: str
+    """The topic of the message."""
     message_id: str
+    """The producer's id of the message."""
     group: str
+    """The producer group."""
     client_id: str
+    """The id of the client."""
     region: str | None
     """The region of the broker, if it names one: RocketMQ's from 5.3 on, and GantryMQ's."""
 
@@ -102,16 +115,16 @@ class Interceptor:
         """It is stored (``context.result``), or has failed (``context.error``)."""
 
     def after_transaction(self, context: TransactionContext) -> None:
-        """The local branch of a transaction, or the check of one, has ended with an outcome."""
+        """The local branch of a transaction, or the check of one, has ended with ``context.outcome``."""
 
     def after_recall(self, context: RecallContext) -> None:
-        """A message was recalled."""
+        """The message ``context.message_id`` was recalled."""
 
     def before_consume(self, context: ConsumeContext) -> None:
-        """A consumer is about to give out a message. Its ``properties`` are a dict that may be changed."""
+        """A consumer is about to return ``context.message``, whose ``properties`` are a dict that may be changed."""
 
     def after_consume(self, context: ConsumeContext) -> None:
-        """The message was acknowledged or returned for redelivery. Not called if it was neither."""
+        """The message was acknowledged (``context.acknowledged``) or sent back. Not called if it was neither."""
 
 
 class Interceptors:

@@ -12,7 +12,10 @@ from gantrymq.client.errors import ClientClosed
 
 
 class Lifetime:
-    """Gives a class ``async with``, :meth:`start` and :meth:`close`; what happens then is in :meth:`_open`."""
+    """The base of clients, producers, consumers and readers, which begin and end with an ``async with`` block.
+
+    Or with :meth:`start` and :meth:`close`, from any task.
+    """
 
     def __init__(self, what: str) -> None:
         """``what`` it is, for errors."""

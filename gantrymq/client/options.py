@@ -38,6 +38,7 @@ class Sql:
     """
 
     expression: str
+    """The expression, at most 16,384 characters on GantryMQ's brokers."""
 
 
 Topics = str | Iterable[str] | Mapping[str, str | Sql]
@@ -47,8 +48,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=DeliveredRecord)
 
 Start = Literal["first", "last"] | int | datetime
-"""Where a group begins that has no offset yet: the oldest message, the next one to come, or the first one stored at or
-after a time (a datetime, or milliseconds since 1970)."""
+"""A place to begin at: the oldest message, the next one to come, or the first one stored at or after a time (a
+datetime, or milliseconds since 1970)."""
 
 QueuesChanged = Callable[[Sequence[MessageQueue]], Awaitable[Any] | Any]
 """Called with queues that a consumer has got, or is about to lose; a function or a coroutine function."""
@@ -60,6 +61,7 @@ BadBodies = Literal["dead_letter", "retry"]
 """What a consumer does with a message whose body its deserializer cannot read."""
 
 AllocationChoice = Allocation | Literal["average", "circle", "consistent_hash"]
+"""How the members of a group share the queues: a strategy, or the name of one."""
 
 
 class ConsumeOptions(TypedDict, total=False):

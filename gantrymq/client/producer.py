@@ -49,11 +49,12 @@ REPLY_TIMEOUT_SECONDS: Final = 3.0
 
 
 class Producer(Lifetime):
-    """Sends messages as a member of ``group``. Many tasks may send at once: their messages share the connections."""
+    """Sends messages as a member of a producer group. Many tasks may send at once: their messages share connections."""
 
     def __init__(self, cluster: Cluster, sender: Sender, accumulator: Accumulator) -> None:
         super().__init__(f"producer of group {sender.group}")
         self.group: str = sender.group
+        """The producer group, as brokers know it: with the client's namespace."""
         self._cluster = cluster
         self._sender = sender
         self._accumulator = accumulator
@@ -76,18 +77,19 @@ class Producer(Lifetime):
         queue: QueueChoice | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send one message, given whole or as topic and body, and wait until a broker has it.
+        """Send one message, and wait until a broker has stored it.
 
-        The body is bytes, or with a ``serializer`` what that takes.
+        ``message`` is a :class:`Message`, or a topic; then ``body`` is the body and ``tags``, ``keys``, ``properties``,
+        ``order_key``, ``delay``, ``deliver_at`` and ``delay_level`` are those of a :class:`Message`.
 
         Queues take turns over all brokers; a failed attempt is repeated on another broker. With ``queue`` (a queue, its
         place among :meth:`queues`, or a function that picks one of them) or ``order_key`` (equal keys go to one queue)
-        one attempt reaches a broker. One of ``delay`` (timedelta or seconds), ``deliver_at`` (datetime) and
-        ``delay_level`` lets the message arrive later.
+        one attempt reaches a broker. ``timeout`` (seconds) replaces the producer's; it begins when the producer has
+        fewer than 1,024 sends, with 8 MiB of bodies, in flight.
 
         Raises :class:`InvalidMessage` and :class:`InvalidName` before anything is sent, :class:`NoRoute`,
-        :class:`SendTimeout`, :class:`UnsupportedByBroker`, and after the last attempt its :class:`BrokerError` or
-        :class:`ConnectError`.
+        :class:`SendTimeout`, :class:`UnsupportedByBroker` (for ``delay`` and ``deliver_at``), and after the last
+        attempt its :class:`BrokerError` or :class:`ConnectError`.
         """
         self._ensure_open()
         if (
@@ -127,7 +129,7 @@ class Producer(Lifetime):
         queue: QueueChoice | None = None,
     ) -> PendingSend:
         """Put one message into the buffer, from which it is sent in a batch with others; ``await`` what is returned
-        for its :class:`SendResult`.
+        for its :class:`SendResult`. The arguments are those of :meth:`send`.
 
         Waits only while the buffer is full, and for the route of a topic that is new. Each queue gets its messages in
         the order in which they were enqueued, since its next batch leaves when the one before it was answered. A batch
@@ -183,8 +185,11 @@ class Producer(Lifetime):
         """Send messages of one topic in one request: all are stored, one behind the other in one queue, or none.
 
         More than 4 MiB take several requests, one after the other to the same queue; where one fails, a note of the
-        error says how many messages the ones before it have stored. Results are in the messages' order; errors as in
-        :meth:`send`.
+        error says how many messages the ones before it have stored. ``queue`` is that of :meth:`send`, ``timeout``
+        (seconds) bounds each request. Results are in the messages' order.
+
+        Raises what :meth:`send` raises; :class:`InvalidMessage` also for no ``messages``, several topics, several order
+        keys, and a message with a later time.
         """
         self._ensure_open()
         given = list(messages)
@@ -215,8 +220,9 @@ class Producer(Lifetime):
     ) -> DeliveredRecord:
         """Send a message and return the reply of the consumer that handles it: its ``body`` and ``properties``.
 
-        ``timeout`` (seconds) bounds sending and waiting. The consumer replies with :meth:`ReceivedMessage.reply`, or as
-        RocketMQ's clients do. Raises :class:`ReplyTimeout`, and what :meth:`send` raises.
+        ``timeout`` (seconds) bounds sending and waiting; the other arguments are those of :meth:`send`. The consumer
+        replies with :meth:`ReceivedMessage.reply`, or as RocketMQ's clients do. Raises :class:`ReplyTimeout`, and what
+        :meth:`send` raises.
         """
         self._ensure_open()
         given = as_message(message, body, tags, keys, properties, order_key)
@@ -250,10 +256,12 @@ class Producer(Lifetime):
             pending.close()
 
     async def recall(self, sent: SendResult | str) -> str:
-        """Take back a message that waits for its time (``delay``, ``deliver_at``), by its result or recall handle.
+        """Recall a message with ``delay`` or ``deliver_at`` that waits for its time.
 
-        Returns the message's id. The broker does not say whether the message was still waiting. Raises
-        :class:`UnsupportedByBroker` where no recall is possible, else as :meth:`send`.
+        ``sent`` is its result or its recall handle. Returns the message's id. The broker does not say whether the
+        message was still waiting. Raises :class:`UnsupportedByBroker` where no recall is possible,
+        :class:`InvalidMessage` for a text that is no handle, :class:`NoRoute`, :class:`SendTimeout` (no nameserver),
+        :class:`BrokerError`, and :class:`ConnectError`.
         """
         self._ensure_open()
         handle = sent if isinstance(sent, str) else sent.recall_handle
@@ -288,14 +296,21 @@ class Producer(Lifetime):
         delay_level: int = 0,
         queue: QueueChoice | None = None,
     ) -> None:
-        """Send one message without waiting for an answer: it may get lost without an error."""
+        """Send one message without waiting for an answer: it may get lost without an error.
+
+        The arguments are those of :meth:`send`. Raises :class:`InvalidMessage`, :class:`InvalidName`,
+        :class:`NoRoute`, :class:`UnsupportedByBroker`, and :class:`ConnectError` when there is no connection.
+        """
         self._ensure_open()
         given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
         outgoing = await prepare(given, self._cluster.unique_keys.next)
         await self._sender.send_oneway(outgoing, choose_queue(queue, given.order_key))
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that messages of ``topic`` can go to, in order of broker and id."""
+        """Return the queues that messages of ``topic`` can go to, in order of broker and id.
+
+        Raises :class:`NoRoute`, :class:`ConnectError`.
+        """
         self._ensure_open()
         return list(await self._sender.queues(topic))
 

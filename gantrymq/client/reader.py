@@ -89,7 +89,11 @@ class _Queue(Generic[R]):
 
 
 class Reader(Lifetime, Generic[R]):
-    """Reads the queues of some topics from any offset, without a group: it shares and acknowledges nothing."""
+    """An async iterator over the messages of some topics' queues, from any offset; it acknowledges nothing.
+
+    Its methods raise :class:`BrokerError`, :class:`ConnectError` and :class:`NoRoute`; those that seek, pause, resume
+    or return a position raise ValueError for a queue that is not read.
+    """
 
     def __init__(
         self,
@@ -121,7 +125,7 @@ class Reader(Lifetime, Generic[R]):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is read."""
+        """The topics that are read."""
         return tuple(self._wanted)
 
     @property
@@ -130,7 +134,7 @@ class Reader(Lifetime, Generic[R]):
         return sorted(self._queues)
 
     async def assign(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Read these queues and no others; None for all of the topics, those that are added later as well.
+        """Read these ``queues`` and no others; None for all of the topics, those that are added later as well.
 
         A queue that was read already continues at its position. :class:`InvalidName` for a queue of another topic.
         """
@@ -147,36 +151,40 @@ class Reader(Lifetime, Generic[R]):
         await self._add(chosen - self._queues.keys())
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at ``offset`` of ``queue``. ValueError for a negative one or a queue that is not read."""
+        """Continue at the queue offset ``offset`` of ``queue``. ValueError for a negative one."""
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
         (await self._known([queue]))[0].seek(offset)
         self._ends = None
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:
-        """Go on at the oldest message of these queues, or of all."""
+        """Continue at the oldest message of these ``queues``, or of all."""
         await self._seek_each(queues, "first")
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Go on at the next message to come of these queues, or of all."""
+        """Continue at the next message to come of these ``queues``, or of all."""
         await self._seek_each(queues, "last")
 
     async def seek_to_time(self, when: Start, *queues: MessageQueue) -> None:
-        """Go on at the first message stored at or after ``when``: a datetime, or milliseconds since 1970."""
+        """Continue, in these ``queues`` or in all, at the first message stored at or after ``when``.
+
+        ``when`` is a datetime, or milliseconds since 1970; ValueError for anything else.
+        """
         await self._seek_each(queues, as_timestamp(when))
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Give out nothing of these queues, or of all, until :meth:`resume`."""
+        """Return no messages of these ``queues``, or of all, until :meth:`resume`."""
         self._pause(queues, True)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Go on with these queues, or with all."""
+        """Continue with these ``queues``, or with all."""
         self._pause(queues, False)
 
     async def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[R]:
-        """1 to ``max`` messages; none after ``timeout`` seconds (None: wait for ever), or at the end of ``until``.
+        """Return 1 to ``max`` messages; none after ``timeout`` seconds (None: no limit), or at the end of ``until``.
 
-        Raises what went wrong since the last call while nothing came: :class:`GantryError`. The next call tries again.
+        Raises the :class:`GantryError` that occurred since the last call if there is no message; the next call tries
+        again. ValueError for a ``max`` below 1.
         """
         if max < 1:
             raise ValueError(f"max {max}: ask for at least one message")
@@ -202,7 +210,10 @@ class Reader(Lifetime, Generic[R]):
         return self
 
     async def __anext__(self) -> R:
-        """The next message, whenever it comes; with ``until="end"`` the iteration ends there."""
+        """The next message, whenever it comes; with ``until="end"`` the iteration ends there.
+
+        Raises as :meth:`poll`.
+        """
         self._ensure_open()
         if self._more and self._queues:
             last, known = next(reversed(self._queues.items()))  # the one that the last message came from
@@ -216,7 +227,7 @@ class Reader(Lifetime, Generic[R]):
         return batch[0]
 
     async def position(self, queue: MessageQueue) -> int:
-        """The offset of the next message that :meth:`poll` or the iteration gives of ``queue``."""
+        """Return the queue offset of the next message of ``queue`` that :meth:`poll` or the iteration returns."""
         (known,) = await self._known([queue])
         if known.position is None:
             known.seek(await self._place(queue, self._start))
@@ -224,22 +235,22 @@ class Reader(Lifetime, Generic[R]):
         return known.position
 
     async def begin_offsets(self) -> dict[MessageQueue, int]:
-        """The oldest offset of each queue that is read."""
+        """Return the queue offset of the oldest message of each queue that is read."""
         await self._refresh_queues()
         return {queue: await self._admin.min_offset(queue) for queue in self.queues}
 
     async def end_offsets(self) -> dict[MessageQueue, int]:
-        """The offset of the next message to come of each queue that is read."""
+        """Return the queue offset of the next message to come of each queue that is read."""
         await self._refresh_queues()
         return {queue: await self._admin.max_offset(queue) for queue in self.queues}
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """How far the reader's group has committed ``queue``; None where it has not. ValueError without a group."""
+        """Return the committed offset of the group in ``queue``, None without one. ValueError without a group."""
         self._ensure_open()
         return await self._admin.consumer_offset(self._named_group(), queue)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store the positions, or ``offsets``, as the group's, from which a later reader of the group continues.
+        """Commit the positions, or ``offsets``, as the group's, from which a later reader of the group continues.
 
         ValueError without a group; :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`.
         """

@@ -19,13 +19,14 @@ Deserializer = Callable[[bytes], Any]
 """Makes an object of a body."""
 
 Format = Literal["str", "json", "msgpack"]
+"""A form of bodies: text in UTF-8, JSON, or MessagePack."""
 SerializerChoice = Format | Serializer
-"""``"str"`` (UTF-8), ``"json"``, ``"msgpack"``, or a function of your own."""
+"""A form, or a function."""
 V = TypeVar("V")
 TypedDeserializer = type[V] | Callable[[bytes], V]
-"""What makes values of a known type: the type, or your own function."""
+"""A type, whose JSON the bodies are, or a function of the bytes; type checkers know ``message.value`` from it."""
 DeserializerChoice = Format | type | Deserializer
-"""A format as above; a type, whose JSON the bodies are (``bytes`` and ``str`` are no JSON); or your own function."""
+"""A form; a type, whose JSON the bodies are (``bytes`` and ``str`` are taken as they are); or a function."""
 
 REASON_MAX_CHARACTERS: Final = 500
 """The part of a library's error text that our error quotes: some libraries quote the whole body."""

@@ -14,7 +14,7 @@ class QueueStatistics:
     """One queue of a consumer. Offsets are queue offsets, ages are in seconds, times in ms since 1970."""
 
     position: int
-    """The offset that is pulled next."""
+    """The offset that is pulled next; -1, as with ``committable``, until the start is known."""
     committable: int
     """The offset up to which all is acknowledged: the group continues there after a crash."""
     end: int
@@ -22,14 +22,15 @@ class QueueStatistics:
     outstanding: int
     """Messages that were fetched and are not acknowledged."""
     outstanding_bytes: int
+    """The size of these messages as stored, in bytes."""
     oldest_age: float | None
-    """How long ago the oldest outstanding message was fetched; None without one."""
+    """The seconds since the oldest outstanding message was fetched; None without one."""
     stalled: bool
     """Whether nothing is fetched because acknowledgments are missing, for so long that a warning was logged."""
     last_pull: int
-    """When the broker last answered a pull; 0 before the first time."""
+    """When the broker last answered a pull, in ms since 1970; 0 before the first time."""
     last_acknowledged: int
-    """When a message was last acknowledged; 0 before the first time."""
+    """When a message was last acknowledged, in ms since 1970; 0 before the first time."""
 
     @property
     def lag(self) -> int:
@@ -46,16 +47,19 @@ class ConsumerStatistics:
     fetched: int
     """Messages fetched since the consumer began."""
     acknowledged: int
+    """Messages acknowledged since then."""
     returned: int
-    """Messages returned with ``retry``."""
+    """Messages sent back since then, with ``retry`` or because of ``consume_timeout``."""
     fetched_per_second: float
-    """Over the last minute, as the two that follow."""
+    """Messages fetched per second, over the last minute."""
     acknowledged_per_second: float
+    """Messages acknowledged per second, over the last minute."""
     returned_per_second: float
+    """Messages sent back per second, over the last minute."""
     last_error: str | None
     """What failed last while pulling, committing or sharing out queues; it is tried again."""
     last_error_at: int
-    """When, in ms since 1970; 0 for never."""
+    """When that was, in ms since 1970; 0 for never."""
 
     @property
     def lag(self) -> int:

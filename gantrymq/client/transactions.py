@@ -60,7 +60,7 @@ class _Question:
 
 
 class TransactionalProducer(Lifetime):
-    """Sends messages in transactions as a member of ``group``, and answers the brokers that ask about them."""
+    """Sends messages in transactions as a member of a producer group, and answers the check-backs of brokers."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class TransactionalProducer(Lifetime):
         self._topics = tuple(topics)
         self._checks_at_once = checks_at_once
         self.group: str = sender.group
+        """The producer group, as brokers know it: with the client's namespace."""
         self._cluster = cluster
         self._sender = sender
         self._local = local
@@ -98,9 +99,12 @@ class TransactionalProducer(Lifetime):
     ) -> TransactionResult:
         """Store a half message, run the local branch (``local``, else the producer's), send its outcome to the broker.
 
-        The branch runs only when the broker has stored the half message as safely as it promises; with any other
-        status the transaction is rolled back. What the branch raises is logged and makes the outcome UNKNOWN: the
-        broker asks ``check`` later. Errors of the sending itself are those of :meth:`gantrymq.Producer.send`.
+        The branch runs only when the status of the half message is OK; with any other status the transaction is rolled
+        back. What the branch raises is logged and makes the outcome UNKNOWN: the broker asks ``check`` later.
+
+        ``message``, ``body``, ``tags``, ``keys``, ``properties``, ``queue`` and ``timeout`` (seconds) are those of
+        :meth:`gantrymq.Producer.send`, and so are the errors of the sending itself. :class:`InvalidMessage` also
+        without a branch, and for a message with ``delay`` or ``deliver_at``.
         """
         branch = choose_branch(local, self._local)
         given = as_message(message, body, tags, keys, properties)

@@ -21,7 +21,7 @@ from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.tasks import foreign_cancellation_as_error
 
 Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
-"""What is done with a message: a coroutine function, or a plain function, which runs in a thread."""
+"""Handles a message: a coroutine function, or a plain function, which runs in a thread."""
 
 SEND_BACK_PAUSE_SECONDS: Final = 1.0
 """The wait before the next attempt to return a message to the broker; it doubles each time."""

@@ -80,23 +80,35 @@ class PlainFields:
     """The fields of a :class:`Record` without compiled code: the reference. Most are decoded when one is first used."""
 
     topic: str
+    """The topic; a consumer's message has the one that it was sent to, also on redelivery."""
     queue_id: int
+    """The number of its queue."""
     flag: int
+    """The number that the sender gave it."""
     queue_offset: int
+    """Its place in the queue."""
     commit_log_offset: int
+    """Its place in the broker's log, in bytes."""
     sys_flag: int
     born_timestamp: int
+    """When it was sent, by the producer's clock, in ms since 1970."""
     raw_born_host: bytes
     store_timestamp: int
+    """When it was stored, by the broker's clock, in ms since 1970."""
     raw_store_host: bytes
     reconsume_times: int
+    """The number of earlier deliveries to the group."""
     prepared_offset: int
     stored_body: bytes
+    """The body as it is in the log, perhaps compressed."""
     raw_properties: bytes
     stored_size: int
+    """The size of the whole message in the log, in bytes."""
     broker_name: str = ""
+    """The name of the broker that it was read from; empty for a reply."""
     delivery: Any = None
     retry_topic: str | None = None
+    """The topic of its redelivery, None at the first delivery."""
     decoded: Any = None
     _head: bytes
 

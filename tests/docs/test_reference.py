@@ -9,12 +9,16 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
+import attrs
+import msgspec
 import pytest
 import trio
 
+import gantrymq.sync
 from gantrymq import testing
 from gantrymq.client import errors
 from gantrymq.kernel.manager import PluginManager
@@ -95,6 +99,75 @@ def test_the_test_library_is_documented_name_by_name() -> None:
         for each in described:
             owner, _, attribute = each.partition("(")[0].partition(".")
             assert not attribute or hasattr(getattr(module, owner), attribute), each
+
+
+STANDARD = {"Any", "Awaitable", "Callable", "Iterable", "Literal", "Mapping", "PathLike", "Self", "Sequence"}
+"""What signatures may name without an explanation."""
+
+
+def client_entries() -> dict[str, list[str]]:
+    """By name, each entry of the client's page: its text, then blocks with calls and the texts after them in turn."""
+    page = (REFERENCE / "python-client.md").read_text()
+    entries = re.findall(r"^### `(gantrymq\.[\w.]+)`\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
+    return {name: re.split(r"^```\n(.*?)^```\n", text, flags=re.MULTILINE | re.DOTALL) for name, text in entries}
+
+
+def client_calls() -> Iterator[tuple[str, str, str]]:
+    """The name, the call and the text of each function, method and constructor on the client's page."""
+    for entry, (before, *parts) in client_entries().items():
+        for call, text in zip(parts[::2], parts[1::2], strict=True):
+            found = re.search(r"([\w.]+)(\(|$)", call.splitlines()[0])
+            assert found is not None, call
+            name = f"sync.{found[1]}" if entry.startswith("gantrymq.sync.") else found[1]
+            yield name, call, f"{before}{text}" if entry.endswith(name) else text
+
+
+def test_the_client_is_documented_name_by_name() -> None:
+    entries = client_entries()
+    exported = {f"gantrymq.{name}" for name in {*gantrymq.__all__, *gantrymq.client.__all__} - set(errors.__all__)}
+    exported |= {f"gantrymq.sync.{name}" for name in gantrymq.sync.__all__}
+    assert exported - entries.keys() == {"gantrymq.__version__"}
+    assert set(re.findall(r"`(\w+)`", section("python-client.md", "Errors"))) == set(errors.__all__)
+    assert [name for name, text in entries.items() if not "".join(text[::2]).strip()] == []
+
+
+def test_each_attribute_of_the_clients_data_classes_is_described() -> None:
+    for name, text in client_entries().items():
+        kind = resolve_name(name)
+        if attrs.has(kind) or (inspect.isclass(kind) and issubclass(kind, msgspec.Struct)):
+            fields = {each.name for each in attrs.fields(kind)} if attrs.has(kind) else set(kind.__struct_fields__)
+            described = {row[0].strip("`"): row[2] for row in rows(text[-1] if len(text) == 3 else text[0])}
+            public = {each for each in fields if not each.startswith("_")}
+            assert public - described.keys() <= {"topic_syn_flag"}, name  # an older name of another field
+            assert all(described.values()), name
+
+
+def test_each_parameter_of_the_client_is_described() -> None:
+    texts = {name: text for name, _, text in client_calls()}
+    assert len(texts) > 60
+    snake_case = generator().snake_case
+
+    def described(name: str, seen: set[str]) -> str:
+        """The text of a function with those of the functions that it refers to."""
+        owner, text = name.rpartition(".")[0], texts[name]
+        cited: set[str] = set()
+        for other, last in re.findall(r"`(?:\w+\.)*?(?:(\w+)\.)?(\w+)`", text):
+            cited |= {last, f"{owner}.{last}", f"{snake_case(other)}.{last}"} & texts.keys() - seen
+        seen |= cited
+        return text + "".join(described(each, seen) for each in cited)
+
+    for name, call, _ in client_calls():
+        full = described(name, {name})
+        parameters = re.findall(r"(?:\(|, |^    )\*{0,2}(\w+): ", call, re.MULTILINE)
+        assert [each for each in parameters if not re.search(rf"`{each}\b", full)] == [], name
+
+
+def test_each_type_in_the_clients_signatures_is_described() -> None:
+    known = {name.rpartition(".")[2] for name in client_entries()} | STANDARD | {"None", "True", "False"}
+    known |= set(re.findall(r"`(\w+)(?:\[R\])?`", section("python-client.md", "Types of parameters")))
+    for _, call, _ in client_calls():
+        types = re.sub(r"'[^']*'|\w+\.\w+\(", "", call)
+        assert set(re.findall(r"(?<![.\w])[A-Z]\w*", types)) <= known, call
 
 
 def test_each_key_of_an_optional_plugin_is_described_on_its_page() -> None:

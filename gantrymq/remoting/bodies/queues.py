@@ -15,11 +15,14 @@ from gantrymq.remoting.headers.header import Int32, Int64
 
 
 class MessageQueue(Body, frozen=True, order=True):  # type: ignore[misc]  # a struct is no dataclass here
-    """One queue of a topic on one broker; orders by topic, broker and queue id as in RocketMQ."""
+    """One queue of a topic on one broker; sorts by topic, broker and queue id as in RocketMQ."""
 
     topic: str = ""
+    """The topic."""
     broker_name: str = ""
+    """The name of the broker, ``broker.name``."""
     queue_id: Int32 = 0
+    """The number of the queue among those of the topic on this broker, from 0 on."""
 
 
 class TopicOffset(Body):
