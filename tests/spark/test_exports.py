@@ -14,7 +14,7 @@ import termios
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +41,14 @@ from gantrymq.spark import (
     export_status,
 )
 from gantrymq.spark.exports import disk
+from gantrymq.spark.exports.engines import run_here
 from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.folder_destination import FolderDestination
+from gantrymq.spark.exports.manifest import Plan, Written
+from gantrymq.spark.exports.planning import Sizes
+from gantrymq.spark.exports.run import export_with
+from gantrymq.spark.exports.writing import Task, run_task
+from gantrymq.spark.options import SourceOptions, read_addresses
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -312,6 +319,52 @@ def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: 
     orders.add_topic("refunds")
     orders.put("refunds", 0, b"x")
     assert (go(orders, folder, "refunds", discard_plan=True).rows, export_status(folder).number) == (1, 1)
+
+
+def test_a_task_of_a_discarded_plan_that_ends_late_replaces_no_result(orders: FakeCluster, folder: Path) -> None:
+    """As with Spark's executors, which may outlive their driver."""
+    options = SourceOptions(read_addresses(orders.address), ("orders",))
+    late: list[Task] = []
+
+    def die(tasks: Sequence[Task], report: object) -> None:
+        late.extend(tasks)
+        raise Killed
+
+    def run_late_tasks_last(tasks: Sequence[Task], report: Callable[[int], None] | None) -> None:
+        run_here(tasks, report)
+        for task in late:
+            run_task(task)
+
+    with pytest.raises(Killed):
+        export_with(options, folder, die, Sizes())
+    orders.fill(6)
+    result = export_with(options, folder, run_late_tasks_last, Sizes(), discard_plan=True)
+    assert (result.rows, result.lost) == (26, 0)
+    assert rows(visible(folder)) == rows(export_files(folder)) == orders.everything("orders")
+    assert not [name for name in names(folder) if "work" in name]
+
+
+@pytest.mark.parametrize("change", ["first", "last", "lost", "twice"])
+def test_a_result_that_has_not_exactly_the_messages_of_its_task_is_never_published(
+    orders: FakeCluster, folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del orders.queues["orders", 1].records[4]
+    write = FolderDestination.write_result
+
+    def damage(self: FolderDestination, plan: Plan, task: int, written: Written) -> None:
+        if task == 1:
+            files = written.files
+            changed = {"first": files[1:], "last": files[:-1], "twice": [*files, files[0]]}
+            written = Written(changed.get(change, files), [] if change == "lost" else written.lost)
+        write(self, plan, task, written)
+
+    monkeypatch.setattr(FolderDestination, "write_result", damage)
+    says = "task 1 of the run has not exactly the offsets 0 to 9 of orders broker-a queue 1: .* discard the plan"
+    with pytest.raises(ExportDamaged, match=says):
+        go(orders, folder, fail_on_data_loss=False)
+    assert visible(folder) == export_files(folder) == []
+    monkeypatch.setattr(FolderDestination, "write_result", write)
+    assert go(orders, folder, fail_on_data_loss=False, discard_plan=True).rows == 19
 
 
 def test_start_offsets_apply_to_queues_without_an_export(orders: FakeCluster, folder: Path) -> None:
