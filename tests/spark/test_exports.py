@@ -741,6 +741,17 @@ def test_the_command_exports_without_spark_and_shows_the_status(
     assert capsys.readouterr().out.startswith("4 files became 2: ")
 
 
+def test_the_status_has_no_lag_for_a_deleted_topic(orders: FakeCluster, folder: Path) -> None:
+    orders.add_topic("refunds")
+    orders.put("refunds", 0, b"x")
+    go(orders, folder, "orders,refunds")
+    for number in range(2):
+        del orders.queues["orders", number]
+    orders.put("refunds", 0, b"x")
+    queues = export_status(folder, orders.address).queues
+    assert [(q.topic, q.rows, q.lag) for q in queues] == [("orders", 10, None), ("orders", 10, None), ("refunds", 1, 1)]
+
+
 def test_times_say_where_an_export_begins_and_ends(cluster: FakeCluster, folder: Path) -> None:
     cluster.add_topic("orders")
     for number in range(10):
