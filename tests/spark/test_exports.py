@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -852,19 +852,30 @@ def test_following_exports_what_comes_until_it_is_stopped(
     orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pauses: list[float] = []
+    compaction = ExitStack()
+    create_plan = FolderDestination.create_plan
     restarting: dict[int, Callable[[Command], Any]] = {
         2: lambda request: b"",
         3: lambda request: request.answer(ResponseCode.TOPIC_NOT_EXIST, "no route"),
     }
 
+    def be_overtaken(self: FolderDestination, plan: Plan) -> None:
+        raise ExportFenced(f"another writer uses {self.name}: run the export again")
+
     def wait(_sleep: object, seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 5:
+        if len(pauses) == 7:
             raise KeyboardInterrupt
         if len(pauses) == 1:
             orders.fill(4)
         if len(pauses) == 4:
             orders.fill(3)
+            compaction.enter_context(ExportFolder(folder).lock())
+        if len(pauses) == 5:
+            compaction.close()
+            monkeypatch.setattr(FolderDestination, "create_plan", be_overtaken)
+        if len(pauses) == 6:
+            monkeypatch.setattr(FolderDestination, "create_plan", create_plan)
         orders.script = restarting.get(len(pauses), lambda request: None)
 
     monkeypatch.setattr("trio.run", wait)
@@ -872,9 +883,15 @@ def test_following_exports_what_comes_until_it_is_stopped(
     assert run([*arguments, "--follow", "--every", "7", "--json"]) == 130
     printed = capsys.readouterr()
     found = [json.loads(line)["rows"] for line in printed.out.splitlines()]
-    assert (found, pauses) == ([20, 4, 3], [7.0] * 5)
-    assert printed.err.count("the next run tries again") == 2
+    assert (found, pauses) == ([20, 4, 3], [7.0] * 7)
+    assert printed.err.count("the next run tries again") == 4
+    assert printed.err.count("another export is writing to") == 1
     assert rows(export_files(folder)) == orders.everything("orders")
     assert run([*arguments, "--follow", "--overwrite"]) == 2
     orders.script = restarting[2]
     assert run([*arguments, "--follow"]) == 1, "the first run fails at once"
+    orders.script = lambda request: None
+    with ExportFolder(folder).lock():
+        assert run([*arguments, "--follow"]) == 1, "the first run fails at once"
+    monkeypatch.setattr("trio.run", lambda _sleep, seconds: (folder / "notes.txt").write_text("not an export's"))
+    assert run([*arguments, "--follow"]) == 1, "a file that no export wrote ends it"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gantrymq.spark.errors import FolderInUse, SparkError
+from gantrymq.spark.errors import FolderInUse, FolderLocked, SparkError
 from gantrymq.spark.exports import disk
 from gantrymq.spark.exports.manifest import DataFile, Kind, Manifest, Plan, State, Written, decode, encode, sum_up
 
@@ -60,7 +60,8 @@ class ExportFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the folder and be its only writer on this machine, or raise :class:`FolderInUse`."""
+        """Make the folder and be its only writer on this machine. Raises :class:`FolderInUse`, and its kind
+        :class:`FolderLocked` if there is another writer."""
         self.check()
         self.records.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.records / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -68,7 +69,7 @@ class ExportFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise FolderInUse(f"another export is writing to {self.path}: wait until it has ended") from None
+            raise FolderLocked(f"another export is writing to {self.path}: wait until it has ended") from None
         try:
             yield
         finally:
