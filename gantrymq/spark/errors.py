@@ -59,6 +59,10 @@ class FolderInUse(SparkError):
     """The target folder has files that must not be overwritten."""
 
 
+class FolderLocked(FolderInUse):
+    """Another process on this machine is writing to the target folder: an export or a compaction."""
+
+
 class ExportDamaged(SparkError):
     """A record or file of an export is missing or is not what its manifest says."""
 

@@ -46,6 +46,10 @@ class StreamPlanner:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _queues: dict[QueueKey, Queue] = attrs.field(factory=dict)
+    """Every queue that was found, for batches that were begun."""
+    _present: dict[QueueKey, Queue] = attrs.field(factory=dict)
+    """The queues that the route listed last. Where another one was, its broker answers that it is empty, or a broker
+    with another name answers for a queue of its own."""
     _ends: dict[QueueKey, int] = attrs.field(factory=dict)
     """The last known end of each queue, for reports of lag."""
     _target: dict[QueueKey, int] | None = None
@@ -75,10 +79,11 @@ class StreamPlanner:
         The options limit a batch, unless ``read_all``. A queue that has become known is in the end of this batch with
         the offset of its first message, and its messages are in the next batch: so the checkpoint has its start before
         it is read. A queue that the route does not list, or whose broker does not answer, keeps its offset until it is
-        back.
+        back. While no nameserver gives a route, the queues of the last one are asked, and those that end before
+        ``start`` keep their offsets.
 
         Raises :class:`DataLoss` if a queue ends before ``start``, and ``fail_on_data_loss`` is set;
-        :class:`Unreachable` if no broker has answered for ``retry_seconds``.
+        :class:`Unreachable`, :class:`UnknownTopic` or :class:`Refused` if no queue could be read for ``retry_seconds``.
         """
         known = unpack(start)
         unrecorded, self._unrecorded = self._unrecorded, None
@@ -123,7 +128,7 @@ class StreamPlanner:
         if self.options.source.group is None:
             return
         for key, offset in unpack(end).items():
-            queue = self._queues.get(key)
+            queue = self._present.get(key)
             if (
                 queue is None
                 or queue.is_slave
@@ -147,7 +152,7 @@ class StreamPlanner:
         self._remember(find_queues(source, self.wire))
         start: dict[QueueKey, int] = {}
         moves = False
-        for key, queue in self._queues.items():
+        for key, queue in self._present.items():
             lowest, highest = self.wire.find_bounds(queue)
             by_time = find_start_by_time(source, self.wire, queue, lowest, highest)
             wanted = find_offset(source.starting, queue, EARLIEST) if by_time is None else by_time
@@ -165,7 +170,7 @@ class StreamPlanner:
 
     def _find_all_ends(self) -> dict[QueueKey, int]:
         self._remember(find_present_queues(self.options.source, self.wire))
-        return {key: self.wire.find_end(queue) for key, queue in self._queues.items()}
+        return {key: self.wire.find_end(queue) for key, queue in self._present.items()}
 
     def _find_wanted(self, wanted: Mapping[QueueKey, object]) -> None:
         self._remember(find_present_queues(self.options.source, self.wire))
@@ -183,7 +188,7 @@ class StreamPlanner:
             failure = error  # the brokers may well answer while the nameservers do not
         ends: dict[QueueKey, int] = {}
         unreachable: dict[str, Unreachable] = {}
-        for key, queue in self._queues.items():
+        for key, queue in self._present.items():
             if self._target is not None and key not in self._target and key not in known:
                 continue  # it came after the run began
             if queue.address in unreachable:
@@ -195,6 +200,8 @@ class StreamPlanner:
                 continue
             if queue.is_slave:
                 end = max(end, known.get(key, 0))  # a slave may not have copied everything yet
+            if failure is not None and end < known.get(key, 0):
+                continue  # perhaps its topic was deleted or it has moved: the next route tells
             self._ends[key] = end
             ends[key] = end if self._target is None else min(end, max(self._target.get(key, 0), known.get(key, 0)))
         for address in unreachable.keys() - self._unreachable:
@@ -216,7 +223,8 @@ class StreamPlanner:
             raise error
 
     def _remember(self, queues: Iterable[Queue]) -> None:
-        self._queues |= {(queue.topic, queue.broker, queue.queue_id): queue for queue in queues}
+        self._present = {(queue.topic, queue.broker, queue.queue_id): queue for queue in queues}
+        self._queues |= self._present
 
     def _report_shorter(self, key: QueueKey, start: int, end: int) -> None:
         queue = self._queues[key]

@@ -183,7 +183,8 @@ def settle_range(options: SourceOptions, queue: Queue, lowest: int, highest: int
 def split_for_tasks(ranges: list[QueueRange], options: SourceOptions, wire: Wire) -> list[QueueRange]:
     """Split the ranges as ``options`` say. With ``max_partition_bytes``, samples of messages tell how many are enough.
 
-    Raises the errors of :class:`Wire`.
+    The same messages are split in the same way again, because the keys of ``dedupKeys`` depend on the parts. Raises the
+    errors of :class:`Wire`.
     """
     if options.max_partition_bytes is not None:
         limit = options.max_partition_bytes
@@ -196,7 +197,8 @@ def split_for_tasks(ranges: list[QueueRange], options: SourceOptions, wire: Wire
 
 
 def measure_messages(wire: Wire, queue: Queue, offset: int) -> int | None:
-    """The mean stored bytes of the next :data:`SAMPLE_ROWS` messages from ``offset`` on; None if there are none."""
+    """The mean stored bytes of the messages that one pull returns, at most the next :data:`SAMPLE_ROWS` from ``offset``
+    on; None if there are none."""
     answer = wire.pull(queue, offset, SAMPLE_ROWS)
     if not answer.records or answer.next_offset <= offset:
         return None
@@ -206,8 +208,22 @@ def measure_messages(wire: Wire, queue: Queue, offset: int) -> int | None:
 def _mean_bytes(wire: Wire, item: QueueRange) -> int | None:
     """The largest of the means at the start, in the middle and at the end of a range; None if they are gone."""
     samples = {item.start, (item.start + item.end) // 2, max(item.end - SAMPLE_ROWS, item.start)}
-    means = [measure_messages(wire, item.queue, offset) for offset in sorted(samples)]
+    means = [_measure_exactly(wire, item.queue, offset, item.end) for offset in sorted(samples)]
     return max((mean for mean in means if mean is not None), default=None)
+
+
+def _measure_exactly(wire: Wire, queue: Queue, offset: int, end: int) -> int | None:
+    """The mean stored bytes of the next :data:`SAMPLE_ROWS` messages before ``end``, in as many pulls as they take:
+    brokers decide how many messages a pull returns."""
+    until = min(offset + SAMPLE_ROWS, end)
+    size, position = 0, offset
+    while position < until:
+        answer = wire.pull(queue, position, until - position)
+        if not answer.records or answer.next_offset <= position:
+            break
+        size += len(answer.records)
+        position = answer.next_offset
+    return max(size // (position - offset), 1) if position > offset else None
 
 
 def split_ranges(ranges: list[QueueRange], at_least: int, rows_max: int | None = None) -> list[QueueRange]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import attrs
 import trio
@@ -17,7 +18,7 @@ from gantrymq.client.sender import java_hash_of, queue_of_key
 from gantrymq.message import MessageQueue, SendStatus
 from gantrymq.spark.errors import SendFailed, SparkError, WrongOption
 from gantrymq.spark.options import SinkOptions
-from gantrymq.spark.rows import MessageColumns, make_encoder
+from gantrymq.spark.rows import DEDUP_PROPERTY, MessageColumns, make_encoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,8 @@ SINK_COLUMNS: Mapping[str, tuple[str, ...]] = {
 """The columns of a frame that is written, each with its types in Spark."""
 PART_ROWS = 8192
 """The most rows that are encoded with unique keys of the same millisecond."""
+BLOCK_ROWS = 1024
+"""The rows of a task that follow each other and go to one queue with ``dedupKeys``: enough for large batches."""
 
 
 def check_sink_columns(types: Mapping[str, str], options: SinkOptions) -> None:
@@ -57,8 +60,9 @@ def check_sink_columns(types: Mapping[str, str], options: SinkOptions) -> None:
 def send_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, key_prefix: str) -> int:
     """Send all rows as messages, in batches; their number. Every message is stored when this returns.
 
-    With ``dedupKeys`` the key of row ``n`` is ``key_prefix`` and ``n``. Raises :class:`SendFailed` for a row that no
-    message can be made of, and if a message was not stored; others may be stored then.
+    With ``dedupKeys`` the key of row ``n`` is ``key_prefix`` and ``n``. The deduplication key of a row without an order
+    key chooses its queue, because each broker knows the keys of its own messages alone. Raises :class:`SendFailed` for
+    a row that no message can be made of, and if a message was not stored; others may be stored then.
     """
     try:
         return trio.run(_send_rows, batches, options, key_prefix)
@@ -91,6 +95,8 @@ class _Sending:
     options: SinkOptions
     key_prefix: str
     failure: str | None = None
+    _queues: dict[str, Sequence[MessageQueue]] = attrs.field(factory=dict)
+    """The queues of each topic as the task found them first, for rows with deduplication keys."""
 
     async def send(self, batch: pa.RecordBatch, first: int) -> None:
         """Send the rows of ``batch``, whose first row has number ``first`` in its task. Raises :class:`SendFailed` if
@@ -104,7 +110,7 @@ class _Sending:
             return
         rows = RowSender(self.producer)
         unique_keys = rows.new_keys(batch.num_rows)
-        for queue, numbers in (await self._share(rows, batch, self.options.topic)).items():
+        for queue, numbers in (await self._share(rows, batch, self.options.topic, first)).items():
             place = 0
             while place < len(numbers):
                 self.check()
@@ -120,22 +126,55 @@ class _Sending:
         self.check()
 
     async def _share(
-        self, rows: RowSender, batch: pa.RecordBatch, topic: str
+        self, rows: RowSender, batch: pa.RecordBatch, topic: str, first: int
     ) -> Mapping[MessageQueue | None, Sequence[int]]:
         """The numbers of the rows by the queue that they go to; None: to any."""
-        if "order_key" not in batch.schema.names:
-            return {None: range(batch.num_rows)}
-        queues = await rows.queues(topic)
+        names = batch.schema.names
         shares: dict[MessageQueue | None, list[int]] = {}
-        for number, key in enumerate(batch.column("order_key").to_pylist()):
-            queue = None if key is None else queue_of_key(java_hash_of(key), queues)
+        if self.options.derive_dedup_keys and "order_key" not in names:
+            queues, end = await self._queues_of(topic), 0
+            while end < batch.num_rows:
+                begin, end = end, min(end + BLOCK_ROWS - (first + end) % BLOCK_ROWS, batch.num_rows)
+                shares.setdefault(queue_of_key(self._code_of_row(first + begin), queues), []).extend(range(begin, end))
+            return shares
+        if "order_key" not in names and "dedup_key" not in names:
+            return {None: range(batch.num_rows)}
+        by_order = await rows.queues(topic)
+        by_dedup = await self._queues_of(topic)
+        order_keys, dedup_keys = (_values(batch, name) for name in ("order_key", "dedup_key"))
+        for number, (order_key, dedup_key) in enumerate(zip(order_keys, dedup_keys, strict=True)):
+            queue = None
+            if order_key is not None:
+                queue = queue_of_key(java_hash_of(order_key), by_order)
+            elif (code := self._code_of(dedup_key, first + number)) is not None:
+                queue = queue_of_key(code, by_dedup)
             shares.setdefault(queue, []).append(number)
         return shares
 
+    async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues of ``topic`` that deduplication keys choose from, the same ones until the task has ended."""
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = self._queues[topic] = await RowSender(self.producer).queues(topic)
+        return queues
+
+    def _code_of(self, dedup_key: str | None, number: int) -> int | None:
+        """The hash code that chooses the queue of row ``number`` of the task; None: it may go to any."""
+        if self.options.derive_dedup_keys:
+            return self._code_of_row(number)
+        return None if dedup_key is None else crc32(dedup_key.encode())
+
+    def _code_of_row(self, number: int) -> int:
+        return crc32(self.key_prefix.encode()) + number // BLOCK_ROWS
+
     async def _send_one(self, columns: MessageColumns, at: int, first: int) -> None:
         message = columns.message(at)
+        code = self._code_of(message.properties.get(DEDUP_PROPERTY), first + at)
         try:
-            pending = await self.producer.enqueue(message)
+            queue = None
+            if code is not None and message.order_key is None:
+                queue = queue_of_key(code, await self._queues_of(message.topic))
+            pending = await self.producer.enqueue(message, queue=queue)
         except (GantryError, ValueError, TypeError) as error:
             raise SendFailed(f"row {first + at} of the task is no message: {error}") from None
         pending.when_done(self._finish)
@@ -162,6 +201,11 @@ class _Sending:
             self.failure = str(outcome)
         else:
             self.failure = f"the broker stored a message, but not as safely as it should: {outcome.name}"
+
+
+def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
+    """The values of a column; of one that is not there, None for each row."""
+    return batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
 
 
 @asynccontextmanager

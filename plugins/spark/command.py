@@ -148,7 +148,8 @@ def export(
         try:
             with _export_progress(in_spark) as progress:
                 result = _export_once(topic, folder, running, progress, given)
-        except (spark.Unreachable, spark.UnknownTopic) as error:  # a nameserver that was just started knows no topic
+        # A nameserver that was just started knows no topic; a compaction locks a folder, or overtakes a run elsewhere.
+        except (spark.Unreachable, spark.UnknownTopic, spark.FolderLocked, spark.ExportFenced) as error:
             if not has_run:
                 raise
             click.echo(f"gantrymq: {error}; the next run tries again", err=True)

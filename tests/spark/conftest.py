@@ -128,7 +128,7 @@ class FakeCluster:
             assert read_header(SearchOffsetHeader, request.ext).timestamp > 0
             return request.answer(ResponseCode.SUCCESS, ext=OffsetResponse(offset=self.found_by_time).to_ext())
         header = read_header(QueueHeader, request.ext)
-        queue = self.queues[header.topic, header.queue_id]
+        queue = self.queues.get((header.topic, header.queue_id), FakeQueue())  # brokers answer 0 for a missing queue
         offset = queue.min_offset if request.code == RequestCode.GET_MIN_OFFSET else queue.max_offset
         return request.answer(ResponseCode.SUCCESS, ext=OffsetResponse(offset=offset).to_ext())
 

@@ -14,8 +14,8 @@ import termios
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,14 @@ from gantrymq.spark import (
     export_status,
 )
 from gantrymq.spark.exports import disk
+from gantrymq.spark.exports.engines import run_here
 from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.folder_destination import FolderDestination
+from gantrymq.spark.exports.manifest import Plan, Written
+from gantrymq.spark.exports.planning import Sizes
+from gantrymq.spark.exports.run import export_with
+from gantrymq.spark.exports.writing import Task, run_task
+from gantrymq.spark.options import SourceOptions, read_addresses
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -312,6 +319,52 @@ def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: 
     orders.add_topic("refunds")
     orders.put("refunds", 0, b"x")
     assert (go(orders, folder, "refunds", discard_plan=True).rows, export_status(folder).number) == (1, 1)
+
+
+def test_a_task_of_a_discarded_plan_that_ends_late_replaces_no_result(orders: FakeCluster, folder: Path) -> None:
+    """As with Spark's executors, which may outlive their driver."""
+    options = SourceOptions(read_addresses(orders.address), ("orders",))
+    late: list[Task] = []
+
+    def die(tasks: Sequence[Task], report: object) -> None:
+        late.extend(tasks)
+        raise Killed
+
+    def run_late_tasks_last(tasks: Sequence[Task], report: Callable[[int], None] | None) -> None:
+        run_here(tasks, report)
+        for task in late:
+            run_task(task)
+
+    with pytest.raises(Killed):
+        export_with(options, folder, die, Sizes())
+    orders.fill(6)
+    result = export_with(options, folder, run_late_tasks_last, Sizes(), discard_plan=True)
+    assert (result.rows, result.lost) == (26, 0)
+    assert rows(visible(folder)) == rows(export_files(folder)) == orders.everything("orders")
+    assert not [name for name in names(folder) if "work" in name]
+
+
+@pytest.mark.parametrize("change", ["first", "last", "lost", "twice"])
+def test_a_result_that_has_not_exactly_the_messages_of_its_task_is_never_published(
+    orders: FakeCluster, folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del orders.queues["orders", 1].records[4]
+    write = FolderDestination.write_result
+
+    def damage(self: FolderDestination, plan: Plan, task: int, written: Written) -> None:
+        if task == 1:
+            files = written.files
+            changed = {"first": files[1:], "last": files[:-1], "twice": [*files, files[0]]}
+            written = Written(changed.get(change, files), [] if change == "lost" else written.lost)
+        write(self, plan, task, written)
+
+    monkeypatch.setattr(FolderDestination, "write_result", damage)
+    says = "task 1 of the run has not exactly the offsets 0 to 9 of orders broker-a queue 1: .* discard the plan"
+    with pytest.raises(ExportDamaged, match=says):
+        go(orders, folder, fail_on_data_loss=False)
+    assert visible(folder) == export_files(folder) == []
+    monkeypatch.setattr(FolderDestination, "write_result", write)
+    assert go(orders, folder, fail_on_data_loss=False, discard_plan=True).rows == 19
 
 
 def test_start_offsets_apply_to_queues_without_an_export(orders: FakeCluster, folder: Path) -> None:
@@ -688,6 +741,17 @@ def test_the_command_exports_without_spark_and_shows_the_status(
     assert capsys.readouterr().out.startswith("4 files became 2: ")
 
 
+def test_the_status_has_no_lag_for_a_deleted_topic(orders: FakeCluster, folder: Path) -> None:
+    orders.add_topic("refunds")
+    orders.put("refunds", 0, b"x")
+    go(orders, folder, "orders,refunds")
+    for number in range(2):
+        del orders.queues["orders", number]
+    orders.put("refunds", 0, b"x")
+    queues = export_status(folder, orders.address).queues
+    assert [(q.topic, q.rows, q.lag) for q in queues] == [("orders", 10, None), ("orders", 10, None), ("refunds", 1, 1)]
+
+
 def test_times_say_where_an_export_begins_and_ends(cluster: FakeCluster, folder: Path) -> None:
     cluster.add_topic("orders")
     for number in range(10):
@@ -788,19 +852,30 @@ def test_following_exports_what_comes_until_it_is_stopped(
     orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pauses: list[float] = []
+    compaction = ExitStack()
+    create_plan = FolderDestination.create_plan
     restarting: dict[int, Callable[[Command], Any]] = {
         2: lambda request: b"",
         3: lambda request: request.answer(ResponseCode.TOPIC_NOT_EXIST, "no route"),
     }
 
+    def be_overtaken(self: FolderDestination, plan: Plan) -> None:
+        raise ExportFenced(f"another writer uses {self.name}: run the export again")
+
     def wait(_sleep: object, seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 5:
+        if len(pauses) == 7:
             raise KeyboardInterrupt
         if len(pauses) == 1:
             orders.fill(4)
         if len(pauses) == 4:
             orders.fill(3)
+            compaction.enter_context(ExportFolder(folder).lock())
+        if len(pauses) == 5:
+            compaction.close()
+            monkeypatch.setattr(FolderDestination, "create_plan", be_overtaken)
+        if len(pauses) == 6:
+            monkeypatch.setattr(FolderDestination, "create_plan", create_plan)
         orders.script = restarting.get(len(pauses), lambda request: None)
 
     monkeypatch.setattr("trio.run", wait)
@@ -808,9 +883,15 @@ def test_following_exports_what_comes_until_it_is_stopped(
     assert run([*arguments, "--follow", "--every", "7", "--json"]) == 130
     printed = capsys.readouterr()
     found = [json.loads(line)["rows"] for line in printed.out.splitlines()]
-    assert (found, pauses) == ([20, 4, 3], [7.0] * 5)
-    assert printed.err.count("the next run tries again") == 2
+    assert (found, pauses) == ([20, 4, 3], [7.0] * 7)
+    assert printed.err.count("the next run tries again") == 4
+    assert printed.err.count("another export is writing to") == 1
     assert rows(export_files(folder)) == orders.everything("orders")
     assert run([*arguments, "--follow", "--overwrite"]) == 2
     orders.script = restarting[2]
     assert run([*arguments, "--follow"]) == 1, "the first run fails at once"
+    orders.script = lambda request: None
+    with ExportFolder(folder).lock():
+        assert run([*arguments, "--follow"]) == 1, "the first run fails at once"
+    monkeypatch.setattr("trio.run", lambda _sleep, seconds: (folder / "notes.txt").write_text("not an export's"))
+    assert run([*arguments, "--follow"]) == 1, "a file that no export wrote ends it"

@@ -287,6 +287,76 @@ def test_a_named_queue_that_leaves_the_route_keeps_its_offset(
     assert make(**options).latest(start) == at(30, 8, 3), "it is read once it is back"
 
 
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+@pytest.mark.parametrize(
+    "topics", [{"topic": "orders,refunds"}, {"topic": "", "topicPattern": "orders|refunds"}], ids=["names", "pattern"]
+)
+def test_a_running_stream_keeps_the_offsets_of_a_deleted_topic_and_reads_others(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, topics: dict[str, str], fail_on_data_loss: str
+) -> None:
+    orders.add_topic("refunds")
+    orders.queues["refunds", 0].max_offset = 5
+    planner = make(startingOffsets="earliest", failOnDataLoss=fail_on_data_loss, groupId="dashboard", **topics)
+    start = planner.latest(planner.initial())
+    for number in range(3):
+        del orders.queues["orders", number]
+    orders.queues["refunds", 0].max_offset = 9
+    with capture_logs() as logs:
+        end = planner.latest(start)
+    assert end == at(30, 5, 0) | at(9, topic="refunds")
+    assert [(item.queue.topic, item.start, item.end) for item in planner.ranges(start, end)] == [("refunds", 5, 9)]
+    assert not logs
+    orders.committed.clear()
+    orders.queues["refunds", 0].max_offset = 12
+    planner.prepare_available_now()
+    assert planner.latest(end) == at(30, 5, 0) | at(12, topic="refunds")
+    assert orders.committed == {("dashboard", "refunds", 0): 9}, "a broker is told of queues that it has"
+
+
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_a_running_stream_fails_after_a_while_if_its_only_topic_was_deleted(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock, fail_on_data_loss: str
+) -> None:
+    del orders.queues["orders", 2]
+    planner = make(startingOffsets="earliest", failOnDataLoss=fail_on_data_loss)
+    start = planner.latest(planner.initial())
+    orders.queues.clear()
+    for clock.now in (100.0, 159.0):
+        assert planner.latest(start) == start
+    clock.now = 160.0
+    with pytest.raises(UnknownTopic, match="'orders' is not known"):
+        planner.latest(start)
+
+
+def test_a_running_stream_reads_each_message_once_after_its_broker_got_another_name(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    """The address of the old name answers for the new one."""
+    planner = make(startingOffsets="earliest")
+    position = planner.latest(planner.initial())
+    orders.broker = "broker-b"
+    position = planner.latest(position)
+    orders.queues["orders", 0].max_offset = 50
+    end = planner.latest(position)
+    assert end["orders"]["broker-a"] == {"0": 30, "1": 5, "2": 0}
+    found = [(item.queue.broker, item.queue.queue_id, item.start, item.end) for item in planner.ranges(position, end)]
+    assert found == [("broker-b", 0, 10, 50), ("broker-b", 1, 0, 5)]
+
+
+def test_a_queue_that_became_shorter_is_no_data_loss_until_a_nameserver_lists_it(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    planner = make(startingOffsets="earliest")
+    start = planner.latest(planner.initial())
+    silence(orders, RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    orders.queues["orders", 0].max_offset, orders.queues["orders", 1].max_offset = 0, 8
+    end = planner.latest(start)
+    assert end == at(30, 8, 0)
+    orders.script = lambda request: None
+    with pytest.raises(DataLoss, match="orders broker-a queue 0 was read up to offset 30, but ends at 0"):
+        planner.latest(end)
+
+
 def test_a_restarted_stream_refuses_an_assigned_queue_that_it_never_knew(
     make: Callable[..., StreamPlanner], orders: FakeCluster
 ) -> None:

@@ -84,6 +84,26 @@ def test_a_task_has_at_most_the_bytes_of_the_option(cluster: FakeCluster, wire: 
     assert all(sum(len(records[offset]) for offset in range(first, end)) <= 100_000 for _, first, end in parts)
 
 
+def test_a_range_is_divided_the_same_way_however_many_messages_a_pull_returns(cluster: FakeCluster, wire: Wire) -> None:
+    """RocketMQ returns up to 32 messages from memory, and 8 from disk. Keys that ``dedupKeys`` derives depend on the
+    parts."""
+    cluster.add_topic("orders")
+    for number in range(400):
+        cluster.put("orders", 0, b"x" * (4000 if number % 200 < 8 else 100))
+    bounds = {"maxBytesPerPartition": "60000", "endingOffsets": '{"orders": {"broker-a": {"0": 210}}}'}
+    cluster.pull_rows = 32
+    parts = plan(cluster, wire, **bounds)
+    assert len(parts) > 1
+    for cluster.pull_rows in (8, 1):
+        assert plan(cluster, wire, **bounds) == parts
+    short = bounds | {"startingOffsets": '{"orders": {"broker-a": {"0": 170}}}'}
+    parts = plan(cluster, wire, **short)
+    for offset in range(210, 400):
+        del cluster.queues["orders", 0].records[offset]
+    cluster.queues["orders", 0].max_offset = 210
+    assert plan(cluster, wire, **short) == parts, "what came after the range does not count"
+
+
 def test_an_empty_queue_has_an_empty_range(orders: FakeCluster, wire: Wire) -> None:
     options = read_options({"nameserver": orders.address, "topic": "orders"})
     assert [item.rows for item in settle_ranges(options, wire)] == [20, 5, 0]

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+import trio
 
 from gantrymq import sync
 from gantrymq.message import DeliveredRecord
+from gantrymq.plugins.interfaces import Registration
 from gantrymq.spark.errors import SendFailed, WrongOption
 from gantrymq.spark.options import read_sink_options
 from gantrymq.spark.rows import DEDUP_PROPERTY
 from gantrymq.spark.sink import check_sink_columns, send_rows
-from gantrymq.testing.harness import Cluster, cluster_in_thread
+from gantrymq.testing.harness import Cluster, cluster_in_thread, make_broker, run_broker, run_cluster
 from support.processes import wait_for
 
 pa = pytest.importorskip("pyarrow", reason="rows are Arrow's: pip install 'gantrymq[spark]'")
 
+T = TypeVar("T")
 NEEDED = {"nameserver": "127.0.0.1:9876", "topic": "orders"}
 DEDUP = Path(__file__).parents[2] / "examples" / "plugins" / "dedup" / "gantrymq_dedup.py"
 
@@ -215,3 +218,56 @@ def test_a_task_that_is_repeated_stores_each_row_once_with_deduplication(tmp_pat
             send_rows(iter([keyed]), by_key, f"query-{first}")
         bodies = sorted(int(message.body) for message in stored(cluster.nameserver))
     assert bodies == sorted([*range(504), 0])
+
+
+def run_on_two_brokers(folder: Path, work: Callable[[str], T]) -> T:
+    """What ``work`` returns for the nameserver of two brokers that have the plugin ``dedup`` and the topic
+    ``orders``."""
+    dedup = runpy.run_path(str(DEDUP))["DedupPlugin"]
+    settings = {"plugin.dedup.property": DEDUP_PROPERTY}
+
+    def create_and_work(nameserver: str) -> T:
+        with sync.connect(nameserver) as client:
+            client.admin.create_topic("orders")
+        return work(nameserver)
+
+    async def main() -> T:
+        first = settings | {"broker.name": "broker-a"}
+        async with run_cluster(folder / "a", settings=first, enable=[dedup]) as cluster:
+            second = settings | {"broker.name": "broker-b"}
+            other = make_broker(folder / "b", [cluster.nameserver], settings=second, enable=[dedup])
+            async with run_broker(other):
+                await other.registry.get(Registration).wait_first(10)
+                return await trio.to_thread.run_sync(create_and_work, cluster.nameserver)
+
+    return trio.run(main)
+
+
+@pytest.mark.parametrize("kind", ["derived", "derived one by one", "own", "own one by one", "own among order keys"])
+def test_a_task_that_is_repeated_stores_each_row_once_in_a_topic_of_two_brokers(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each broker knows the keys of its own messages alone."""
+    monkeypatch.setattr("gantrymq.spark.sink.BLOCK_ROWS", 16, raising=False)
+    count = 120
+    columns: dict[str, list[Any]] = {"body": [b"%d" % number for number in range(count)]}
+    if kind.startswith("own"):
+        columns["dedup_key"] = [f"order {number}" for number in range(count)]
+    if "order keys" in kind:
+        columns["order_key"] = [f"customer {number % 5}" if number % 2 else None for number in range(count)]
+    if "one by one" in kind:
+        columns["topic"] = ["orders"] * count
+    batch = pa.record_batch(columns)
+
+    def work(nameserver: str) -> list[DeliveredRecord]:
+        given = {"nameserver": nameserver, "topic": "orders", "dedupKeys": str(kind.startswith("derived")).lower()}
+        options = read_sink_options(given)
+        for end in (count // 3, count):
+            for size in (count, count // 7):
+                parts = [batch.slice(at, min(size, end - at)) for at in range(0, end, size)]
+                send_rows(iter(parts), options, "query-7-0")
+        return stored(nameserver)
+
+    messages = run_on_two_brokers(tmp_path, work)
+    assert sorted(int(message.body) for message in messages) == list(range(count))
+    assert {message.queue.broker_name for message in messages} == {"broker-a", "broker-b"}

@@ -168,6 +168,13 @@ def test_messages_that_are_gone_are_counted(orders: FakeCluster, place: Place) -
     assert (result.rows, result.lost) == (0, 5), "also without a message to write"
     assert [(q.next_offset, q.lost) for q in place.status().queues] == [(20, 9), (15, 0)]
     assert place.export(orders).lost == 0
+    queue.min_offset = queue.max_offset = 25
+    for lost in (5, 0):
+        orders.put("orders", 1, b"x")
+        result = place.export(orders, fail_on_data_loss=False)
+        assert (result.rows, result.lost) == (1, lost), "once, also if the queue has no message to write"
+    assert [(q.next_offset, q.lost) for q in place.status().queues] == [(25, 14), (17, 0)]
+    assert place.export(orders).rows == 0
 
 
 def test_a_second_writer_is_fenced(orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

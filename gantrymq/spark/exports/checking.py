@@ -1,12 +1,32 @@
-"""The check of a written Parquet file, by its footer, before a manifest names it."""
+"""The checks of what tasks wrote, before a manifest names it: their results, and Parquet files by their footers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from gantrymq.spark.errors import ExportDamaged
-from gantrymq.spark.exports.manifest import DataFile
+from gantrymq.spark.exports.manifest import DataFile, Plan, Written
+
+
+def check_results(plan: Plan, results: Sequence[Written]) -> None:
+    """Raise :class:`ExportDamaged` unless each result has every offset of its task once, in a file or as lost."""
+    for index, (task, result) in enumerate(zip(plan.tasks, results, strict=True)):
+        spans = sorted([*(file.span for file in result.files), *result.lost], key=lambda span: span.first)
+        expected = task.first
+        for span in spans:
+            if span.key != task.key or span.first != expected:
+                break
+            expected = span.end
+        else:
+            if expected == task.end:
+                continue
+        queue = f"{task.topic} {task.broker} queue {task.queue_id}"
+        raise ExportDamaged(
+            f"task {index} of the run has not exactly the offsets {task.first} to {task.end - 1} of {queue}: run the "
+            "export again and discard the plan"
+        )
 
 
 def check_file(source: Path | BinaryIO, file: DataFile, name: str = "") -> None:

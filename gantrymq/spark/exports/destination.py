@@ -38,7 +38,7 @@ class Destination(Protocol):
         """Whether an export has begun here."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """Be its writer. Raises :class:`FolderInUse` if another one is known."""
+        """Be its writer. Raises :class:`FolderLocked` if another one is known."""
 
     def finish(self) -> None:
         """End runs that were stopped after their manifest was certain, except those with a plan to go on with."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gantrymq.spark.errors import FolderInUse, SparkError
+from gantrymq.spark.errors import FolderInUse, FolderLocked, SparkError
 from gantrymq.spark.exports import disk
 from gantrymq.spark.exports.manifest import DataFile, Kind, Manifest, Plan, State, Written, decode, encode, sum_up
 
@@ -23,17 +23,18 @@ COMPLETE_EVERY = 100
 """Every so many manifests one is complete, so that a reader never reads more of them."""
 MANIFEST = re.compile(r"manifest-(\d{8,})\.json")
 OURS = re.compile(r"_gantrymq|topic=.+")
-_RESULT = re.compile(r"task-(\d{8,})\.json")
+_RESULT = re.compile(r"task-(\d{8,})(?:-([0-9a-f-]+))?\.json")
 
 
-def result_name(task: int) -> str:
-    """The name of the file or object with the result of a task."""
-    return f"task-{task:08}.json"
+def result_name(task: int, run: str = "") -> str:
+    """The name of the file or object with the result of a task. ``run`` is the id of the run where plans of several
+    runs may have their results in one folder."""
+    return f"task-{task:08}-{run}.json" if run else f"task-{task:08}.json"
 
 
-def tasks_in(names: Iterable[str]) -> set[int]:
-    """The tasks whose results are among these names."""
-    return {int(match[1]) for match in map(_RESULT.fullmatch, names) if match}
+def tasks_in(names: Iterable[str], run: str = "") -> set[int]:
+    """The tasks whose results, under the names of :func:`result_name`, are among these names."""
+    return {int(match[1]) for match in map(_RESULT.fullmatch, names) if match and (match[2] or "") == run}
 
 
 class ExportFolder:
@@ -59,7 +60,8 @@ class ExportFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the folder and be its only writer on this machine, or raise :class:`FolderInUse`."""
+        """Make the folder and be its only writer on this machine. Raises :class:`FolderInUse`, and its kind
+        :class:`FolderLocked` if there is another writer."""
         self.check()
         self.records.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.records / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -67,7 +69,7 @@ class ExportFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise FolderInUse(f"another export is writing to {self.path}: wait until it has ended") from None
+            raise FolderLocked(f"another export is writing to {self.path}: wait until it has ended") from None
         try:
             yield
         finally:
@@ -113,9 +115,10 @@ class ExportFolder:
         """Where the files of run ``number`` are until they are in place."""
         return self.records / f"work-{number:08}"
 
-    def result_path(self, number: int, task: int) -> Path:
-        """Where the result of one task of run ``number`` is."""
-        return self.work_path(number) / result_name(task)
+    def result_path(self, plan: Plan, task: int) -> Path:
+        """Where the result of one task of ``plan`` is. A task of a dropped plan with the same number, which a worker
+        may still run, has another path."""
+        return self.work_path(plan.number) / result_name(task, plan.id)
 
     def read_plan(self, number: int) -> Plan | None:
         """The plan of a run that has not ended."""
@@ -125,9 +128,9 @@ class ExportFolder:
         """The manifest of a run that is certain and has not ended."""
         return _read(self.staged_path(number), Manifest)
 
-    def read_result(self, number: int, task: int) -> Written | None:
+    def read_result(self, plan: Plan, task: int) -> Written | None:
         """What a task wrote, if it has ended."""
-        return _read(self.result_path(number, task), Written)
+        return _read(self.result_path(plan, task), Written)
 
     def locate(self, file: DataFile) -> Path:
         """Where ``file`` is now: in place, or still in the work folder of a replacement that was just published."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gantrymq.spark.errors import ExportFenced, SparkError
 from gantrymq.spark.exports import disk, placing
-from gantrymq.spark.exports.checking import check_file
+from gantrymq.spark.exports.checking import check_file, check_results
 from gantrymq.spark.exports.folder import ExportFolder, tasks_in
 from gantrymq.spark.exports.manifest import (
     DataFile,
@@ -67,13 +67,13 @@ class FolderDestination:
 
     def finished(self, plan: Plan) -> set[int]:
         work = self._folder.work_path(plan.number)
-        return tasks_in(path.name for path in (work.iterdir() if work.is_dir() else ()))
+        return tasks_in((path.name for path in (work.iterdir() if work.is_dir() else ())), plan.id)
 
     def read_result(self, plan: Plan, task: int) -> Written | None:
-        return self._folder.read_result(plan.number, task)
+        return self._folder.read_result(plan, task)
 
     def write_result(self, plan: Plan, task: int, written: Written) -> None:
-        path = self._folder.result_path(plan.number, task)
+        path = self._folder.result_path(plan, task)
         path.parent.mkdir(parents=True, exist_ok=True)
         disk.write_durably(path, encode(written))
 
@@ -102,6 +102,7 @@ class FolderDestination:
                 f"{len(results) - len(written)} of {len(results)} tasks left no result in {work}: the folder must be "
                 "on a file system that all machines of the Spark cluster share"
             )
+        check_results(plan, written)
         files = [file for result in written for file in result.files]
         for file in files:
             check_file(work / file.path, file)

@@ -24,7 +24,7 @@ from uuid import uuid4
 import attrs
 
 from gantrymq.spark.errors import ExportDamaged, ExportFenced, FolderInUse, SparkError
-from gantrymq.spark.exports.checking import check_file
+from gantrymq.spark.exports.checking import check_file, check_results
 from gantrymq.spark.exports.folder import COMPLETE_EVERY, MANIFEST, OURS, RECORDS, result_name, tasks_in
 from gantrymq.spark.exports.manifest import (
     DataFile,
@@ -166,6 +166,7 @@ class ObjectDestination:
             written = [result for result in results if result is not None]
             if len(written) < len(results):
                 raise SparkError(f"{len(results) - len(written)} of {len(results)} tasks left no result: run it again")
+            check_results(plan, written)
             manifest = run_manifest(plan, written, time.time(), [])
             self._check(manifest.added)
         except SparkError:

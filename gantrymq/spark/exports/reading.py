@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
 
 import attrs
 
 from gantrymq.spark.columns import COLUMNS
-from gantrymq.spark.errors import ExportDamaged
+from gantrymq.spark.errors import ExportDamaged, UnknownTopic
 from gantrymq.spark.exports.destination import Destination
 from gantrymq.spark.exports.destinations import find_destination
 from gantrymq.spark.exports.manifest import QueueKey, State, count
@@ -174,9 +175,10 @@ def _find_bounds(state: State, nameserver: str, security: Security) -> dict[Queu
     with Wire(security=security) as wire:
         options = SourceOptions(read_addresses(nameserver), tuple(sorted({topic for topic, _, _ in state.ends})))
         for topic in options.topics:
-            for queue in wire.find_queues(options.nameservers, topic):
-                key = (queue.topic, queue.broker, queue.queue_id)
-                bounds[key] = wire.find_bounds(queue)
+            with suppress(UnknownTopic):  # it was deleted, and its queues have no lag
+                for queue in wire.find_queues(options.nameservers, topic):
+                    key = (queue.topic, queue.broker, queue.queue_id)
+                    bounds[key] = wire.find_bounds(queue)
     return bounds
 
 

@@ -109,16 +109,16 @@ def write_table(
             return run
         new_messages = NewMessages(wire, queues.values(), {span.key: span.end for span in plan.ends})
         reader = _Reader(wire, options, queues, plan.tasks, new_messages, progress)
-        # Messages that are gone count with the first commit after them, of whatever queues.
-        lost = {span.key: span.rows for span in plan.lost}
+        # Messages that are gone count with the first commit after them, of whatever queues. It moves their queues
+        # beyond them, or the next run would count those of a queue without a new message again.
+        gone = plan.lost
         known_queues = dict(state.queues)
         for spans, rows, missing in reader.slices(sizes):
-            _commit(run, table, known_queues, spans, rows, _add(missing, lost))
+            _commit(run, table, known_queues, [*gone, *spans], rows, _add(missing, _count(gone)))
             reader.report(committed=run)
-            lost = {}
-        if lost:
-            spans = [span for span in plan.ends if span.key in lost]
-            _commit(run, table, known_queues, spans, _schema().empty_table(), lost)
+            gone = []
+        if gone:
+            _commit(run, table, known_queues, gone, _schema().empty_table(), _count(gone))
         run.number = table.read_state().number
     return run
 
@@ -233,6 +233,10 @@ def _rows_of(rows: pa.Table) -> dict[QueueKey, int]:
         return {}
     counted = rows.group_by(["topic", "broker", "queueId"]).aggregate([([], "count_all")]).to_pylist()
     return {(row["topic"], row["broker"], row["queueId"]): row["count_all"] for row in counted}
+
+
+def _count(spans: Sequence[Span]) -> dict[QueueKey, int]:
+    return {span.key: span.rows for span in spans}
 
 
 def _add(one: Mapping[QueueKey, int], other: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
