@@ -15,14 +15,19 @@ from pathlib import Path
 
 import attrs
 
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.foreign import ask, cache_folder, find_java, start_broker, start_nameserver
-from support.processes import gantrymq_child
+from support.processes import Child, gantrymq_child
 
 INTEROP = Path(__file__).resolve().parents[1] / "tests" / "interop"
 JAVA_VERSION = "4.9.7"
 STOP_SECONDS = 60.0
+END_SECONDS = 20.0
+"""How long the process of a broker may take to its end after it has closed its listener."""
+LOG_TAIL = 20_000
+"""The characters at the end of a broker's log that an error quotes."""
 
 PRE_TOUCH = "-XX:+AlwaysPreTouch"
 RECOMMENDED_HEAP_GIB = 8
@@ -105,12 +110,24 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
             stop = lambda: (child.terminate(STOP_SECONDS), None)[1]  # noqa: E731
             yield Running(found["nameserver"], address, child.pid, first, home / "store", log, child.kill, stop, pids)
         except Exception as error:
-            code = child.process.poll()
-            last = log.read_text(errors="replace")[-1000:]
+            code = _exit_code(child, address)
+            last = log.read_text(errors="replace")[-LOG_TAIL:]
             if code is None:
                 error.add_note(f"GantryMQ at {address} still runs; the end of its log: {last}")
                 raise
             raise RuntimeError(f"GantryMQ ended with exit code {code}: {last}") from error
+
+
+def _exit_code(child: Child, address: str) -> int | None:
+    """The exit code of a broker; None if it still runs.
+
+    Its clients lose their connections before the process has ended: a broker that ends closes its listener, then the
+    connections, then the store. So a broker without a listener gets :data:`END_SECONDS` to end.
+    """
+    if not is_listening(parse_address(address)[1]):
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(END_SECONDS)
+    return child.process.poll()
 
 
 @contextmanager
