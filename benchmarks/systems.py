@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -91,13 +92,14 @@ def start(system: str, setup: Setup = Setup(), home: Path | None = None) -> Iter
 def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
     """Our broker with its default plugins and settings."""
     arguments = ["serve", "--data", str(home / "store"), "--listen", "127.0.0.1:0"]
-    arguments += ["--nameserver-listen", "127.0.0.1:0", "--set", f"plugin.flush.mode={setup.flush}"]
+    arguments += ["--nameserver-listen", "127.0.0.1:0", *own_settings(home)]
+    arguments += ["--set", f"plugin.flush.mode={setup.flush}"]
     arguments += setup.arguments
     if setup.log_file_bytes:
         arguments += ["--set", f"store.commit_log_file_bytes={setup.log_file_bytes}"]
     arguments += [word for plugin in setup.plugins for word in ("--enable", plugin)]
     if setup.processes:
-        arguments += ["--processes", str(setup.processes), "--set", "plugin.http.listen="]
+        arguments += ["--processes", str(setup.processes)]
     log = home / "log"
     began = time.perf_counter()
     with gantrymq_child([*arguments, "--log-level", setup.log_level], log, warm=False) as child:
@@ -116,6 +118,16 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
                 error.add_note(f"GantryMQ at {address} still runs; the end of its log: {last}")
                 raise
             raise RuntimeError(f"GantryMQ ended with exit code {code}: {last}") from error
+
+
+def own_settings(home: Path) -> list[str]:
+    """The arguments that keep a broker of ours with its files in ``home`` apart from others on this machine.
+
+    Its name is its own: of two brokers with one name at one nameserver the later one ends. It has the same name at each
+    start on the same store. It has no pages, which all brokers would have at one address.
+    """
+    name = f"bench-{zlib.crc32(os.fsencode(home)):08x}"
+    return ["--set", f"broker.name={name}", "--set", "plugin.http.listen="]
 
 
 def _exit_code(child: Child, address: str) -> int | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,33 @@ def test_a_failure_beside_a_broker_that_runs_is_reported_as_it_is_with_the_log(l
         raise ConnectionResetError("by another one")
     (note,) = raised.value.__notes__
     assert "still runs; the end of its log: " in note
+
+
+class _Stopped(Exception):
+    """Raised instead of a start."""
+
+
+@pytest.mark.parametrize("module", ["systems", "security"])
+def test_each_store_has_a_broker_name_of_its_own_and_no_broker_listens_for_http(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str
+) -> None:
+    measured = load(module)
+
+    def settings_of(home: Path) -> dict[str, str]:
+        started: list[str] = []
+
+        def note(arguments: Sequence[str], *_: Any, **__: Any) -> None:
+            started.extend(arguments)
+            raise _Stopped
+
+        monkeypatch.setattr(measured, "gantrymq_child", note)
+        with pytest.raises(_Stopped), measured._gantrymq("plain" if module == "security" else measured.Setup(), home):
+            pass
+        values = [value for option, value in pairwise(started) if option == "--set"]
+        return {name: value for name, _, value in (text.partition("=") for text in values)}
+
+    found = [settings_of(tmp_path / name) for name in ("one", "two", "one")]
+    names = [each["broker.name"] for each in found]
+    assert names[0] == names[2] != names[1]  # a store is started again under its name
+    assert all(name.startswith("bench-") for name in names)
+    assert [each["plugin.http.listen"] for each in found] == ["", "", ""]
