@@ -27,8 +27,8 @@ from gantrymq.bench.latencies import Latencies, microseconds_text, percentiles, 
 from gantrymq.bench.plan import BenchFailed, Load, Plan, Target
 from gantrymq.bench.running import run, run_together, share
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.command import decode, encode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.signing import ACCESS_KEY, SIGNATURE, make_signature
 from gantrymq.testing.harness import Cluster, cluster_in_thread
@@ -61,6 +61,52 @@ def bench(cli: Cli, cluster: Cluster) -> Callable[..., dict[str, Any]]:
 def load_of(address: tuple[str, int], **changes: Any) -> Load:
     given: dict[str, Any] = {"kind": "send", "topic": "load", "targets": [Target(*address, [0, 1], [0, 0])]}
     return Load(**given | changes)
+
+
+class PullsOnly:
+    """A broker that does not answer sends. It answers ``count`` pulls, each after a twentieth of a second, and closes;
+    from a queue without messages, or with one message each."""
+
+    def __init__(self, count: int, *, empty: bool) -> None:
+        self._left, self._empty = count, empty
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                self._threads.append(threading.Thread(target=self._serve, args=self._listener.accept()[:1]))
+                self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        buffer = bytearray()
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(65_536):
+                buffer += data
+                frames, taken = cut_frames(buffer)
+                del buffer[:taken]
+                for request in map(decode, frames):
+                    if request.code == RequestCode.PULL_MESSAGE:
+                        self._left -= 1
+                        if self._left < 0:
+                            return
+                        time.sleep(0.05)
+                        connection.sendall(self._answer(request))
+
+    def _answer(self, request: Command) -> bytes:
+        ext = {"nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
+        if self._empty:
+            return encode(request.answer(ResponseCode.PULL_NOT_FOUND, ext=ext))
+        ext |= {"nextBeginOffset": "1", "maxOffset": "9"}
+        return encode(request.answer(ResponseCode.SUCCESS, ext=ext, body=(100).to_bytes(4, "big") + bytes(96)))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join()
 
 
 class Answering:
@@ -323,6 +369,16 @@ def test_an_unresponsive_broker_ends_the_run(answering: Callable[..., Answering]
     result = run(Plan(loads=[load_of(broker.address)], seconds=30, timeout=0.3))
     assert result.outcomes[0].messages == 1
     assert result.ended == "no answer for 0.3 s"
+
+
+@pytest.mark.parametrize("requests", [0, 5])
+@pytest.mark.parametrize("kind", ["pull", "follow"])
+def test_answered_pulls_do_not_hide_that_sends_are_not_answered(kind: str, requests: int) -> None:
+    with contextlib.closing(PullsOnly(100, empty=kind == "follow")) as broker:
+        loads = [load_of(broker.address, requests=requests), load_of(broker.address, kind=kind)]
+        result = run(Plan(loads=loads, seconds=30, timeout=0.5))
+    assert result.ended == "no answer for 0.5 s"
+    assert result.outcomes[0].messages == 0
 
 
 @pytest.mark.parametrize("kind", ["pull", "follow"])
