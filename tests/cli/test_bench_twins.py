@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gantrymq.bench import plain_loop
+from gantrymq.bench import worker as worker_module
 from gantrymq.bench.frames import pull_parts, pulls
 from gantrymq.bench.plan import Done, Load, Plan, Target
 from gantrymq.bench.running import run
@@ -501,6 +502,22 @@ def test_usual_responses_do_not_reach_the_python_code_of_the_compiled_twin(kind:
         done, _ = work(type("Twin", (), {"Loop": Loop}), load_of(server, kind=kind, in_flight=4))
     assert done.tallies[0].requests == 400
     assert calls["left"] == 1  # the first response
+
+
+@pytest.mark.slow
+def test_a_follower_may_wait_longer_for_the_last_message_than_for_a_response(twin: Any, monkeypatch: Any) -> None:
+    """While it waits, the responses to its pulls show that the broker works."""
+
+    def respond(requests: list[Command]) -> list[bytes]:
+        (request,) = requests
+        if request.code == RequestCode.PULL_MESSAGE:
+            return [encode(request.answer(ResponseCode.PULL_NOT_FOUND, ext={"nextBeginOffset": "0"}))]
+        return [success(request)]
+
+    monkeypatch.setattr(worker_module, "LINGER_SECONDS", 1.5)
+    with serving(lambda: respond, pause=0.02) as server:
+        done, _ = work(twin, load_of(server, requests=2), load_of(server, kind="follow"), timeout=1.0)
+    assert done.ended == "2 acknowledged messages did not come in 1.5 s"
 
 
 @pytest.mark.parametrize("pure", ["0", "1"])
