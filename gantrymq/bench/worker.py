@@ -18,6 +18,7 @@ import attrs
 import msgspec
 
 from gantrymq.bench.connection import Connection
+from gantrymq.bench.frames import first_frame
 from gantrymq.bench.loop import Loop
 from gantrymq.bench.pacing import PacedLoad
 from gantrymq.bench.plan import BenchFailed, Done, Load, Plan, Target
@@ -61,13 +62,14 @@ class Worker:
         self._sending = [load for load in self.loads if isinstance(load, SendLoad)]
         self._paced = [load for load in self.loads if isinstance(load, PacedLoad)]
         for load in self.loads:
-            self._connect(load, load.load)
+            self._connect(load)
 
-    def _connect(self, load: AnyLoad, plan: Load) -> None:
+    def _connect(self, load: AnyLoad) -> None:
+        plan = load.load
         tls = client_context(plan.authority, verify=plan.tls != UNVERIFIED) if plan.tls or plan.authority else None
         for number in range(plan.first, plan.first + plan.connections):
             target = plan.targets[number % len(plan.targets)]
-            connection = Connection(target.host, target.port, number, tls)
+            connection = Connection(target.host, target.port, number, first_frame(plan, target), tls)
             self._open[connection.fd] = _Open(connection, load)
             self._epoll.register(connection.fd, select.EPOLLIN)
 

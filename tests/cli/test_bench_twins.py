@@ -43,8 +43,8 @@ def twin(request: pytest.FixtureRequest) -> Any:
 
 
 class Server:
-    """Answers the requests of each connection by a function of its own, ``together`` at a time. It closes a connection
-    that is ``quiet`` for so many seconds."""
+    """Answers the requests of each connection, except oneway ones, by a function of its own, ``together`` at a time. It
+    closes a connection that is ``quiet`` for so many seconds."""
 
     def __init__(
         self, make: Callable[[], Respond], together: int = 1, pause: float = PAUSE, quiet: float | None = None
@@ -72,7 +72,7 @@ class Server:
                 buffer += data
                 frames, taken = cut_frames(buffer, 1 << 30)
                 del buffer[:taken]
-                waiting += map(decode, frames)
+                waiting += (request for request in map(decode, frames) if not request.is_oneway)
                 while len(waiting) >= self._together:
                     requests, waiting = waiting[: self._together], waiting[self._together :]
                     self.requests += requests
@@ -351,14 +351,17 @@ def test_a_reset_connection_is_lost_with_its_reason(twin: Any, kind: str) -> Non
             connection, _ = listener.accept()
             buffer = b""
             for number in range(4):
-                buffer += connection.recv(65_536)
+                requests: list[Command] = []
+                while not requests:
+                    buffer += connection.recv(65_536)
+                    frames, taken = cut_frames(buffer, len(buffer) + 1)
+                    buffer = buffer[taken:]
+                    requests = [request for request in map(decode, frames) if not request.is_oneway]
                 if number == 3:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                     connection.close()
                     return
-                (frame,), taken = cut_frames(buffer, len(buffer) + 1)
-                buffer = buffer[taken:]
-                connection.sendall(RESPONSES[kind](decode(frame)))
+                connection.sendall(RESPONSES[kind](requests[0]))
 
         thread = threading.Thread(target=serve)
         thread.start()
