@@ -23,7 +23,7 @@ import trio
 from figures import Figures
 from measuring import checked
 from msgspec.structs import replace
-from systems import INTEROP, JAVA_VERSION, STOP_SECONDS, home_of, processor_seconds
+from systems import INTEROP, JAVA_VERSION, STOP_SECONDS, home_of, own_settings, processor_seconds
 
 from gantrymq.bench.cluster import prepare_topic, targets_of
 from gantrymq.bench.plan import Load, Plan
@@ -103,7 +103,8 @@ def server(system: str, kind: str) -> Iterator[Server]:
 @contextmanager
 def _gantrymq(kind: str, home: Path) -> Iterator[Server]:
     arguments = ["serve", "--data", str(home / "store"), "--listen", "127.0.0.1:0", "--nameserver-listen",
-                 "127.0.0.1:0", "--set", "plugin.flush.mode=async", "--log-level", "warning"]  # fmt: skip
+                 "127.0.0.1:0", *own_settings(home), "--set", "plugin.flush.mode=async",
+                 "--log-level", "warning"]  # fmt: skip
     if "signed" in kind:
         (home / "plain_acl.yml").write_text(ACCOUNTS)
         arguments += ["--enable", "acl", "--set", f"plugin.acl.file={home / 'plain_acl.yml'}"]

@@ -55,6 +55,8 @@ REFUSED_S = 60.0
 LOG_FILE_BYTES = 256 * 2**20
 KEEP = "2m"
 """How long the log's files are kept, so that some are deleted all the time."""
+LOG_LEVEL = "warning,server=info,sweep=debug"
+"""Also why connections were closed, and which signal stopped the broker; nothing for each message."""
 PROPERTIES = "KEYS\x01order-%d\x02"
 
 
@@ -226,7 +228,8 @@ def soak(minutes: float, share: float, flush: str) -> Soak:
     """Run it. ``share`` of the limit is sent."""
     every_hour = ";".join(map(str, range(24)))
     settings = ("--set", f"plugin.retention.keep={KEEP}", "--set", f"plugin.retention.at={every_hour}")
-    with start("gantrymq", Setup(flush, log_file_bytes=LOG_FILE_BYTES, arguments=settings)) as running:
+    setup = Setup(flush, log_file_bytes=LOG_FILE_BYTES, log_level=LOG_LEVEL, arguments=settings)
+    with start("gantrymq", setup) as running:
         targets = trio.run(_targets, running)
         sends = Load(
             kind="send", topic=TOPIC, targets=targets[0], connections=8, in_flight=16, properties=PROPERTIES % 1
@@ -299,7 +302,7 @@ def main() -> int:
     try:
         found = soak(given.minutes, given.share, given.flush)
     except (GantryError, OSError, RuntimeError) as error:
-        print(f"the run ended early: {error}", file=sys.stderr)
+        print(f"the run ended early: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 1
     print("\n".join(found.lines()))
     for pause in found.unexplained:

@@ -9,20 +9,26 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import attrs
 
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.foreign import ask, cache_folder, find_java, start_broker, start_nameserver
-from support.processes import gantrymq_child
+from support.processes import Child, gantrymq_child
 
 INTEROP = Path(__file__).resolve().parents[1] / "tests" / "interop"
 JAVA_VERSION = "4.9.7"
 STOP_SECONDS = 60.0
+END_SECONDS = 20.0
+"""How long the process of a broker may take to its end after it has closed its listener."""
+LOG_TAIL = 20_000
+"""The characters at the end of a broker's log that an error quotes."""
 
 PRE_TOUCH = "-XX:+AlwaysPreTouch"
 RECOMMENDED_HEAP_GIB = 8
@@ -86,13 +92,14 @@ def start(system: str, setup: Setup = Setup(), home: Path | None = None) -> Iter
 def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
     """Our broker with its default plugins and settings."""
     arguments = ["serve", "--data", str(home / "store"), "--listen", "127.0.0.1:0"]
-    arguments += ["--nameserver-listen", "127.0.0.1:0", "--set", f"plugin.flush.mode={setup.flush}"]
+    arguments += ["--nameserver-listen", "127.0.0.1:0", *own_settings(home)]
+    arguments += ["--set", f"plugin.flush.mode={setup.flush}"]
     arguments += setup.arguments
     if setup.log_file_bytes:
         arguments += ["--set", f"store.commit_log_file_bytes={setup.log_file_bytes}"]
     arguments += [word for plugin in setup.plugins for word in ("--enable", plugin)]
     if setup.processes:
-        arguments += ["--processes", str(setup.processes), "--set", "plugin.http.listen="]
+        arguments += ["--processes", str(setup.processes)]
     log = home / "log"
     began = time.perf_counter()
     with gantrymq_child([*arguments, "--log-level", setup.log_level], log, warm=False) as child:
@@ -105,12 +112,34 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
             stop = lambda: (child.terminate(STOP_SECONDS), None)[1]  # noqa: E731
             yield Running(found["nameserver"], address, child.pid, first, home / "store", log, child.kill, stop, pids)
         except Exception as error:
-            code = child.process.poll()
-            last = log.read_text(errors="replace")[-1000:]
+            code = _exit_code(child, address)
+            last = log.read_text(errors="replace")[-LOG_TAIL:]
             if code is None:
                 error.add_note(f"GantryMQ at {address} still runs; the end of its log: {last}")
                 raise
             raise RuntimeError(f"GantryMQ ended with exit code {code}: {last}") from error
+
+
+def own_settings(home: Path) -> list[str]:
+    """The arguments that keep a broker of ours with its files in ``home`` apart from others on this machine.
+
+    Its name is its own: of two brokers with one name at one nameserver the later one ends. It has the same name at each
+    start on the same store. It has no pages, which all brokers would have at one address.
+    """
+    name = f"bench-{zlib.crc32(os.fsencode(home)):08x}"
+    return ["--set", f"broker.name={name}", "--set", "plugin.http.listen="]
+
+
+def _exit_code(child: Child, address: str) -> int | None:
+    """The exit code of a broker; None if it still runs.
+
+    Its clients lose their connections before the process has ended: a broker that ends closes its listener, then the
+    connections, then the store. So a broker without a listener gets :data:`END_SECONDS` to end.
+    """
+    if not is_listening(parse_address(address)[1]):
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(END_SECONDS)
+    return child.process.poll()
 
 
 @contextmanager

@@ -21,12 +21,14 @@ _LENGTH = struct.Struct(">i").unpack_from
 class Connection:
     """``number``: its number in the run. ``outstanding``: its requests without a response."""
 
-    def __init__(self, host: str, port: int, number: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, host: str, port: int, number: int, first: bytes, tls: ssl.SSLContext | None = None) -> None:
+        """Connect, and send ``first``, which gets no response. :class:`BenchFailed` if that is impossible."""
         self.number = number
         self.outstanding = 0
         try:
             self.socket = socket.create_connection((host, port), CONNECT_SECONDS)
             self._tls = None if tls is None else _Tls(self.socket, tls, host)
+            self.socket.sendall(first if self._tls is None else self._tls.encrypt(first))
         except ssl.SSLError as error:
             raise BenchFailed(f"{format_address(host, port)}: {tls_reason(error)}") from None
         except OSError as error:

@@ -12,8 +12,8 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from gantrymq.bench.plan import Load
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.bench.plan import Load, Target
+from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
 from gantrymq.remoting.properties import PGROUP, TRAN_MSG, encode_properties
@@ -23,6 +23,8 @@ from gantrymq.remoting.signing import SIGNATURE, Credentials
 GROUP = "gantrymq-bench"
 _LENGTH = struct.Struct(">i")
 _OPAQUE_MARK = 1_999_999_999
+_FIRST_OPAQUE = 2**31 - 1
+"""Not the number of a slot: the benchmarks' echo server sends the first frame back, which must not count."""
 SUBSCRIPTION_INLINE = 4
 MAY_SUSPEND = 2
 SUSPEND_MS = 5_000
@@ -51,6 +53,18 @@ def sends(load: Load, body: bytes, *, sys_flag: int = 0, properties: str = "") -
         return encode(command if credentials is None else credentials.sign(command))
 
     return frame
+
+
+def first_frame(load: Load, target: Target) -> bytes:
+    """Return a request for a new connection. A broker closes one that sends no frame for ``limits.first_frame``, and a
+    run starts only when all connections of all workers are open.
+
+    The request is oneway, so it has no response. It changes nothing, and needs only PUB or SUB on the load's topic.
+    """
+    ext = {"topic": (load.topics or [load.topic])[0], "queueId": str(target.queues[0])}
+    command = Command(RequestCode.GET_MIN_OFFSET, ext, b"", _FIRST_OPAQUE, ONEWAY_FLAG, language="JAVA")
+    credentials = credentials_of(load)
+    return encode(command if credentials is None else credentials.sign(command))
 
 
 def stamped_sends(load: Load) -> Callable[[str, int, int], Callable[[bytes], bytes]]:

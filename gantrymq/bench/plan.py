@@ -64,7 +64,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The work of one worker. After ``warm_up`` seconds it measures, for ``seconds``, or until its requests are done.
 
-    A broker that is silent for ``timeout`` seconds has died.
+    A broker that sends no response for ``timeout`` seconds has died. While sends are left or not answered, only
+    responses to sends count.
     """
 
     loads: list[Load]

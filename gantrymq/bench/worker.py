@@ -18,6 +18,7 @@ import attrs
 import msgspec
 
 from gantrymq.bench.connection import Connection
+from gantrymq.bench.frames import first_frame
 from gantrymq.bench.loop import Loop
 from gantrymq.bench.pacing import PacedLoad
 from gantrymq.bench.plan import BenchFailed, Done, Load, Plan, Target
@@ -56,16 +57,19 @@ class Worker:
         self._ended = ""
         self._last_answer = 0
         self._last_message = (0, 0)
+        self._acknowledged = 0
         self.loads: list[AnyLoad] = [load_by_kind(load) for load in plan.loads]
+        self._sending = [load for load in self.loads if isinstance(load, SendLoad)]
         self._paced = [load for load in self.loads if isinstance(load, PacedLoad)]
         for load in self.loads:
-            self._connect(load, load.load)
+            self._connect(load)
 
-    def _connect(self, load: AnyLoad, plan: Load) -> None:
+    def _connect(self, load: AnyLoad) -> None:
+        plan = load.load
         tls = client_context(plan.authority, verify=plan.tls != UNVERIFIED) if plan.tls or plan.authority else None
         for number in range(plan.first, plan.first + plan.connections):
             target = plan.targets[number % len(plan.targets)]
-            connection = Connection(target.host, target.port, number, tls)
+            connection = Connection(target.host, target.port, number, first_frame(plan, target), tls)
             self._open[connection.fd] = _Open(connection, load)
             self._epoll.register(connection.fd, select.EPOLLIN)
 
@@ -160,7 +164,8 @@ class Worker:
     def _turn(self, wait: float, until: int) -> None:
         clock = time.perf_counter_ns
         left = self._loop.poll(wait, until)
-        self._last_answer = max(self._last_answer, self._loop.last_answer)
+        if self._loop.last_answer > self._last_answer:
+            self._note_loop_answer(self._loop.last_answer)
         for fd, events, received, unsent in left:
             if fd == self._control:
                 self._ended = "stopped"
@@ -179,7 +184,9 @@ class Worker:
                 else:
                     data = connection.receive() if events & ~select.EPOLLOUT and not unsent else b""
                 if data:
-                    self._last_answer = now = clock()
+                    now = clock()
+                    if isinstance(each.load, SendLoad) or not self._awaits_sends():
+                        self._last_answer = now
                     more = each.load.answers(connection, data, now)
                     if more and not connection.send(more):
                         self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
@@ -187,6 +194,21 @@ class Worker:
                     self._loop.resume(fd)
             except (OSError, GantryError, FatalRemoteFault) as error:
                 self._lose(each, error)
+
+    def _note_loop_answer(self, at: int) -> None:
+        """The loop received a response at ``at`` (ns); its counts show whether that was the response to a send."""
+        acknowledged = sum(load.acknowledged for load in self._sending)
+        if acknowledged != self._acknowledged or not self._awaits_sends():
+            self._acknowledged, self._last_answer = acknowledged, at
+
+    def _awaits_sends(self) -> bool:
+        """Whether requests of sends are left or not answered. Then responses to pulls do not show that the broker
+        works: those of an empty queue continue while sends hang."""
+        if not self._sending:
+            return False
+        if not all(load.finished for load in self._sending):
+            return True
+        return any(each.connection.outstanding for each in self._open.values() if isinstance(each.load, SendLoad))
 
     def _send(self, each: _Open, data: bytes) -> None:
         try:
@@ -210,13 +232,11 @@ class Worker:
         return any(load.tally.requests or load.tally.failures for load in self.loads)
 
     def _all_done(self) -> bool:
-        sending = [load for load in self.loads if isinstance(load, SendLoad)]
-        if not sending:
+        if not self._sending:
             return all(load.finished for load in self.loads)
-        waiting = any(each.connection.outstanding for each in self._open.values() if isinstance(each.load, SendLoad))
-        if waiting or not all(load.finished for load in sending):
+        if self._awaits_sends():
             return False
-        acknowledged = sum(load.acknowledged for load in sending)
+        acknowledged = sum(load.acknowledged for load in self._sending)
         receiving = [load for load in self.loads if isinstance(load, PullLoad)]
         received = sum(load.received for load in receiving)
         if not receiving or received >= acknowledged:

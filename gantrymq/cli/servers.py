@@ -68,7 +68,7 @@ async def run_nameserver(
     """
     raise_descriptor_limit()
     stop = trio.Event()
-    with ending_by_signal(stop.set), reloading_by_signal(partial(log.info, "settings_reloaded", changed=[])):
+    with ending_by_signal(stop.set, log), reloading_by_signal(partial(log.info, "settings_reloaded", changed=[])):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
             server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls, access, audit)
@@ -110,7 +110,7 @@ async def run_broker(
     raise_descriptor_limit()
     end_where_memory_ends()
     stop, link, reloads = trio.Event(), Link.from_environ(), _Reloads(load)
-    with ending_by_signal(stop.set), reloading_by_signal(reloads.request):
+    with ending_by_signal(stop.set, log), reloading_by_signal(reloads.request):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
             server = None

@@ -9,10 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import trio
 
 from gantrymq.cli.logs import reopen_log_file
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 REPEAT_SECONDS = 0.5
@@ -47,8 +51,10 @@ def reopening_by_signal(also: Callable[[], None] = lambda: None) -> Iterator[Non
 
 
 @contextmanager
-def ending_by_signal(stop: Callable[[], None]) -> Iterator[None]:
+def ending_by_signal(stop: Callable[[], None], log: FilteringBoundLogger | None = None) -> Iterator[None]:
     """The first SIGINT or SIGTERM calls ``stop`` inside the running trio loop; another one ends the process at once.
+
+    A server gives its ``log``, which gets the event ``stop_requested`` with the name of the first signal.
 
     Within :data:`REPEAT_SECONDS` it counts as the first one.
 
@@ -58,12 +64,17 @@ def ending_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     token = trio.lowlevel.current_trio_token()
     asked_at: float | None = None
 
+    def end(signal_name: str) -> None:
+        if log is not None:
+            log.info("stop_requested", reason=signal_name)
+        stop()
+
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal asked_at
         now = time.monotonic()
         if asked_at is None:
             asked_at = now
-            token.run_sync_soon(stop)
+            token.run_sync_soon(end, signal.Signals(number).name)
         elif now - asked_at >= REPEAT_SECONDS:
             os.write(2, b"gantrymq: forced to end\n")
             os._exit(128 + number)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -80,11 +83,43 @@ def test_an_observer_that_fails_ends_the_run(load: Any) -> None:
         pass
 
 
-@pytest.mark.slow
-def test_a_short_run_sends_receives_and_samples(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_early_prints_the_notes_of_its_error(
+    load: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     soak = load("soak")
+
+    def fail(*_: object) -> None:
+        error = ConnectionResetError("the broker closed the connection")
+        error.add_note("the end of its log")
+        raise error
+
+    monkeypatch.setattr(soak, "soak", fail)
+    monkeypatch.setattr(sys, "argv", ["soak.py"])
+    assert soak.main() == 1
+    assert capsys.readouterr().err == ("the run ended early: the broker closed the connection\nthe end of its log\n")
+
+
+@pytest.mark.slow
+def test_a_short_run_sends_receives_and_samples_and_logs_why_connections_were_closed(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soak, logs = load("soak"), list[str]()
+
+    @contextmanager
+    def start(*arguments: Any) -> Iterator[Any]:
+        with load("systems").start(*arguments) as running:
+            yield running
+            running.stop()
+            logs.extend(running.log.read_text().splitlines())
+
+    monkeypatch.setattr(soak, "start", start)
     monkeypatch.setattr(soak, "LIMIT_SECONDS", 0.5)
     found = soak.soak(2.5 / 60, 0.2, "async")
+    closed = [line for line in logs if '"connection_closed"' in line]
+    assert closed
+    assert all('"reason": "' in line for line in closed)
+    assert any('"stop_requested"' in line for line in logs)
+    assert len(logs) < 100 < found.sent.messages
     assert found.sent.messages
     assert found.received.messages
     assert found.rate == pytest.approx(found.limit * 0.2)

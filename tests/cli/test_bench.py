@@ -22,16 +22,18 @@ from typing import Any
 import pytest
 
 import gantrymq.sync
-from gantrymq.bench.frames import commits, pulls, stamped_sends
+from gantrymq.bench.frames import commits, first_frame, pulls, stamped_sends
 from gantrymq.bench.latencies import Latencies, microseconds_text, percentiles, rounded
 from gantrymq.bench.plan import BenchFailed, Load, Plan, Target
 from gantrymq.bench.running import run, run_together, share
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.command import decode, encode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.signing import ACCESS_KEY, SIGNATURE, make_signature
 from gantrymq.testing.harness import Cluster, cluster_in_thread
+from support.accounts import ACCOUNTS, ACL, ADMIN
+from support.certificates import CA, FOLDER
 from support.processes import gantrymq_child, wait_for
 
 pytestmark = pytest.mark.timeout(60)
@@ -63,8 +65,54 @@ def load_of(address: tuple[str, int], **changes: Any) -> Load:
     return Load(**given | changes)
 
 
+class PullsOnly:
+    """A broker that does not answer sends. It answers ``count`` pulls, each after a twentieth of a second, and closes;
+    from a queue without messages, or with one message each."""
+
+    def __init__(self, count: int, *, empty: bool) -> None:
+        self._left, self._empty = count, empty
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                self._threads.append(threading.Thread(target=self._serve, args=self._listener.accept()[:1]))
+                self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        buffer = bytearray()
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(65_536):
+                buffer += data
+                frames, taken = cut_frames(buffer)
+                del buffer[:taken]
+                for request in map(decode, frames):
+                    if request.code == RequestCode.PULL_MESSAGE:
+                        self._left -= 1
+                        if self._left < 0:
+                            return
+                        time.sleep(0.05)
+                        connection.sendall(self._answer(request))
+
+    def _answer(self, request: Command) -> bytes:
+        ext = {"nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
+        if self._empty:
+            return encode(request.answer(ResponseCode.PULL_NOT_FOUND, ext=ext))
+        ext |= {"nextBeginOffset": "1", "maxOffset": "9"}
+        return encode(request.answer(ResponseCode.SUCCESS, ext=ext, body=(100).to_bytes(4, "big") + bytes(96)))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join()
+
+
 class Answering:
-    """A broker that answers each request with the next of ``codes``, and closes where that is None."""
+    """A broker that answers each request but oneway ones with the next of ``codes``, and closes where that is None."""
 
     def __init__(self, *codes: int | None, stall: float = 0.0) -> None:
         self._stall = stall
@@ -83,7 +131,7 @@ class Answering:
                 buffer += data
                 frames, taken = cut_frames(buffer)
                 del buffer[:taken]
-                for request in map(decode, frames):
+                for request in (each for each in map(decode, frames) if not each.is_oneway):
                     code = codes.pop(0)
                     if code is None:
                         return
@@ -116,8 +164,38 @@ def test_concurrent_plans_start_sending_after_all_are_ready() -> None:
         with pytest.raises(BenchFailed, match="refused"):
             run_together(plans)
         connection, _ = listener.accept()
+        received = b""
         with connection:
-            assert connection.recv(1) == b""
+            while data := connection.recv(65_536):
+                received += data
+    frames, _ = cut_frames(received)
+    assert [decode(frame).is_oneway for frame in frames] == [True]  # with which the connection was opened
+
+
+@pytest.mark.parametrize("kind", ["send", "pull", "follow", "transact"])
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_a_broker_keeps_connections_that_wait_for_the_start(kind: str, is_secured: bool, tmp_path: Path) -> None:
+    """Others may take longer to open than a broker waits for the first frame of a connection."""
+    settings, enabled, security = {"limits.first_frame": "400ms"}, [], dict[str, str]()
+    if is_secured:
+        (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+        settings["plugin.tls.certificate"] = str(FOLDER / "server.pem")
+        settings["plugin.acl.file"] = str(tmp_path / "plain_acl.yml")
+        enabled = [ACL, "gantrymq.plugins.tls:TlsPlugin"]
+        security = {"access_key": ADMIN.access_key, "secret_key": ADMIN.secret_key, "authority": str(CA)}
+    with cluster_in_thread(tmp_path / "store", settings=settings, enable=enabled) as cluster:
+        address = parse_address(cluster.address)
+
+        def wait_until_silent_connections_are_closed() -> None:
+            with socket.create_connection(address, 30) as silent:
+                assert silent.recv(1) == b""
+
+        plan = Plan(loads=[load_of(address, kind=kind, connections=3, requests=6, **security)], timeout=20)
+        if kind in ("pull", "follow"):
+            assert not run(Plan(loads=[load_of(address, requests=50, **security)])).ended
+        found = run(plan, before_start=wait_until_silent_connections_are_closed)
+    assert (found.ended, found.outcomes[0].failures) == ("", {})
+    assert found.outcomes[0].messages >= 6
 
 
 def test_concurrent_plans_have_separate_results(answering: Callable[..., Answering]) -> None:
@@ -318,11 +396,35 @@ def test_frames_that_are_completed_when_they_are_sent_have_valid_signatures(fram
     assert command.ext[expected[frame][0]] == expected[frame][1]
 
 
+def test_the_first_frame_of_a_connection_is_signed_and_asks_for_a_queue_of_the_load() -> None:
+    keys = {"access_key": "key", "secret_key": "secret"}
+    for load, topic in (
+        (load_of(("127.0.0.1", 1), **keys), "load"),
+        (load_of(("h", 1), topics=["t", "u"], **keys), "t"),
+    ):
+        (frame,), _ = cut_frames(first_frame(load, Target("h", 1, [3, 4])))
+        command = decode(frame)
+        assert command.is_oneway
+        assert command.ext is not None
+        assert command.ext[SIGNATURE] == make_signature(command.ext, b"", "secret")
+        assert (command.ext["topic"], command.ext["queueId"]) == (topic, "3")
+
+
 def test_an_unresponsive_broker_ends_the_run(answering: Callable[..., Answering]) -> None:
     broker = answering(0, -1)
     result = run(Plan(loads=[load_of(broker.address)], seconds=30, timeout=0.3))
     assert result.outcomes[0].messages == 1
     assert result.ended == "no answer for 0.3 s"
+
+
+@pytest.mark.parametrize("requests", [0, 5])
+@pytest.mark.parametrize("kind", ["pull", "follow"])
+def test_answered_pulls_do_not_hide_that_sends_are_not_answered(kind: str, requests: int) -> None:
+    with contextlib.closing(PullsOnly(100, empty=kind == "follow")) as broker:
+        loads = [load_of(broker.address, requests=requests), load_of(broker.address, kind=kind)]
+        result = run(Plan(loads=loads, seconds=30, timeout=0.5))
+    assert result.ended == "no answer for 0.5 s"
+    assert result.outcomes[0].messages == 0
 
 
 @pytest.mark.parametrize("kind", ["pull", "follow"])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gantrymq.bench import plain_loop
+from gantrymq.bench import worker as worker_module
 from gantrymq.bench.frames import pull_parts, pulls
 from gantrymq.bench.plan import Done, Load, Plan, Target
 from gantrymq.bench.running import run
@@ -42,8 +43,8 @@ def twin(request: pytest.FixtureRequest) -> Any:
 
 
 class Server:
-    """Answers the requests of each connection by a function of its own, ``together`` at a time. It closes a connection
-    that is ``quiet`` for so many seconds."""
+    """Answers the requests of each connection, except oneway ones, by a function of its own, ``together`` at a time. It
+    closes a connection that is ``quiet`` for so many seconds."""
 
     def __init__(
         self, make: Callable[[], Respond], together: int = 1, pause: float = PAUSE, quiet: float | None = None
@@ -71,7 +72,7 @@ class Server:
                 buffer += data
                 frames, taken = cut_frames(buffer, 1 << 30)
                 del buffer[:taken]
-                waiting += map(decode, frames)
+                waiting += (request for request in map(decode, frames) if not request.is_oneway)
                 while len(waiting) >= self._together:
                     requests, waiting = waiting[: self._together], waiting[self._together :]
                     self.requests += requests
@@ -350,14 +351,17 @@ def test_a_reset_connection_is_lost_with_its_reason(twin: Any, kind: str) -> Non
             connection, _ = listener.accept()
             buffer = b""
             for number in range(4):
-                buffer += connection.recv(65_536)
+                requests: list[Command] = []
+                while not requests:
+                    buffer += connection.recv(65_536)
+                    frames, taken = cut_frames(buffer, len(buffer) + 1)
+                    buffer = buffer[taken:]
+                    requests = [request for request in map(decode, frames) if not request.is_oneway]
                 if number == 3:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                     connection.close()
                     return
-                (frame,), taken = cut_frames(buffer, len(buffer) + 1)
-                buffer = buffer[taken:]
-                connection.sendall(RESPONSES[kind](decode(frame)))
+                connection.sendall(RESPONSES[kind](requests[0]))
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -501,6 +505,22 @@ def test_usual_responses_do_not_reach_the_python_code_of_the_compiled_twin(kind:
         done, _ = work(type("Twin", (), {"Loop": Loop}), load_of(server, kind=kind, in_flight=4))
     assert done.tallies[0].requests == 400
     assert calls["left"] == 1  # the first response
+
+
+@pytest.mark.slow
+def test_a_follower_may_wait_longer_for_the_last_message_than_for_a_response(twin: Any, monkeypatch: Any) -> None:
+    """While it waits, the responses to its pulls show that the broker works."""
+
+    def respond(requests: list[Command]) -> list[bytes]:
+        (request,) = requests
+        if request.code == RequestCode.PULL_MESSAGE:
+            return [encode(request.answer(ResponseCode.PULL_NOT_FOUND, ext={"nextBeginOffset": "0"}))]
+        return [success(request)]
+
+    monkeypatch.setattr(worker_module, "LINGER_SECONDS", 1.5)
+    with serving(lambda: respond, pause=0.02) as server:
+        done, _ = work(twin, load_of(server, requests=2), load_of(server, kind="follow"), timeout=1.0)
+    assert done.ended == "2 acknowledged messages did not come in 1.5 s"
 
 
 @pytest.mark.parametrize("pure", ["0", "1"])

@@ -66,6 +66,11 @@ def errors(child: Child) -> list[str]:
     return [line for line in child.log.read_text().splitlines() if not line.startswith("{")]
 
 
+def logged(child: Child) -> list[dict[str, Any]]:
+    """The events of the child's log."""
+    return [json.loads(line) for line in child.log.read_text().splitlines() if line.startswith("{")]
+
+
 def test_the_banner_has_all_addresses_and_precedes_ready(serve: Serve, tmp_path: Path) -> None:
     child = serve(*ANY_PORT, "--set", "broker.advertise=127.0.0.1:7777", "--set", "plugin.flush.mode=async")
     lines = []
@@ -95,6 +100,8 @@ def test_a_signal_drains_the_broker_which_exits_with_0(serve: Serve, cli: Cli, n
     child.process.send_signal(number)
     assert child.wait(10) == 0
     assert not (tmp_path / "store" / "abort").exists()
+    (asked,) = [event for event in logged(child) if event["event"] == "stop_requested"]
+    assert (asked["level"], asked["reason"]) == ("info", signal.Signals(number).name)
 
 
 @pytest.mark.slow

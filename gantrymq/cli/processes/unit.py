@@ -246,7 +246,7 @@ async def run_unit(
     """
     stop = trio.Event()
     with ExitStack() as stack:
-        stack.enter_context(ending_by_signal(stop.set))
+        stack.enter_context(ending_by_signal(stop.set, log))
         async with trio.open_nursery() as nursery:
             nameservers: list[str] = []
             server = None
