@@ -57,8 +57,8 @@ def talking(
         replier.run("respond", *common, f"group={repliers}", f"held={held}") as responding,
         requester.run("request", *common, f"group={askers}", f"seed={SEED}") as requesting,
     ):
-        responding.wait_event("started")
-        requesting.wait_event("started")
+        responding.wait_started()
+        requesting.wait_started()
         yield requesting, responding
 
 
@@ -169,7 +169,7 @@ def test_java_consumers_reply_to_python_requests(
         gantrymq.sync.connect(system.nameserver) as client,
         client.producer(names("askers")) as producer,
     ):
-        responding.wait_event("started")
+        responding.wait_started()
         for index in range(12):  # 5,000 bytes are compressed on their way, and the reply as well
             sent = content(SEED, index)
             reply = producer.request(topic, sent.body, properties=sent.properties, timeout=30)
@@ -192,7 +192,7 @@ def test_python_consumers_reply_to_java_requests(
         gantrymq.sync.connect(system.nameserver) as client,
         client.consumer(topic, names("repliers"), start="first") as requests,
     ):
-        requesting.wait_event("started")
+        requesting.wait_started()
         outcomes: list[dict[str, Any]] = []
         with ThreadPoolExecutor(1) as threads:
             asked = threads.submit(make_requests, requesting, "async", 0, 12)

@@ -97,7 +97,7 @@ class Producer:
 
     def __init__(self, child: Partner) -> None:
         self.child = child
-        child.wait_event("started")
+        child.wait_started()
 
     def send(self, count: int) -> list[Sent]:
         """Sends the next ``count`` messages of its seed; returns when they are acknowledged."""
@@ -116,7 +116,7 @@ class Consumer:
     def __init__(self, child: Partner) -> None:
         self.child = child
         self.messages: list[Received] = []
-        child.wait_event("started")
+        child.wait_started()
 
     def __enter__(self) -> Consumer:
         return self

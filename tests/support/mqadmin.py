@@ -82,7 +82,7 @@ class MqAdmin:
 
     def __init__(self, child: Child) -> None:
         self.child = child
-        child.wait_event("started")
+        child.wait_started()
 
     def run(self, arguments: Sequence[str], seconds: int = SECONDS) -> str:
         """What the command prints, to either stream."""

@@ -108,6 +108,8 @@ class Partner(ABC):
         self.log = log
         self.arguments = list(arguments)
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._kept: deque[str] = deque()
+        """Lines that were read too early, before those of ``_lines``."""
         self._said: list[str] = []
 
     def __enter__(self) -> Self:
@@ -142,6 +144,9 @@ class Partner(ABC):
         """The lines as they come, until stdout ends; ``timeout`` seconds in all, then ChildFailed."""
         deadline = time.monotonic() + timeout
         while True:
+            if self._kept:
+                yield self._kept.popleft()
+                continue
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
@@ -153,6 +158,8 @@ class Partner(ABC):
 
     def try_line(self, timeout: float) -> str | None:
         """The next line, or None when none comes in ``timeout`` seconds or stdout has ended."""
+        if self._kept:
+            return self._kept.popleft()
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
@@ -173,6 +180,17 @@ class Partner(ABC):
         for line in self.lines(timeout):
             if line.startswith("{"):
                 yield msgspec.json.decode(line, type=dict[str, object])
+
+    def wait_started(self) -> None:
+        """Wait for the event ``started``. What comes before it is read next: a consumer gets its first messages while
+        its start returns."""
+        before: list[str] = []
+        for line in self.lines():
+            if line.startswith("{") and msgspec.json.decode(line, type=dict[str, object]).get("event") == "started":
+                self._kept.extend(before)
+                return
+            before.append(line)
+        raise ChildFailed(f"ended before it had started; {self._story()}")
 
     def wait_event(self, name: str, timeout: float = 30.0) -> dict[str, object]:
         """The first JSON object whose ``event`` is ``name``; those before it are dropped."""

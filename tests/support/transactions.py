@@ -40,7 +40,7 @@ class Transactor:
         self.child = child
         self.checks: list[Checked] = []
         self._sent: list[SentHalf] = []
-        child.wait_event("started")
+        child.wait_started()
 
     @classmethod
     def start(

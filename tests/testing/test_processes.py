@@ -74,3 +74,19 @@ def test_free_ports_and_their_neighbors_are_free():
         for distance in (0, 1, -2):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port + distance))
+
+
+def test_what_a_program_says_before_it_has_started_is_read_next(tmp_path: Path) -> None:
+    said = '{"event":"message"}\nnoise\n{"event":"started"}\n{"event":"message","number":2}'
+    with Child([sys.executable, "-c", f"print({said!r})"], tmp_path / "log") as child:
+        child.wait_started()
+        assert [child.try_line(10) for _ in range(2)] == ['{"event":"message"}', "noise"]
+        assert list(child.events()) == [{"event": "message", "number": 2}]
+
+
+def test_a_program_that_ends_before_it_has_started_is_reported(tmp_path: Path) -> None:
+    with (
+        Child([sys.executable, "-c", "print('no')"], tmp_path / "log") as child,
+        pytest.raises(ChildFailed, match="ended before it had started"),
+    ):
+        child.wait_started()
