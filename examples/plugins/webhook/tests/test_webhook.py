@@ -5,9 +5,15 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import trio
 from gantrymq_webhook import WebhookPlugin
 
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, StartError, UnreadableRange
+from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.send import SendMessageHeader
 
 WAIT_S = 20
 
@@ -18,6 +24,7 @@ class Receiver:
     def __init__(self):
         self.failures = 0
         self.got = []
+        self.undecoded = []
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -28,6 +35,7 @@ class Receiver:
                     self.send_response(503)
                 else:
                     receiver.got.append((self.headers["X-Gantrymq-Topic"], body))
+                    receiver.undecoded.append(self.headers["X-Gantrymq-Undecoded"])
                     self.send_response(204)
                 self.end_headers()
 
@@ -71,6 +79,24 @@ def send(running, topic, *bodies):
     with running.client.producer() as producer:
         for body in bodies:
             producer.send(topic, body)
+
+
+def request(running, command):
+    """The response code to a request that no client of GantryMQ would send."""
+
+    async def call():
+        async with open_channel(running.address) as channel:
+            return (await channel.call(command)).code
+
+    return trio.run(call)
+
+
+def compressed_by_its_flag_only(topic, body):
+    header = SendMessageHeader(
+        producer_group="producers", topic=topic, default_topic="TBW102", default_topic_queue_nums=1,
+        queue_id=0, sys_flag=1, born_timestamp=1, flag=0,
+    )  # fmt: skip
+    return Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body)
 
 
 def test_messages_of_the_topics_are_posted_in_order_and_unpacked(plugin_broker, receiver):
@@ -117,6 +143,47 @@ def test_dead_letters_of_all_groups_are_posted(plugin_broker, receiver):
         with running.client.consumer("orders", group, start="first") as messages:
             next(messages).retry(-1)
     assert sorted(receiver.wait(2)) == [("%DLQ%billing", b"poison"), ("%DLQ%shipping", b"poison")]
+
+
+def test_a_body_that_cannot_be_unpacked_is_posted_as_it_is_stored(plugin_broker, receiver):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    assert request(running, compressed_by_its_flag_only("orders", b"not zlib")) == 0
+    send(running, "orders", b"2")
+    assert [body for _, body in receiver.wait(2)] == [b"not zlib", b"2"]
+    assert receiver.undecoded == ["true", None]
+    running.restart()
+
+
+@pytest.mark.parametrize("unreadable", [BadRecord("no record"), CorruptRange("damaged"), OutOfLog("deleted")])
+def test_a_record_that_cannot_be_read_is_skipped(plugin_broker, receiver, monkeypatch, unreadable):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    log, failures = running.cluster.broker.log, [unreadable]
+    read_record = log.read_record
+
+    def read(offset):
+        if failures:
+            raise failures.pop()
+        return read_record(offset)
+
+    monkeypatch.setattr(log, "read_record", read)
+    send(running, "orders", b"1", b"2")
+    assert [body for _, body in receiver.wait(1)] == [b"2"]
+
+
+def test_a_scan_that_meets_damage_is_tried_again_later(plugin_broker, receiver, monkeypatch):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver, retry_max="20ms"))
+    log, failures = running.cluster.broker.log, [CorruptRange("damaged"), UnreadableRange(0, 8, "I/O error")]
+    scan = log.scan
+
+    def failing(start, stop):
+        if failures:
+            raise failures.pop()
+        return scan(start, stop)
+
+    monkeypatch.setattr(log, "scan", failing)
+    send(running, "orders", b"1", b"2")
+    assert [body for _, body in receiver.wait(2)] == [b"1", b"2"]
+    assert failures == []
 
 
 @pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://host/", "http:///path"])
