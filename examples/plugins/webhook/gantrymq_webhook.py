@@ -6,7 +6,7 @@ the dead letters of all groups; ``timeout`` of one request; ``retry``, the first
 doubles up to ``retry_max``). Files: ``config/webhook.json``, the log offset up to which all is posted.
 
 The body of a request is the message's. The headers X-Gantrymq-Topic, X-Gantrymq-Queue-Id, X-Gantrymq-Queue-Offset and
-X-Gantrymq-Id tell which message it is. A compressed body is unpacked. One that cannot be
+X-Gantrymq-Id tell which message it is; the id is percent-encoded. A compressed body is unpacked. One that cannot be
 unpacked is posted as it is stored, with the header ``X-Gantrymq-Undecoded: true``. An answer 200 to 299 acknowledges a
 message. Everything else is tried again until it succeeds, and later messages wait. After a crash the last messages are
 posted again. The plugin begins with the first message after it was enabled. Messages that retention deletes before they
@@ -21,7 +21,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 import attrs
@@ -188,12 +188,13 @@ class WebhookPlugin:
             raise
 
     def _request(self, record: Record) -> Request:
+        # Senders choose the id. Quoted, it is always a valid header; unquoted, some would fail at each attempt.
         headers = {
             "Content-Type": "application/octet-stream",
-            "X-Gantrymq-Topic": record.topic,
+            "X-Gantrymq-Topic": quote(record.topic, safe="%|"),
             "X-Gantrymq-Queue-Id": str(record.queue_id),
             "X-Gantrymq-Queue-Offset": str(record.queue_offset),
-            "X-Gantrymq-Id": (find_property(record.properties, b"UNIQ_KEY") or b"").decode("ascii", "replace"),
+            "X-Gantrymq-Id": quote(find_property(record.properties, b"UNIQ_KEY") or b""),
         }
         body = record.body
         if record.sys_flag & COMPRESSED:

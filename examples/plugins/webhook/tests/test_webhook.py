@@ -14,6 +14,7 @@ from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.send import SendMessageHeader
+from gantrymq.testing import requests
 
 WAIT_S = 20
 
@@ -24,6 +25,7 @@ class Receiver:
     def __init__(self):
         self.failures = 0
         self.got = []
+        self.ids = []
         self.undecoded = []
         receiver = self
 
@@ -35,6 +37,7 @@ class Receiver:
                     self.send_response(503)
                 else:
                     receiver.got.append((self.headers["X-Gantrymq-Topic"], body))
+                    receiver.ids.append(self.headers["X-Gantrymq-Id"])
                     receiver.undecoded.append(self.headers["X-Gantrymq-Undecoded"])
                     self.send_response(204)
                 self.end_headers()
@@ -184,6 +187,18 @@ def test_a_scan_that_meets_damage_is_tried_again_later(plugin_broker, receiver, 
     send(running, "orders", b"1", b"2")
     assert [body for _, body in receiver.wait(2)] == [b"1", b"2"]
     assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("unique_id", "header"),
+    [("a\u00e9", "a%C3%A9"), ("a\r\nX-Other: b", "a%0D%0AX-Other%3A%20b"), ("A7F0-1", "A7F0-1")],
+)
+def test_an_id_of_any_characters_is_posted_as_one_header(plugin_broker, receiver, unique_id, header):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    for body, properties in ((b"1", f"UNIQ_KEY\x01{unique_id}"), (b"2", "")):
+        assert request(running, requests.send("orders", body, properties=properties)) == 0
+    assert [body for _, body in receiver.wait(2)] == [b"1", b"2"]
+    assert receiver.ids[0] == header
 
 
 @pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://host/", "http:///path"])
