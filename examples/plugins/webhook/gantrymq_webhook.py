@@ -31,7 +31,7 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import duration
 from gantrymq.kernel.errors import CorruptRange, OutOfLog, StartError
-from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.kernel.store.log.record import PREPARED_BIT, BadRecord
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.records import COMPRESSED, BodyError, decompress
@@ -151,8 +151,9 @@ class WebhookPlugin:
             log.warning("webhook_skipped", start=self.offset, end=self._broker.log.min_offset)
             self.offset = self._broker.log.min_offset
         for batch in self._broker.log.scan(self.offset, end):
-            for topic, offset, size in zip(batch.topics, batch.offsets, batch.sizes, strict=True):
-                if self._is_posted(topic):
+            columns = batch.topics, batch.offsets, batch.sizes, batch.sys_flags
+            for topic, offset, size, sys_flag in zip(*columns, strict=True):
+                if self._is_posted(topic) and not sys_flag & PREPARED_BIT:  # no half messages, no rollbacks
                     await self._post(offset)
                     self.offset = offset + size
             self.offset = batch.end

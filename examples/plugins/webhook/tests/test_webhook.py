@@ -8,6 +8,7 @@ import pytest
 import trio
 from gantrymq_webhook import WebhookPlugin
 
+from gantrymq import Outcome
 from gantrymq.kernel.errors import CorruptRange, OutOfLog, StartError, UnreadableRange
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.remoting.channel import open_channel
@@ -199,6 +200,18 @@ def test_an_id_of_any_characters_is_posted_as_one_header(plugin_broker, receiver
         assert request(running, requests.send("orders", body, properties=properties)) == 0
     assert [body for _, body in receiver.wait(2)] == [b"1", b"2"]
     assert receiver.ids[0] == header
+
+
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+def test_only_the_commit_of_a_transaction_is_posted(plugin_broker, receiver, strategy):
+    running = plugin_broker(WebhookPlugin, settings={**settings(receiver), "plugin.transaction.strategy": strategy})
+    for body, outcome in ((b"1", Outcome.ROLLBACK), (b"2", Outcome.COMMIT)):
+        with running.client.transactional_producer(
+            "payments", check=lambda _: Outcome.UNKNOWN, local=lambda *_, outcome=outcome: outcome
+        ) as producer:
+            producer.send("orders", body)
+    send(running, "orders", b"3")
+    assert [body for _, body in receiver.wait(2)] == [b"2", b"3"]
 
 
 @pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://host/", "http:///path"])
