@@ -22,6 +22,7 @@ from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.stopped_store import StoppedStore
 from gantrymq.maintenance import store_repair
@@ -232,6 +233,21 @@ def test_a_record_with_a_damaged_queue_offset_is_reported_and_keeps_its_entry(st
     before = contents(store)
     repair(store)
     assert contents(store) == before
+
+
+def test_a_tag_code_above_the_hashes_of_tags_is_reported_and_corrected(store: Path) -> None:
+    path = store / "consumequeue" / "orders" / "0" / f"{0:020d}"
+    before = path.read_bytes()
+    offset, size, code = ENTRY.unpack_from(before, 3 * ENTRY.size)
+    assert code >= 0
+    path.write_bytes(before[: 3 * ENTRY.size] + ENTRY.pack(offset, size, code | 1 << 32) + before[4 * ENTRY.size :])
+    report = examine(store)
+    assert [(wrong.topic, wrong.queue, wrong.queue_offset, wrong.reason) for wrong in report.wrong_entries] == [
+        ("orders", 0, 3, "the tag code is not that of the message's tags")
+    ]
+    repair(store)
+    assert path.read_bytes() == before
+    assert examine(store).ok
 
 
 def test_a_huge_state_file_is_not_read_into_memory(store: Path) -> None:
