@@ -28,6 +28,7 @@ from gantrymq.kernel.stopped_store import StoppedStore
 from gantrymq.maintenance import store_repair
 from gantrymq.maintenance.state_check import check_plugin_files
 from gantrymq.maintenance.store_check import OTHER_PLACE, StoreCheck, StoreReport
+from gantrymq.maintenance.store_files import find_files
 from gantrymq.plugins import DEFAULT_PLUGINS, OPTIONAL_PLUGINS
 from gantrymq.plugins.index.layout import Shape
 from gantrymq.testing.harness import cluster_in_thread
@@ -263,6 +264,18 @@ def test_a_huge_state_file_is_not_read_into_memory(store: Path) -> None:
     assert peak < 32 << 20
     assert [index.reason for index in report.index] == [
         f"is not what the broker writes: has {1 << 40} bytes; no broker writes more than {64 << 20}"
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(2000, 4096), (2048, 4096), (4096, 2000), (4096, 2048)])
+def test_the_truncated_one_of_two_files_is_reported(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    for base, size in zip((0, 4096), sizes, strict=True):
+        (tmp_path / f"{base:020d}").write_bytes(bytes(size))
+    file_bytes, bases, problems = find_files(SystemEnv(), str(tmp_path))
+    intact = sizes.index(4096)
+    assert (file_bytes, bases) == (4096, [intact * 4096])
+    assert [(problem.path, problem.reason) for problem in problems] == [
+        (f"{tmp_path}/{4096 - intact * 4096:020d}", f"has {sizes[1 - intact]} bytes instead of 4096")
     ]
 
 
