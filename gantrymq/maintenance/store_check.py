@@ -23,6 +23,7 @@ from gantrymq.kernel.store.log.record import TOPIC_PATTERN
 from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, LIGHT_TOPIC
+from gantrymq.kernel.store.queues.extension import is_address
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.maintenance.index_check import IndexCheck, IndexProblem
@@ -40,6 +41,7 @@ from gantrymq.maintenance.store_files import (
     read_state,
 )
 from gantrymq.plugins.index.layout import Shape
+from gantrymq.remoting.names import SCHEDULE_TOPIC
 
 LISTED_MAX: Final = 10_000
 """The most messages, entries and properties that are listed, each; the counts are complete."""
@@ -47,7 +49,6 @@ OTHER_PLACE: Final = "the topic, queue or queue offset in the record is damaged"
 OFFSET_AND_SIZE: Final = struct.Struct(">qi")
 """The first 12 bytes of a queue entry."""
 _ROWS: Final = 4096
-_INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 
 
 @attrs.frozen
@@ -341,8 +342,8 @@ class StoreCheck:
                 queue.add_right(place, place + 1)
                 self._wrong.pop((each.topic, each.queue_id, place), None)
                 other = ENTRY.unpack(found)[2]
-                # Below the range of 32 bits it is an address in the queue's extension.
-                if other != code and _INT_MIN <= other <= _INT_MAX and each.topic not in self.rules:
+                # Codes of SCHEDULE_TOPIC are delivery times, which depend on the settings of the broker then.
+                if other != code and not is_address(other) and each.topic not in {SCHEDULE_TOPIC, *self.rules}:
                     self._note_wrong(each, place, "the tag code is not that of the message's tags", entry)
             elif queue.is_right(place):
                 # Another record has this place. No CRC covers the number, so this record's is damaged.

@@ -101,8 +101,9 @@ def _head_of(env: Env, path: str) -> bytes:
 def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int], list[FileProblem]]:
     """The size of the files in ``folder``, the offsets at which files of that size begin, and the other files.
 
-    The size is the one that most files have; a file whose size is not a multiple of ``unit`` is never right. An empty
-    last file is what an interrupted broker leaves, and no problem.
+    The size is the one that most files have; among equals one with which each file begins at a multiple of it, then the
+    largest, because damage truncates. A file whose size is not a multiple of ``unit`` is never right. An empty last
+    file is what an interrupted broker leaves, and no problem.
     """
     sizes: dict[str, int] = {}
     problems = []
@@ -115,8 +116,12 @@ def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int],
             sizes[name] = size_of(env, path)
         except OSError as error:  # a symbolic link, a socket, another user's file
             problems.append(FileProblem(path, f"cannot be opened: {error.strerror}"))
-    common = Counter(size for size in sizes.values() if size and size % unit == 0).most_common(1)
-    file_bytes = common[0][0] if common else 0
+    counts = Counter(size for size in sizes.values() if size and size % unit == 0)
+
+    def rank(size: int) -> tuple[int, bool, int]:
+        return counts[size], all(int(name) % size == 0 for name in sizes), size
+
+    file_bytes = max(counts, key=rank, default=0)
     bases = []
     for name, size in sizes.items():
         base = int(name)

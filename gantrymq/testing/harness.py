@@ -144,11 +144,12 @@ def cluster_in_thread(
 
     thread = threading.Thread(target=body, name="gantrymq-cluster")
     thread.start()
-    ready.wait()
     try:
+        ready.wait()
         if found:
             yield found[0][0]
     finally:
+        ready.wait()  # an interrupt may have ended the first wait, and the cluster can be stopped only once it runs
         if found:
             _, token, stop = found[0]
             with suppress(trio.RunFinishedError):  # the broker has ended with the error that is raised below

@@ -22,11 +22,13 @@ from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.stopped_store import StoppedStore
 from gantrymq.maintenance import store_repair
 from gantrymq.maintenance.state_check import check_plugin_files
 from gantrymq.maintenance.store_check import OTHER_PLACE, StoreCheck, StoreReport
+from gantrymq.maintenance.store_files import find_files
 from gantrymq.plugins import DEFAULT_PLUGINS, OPTIONAL_PLUGINS
 from gantrymq.plugins.index.layout import Shape
 from gantrymq.testing.harness import cluster_in_thread
@@ -234,6 +236,21 @@ def test_a_record_with_a_damaged_queue_offset_is_reported_and_keeps_its_entry(st
     assert contents(store) == before
 
 
+def test_a_tag_code_above_the_hashes_of_tags_is_reported_and_corrected(store: Path) -> None:
+    path = store / "consumequeue" / "orders" / "0" / f"{0:020d}"
+    before = path.read_bytes()
+    offset, size, code = ENTRY.unpack_from(before, 3 * ENTRY.size)
+    assert code >= 0
+    path.write_bytes(before[: 3 * ENTRY.size] + ENTRY.pack(offset, size, code | 1 << 32) + before[4 * ENTRY.size :])
+    report = examine(store)
+    assert [(wrong.topic, wrong.queue, wrong.queue_offset, wrong.reason) for wrong in report.wrong_entries] == [
+        ("orders", 0, 3, "the tag code is not that of the message's tags")
+    ]
+    repair(store)
+    assert path.read_bytes() == before
+    assert examine(store).ok
+
+
 def test_a_huge_state_file_is_not_read_into_memory(store: Path) -> None:
     for name in ("gantrymq.index", "gantrymq.deleted", "gantrymq.quarantine"):
         with (store / name).open("wb") as file:
@@ -247,6 +264,18 @@ def test_a_huge_state_file_is_not_read_into_memory(store: Path) -> None:
     assert peak < 32 << 20
     assert [index.reason for index in report.index] == [
         f"is not what the broker writes: has {1 << 40} bytes; no broker writes more than {64 << 20}"
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(2000, 4096), (2048, 4096), (4096, 2000), (4096, 2048)])
+def test_the_truncated_one_of_two_files_is_reported(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    for base, size in zip((0, 4096), sizes, strict=True):
+        (tmp_path / f"{base:020d}").write_bytes(bytes(size))
+    file_bytes, bases, problems = find_files(SystemEnv(), str(tmp_path))
+    intact = sizes.index(4096)
+    assert (file_bytes, bases) == (4096, [intact * 4096])
+    assert [(problem.path, problem.reason) for problem in problems] == [
+        (f"{tmp_path}/{4096 - intact * 4096:020d}", f"has {sizes[1 - intact]} bytes instead of 4096")
     ]
 
 

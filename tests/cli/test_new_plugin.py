@@ -35,7 +35,7 @@ def test_the_tests_of_a_new_package_pass_in_a_fresh_folder(cli: Cli, tmp_path: P
     assert outcome.out.endswith(f"Run its tests: cd {folder} && pytest\n")
     done = run(folder, "pytest", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 passed" in done.stdout
+    assert "8 passed" in done.stdout
 
 
 @pytest.mark.once

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.testing import harness
 from gantrymq.testing.harness import cluster_in_thread
 from support.foreign import ask
 
@@ -102,6 +105,24 @@ def test_wrong_settings_are_one_line_without_our_code(
     assert says in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert "harness.py" not in done.stdout
+
+
+def test_an_interrupt_while_the_cluster_starts_stops_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    class InterruptedEvent(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if interrupts:
+                raise interrupts.pop()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(harness, "threading", SimpleNamespace(Event=InterruptedEvent, Thread=threading.Thread))
+    with pytest.raises(KeyboardInterrupt), cluster_in_thread(tmp_path / "data"):
+        pytest.fail("the interrupt ends the start")
+    assert interrupts == []
+    assert "gantrymq-cluster" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_unused_fixtures_import_nothing_heavy() -> None:

@@ -10,7 +10,9 @@ A client sends the token as RocketMQ's security token: ``gantrymq.connect(..., a
 security_token=token)``, or ``SessionCredentials(accessKey, secretKey, securityToken)`` in Java. Access key and
 signature do not count. The claim ``sub`` is the identity. The claim ``scope`` has the permissions, separated by blanks:
 
-- ``send:TOPIC`` and ``read:TOPIC``, and ``group:GROUP`` to consume as a member of the group; ``*`` for all of a kind;
+- ``send:TOPIC`` and ``read:TOPIC``; ``*`` for all of a kind;
+- ``group:GROUP`` to consume as a member of the group. This includes its retry topic: clients read it, and send to it
+  the messages that the broker does not take back;
 - ``admin``: everything, also requests that name a message by its place in the log (send-backs, transactions).
 
 A token can be used by whoever reads it until it expires: enable the plugin ``tls`` with the mode ``enforcing``. A
@@ -35,6 +37,7 @@ from gantrymq.kernel.config.fields import duration
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.names import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -79,8 +82,12 @@ class Holder:
     expires: float
 
     def allows(self, scope: str) -> bool:
-        """Whether the token has this scope, or all of its kind."""
-        return not {"admin", scope, f"{scope.partition(':')[0]}:*"}.isdisjoint(self.scopes)
+        """Whether the token has this scope, all of its kind, or the group whose retry topic the scope is for."""
+        kind, _, name = scope.partition(":")
+        enough = {"admin", scope, f"{kind}:*"}
+        if kind != "group" and name.startswith(RETRY_PREFIX):
+            enough |= {f"group:{name.removeprefix(RETRY_PREFIX)}", "group:*"}
+        return not enough.isdisjoint(self.scopes)
 
 
 class Refused(Exception):
@@ -240,5 +247,4 @@ def scopes_of_body(body: bytes) -> list[str]:
             topics.append(found["subscriptionData"]["topic"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Refused("the request's body cannot be read") from None
-    own_retries = {f"%RETRY%{group}" for group in groups}  # each consumer subscribes to the retry topic of its group
-    return [*(f"group:{group}" for group in groups), *(f"read:{topic}" for topic in topics if topic not in own_retries)]
+    return [*(f"group:{group}" for group in groups), *(f"read:{topic}" for topic in topics)]

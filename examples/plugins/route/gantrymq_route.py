@@ -24,9 +24,11 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.config.fields import number
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.store.log.record import PREPARED_BIT
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.properties import find_property
 
 if TYPE_CHECKING:
@@ -96,9 +98,12 @@ class RoutePlugin:
 
     @hookimpl(trylast=True)
     def before_append(self, batch: AppendBatch) -> None:
-        """Last, so that a message that waits for its time or its commit has another topic and is left alone."""
+        """Last, so that a message that waits for its time or its commit has another topic, or the bit of half messages
+        (the transaction strategy ``state_table``), and is left alone."""
         copies = AppendBatch(done=_report)
         for row in batch.live:
+            if batch.sys_flags[row] & PREPARED_BIT:
+                continue
             topic, queue_id = batch.queue_of(row)
             for rule in self._rules.get(topic, ()):
                 if not rule.matches(batch.properties[row]):
@@ -114,7 +119,7 @@ class RoutePlugin:
                     batch.bodies[row],
                     batch.properties[row],
                     flag=batch.flags[row],
-                    sys_flag=batch.sys_flags[row],
+                    sys_flag=batch.sys_flags[row] & ~TransactionState.ROLLBACK,  # a copy is not part of the transaction
                     born_timestamp=batch.born_timestamps[row],
                     born_host=batch.born_hosts[row],
                     wait=False,

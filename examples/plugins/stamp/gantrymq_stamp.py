@@ -25,6 +25,7 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import filled
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.store.log.record import PREPARED_BIT
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, decode_properties, encode_properties
 
@@ -88,9 +89,9 @@ class StampPlugin:
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Count committed messages; with :meth:`save_state` each counts once."""
-        for topic in batch.topics:
-            if topic in self._topics:
+        """Count committed messages, without half messages and rollbacks; with :meth:`save_state` each counts once."""
+        for topic, sys_flag in zip(batch.topics, batch.sys_flags, strict=True):
+            if topic in self._topics and not sys_flag & PREPARED_BIT:
                 self.counts[topic] = self.counts.get(topic, 0) + 1
 
     @hookimpl

@@ -6,9 +6,12 @@ the dead letters of all groups; ``timeout`` of one request; ``retry``, the first
 doubles up to ``retry_max``). Files: ``config/webhook.json``, the log offset up to which all is posted.
 
 The body of a request is the message's. The headers X-Gantrymq-Topic, X-Gantrymq-Queue-Id, X-Gantrymq-Queue-Offset and
-X-Gantrymq-Id tell which message it is. An answer 200 to 299 acknowledges it. Everything else is tried again until it
-succeeds, and later messages wait. After a crash the last messages are posted again. The plugin begins with the first
-message after it was enabled. Messages that retention deletes before they are posted are skipped, with a warning.
+X-Gantrymq-Id tell which message it is; the id is percent-encoded. A compressed body is unpacked. One that cannot be
+unpacked is posted as it is stored, with the header ``X-Gantrymq-Undecoded: true``. An answer 200 to 299 acknowledges a
+message. Everything else is tried again until it succeeds, and later messages wait. After a crash the last messages are
+posted again. The plugin begins with the first message after it was enabled. Messages that retention deletes before they
+are posted, and damaged ones, are skipped with a warning. Where the log itself cannot be read, the plugin logs an error
+and tries again after ``retry_max``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 import attrs
@@ -28,9 +31,10 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import duration
 from gantrymq.kernel.errors import CorruptRange, OutOfLog, StartError
+from gantrymq.kernel.store.log.record import PREPARED_BIT, BadRecord
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.remoting.properties import find_property
-from gantrymq.remoting.records import COMPRESSED, decompress
+from gantrymq.remoting.records import COMPRESSED, BodyError, decompress
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -131,18 +135,25 @@ class WebhookPlugin:
     async def _run(self) -> None:
         while True:
             self._news = trio.Event()
-            await self._post_all(self._broker.store.dispatched)
-            await self._news.wait()
+            try:
+                await self._post_all(self._broker.store.dispatched)
+            except CorruptRange as error:  # where the next record begins is unknown
+                pause = self._config.retry_max
+                log.error("webhook_log_not_readable", offset=self.offset, reason=str(error), again_in_s=pause)
+                await trio.sleep(pause)
+            else:
+                await self._news.wait()
 
     async def _post_all(self, end: int) -> None:
-        """Post what the log has up to ``end``."""
+        """Post what the log has up to ``end``. ``CorruptRange`` if the log cannot be read there."""
         pace = self._broker.pace()
         if self.offset < self._broker.log.min_offset:
             log.warning("webhook_skipped", start=self.offset, end=self._broker.log.min_offset)
             self.offset = self._broker.log.min_offset
         for batch in self._broker.log.scan(self.offset, end):
-            for topic, offset, size in zip(batch.topics, batch.offsets, batch.sizes, strict=True):
-                if self._is_posted(topic):
+            columns = batch.topics, batch.offsets, batch.sizes, batch.sys_flags
+            for topic, offset, size, sys_flag in zip(*columns, strict=True):
+                if self._is_posted(topic) and not sys_flag & PREPARED_BIT:  # no half messages, no rollbacks
                     await self._post(offset)
                     self.offset = offset + size
             self.offset = batch.end
@@ -151,7 +162,7 @@ class WebhookPlugin:
     async def _post(self, offset: int) -> None:
         try:
             record = self._broker.log.read_record(offset)
-        except (OutOfLog, CorruptRange) as error:  # deleted meanwhile, or on an unreadable block
+        except (OutOfLog, CorruptRange, BadRecord) as error:  # deleted meanwhile, on an unreadable block, or damaged
             log.warning("webhook_message_not_readable", offset=offset, reason=str(error))
             return
         request = self._request(record)
@@ -178,13 +189,19 @@ class WebhookPlugin:
             raise
 
     def _request(self, record: Record) -> Request:
-        body = decompress(record.body, record.sys_flag) if record.sys_flag & COMPRESSED else record.body
-        unique_id = find_property(record.properties, b"UNIQ_KEY") or b""
+        # Senders choose the id. Quoted, it is always a valid header; unquoted, some would fail at each attempt.
         headers = {
             "Content-Type": "application/octet-stream",
-            "X-Gantrymq-Topic": record.topic,
+            "X-Gantrymq-Topic": quote(record.topic, safe="%|"),
             "X-Gantrymq-Queue-Id": str(record.queue_id),
             "X-Gantrymq-Queue-Offset": str(record.queue_offset),
-            "X-Gantrymq-Id": unique_id.decode("ascii", "replace"),
+            "X-Gantrymq-Id": quote(find_property(record.properties, b"UNIQ_KEY") or b""),
         }
+        body = record.body
+        if record.sys_flag & COMPRESSED:
+            try:
+                body = decompress(body, record.sys_flag)
+            except BodyError as error:  # the sender chose the flag and the bytes
+                log.warning("webhook_body_not_unpacked", topic=record.topic, offset=record.offset, reason=str(error))
+                headers["X-Gantrymq-Undecoded"] = "true"
         return Request(self._config.url, data=body, headers=headers, method="POST")  # noqa: S310 - as above

@@ -96,15 +96,11 @@ def _ends_first_record(batch: DispatchBatch, row: int, commit_log: CommitLog) ->
     """Return whether the row ends the transaction whose prepared record is at offset 0.
 
     A client chooses the sys flag of its message, and messages that end no transaction have prepared offset 0 too. The
-    row is an end if it is the message of that prepared record. No other message is: one from a client would be
-    prepared.
+    row is an end if it has the properties of that prepared record, with its unique id; its topic may be another one,
+    because plugins may move commits. No other message has these properties: one from a client would be prepared.
     """
     record = read_prepared(commit_log, 0)
-    return (
-        record is not None
-        and (batch.topics[row], batch.queue_ids[row]) == (record.topic, record.queue_id)
-        and batch.properties[row] == record.properties
-    )
+    return record is not None and batch.properties[row] == record.properties
 
 
 def row_of(commit_log: CommitLog, offset: int) -> int | None:

@@ -181,6 +181,23 @@ def test_a_sys_flag_that_a_client_forges_does_not_end_the_first_transaction_of_t
     assert world.plugin.strategy.open_count == 0
 
 
+def test_a_commit_that_a_plugin_moves_to_another_topic_ends_the_first_transaction_of_the_log() -> None:
+    world = fresh()
+    half = world.half(b"x")
+    world.commit()
+    assert half.offset == 0
+
+    def move(batch: AppendBatch) -> None:
+        batch.topics[0] = "moved"
+
+    world.refuse = move
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    world.close()
+    world = fresh(world.env)  # type: ignore[arg-type]
+    assert world.plugin.strategy.open_count == 0
+    assert (world.bodies(), world.bodies("moved")) == ([], [b"x"])
+
+
 def test_a_returned_message_with_the_property_of_a_half_message_takes_no_row() -> None:
     """A client before 4.6.1 sends such ones; nothing stops others."""
     world = fresh()

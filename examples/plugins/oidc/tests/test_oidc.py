@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import gantrymq_oidc
 import jwt
 import pytest
+import trio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,7 +21,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from gantrymq_oidc import OidcPlugin
 
 import gantrymq
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.sync import connect
+from gantrymq.testing import requests
 
 ISSUER = "https://id.example"
 AUDIENCE = "gantrymq"
@@ -64,6 +68,19 @@ def connected(broker, token):
     return connect(broker.cluster.nameserver, **{**UNUSED, "security_token": token})
 
 
+def refusal(broker, token, command):
+    """The end of the remark with which the broker refuses the request."""
+    command.ext["SecurityToken"] = token
+
+    async def call():
+        async with open_channel(broker.address) as channel:
+            return await channel.call(command)
+
+    answer = trio.run(call)
+    assert answer.code == ResponseCode.NO_PERMISSION
+    return answer.remark.partition(" has ")[2]
+
+
 def send(broker, token, topic="orders"):
     with connected(broker, token) as client, client.producer() as producer:
         producer.send(topic, b"paid")
@@ -84,6 +101,33 @@ def test_a_token_allows_what_its_scopes_say(broker, provider):
         send(broker, token, "secrets")
     with pytest.raises(gantrymq.BrokerError, match="no scope 'send:orders'"):
         send(broker, provider.token("read:orders"))
+
+
+def test_a_member_reads_the_retries_of_its_group_and_of_no_other(broker, provider):
+    with connected(broker, provider.token("admin")) as client:
+        for topic in ("orders", "%RETRY%billing", "%RETRY%shipping"):
+            client.admin.create_topic(topic, queues=1)
+        with client.producer() as producer:
+            producer.send("%RETRY%billing", b"again")
+    with connected(broker, provider.token()) as client, client.consumer("orders", "billing", start="first") as messages:
+        message = next(messages)
+        assert message.body == b"again"
+        message.ack()
+    for topic, group, missing in (
+        ("%RETRY%shipping", "billing", "read:%RETRY%shipping"),
+        ("orders", "shipping", "group:shipping"),
+        ("%DLQ%billing", "billing", "read:%DLQ%billing"),
+    ):
+        assert refusal(broker, provider.token(), requests.pull(topic, group=group)) == f"no scope {missing!r}"
+
+
+def test_a_member_sends_to_the_retry_topic_of_its_group_and_of_no_other(broker, provider):
+    with connected(broker, provider.token("admin")) as client:
+        for topic in ("%RETRY%billing", "%RETRY%shipping"):
+            client.admin.create_topic(topic)
+    send(broker, provider.token("group:billing"), "%RETRY%billing")
+    with pytest.raises(gantrymq.BrokerError, match="no scope 'send:%RETRY%shipping'"):
+        send(broker, provider.token("group:billing"), "%RETRY%shipping")
 
 
 def test_tokens_that_the_provider_did_not_make_for_this_broker_are_refused(broker, provider):

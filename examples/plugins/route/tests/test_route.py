@@ -24,6 +24,11 @@ def stored(client, topic):
     return sum(client.admin.max_offset(queue) for queue in client.admin.queues(topic))
 
 
+def open_transactions(running):
+    plugins = running.cluster.broker.manager.plugins
+    return next(info.plugin for info in plugins if info.name == "transaction").strategy.open_count
+
+
 def test_messages_are_copied_and_moved_by_the_rules(plugin_broker):
     client = plugin_broker(RoutePlugin, settings={"plugin.route.rules": RULES}).client
     with client.producer() as producer:
@@ -47,6 +52,28 @@ def test_a_delayed_message_is_routed_once_and_when_it_is_due(plugin_broker):
     assert bodies(client, "orders", 1) == [b"later"]
     assert bodies(client, "audit", 1) == [b"later"]
     assert stored(client, "audit") == 1
+
+
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+@pytest.mark.parametrize(
+    ("action", "expected"), [("copy", {"orders": 3, "audit": 3}), ("move", {"orders": 0, "audit": 3})]
+)
+def test_a_transaction_is_routed_once_and_when_it_is_committed(plugin_broker, strategy, action, expected):
+    settings = {"plugin.route.rules": f"{action} orders audit", "plugin.transaction.strategy": strategy}
+    running = plugin_broker(RoutePlugin, settings=settings)
+    for number, outcome in enumerate(
+        (gantrymq.Outcome.COMMIT, gantrymq.Outcome.ROLLBACK, gantrymq.Outcome.COMMIT, gantrymq.Outcome.COMMIT)
+    ):
+        with running.client.transactional_producer(
+            "payments", check=lambda _: gantrymq.Outcome.UNKNOWN, local=lambda *_, outcome=outcome: outcome
+        ) as producer:
+            producer.send("orders", b"%d" % number)
+    for topic, count in expected.items():
+        assert bodies(running.client, topic, count) == [b"0", b"2", b"3"][:count]
+        assert stored(running.client, topic) == count
+    assert open_transactions(running) == 0
+    running.restart()
+    assert open_transactions(running) == 0
 
 
 def test_a_message_that_was_acknowledged_has_its_copy_after_a_kill(plugin_broker):

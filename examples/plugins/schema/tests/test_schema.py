@@ -7,6 +7,7 @@ from gantrymq_schema import SchemaPlugin
 
 import gantrymq
 from gantrymq.kernel.errors import StartError
+from gantrymq.remoting.codes import ResponseCode
 
 SCHEMA = {
     "type": "object",
@@ -41,6 +42,18 @@ def test_a_body_that_breaks_the_schema_is_refused_and_affects_no_other(plugin_br
             producer.send("orders", body)
         producer.send("orders", b'{"count": 3}')
         producer.send("others", body)
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "Infinity", "NaN", "1" + "0" * 400])
+def test_a_number_that_the_validator_cannot_compute_with_is_refused(plugin_broker, tmp_path, number):
+    path = tmp_path / "orders.json"
+    path.write_text(json.dumps({"properties": {"price": {"multipleOf": 0.01}}}))
+    client = plugin_broker(SchemaPlugin, settings={"plugin.schema.files": f"orders={path}"}).client
+    with client.producer() as producer:
+        with pytest.raises(gantrymq.BrokerError) as refused:
+            producer.send("orders", b'{"price": %b}' % number.encode())
+        assert refused.value.code == ResponseCode.MESSAGE_ILLEGAL
+        producer.send("orders", b'{"price": 1.25}')
 
 
 def test_compressed_and_delayed_bodies_are_checked_too(plugin_broker, settings):

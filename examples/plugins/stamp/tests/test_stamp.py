@@ -3,6 +3,8 @@
 import pytest
 from gantrymq_stamp import StampPlugin
 
+from gantrymq import Outcome
+
 SETTINGS = {"plugin.stamp.topics": "orders", "plugin.stamp.name": "region", "plugin.stamp.value": "eu-1"}
 
 
@@ -18,3 +20,15 @@ def test_messages_are_stamped_and_counted_also_after_a_restart(plugin_broker, ki
         assert (properties.get("region"), properties["n"]) == (region, "1")
     running.restart(killed=killed)
     assert running.plugin.counts == {"orders": 2}
+
+
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+def test_only_the_commit_of_a_transaction_counts(plugin_broker, strategy):
+    running = plugin_broker(StampPlugin, settings={**SETTINGS, "plugin.transaction.strategy": strategy})
+    for outcome in (Outcome.ROLLBACK, Outcome.COMMIT, Outcome.ROLLBACK):
+        with running.client.transactional_producer(
+            "payments", check=lambda _: Outcome.UNKNOWN, local=lambda *_, outcome=outcome: outcome
+        ) as producer:
+            producer.send("orders", b"x")
+    running.stop()
+    assert running.plugin.counts == {"orders": 1}

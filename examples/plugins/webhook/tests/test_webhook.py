@@ -5,9 +5,17 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import trio
 from gantrymq_webhook import WebhookPlugin
 
-from gantrymq.kernel.errors import StartError
+from gantrymq import Outcome
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, StartError, UnreadableRange
+from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.send import SendMessageHeader
+from gantrymq.testing import requests
 
 WAIT_S = 20
 
@@ -18,6 +26,8 @@ class Receiver:
     def __init__(self):
         self.failures = 0
         self.got = []
+        self.ids = []
+        self.undecoded = []
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -28,6 +38,8 @@ class Receiver:
                     self.send_response(503)
                 else:
                     receiver.got.append((self.headers["X-Gantrymq-Topic"], body))
+                    receiver.ids.append(self.headers["X-Gantrymq-Id"])
+                    receiver.undecoded.append(self.headers["X-Gantrymq-Undecoded"])
                     self.send_response(204)
                 self.end_headers()
 
@@ -71,6 +83,24 @@ def send(running, topic, *bodies):
     with running.client.producer() as producer:
         for body in bodies:
             producer.send(topic, body)
+
+
+def request(running, command):
+    """The response code to a request that no client of GantryMQ would send."""
+
+    async def call():
+        async with open_channel(running.address) as channel:
+            return (await channel.call(command)).code
+
+    return trio.run(call)
+
+
+def compressed_by_its_flag_only(topic, body):
+    header = SendMessageHeader(
+        producer_group="producers", topic=topic, default_topic="TBW102", default_topic_queue_nums=1,
+        queue_id=0, sys_flag=1, born_timestamp=1, flag=0,
+    )  # fmt: skip
+    return Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body)
 
 
 def test_messages_of_the_topics_are_posted_in_order_and_unpacked(plugin_broker, receiver):
@@ -117,6 +147,71 @@ def test_dead_letters_of_all_groups_are_posted(plugin_broker, receiver):
         with running.client.consumer("orders", group, start="first") as messages:
             next(messages).retry(-1)
     assert sorted(receiver.wait(2)) == [("%DLQ%billing", b"poison"), ("%DLQ%shipping", b"poison")]
+
+
+def test_a_body_that_cannot_be_unpacked_is_posted_as_it_is_stored(plugin_broker, receiver):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    assert request(running, compressed_by_its_flag_only("orders", b"not zlib")) == 0
+    send(running, "orders", b"2")
+    assert [body for _, body in receiver.wait(2)] == [b"not zlib", b"2"]
+    assert receiver.undecoded == ["true", None]
+    running.restart()
+
+
+@pytest.mark.parametrize("unreadable", [BadRecord("no record"), CorruptRange("damaged"), OutOfLog("deleted")])
+def test_a_record_that_cannot_be_read_is_skipped(plugin_broker, receiver, monkeypatch, unreadable):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    log, failures = running.cluster.broker.log, [unreadable]
+    read_record = log.read_record
+
+    def read(offset):
+        if failures:
+            raise failures.pop()
+        return read_record(offset)
+
+    monkeypatch.setattr(log, "read_record", read)
+    send(running, "orders", b"1", b"2")
+    assert [body for _, body in receiver.wait(1)] == [b"2"]
+
+
+def test_a_scan_that_meets_damage_is_tried_again_later(plugin_broker, receiver, monkeypatch):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver, retry_max="20ms"))
+    log, failures = running.cluster.broker.log, [CorruptRange("damaged"), UnreadableRange(0, 8, "I/O error")]
+    scan = log.scan
+
+    def failing(start, stop):
+        if failures:
+            raise failures.pop()
+        return scan(start, stop)
+
+    monkeypatch.setattr(log, "scan", failing)
+    send(running, "orders", b"1", b"2")
+    assert [body for _, body in receiver.wait(2)] == [b"1", b"2"]
+    assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("unique_id", "header"),
+    [("a\u00e9", "a%C3%A9"), ("a\r\nX-Other: b", "a%0D%0AX-Other%3A%20b"), ("A7F0-1", "A7F0-1")],
+)
+def test_an_id_of_any_characters_is_posted_as_one_header(plugin_broker, receiver, unique_id, header):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    for body, properties in ((b"1", f"UNIQ_KEY\x01{unique_id}"), (b"2", "")):
+        assert request(running, requests.send("orders", body, properties=properties)) == 0
+    assert [body for _, body in receiver.wait(2)] == [b"1", b"2"]
+    assert receiver.ids[0] == header
+
+
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+def test_only_the_commit_of_a_transaction_is_posted(plugin_broker, receiver, strategy):
+    running = plugin_broker(WebhookPlugin, settings={**settings(receiver), "plugin.transaction.strategy": strategy})
+    for body, outcome in ((b"1", Outcome.ROLLBACK), (b"2", Outcome.COMMIT)):
+        with running.client.transactional_producer(
+            "payments", check=lambda _: Outcome.UNKNOWN, local=lambda *_, outcome=outcome: outcome
+        ) as producer:
+            producer.send("orders", body)
+    send(running, "orders", b"3")
+    assert [body for _, body in receiver.wait(2)] == [b"2", b"3"]
 
 
 @pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://host/", "http:///path"])
