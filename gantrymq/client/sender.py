@@ -196,9 +196,7 @@ class Sender:
                     channel = cluster.connections.open_one(address) or await self._open(address, until)
                     if outgoing.timed:
                         await self._check_timed(channel)
-                    if (left := until - now()) <= 0.0:  # a connection was opened, or this process was paused
-                        raise TimeoutError("no time was left to send it")
-                    answer = await channel.call(self._encoded(outgoing, target, channel), left)
+                    answer = await channel.call(self._encoded(outgoing, target, channel), _some_time(until - now()))
                 finally:
                     cluster.silent_masters.end(wait)
                 return self._stored(outgoing, target, answer, address)
@@ -338,6 +336,13 @@ def _pause(before: int) -> float:
     """Seconds to wait before all brokers are tried again, after so many pauses ``before``."""
     pause: float = min(FIRST_PAUSE_SECONDS * 2**before, LONGEST_PAUSE_SECONDS)
     return pause * random.uniform(0.75, 1.25)  # noqa: S311 - so that not all senders come at once
+
+
+def _some_time(left: float) -> float:
+    """``left``, unless opening the connection or a pause of this process has used up the time of a send."""
+    if left <= 0.0:
+        raise TimeoutError("no time was left to send it")
+    return left
 
 
 def _timed_out(target: MessageQueue, limit: float, failure: Exception) -> SendTimeout:

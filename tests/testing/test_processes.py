@@ -76,7 +76,7 @@ def test_free_ports_and_their_neighbors_are_free():
                 probe.bind(("127.0.0.1", port + distance))
 
 
-def test_what_a_program_says_before_it_has_started_is_read_next(tmp_path: Path) -> None:
+def test_lines_before_the_start_of_a_program_are_read_next(tmp_path: Path) -> None:
     said = '{"event":"message"}\nnoise\n{"event":"started"}\n{"event":"message","number":2}'
     with Child([sys.executable, "-c", f"print({said!r})"], tmp_path / "log") as child:
         child.wait_started()
