@@ -26,6 +26,7 @@ from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, 
 from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicList, TopicQueueMapping
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.steps import in_one_go
 
 EXPIRY_SECONDS: Final = 120.0
@@ -95,7 +96,11 @@ class Routes:
             # The same address with another id or name, for example after a promotion.
             self._remove(known.identity, notify=False)
             known = None
-        check_rooms(identity, self._live, self._queues, self._mappings, wrapper)
+        try:
+            check_rooms(identity, self._live, self._queues, self._mappings, wrapper)
+        except RemoteFault:
+            self.renew(identity.address)  # a broker keeps the topics that it has when another one does not fit
+            raise
         holder = self._holder(identity)
         if holder is not None and _state(holder.data_version) > _state(wrapper.data_version):
             self._live.pop(identity.address, None)

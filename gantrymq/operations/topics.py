@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.client.errors import GantryError
@@ -62,9 +63,11 @@ async def delete_topic(client: Client, topic: str) -> None:
 
 
 async def is_routed(client: Client, topic: str) -> bool:
-    """Return whether any nameserver has ``topic``: one that could not be reached when it was deleted still has it."""
+    """Return whether any nameserver that answers has ``topic``: one that could not be reached when it was deleted
+    still has it."""
     header = RouteHeader(topic=topic).to_ext()
     for address in client.admin.nameservers:
-        if await ask_if_present(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header) is not None:
-            return True
+        with suppress(GantryError):
+            if await ask_if_present(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header) is not None:
+                return True
     return False

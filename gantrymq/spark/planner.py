@@ -183,7 +183,10 @@ class StreamPlanner:
         """The ends of the queues that can be read now."""
         failure: SparkError | None = None
         try:
-            self._remember(find_present_queues(self.options.source, self.wire, known))
+            present = find_present_queues(self.options.source, self.wire, known)
+            if known and not present:
+                raise UnknownTopic("no nameserver lists a topic of the stream any more")
+            self._remember(present)
         except (Unreachable, UnknownTopic, Refused) as error:
             failure = error  # the brokers may well answer while the nameservers do not
         ends: dict[QueueKey, int] = {}
@@ -194,7 +197,7 @@ class StreamPlanner:
             if queue.address in unreachable:
                 continue
             try:
-                end = self.wire.find_end(queue)
+                end = answer = self.wire.find_end(queue)
             except Unreachable as error:
                 unreachable[queue.address] = error
                 continue
@@ -202,6 +205,8 @@ class StreamPlanner:
                 end = max(end, known.get(key, 0))  # a slave may not have copied everything yet
             if failure is not None and end < known.get(key, 0):
                 continue  # perhaps its topic was deleted or it has moved: the next route tells
+            if answer == 0 and isinstance(failure, UnknownTopic):
+                continue  # so brokers answer for a queue of a deleted topic
             self._ends[key] = end
             ends[key] = end if self._target is None else min(end, max(self._target.get(key, 0), known.get(key, 0)))
         for address in unreachable.keys() - self._unreachable:

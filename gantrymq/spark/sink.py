@@ -165,7 +165,8 @@ class _Sending:
         return None if dedup_key is None else crc32(dedup_key.encode())
 
     def _code_of_row(self, number: int) -> int:
-        return crc32(self.key_prefix.encode()) + number // BLOCK_ROWS
+        # partitions have consecutive hash codes, so that they begin in different queues
+        return java_hash_of(self.key_prefix) + number // BLOCK_ROWS
 
     async def _send_one(self, columns: MessageColumns, at: int, first: int) -> None:
         message = columns.message(at)

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 import gantrymq
-from gantrymq.client.errors import ConnectError
+from gantrymq.client.errors import BrokerError, ConnectError
 from gantrymq.nameserver import NameServer, NameServerConfig
-from gantrymq.operations.topics import delete_topic
+from gantrymq.operations.topics import delete_topic, is_routed
 from gantrymq.remoting.bodies.routes import ClusterInfo
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -25,21 +25,23 @@ pytestmark = pytest.mark.trio
 
 
 class FakeAdmin:
-    """A cluster without brokers, whose first nameserver cannot be reached."""
+    """A cluster without brokers, whose first nameserver cannot be reached; the second one may have the topic."""
 
     nameservers = ("down:9876", "up:9876")
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_topic: bool = True) -> None:
         self.asked: list[str] = []
+        self.has_topic = has_topic
 
     async def cluster(self) -> ClusterInfo:
         return ClusterInfo({}, {})
 
     async def request(self, address: str, command: Command) -> Command:
-        assert command.code == RequestCode.DELETE_TOPIC_IN_NAMESRV
         self.asked.append(address)
         if address == "down:9876":
             raise ConnectError(address, "refused")
+        if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and not self.has_topic:
+            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, "no route", address)
         return Command(ResponseCode.SUCCESS)
 
 
@@ -49,6 +51,12 @@ async def test_a_topic_is_deleted_from_the_other_nameservers_if_one_is_down() ->
     with pytest.raises(ConnectError, match="down:9876"):
         await delete_topic(client, "T")
     assert admin.asked == ["down:9876", "up:9876"]
+
+
+@pytest.mark.parametrize("has_topic", [True, False])
+async def test_a_topic_is_looked_for_at_the_other_nameservers_if_one_is_down(has_topic: bool) -> None:
+    client: Any = SimpleNamespace(admin=FakeAdmin(has_topic=has_topic))
+    assert await is_routed(client, "T") is has_topic
 
 
 async def test_a_topic_that_only_the_second_nameserver_still_has_can_be_deleted(

@@ -241,6 +241,19 @@ def test_a_registration_without_new_topics_is_renewed_beyond_the_limit(
     assert set(perms(routes, "U")) == {"broker-a", "broker-b"}
 
 
+def test_a_broker_with_one_topic_beyond_the_limit_keeps_its_other_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TOPICS_MAX", 1)
+    now = 0.0
+    routes = Routes(lambda: now)
+    routes.register(MASTER, topics("T"))
+    for _ in range(5):
+        now += 30
+        with pytest.raises(RemoteFault, match="more than 1 topics"):
+            routes.register(MASTER, topics("T", "U", counter=2))
+        routes.expire()
+    assert set(perms(routes, "T")) == {"broker-a"}
+
+
 def test_the_limit_counts_topics_by_the_names_under_which_they_are_stored(
     routes: Routes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -314,17 +314,25 @@ def test_a_running_stream_keeps_the_offsets_of_a_deleted_topic_and_reads_others(
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+@pytest.mark.parametrize(
+    ("topics", "reason"),
+    [({}, "'orders' is not known"), ({"topic": "", "topicPattern": "ord.*"}, "no nameserver lists a topic")],
+)
 def test_a_running_stream_fails_after_a_while_if_its_only_topic_was_deleted(
-    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock, fail_on_data_loss: str
+    make: Callable[..., StreamPlanner],
+    orders: FakeCluster,
+    clock: Clock,
+    topics: dict[str, str],
+    reason: str,
+    fail_on_data_loss: str,
 ) -> None:
-    del orders.queues["orders", 2]
-    planner = make(startingOffsets="earliest", failOnDataLoss=fail_on_data_loss)
+    planner = make(startingOffsets="earliest", failOnDataLoss=fail_on_data_loss, **topics)
     start = planner.latest(planner.initial())
     orders.queues.clear()
     for clock.now in (100.0, 159.0):
         assert planner.latest(start) == start
     clock.now = 160.0
-    with pytest.raises(UnknownTopic, match="'orders' is not known"):
+    with pytest.raises(UnknownTopic, match=reason):
         planner.latest(start)
 
 

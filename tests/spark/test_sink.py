@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 import trio
 
 from gantrymq import sync
+from gantrymq.client.sender import queue_of_key
 from gantrymq.message import DeliveredRecord
 from gantrymq.plugins.interfaces import Registration
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.spark.errors import SendFailed, WrongOption
 from gantrymq.spark.options import read_sink_options
 from gantrymq.spark.rows import DEDUP_PROPERTY
-from gantrymq.spark.sink import check_sink_columns, send_rows
+from gantrymq.spark.sink import _Sending, check_sink_columns, send_rows
 from gantrymq.testing.harness import Cluster, cluster_in_thread, make_broker, run_broker, run_cluster
 from support.processes import wait_for
 
@@ -271,3 +274,14 @@ def test_a_task_that_is_repeated_stores_each_row_once_in_a_topic_of_two_brokers(
     messages = run_on_two_brokers(tmp_path, work)
     assert sorted(int(message.body) for message in messages) == list(range(count))
     assert {message.queue.broker_name for message in messages} == {"broker-a", "broker-b"}
+
+
+@pytest.mark.parametrize(("queues", "partitions"), [(2, 4), (3, 8), (4, 4), (6, 4), (8, 8)])
+def test_the_partitions_of_a_small_write_begin_in_different_queues(queues: int, partitions: int) -> None:
+    producer: Any = None
+    options = read_sink_options({"nameserver": "n:1", "topic": "orders", "dedupKeys": "true"})
+    places = [MessageQueue("orders", "broker-a", number) for number in range(queues)]
+    for job in ("query-7", "5f0c2d", "batch-41-9", "e2"):
+        codes = [_Sending(producer, options, f"{job}-{number}")._code_of_row(0) for number in range(partitions)]
+        used = Counter(queue_of_key(code, places) for code in codes)
+        assert max(used.values()) <= -(-partitions // queues), (job, used)

@@ -88,6 +88,6 @@ def test_a_run_without_tests_ends_the_series(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("option", "test"), [("--stall", STALLED), ("--late-threads", LATE)], ids=["stall", "late"])
 def test_processes_are_paused_and_threads_begin_late_if_wanted(tmp_path: Path, option: str, test: str) -> None:
     (tmp_path / "test_it.py").write_text(test)
-    done = repeat(tmp_path, "test_it.py", options=[option, "0.3"])
+    done = repeat(tmp_path, "test_it.py", options=[option, "0.3", "--busy", "0"])
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(float, (tmp_path / "pauses").read_text().split())) > 0.1
