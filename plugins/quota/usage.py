@@ -95,15 +95,24 @@ class Usages:
     def __len__(self) -> int:
         return len(self._by_identity)
 
-    def take(self, connection: Connection, identity: str, size: int, now: float, *, always: bool) -> float:
+    def take(
+        self,
+        connection: Connection,
+        identity: str,
+        size: int,
+        now: float,
+        *,
+        always: bool,
+        on_any_connection: bool = False,
+    ) -> float:
         """Count a request of ``size`` bytes; :class:`Exceeded` if it must be refused, which counts nothing.
 
         Returns for how many seconds the connection should not be read. ``always``: no rate refuses the request, and
-        it causes no pause.
+        it causes no pause. ``on_any_connection``: nor does the quota of connections refuse it.
         """
         usage = self._of.get(connection)
         if usage is None or usage.identity != identity:
-            usage = self._join(connection, identity, now)
+            usage = self._join(connection, identity, now, on_any_connection)
         pause = 0.0
         for bucket, reason in ((usage.requests, "requests"), (usage.bytes, "bytes")):
             wait = 0.0 if bucket is None else bucket.wait(now)
@@ -125,7 +134,7 @@ class Usages:
         if usage is not None:
             usage.connections -= 1
 
-    def _join(self, connection: Connection, identity: str, now: float) -> _Usage:
+    def _join(self, connection: Connection, identity: str, now: float, on_any_connection: bool) -> _Usage:
         usage = self._by_identity.get(identity)
         if usage is None:
             usage = self._begin(identity, now)
@@ -133,6 +142,8 @@ class Usages:
         if self._of.get(connection) is usage:  # one of the others
             return usage
         if most and usage.connections >= most:
+            if on_any_connection:
+                return usage
             raise self._exceeded(usage, "connections", f"{most} connections: close some")
         self.forget(connection)
         self._of[connection] = usage

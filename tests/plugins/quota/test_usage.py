@@ -67,6 +67,17 @@ def test_connections_beyond_the_quota_are_refused_until_others_are_closed() -> N
     assert usages.refused == {("a", "connections"): 3}
 
 
+def test_requests_that_need_no_connection_of_the_quota_are_served_beyond_it_and_count() -> None:
+    usages = Usages(Quota(requests=10, connections=1), {}, 1.0)
+    assert take(usages, "c1", "a", 0.0) == ""
+    served = [usages.take("c2", "a", 1, 0.0, always=True, on_any_connection=True) for _ in range(9)]  # type: ignore[arg-type]
+    assert served == [0.0] * 9
+    assert take(usages, "c2", "a", 0.0) == "connections", "it has not become one of the quota"
+    assert take(usages, "c1", "a", 0.0) == "requests"
+    usages.forget("c2")  # type: ignore[arg-type]
+    assert take(usages, "c2", "a", 0.0) == "connections"
+
+
 def test_many_identities_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "IDENTITIES_MAX", 10)
     usages = Usages(Quota(requests=1), {"named": Quota(requests=5)}, 1.0)
