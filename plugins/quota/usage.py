@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 IDENTITIES_MAX: Final = 10_000
 """Identities with a quota of their own; those beyond share one."""
 OTHERS: Final = "(others)"
+SEARCH_EVERY_S: Final = 1.0
+"""The shortest time between two searches for unused identities, each of which takes milliseconds."""
 
 
 @attrs.frozen
@@ -89,6 +92,7 @@ class Usages:
         self._pause_s = pause_s
         self._by_identity: dict[str, _Usage] = {}
         self._of: dict[Connection, _Usage] = {}
+        self._next_search = -math.inf
         self.refused: Counter[tuple[str, str]] = Counter()
         self.paused: Counter[str] = Counter()
 
@@ -152,7 +156,9 @@ class Usages:
 
     def _begin(self, identity: str, now: float) -> _Usage:
         if len(self._by_identity) >= IDENTITIES_MAX and identity not in self._named:
-            self._drop_unused(now)
+            if now >= self._next_search:
+                self._next_search = now + SEARCH_EVERY_S
+                self._drop_unused(now)
             if len(self._by_identity) >= IDENTITIES_MAX:
                 identity = OTHERS
                 if identity in self._by_identity:

@@ -78,6 +78,29 @@ def test_requests_that_need_no_connection_of_the_quota_are_served_beyond_it_and_
     assert take(usages, "c2", "a", 0.0) == "connections"
 
 
+def test_requests_of_identities_without_a_quota_of_their_own_rarely_search_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usages = Usages(Quota(requests=10), {}, 2.0, 1.0)
+    for number in range(usage.IDENTITIES_MAX):
+        usages.take(f"c{number}", f"i{number}", 1, 0.0, always=False)  # type: ignore[arg-type]
+    searches: list[float] = []
+    drop_unused = Usages._drop_unused
+
+    def counted(usages: Usages, now: float) -> None:
+        searches.append(now)
+        drop_unused(usages, now)
+
+    monkeypatch.setattr(Usages, "_drop_unused", counted)
+    for number in range(100):
+        usages.take("x", "x", 1, 100.0 + number / 64, always=True)  # type: ignore[arg-type]
+    assert searches == [100.0, 101.0]
+    for name in ("c1", "c2"):
+        usages.forget(name)  # type: ignore[arg-type]
+    usages.take("x", "x", 1, 103.0, always=True)  # type: ignore[arg-type]
+    assert usages._of["x"].identity == "x", "it has its own quota when there is room"  # type: ignore[index]
+
+
 def test_many_identities_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "IDENTITIES_MAX", 10)
     usages = Usages(Quota(requests=1), {"named": Quota(requests=5)}, 1.0)
