@@ -177,6 +177,8 @@ class Usages:
             buckets = [bucket for bucket in (usage.requests, usage.bytes) if bucket is not None]
             if not usage.connections and not any(bucket.wait(now) or not bucket.is_full for bucket in buckets):
                 del self._by_identity[identity]
+                if identity == OTHERS:
+                    continue
                 for key in [key for key in self.refused if key[0] == identity]:
                     self.refused[OTHERS, key[1]] += self.refused.pop(key)
                 if identity in self.paused:

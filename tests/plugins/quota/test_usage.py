@@ -116,3 +116,13 @@ def test_many_identities_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch)
     assert take(usages, "z", "z", 60.0) == ""
     assert usages.refused[OTHERS, "requests"] == 2
     assert take(usages, "i1", "i1", 60.0) == "", "there is room for identities again"
+
+
+def test_refusals_of_identities_that_shared_a_quota_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "IDENTITIES_MAX", 1)
+    usages = Usages(Quota(requests=1), {}, 1.0)
+    assert [take(usages, name, name, 0.0) for name in ("a", "x", "y")] == ["", "", "requests"]
+    for name in ("x", "y"):
+        usages.forget(name)  # type: ignore[arg-type]
+    assert take(usages, "z", "z", 60.0) == ""
+    assert usages.refused == {(OTHERS, "requests"): 1}
