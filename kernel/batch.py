@@ -425,6 +425,8 @@ class Pull:
     """The deadline by ``env.monotonic()``, in seconds."""
     max_bytes: int = 0
     """The largest response in bytes that the client accepts; with 0, RocketMQ's limits apply instead of ``limit``."""
+    from_group: bool = False
+    """Whether ``filter`` is the group's subscription at the request's arrival, not one that the request carries."""
 
 
 @attrs.define

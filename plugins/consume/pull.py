@@ -22,7 +22,7 @@ from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.plain import PullContext, PullForm, PullLimits, PullPolicy, pull_form
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
-from gantrymq.plugins.consume.subscriptions import RELEASED, NotCompiled, Subscriptions
+from gantrymq.plugins.consume.subscriptions import RELEASED, SUBSCRIPTION, NotCompiled, Subscriptions
 from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
 from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
@@ -145,8 +145,11 @@ class PullProcessor:
         return 0
 
     def _again(self, pull: Pull, wait: bool) -> int:
-        """Answer or hold a postponed pull; return the bytes of its body, or a whole turn's bytes if it took long."""
+        """Answer or hold a pull that waited; return the bytes of its body, or a whole turn's bytes if it took long."""
         self._until = self._clock() + self._turn_s
+        if pull.from_group and not self._has_groups_filter(pull):
+            self._send_back(pull)
+            return 0
         wanted = pull.filter
         given = -1
         if isinstance(wanted, CodeFilter):
@@ -159,6 +162,17 @@ class PullProcessor:
         if left is None:
             self._offer([pull])
         return TURN_BYTES if self._is_late() else left or 0
+
+    def _has_groups_filter(self, pull: Pull) -> bool:
+        """Return whether the filter of ``pull`` is still its group's. With the one from before a heartbeat, the pull
+        would skip messages that the new subscription wants."""
+        group = self._groups.find(pull.group)
+        if group is None:
+            return False
+        try:
+            return self._subscriptions.filter_of(pull.group, group, pull.topic, None, None, 0, 0) is pull.filter
+        except (RemoteFault, NotCompiled):
+            return False
 
     def _send_back(self, pull: Pull) -> None:
         """Let the client pull again from the same offset."""
@@ -219,6 +233,7 @@ class PullProcessor:
             bool(header.sys_flag & _MAY_SUSPEND) and wait_s > 0 and self._subscriptions.may_hold(wanted),
             self._broker.env.monotonic() + wait_s,
             header.gantrymq_max_bytes or 0,
+            from_group=not header.sys_flag & SUBSCRIPTION,
         )
 
     def _policy(

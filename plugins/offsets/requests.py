@@ -112,8 +112,8 @@ class OffsetRequests:
         return _answer(request, 0 if queue is None else queue.min_offset)
 
     def _begins_at_zero(self, header: QueryConsumerOffsetHeader) -> bool:
-        """Return whether the queue has all its messages and its start is near enough; otherwise a new group would skip
-        messages."""
+        """Return whether a new group begins at 0: the queue has all its messages, and its start is near enough or
+        cannot be read. Otherwise its client decides."""
         if header.set_zero_if_not_found is False:
             return False
         queue = self._broker.queues.get(header.topic, header.queue_id)
@@ -121,7 +121,11 @@ class OffsetRequests:
             return True
         if queue.min_offset > 0:
             return False
-        entry = queue.entries(0, 1)
+        try:
+            entry = queue.entries(0, 1)
+        except OSError:
+            # After an error the client would skip all messages.
+            return True
         at = int.from_bytes(entry[:LOG_OFFSET_BYTES], "big")
         return not entry or self._broker.log.end - at <= self._config.from_start_within
 

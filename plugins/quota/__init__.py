@@ -54,6 +54,15 @@ ALWAYS_SERVED: Final = frozenset(
 )
 """Requests that count and are not refused for their rate: without them a client would lose its place in its group, get
 messages again, or leave transactions open, which costs everybody more."""
+SERVED_ON_ANY_CONNECTION: Final = ALWAYS_SERVED - {
+    RequestCode.HEART_BEAT,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.CHECK_CLIENT_CONFIG,
+    RequestCode.LOCK_BATCH_MQ,
+}
+"""Requests that are served beyond the quota of connections too: a 4.9.7 client takes every error of
+QUERY_CONSUMER_OFFSET for "never committed" and skips or repeats messages; the others finish what a client has begun on
+another connection. The exceptions would give queues to a consumer that cannot pull."""
 
 
 class QuotaPlugin:
@@ -91,9 +100,15 @@ class QuotaPlugin:
         for row in batch.live:
             request = batch.requests[row]
             connection = request.connection
+            always = request.code in ALWAYS_SERVED
             try:
                 pause = usages.take(
-                    connection, _identity_of(connection), request.size, now, always=request.code in ALWAYS_SERVED
+                    connection,
+                    _identity_of(connection),
+                    request.size,
+                    now,
+                    always=always,
+                    on_any_connection=always and request.code in SERVED_ON_ANY_CONNECTION,
                 )
             except Exceeded as exceeded:
                 batch.refuse(row, ResponseCode.SYSTEM_BUSY, str(exceeded))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 IDENTITIES_MAX: Final = 10_000
 """Identities with a quota of their own; those beyond share one."""
 OTHERS: Final = "(others)"
+SEARCH_EVERY_S: Final = 1.0
+"""The shortest time between two searches for unused identities, each of which takes milliseconds."""
 
 
 @attrs.frozen
@@ -89,21 +92,31 @@ class Usages:
         self._pause_s = pause_s
         self._by_identity: dict[str, _Usage] = {}
         self._of: dict[Connection, _Usage] = {}
+        self._next_search = -math.inf
         self.refused: Counter[tuple[str, str]] = Counter()
         self.paused: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_identity)
 
-    def take(self, connection: Connection, identity: str, size: int, now: float, *, always: bool) -> float:
+    def take(
+        self,
+        connection: Connection,
+        identity: str,
+        size: int,
+        now: float,
+        *,
+        always: bool,
+        on_any_connection: bool = False,
+    ) -> float:
         """Count a request of ``size`` bytes; :class:`Exceeded` if it must be refused, which counts nothing.
 
         Returns for how many seconds the connection should not be read. ``always``: no rate refuses the request, and
-        it causes no pause.
+        it causes no pause. ``on_any_connection``: nor does the quota of connections refuse it.
         """
         usage = self._of.get(connection)
         if usage is None or usage.identity != identity:
-            usage = self._join(connection, identity, now)
+            usage = self._join(connection, identity, now, on_any_connection)
         pause = 0.0
         for bucket, reason in ((usage.requests, "requests"), (usage.bytes, "bytes")):
             wait = 0.0 if bucket is None else bucket.wait(now)
@@ -125,7 +138,7 @@ class Usages:
         if usage is not None:
             usage.connections -= 1
 
-    def _join(self, connection: Connection, identity: str, now: float) -> _Usage:
+    def _join(self, connection: Connection, identity: str, now: float, on_any_connection: bool) -> _Usage:
         usage = self._by_identity.get(identity)
         if usage is None:
             usage = self._begin(identity, now)
@@ -133,6 +146,8 @@ class Usages:
         if self._of.get(connection) is usage:  # one of the others
             return usage
         if most and usage.connections >= most:
+            if on_any_connection:
+                return usage
             raise self._exceeded(usage, "connections", f"{most} connections: close some")
         self.forget(connection)
         self._of[connection] = usage
@@ -141,7 +156,9 @@ class Usages:
 
     def _begin(self, identity: str, now: float) -> _Usage:
         if len(self._by_identity) >= IDENTITIES_MAX and identity not in self._named:
-            self._drop_unused(now)
+            if now >= self._next_search:
+                self._next_search = now + SEARCH_EVERY_S
+                self._drop_unused(now)
             if len(self._by_identity) >= IDENTITIES_MAX:
                 identity = OTHERS
                 if identity in self._by_identity:
@@ -160,6 +177,8 @@ class Usages:
             buckets = [bucket for bucket in (usage.requests, usage.bytes) if bucket is not None]
             if not usage.connections and not any(bucket.wait(now) or not bucket.is_full for bucket in buckets):
                 del self._by_identity[identity]
+                if identity == OTHERS:
+                    continue
                 for key in [key for key in self.refused if key[0] == identity]:
                     self.refused[OTHERS, key[1]] += self.refused.pop(key)
                 if identity in self.paused:

@@ -41,6 +41,8 @@ class Cleaner:
         self._rules = rules
         self._interval_s = interval_s
         self._asked = trio.Event()
+        self._has_more = False
+        """Whether the last round deleted as many files as one round may, all older than ``keep``."""
         self._is_short = False
         self._ample_until = -1
         """While the log ends at or before this offset, the files that exist have the reserve."""
@@ -56,21 +58,25 @@ class Cleaner:
         self._ample_until = -1
 
     def delete_expired(self) -> None:
-        """Check now, regardless of the hour: delete what is older than ``keep``."""
+        """Check now, regardless of the hour: delete what is older than ``keep``, in as many rounds as that needs."""
         self._asked.set()
 
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
-            await self.clean(asked=self._asked.is_set())
-            if self._asked.is_set():
+            asked = self._asked.is_set()
+            if asked:
                 self._asked = trio.Event()
+            await self.clean(asked=asked)
+            if asked and self._has_more:
+                self._asked.set()
             with trio.move_on_after(self._interval_s):
                 await self._asked.wait()
 
     async def clean(self, *, asked: bool = False) -> int:
         """Check the disk and delete files once. Returns the number of deleted log files."""
         broker, rules = self._broker, self._rules
+        self._has_more = False
         try:
             usage = await trio.to_thread.run_sync(broker.env.disk_usage, broker.root)
         except OSError as error:
@@ -92,6 +98,7 @@ class Cleaner:
         is_forced = offset > old_before(files, now_ms, rules)
         before = begins_of(broker) if is_forced else {}
         held, self.held = self.held, await drop_before(broker, offset) if offset else Expired(0)
+        self._has_more = not is_forced and self.held.files >= rules.files_at_once
         if self.held.error:
             self._outages.warning("expired_files_not_deleted", files=self.held.files, reason=self.held.error)
         elif self.held.files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,13 @@ from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 INLINE, SUSPEND, COMMIT = 4, 2, 1
 
 
-async def send(channel: Channel, count: int, *, tag: str = "", body: bytes = b"m", topic: str = "T") -> None:
+async def send(
+    channel: Channel, count: int, *, tag: str = "", body: bytes = b"m", topic: str = "T", properties: str = ""
+) -> None:
     for number in range(count):
         header = SendMessageHeader(
             producer_group="g", topic=topic, default_topic="TBW102", default_topic_queue_nums=4, queue_id=0,
-            sys_flag=0, born_timestamp=1, flag=0, properties=f"TAGS\x01{tag}" if tag else "",
+            sys_flag=0, born_timestamp=1, flag=0, properties=f"TAGS\x01{tag}" if tag else properties,
         )  # fmt: skip
         command = Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body + str(number).encode())
         assert (await channel.call(command)).code == 0
@@ -189,6 +192,65 @@ async def test_without_an_inline_subscription_the_groups_heartbeat_counts(tmp_pa
         assert bodies(await channel.call(pull(0, sys_flag=0, sub_version=5))) == [b"n0"]
         answer = await channel.call(pull(0, sys_flag=0, sub_version=6))
         assert answer.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+async def subscribe(channel: Channel, expression: str, kind: str, version: int) -> None:
+    """A heartbeat that subscribes the group to ``T``."""
+    subscription = SubscriptionData(topic="T", sub_string=expression, expression_type=kind, sub_version=version)
+    if kind == "TAG":
+        subscription = SubscriptionData.for_tags("T", expression, version)
+    beat = HeartbeatData("me", [], [ConsumerData("cg", subscription_data_set=[subscription])])
+    assert (await channel.call(Command(RequestCode.HEART_BEAT, body=beat.to_bytes()))).code == 0
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "properties"),
+    [("SQL92", "a = 1", "a = 2", "a\x012"), ("TAG", "A", "B", "TAGS\x01B")],
+    ids=["the message wakes it", "its time is up"],
+)
+async def test_a_held_pull_skips_no_message_that_the_groups_new_subscription_wants(
+    tmp_path: Path, kind: str, before: str, after: str, properties: str
+) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        held = next(info.plugin for info in broker.manager.plugins if info.name == "longpoll")._held
+        await send(channel, 1)
+        await subscribe(channel, before, kind, 1)
+        answers: list[Command] = []
+
+        async def wait() -> None:
+            answers.append(await channel.call(pull(1, sys_flag=SUSPEND, sub_version=1, wait_ms=20_000), 30.0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await channel.call(pull(0))  # it is sent behind the other, and answered behind it
+            assert len(held) == 1
+            await subscribe(channel, after, kind, 2)
+            await send(channel, 1, properties=properties)
+            held.resume_expired(math.inf)
+        (answer,) = answers
+        assert (answer.code, bounds(answer)) == (ResponseCode.PULL_RETRY_IMMEDIATELY, (1, 0, 2))
+        assert bodies(await channel.call(pull(1, sys_flag=0, sub_version=2))) == [b"m0"]
+
+
+@pytest.mark.trio
+async def test_a_held_pull_keeps_its_subscription_while_the_group_has_it(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel), trio.open_nursery() as nursery:
+        await send(channel, 1)
+        await subscribe(channel, "a = 1", "SQL92", 1)
+        answers: list[Command] = []
+
+        async def wait() -> None:
+            answers.append(await channel.call(pull(1, sys_flag=SUSPEND, sub_version=1, wait_ms=20_000), 30.0))
+
+        nursery.start_soon(wait)
+        await channel.call(pull(0))
+        await subscribe(channel, "a = 1", "SQL92", 2)
+        await send(channel, 1, properties="a\x011")
+        with trio.fail_after(30):
+            while not answers:
+                await trio.lowlevel.checkpoint()
+        assert bodies(answers[0]) == [b"m0"]
 
 
 REFUSED = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -49,6 +50,17 @@ def test_a_new_group_chooses_where_to_begin(broker: Any, queue: dict[str, int], 
     assert answer.code == 22
     assert answer.remark == "group shop has no offset in queue 0 of topic TBW102"
     assert answer.ext is None
+
+
+def test_a_new_group_begins_at_zero_if_the_queue_cannot_be_read(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would make a 4.9.7 client begin at the queue's end."""
+
+    def entries(queue: Any, offset: int, count: int) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(type(broker.queues.get("TBW102", 0)), "entries", entries)
+    answer = broker.ask(14, GROUP)
+    assert (answer.code, answer.ext) == (0, {"offset": "0"})
 
 
 @pytest.mark.parametrize("queue", [{"topic": "nothing"}, {"queueId": 99}, {"queueId": -1}])

@@ -13,7 +13,7 @@ import trio
 import gantrymq
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
-from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -66,6 +66,23 @@ async def test_without_accounts_a_quota_counts_by_address(tmp_path: Path) -> Non
             with anyio.fail_after(30):
                 while (await third.call(send("T", b"x"), 10.0)).code:  # noqa: ASYNC110 - until the ends are seen
                     await anyio.sleep(0.02)
+
+
+async def test_beyond_the_quota_of_connections_offsets_are_served_and_no_consumer_joins_its_group(
+    tmp_path: Path,
+) -> None:
+    """A 4.9.7 client takes a refused query for "never committed", and a member that cannot pull delays its queues."""
+    offset = {"consumerGroup": "shop", "topic": "T", "queueId": "0"}
+    broker = limited(tmp_path, plugin__quota__connections="1")
+    async with run_broker(broker), open_channel(broker.address) as first, open_channel(broker.address) as second:
+        assert (await first.call(send("T", b"x"), 10.0)).code == 0
+        commit = Command(RequestCode.UPDATE_CONSUMER_OFFSET, {**offset, "commitOffset": "1"})
+        assert (await second.call(commit, 10.0)).code == 0
+        answer = await second.call(Command(RequestCode.QUERY_CONSUMER_OFFSET, offset), 10.0)
+        assert (answer.code, answer.ext) == (0, {"offset": "1"})
+        beat = HeartbeatData("client", [], [ConsumerData("shop")]).to_bytes()
+        assert (await second.call(Command(RequestCode.HEART_BEAT, None, beat), 10.0)).code == 2
+        assert (await second.call(send("T", b"x"), 10.0)).code == 2
 
 
 async def test_a_connection_at_its_rate_is_read_more_slowly_and_no_other(tmp_path: Path) -> None:

@@ -67,6 +67,40 @@ def test_connections_beyond_the_quota_are_refused_until_others_are_closed() -> N
     assert usages.refused == {("a", "connections"): 3}
 
 
+def test_requests_that_need_no_connection_of_the_quota_are_served_beyond_it_and_count() -> None:
+    usages = Usages(Quota(requests=10, connections=1), {}, 1.0)
+    assert take(usages, "c1", "a", 0.0) == ""
+    served = [usages.take("c2", "a", 1, 0.0, always=True, on_any_connection=True) for _ in range(9)]  # type: ignore[arg-type]
+    assert served == [0.0] * 9
+    assert take(usages, "c2", "a", 0.0) == "connections", "it has not become one of the quota"
+    assert take(usages, "c1", "a", 0.0) == "requests"
+    usages.forget("c2")  # type: ignore[arg-type]
+    assert take(usages, "c2", "a", 0.0) == "connections"
+
+
+def test_requests_of_identities_without_a_quota_of_their_own_rarely_search_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usages = Usages(Quota(requests=10), {}, 2.0, 1.0)
+    for number in range(usage.IDENTITIES_MAX):
+        usages.take(f"c{number}", f"i{number}", 1, 0.0, always=False)  # type: ignore[arg-type]
+    searches: list[float] = []
+    drop_unused = Usages._drop_unused
+
+    def counted(usages: Usages, now: float) -> None:
+        searches.append(now)
+        drop_unused(usages, now)
+
+    monkeypatch.setattr(Usages, "_drop_unused", counted)
+    for number in range(100):
+        usages.take("x", "x", 1, 100.0 + number / 64, always=True)  # type: ignore[arg-type]
+    assert searches == [100.0, 101.0]
+    for name in ("c1", "c2"):
+        usages.forget(name)  # type: ignore[arg-type]
+    usages.take("x", "x", 1, 103.0, always=True)  # type: ignore[arg-type]
+    assert usages._of["x"].identity == "x", "it has its own quota when there is room"  # type: ignore[index]
+
+
 def test_many_identities_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "IDENTITIES_MAX", 10)
     usages = Usages(Quota(requests=1), {"named": Quota(requests=5)}, 1.0)
@@ -82,3 +116,13 @@ def test_many_identities_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch)
     assert take(usages, "z", "z", 60.0) == ""
     assert usages.refused[OTHERS, "requests"] == 2
     assert take(usages, "i1", "i1", 60.0) == "", "there is room for identities again"
+
+
+def test_refusals_of_identities_that_shared_a_quota_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "IDENTITIES_MAX", 1)
+    usages = Usages(Quota(requests=1), {}, 1.0)
+    assert [take(usages, name, name, 0.0) for name in ("a", "x", "y")] == ["", "", "requests"]
+    for name in ("x", "y"):
+        usages.forget(name)  # type: ignore[arg-type]
+    assert take(usages, "z", "z", 60.0) == ""
+    assert usages.refused == {(OTHERS, "requests"): 1}

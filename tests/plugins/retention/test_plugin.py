@@ -337,6 +337,53 @@ async def test_asking_wakes_the_service(tmp_path: Path) -> None:
                 await trio.lowlevel.checkpoint()
 
 
+async def test_asking_once_deletes_all_old_files_in_rounds(tmp_path: Path) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "1"}) as (broker, _, cleaner):
+        env.ahead_ms = 73 * 3_600_000
+        assert len(broker.log.segments) > 4
+        cleaner.delete_expired()
+        with trio.fail_after(10):
+            while len(broker.log.segments) > 1:
+                await trio.lowlevel.checkpoint()
+            while not cleaner._asked.statistics().tasks_waiting:
+                await trio.lowlevel.checkpoint()
+
+
+async def test_asking_deletes_no_young_file_sooner_than_the_check_interval(tmp_path: Path) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "1"}) as (broker, _, cleaner):
+        env.usage = DiskUsage(100 * GIB, 9 * GIB)
+        files = len(broker.log.segments)
+        cleaner.delete_expired()
+        with trio.fail_after(10):
+            while not broker.log.min_offset or not cleaner._asked.statistics().tasks_waiting:
+                await trio.lowlevel.checkpoint()
+        assert len(broker.log.segments) == files - 1
+
+
+async def test_a_request_during_a_round_causes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env) as (broker, _, cleaner):
+        rounds: list[bool] = []
+        clean = cleaner.clean
+
+        async def clean_counted(*, asked: bool = False) -> int:
+            rounds.append(asked)
+            deleted = await clean(asked=asked)
+            if len(rounds) == 1:
+                env.ahead_ms = 73 * 3_600_000
+                cleaner.delete_expired()
+            return deleted
+
+        monkeypatch.setattr(cleaner, "clean", clean_counted)
+        cleaner.delete_expired()
+        with trio.fail_after(10):
+            while not broker.log.min_offset:
+                await trio.lowlevel.checkpoint()
+        assert rounds == [True, True]
+
+
 @pytest.mark.parametrize("hours", ["4am", "24", "-1"])
 async def test_hours_that_are_none_refuse_the_start(tmp_path: Path, hours: str) -> None:
     with pytest.raises(StartError, match=r"plugin\.retention\.at"):
