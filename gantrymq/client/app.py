@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
@@ -22,6 +24,7 @@ from gantrymq.client.worker import Handler, Worker, is_async
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import foreign_cancellation_as_error
+from gantrymq.remoting.waiting import caller_in_loop
 
 F = TypeVar("F", bound=Callable[..., Any])
 Hook = Callable[[], Awaitable[Any] | Any]
@@ -69,6 +72,8 @@ class App:
         self._client: Client | None = None
         self._workers: list[Worker[ReceivedMessage]] = []
         self._stopped = False
+        self._thread: int | None = None  # that of run()
+        self._stop_from_thread: Callable[[], object] | None = None
 
     @property
     def client(self) -> Client:
@@ -153,10 +158,13 @@ class App:
         self._stopped = False
         failure: Exception | None = None
         self._client = self._connect()
+        stop_wanted = anyio.Event()
+        self._thread, self._stop_from_thread = threading.get_ident(), partial(caller_in_loop(), stop_wanted.set)
         try:
             async with self._client as client:
                 self._workers = [self._worker(client, each) for each in self._registered.values()]
                 async with anyio.create_task_group() as watching:
+                    watching.start_soon(self._stop_after, stop_wanted)
                     if signals and gets_signals():
                         await watching.start(watch_signals, self._stop_at_signal)
                     try:
@@ -166,15 +174,20 @@ class App:
                             await self._call_shutdown()
                     watching.cancel_scope.cancel()
         finally:
-            self._client, self._workers = None, []
+            self._client, self._workers, self._stop_from_thread = None, [], None
         if failure is not None:
             raise failure
 
     def stop(self) -> None:
-        """End :meth:`run` as a signal does. Call it in the event loop, as from a handler."""
-        self._stopped = True
-        for worker in self._workers:
-            worker.stop()
+        """End :meth:`run` as a signal does. Any thread may call it; without effect while the app does not run."""
+        stop_from_thread = self._stop_from_thread
+        if stop_from_thread is None:
+            return
+        if threading.get_ident() == self._thread:
+            self._stop_all()
+        else:
+            with suppress(RuntimeError):  # the event loop ends meanwhile
+                stop_from_thread()
 
     def main(self, *, backend: Literal["asyncio", "trio"] = "asyncio") -> None:
         """:meth:`run` in an event loop of its own, that of ``backend``: the last line of a program."""
@@ -196,13 +209,22 @@ class App:
                 await client._run_worker(worker)
             except Exception as error:
                 failures.append(error)
-                self.stop()
+                self._stop_all()
 
         log.info("app_started", handlers=[each.name for each in self._registered.values()])
         async with anyio.create_task_group() as running:
             for worker in self._workers:
                 running.start_soon(run, worker)
         return failures[0] if failures else None
+
+    async def _stop_after(self, wanted: anyio.Event) -> None:
+        await wanted.wait()
+        self._stop_all()
+
+    def _stop_all(self) -> None:
+        self._stopped = True
+        for worker in self._workers:
+            worker.stop()
 
     def _stop_at_signal(self, name: str) -> None:
         self._stopped = True

@@ -85,13 +85,13 @@ class Worker(Generic[R]):
             raise self._failure
 
     def stop(self) -> None:
-        """Take no further message, and let those in work have ``drain_timeout`` seconds."""
+        """Take no further message, and let those in work have ``drain_timeout`` seconds. Only in the event loop."""
         if self._stopped.is_set():
             return
+        self._limit_drain()  # first: the end is bounded whatever fails below
         self._stopped.set()
         for waiting in self._waits:
             waiting.cancel()
-        self._limit_drain()
 
     def stop_at_signal(self, name: str) -> None:
         """:meth:`stop` because of the signal ``name``."""

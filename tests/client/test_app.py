@@ -224,6 +224,34 @@ async def test_a_signal_during_the_start_ends_the_app_before_any_message(fake_cl
 
 
 @pytest.mark.anyio
+async def test_a_plain_handler_stops_the_app_from_its_thread(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        app = gantrymq.App(cluster.address)
+
+        @app.on("T", group="g", start="first", concurrency=4)
+        def handle(text: str) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            app.stop()
+
+        cluster.broker.store("T", 0, b"x")
+        with anyio.fail_after(20):
+            await app.run(signals=False)
+        assert cluster.broker.seen(36) == []
+        assert cluster.broker.offsets["g", "T", 0] == 1
+
+
+@pytest.mark.anyio
+async def test_a_thread_of_the_users_own_stops_the_app(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        app = gantrymq.App(cluster.address)
+        app.on("T", group="g")(print)
+        app.on_startup(lambda: threading.Timer(0.1, app.stop).start())
+        with anyio.fail_after(20):
+            await app.run(signals=False)
+        app.stop()  # without effect
+
+
+@pytest.mark.anyio
 async def test_a_refused_handler_ends_the_app_and_the_others_drain(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, U=1) as cluster:
         app = gantrymq.App(cluster.address)
