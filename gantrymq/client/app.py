@@ -72,6 +72,7 @@ class App:
         self._client: Client | None = None
         self._workers: list[Worker[ReceivedMessage]] = []
         self._stopped = False
+        self._left_threads = False  # a handler in a thread still ran when run() had ended
         self._thread: int | None = None  # that of run()
         self._stop_from_thread: Callable[[], object] | None = None
 
@@ -155,7 +156,7 @@ class App:
             raise GantryError('the app has no handlers: add functions with @app.on("topic", group="...")')
         if self._client is not None:
             raise GantryError("the app runs already")
-        self._stopped = False
+        self._stopped = self._left_threads = False
         failure: Exception | None = None
         self._client = self._connect()
         stop_wanted = anyio.Event()
@@ -174,6 +175,7 @@ class App:
                             await self._call_shutdown()
                     watching.cancel_scope.cancel()
         finally:
+            self._left_threads = any(worker.left_threads for worker in self._workers)
             self._client, self._workers, self._stop_from_thread = None, [], None
         if failure is not None:
             raise failure

@@ -59,6 +59,8 @@ class Worker(Generic[R]):
         self._ended.set()
         self._tasks: TaskGroup | None = None
         self._failure: GantryError | None = None
+        self.left_threads = False
+        """Whether :meth:`run` has ended while a handler in a thread still ran."""
         self._outages = Outages(log)
 
     async def run(self, *, signals: bool = False) -> None:
@@ -77,6 +79,7 @@ class Worker(Generic[R]):
                     for _ in range(self._concurrency):
                         self._tasks.start_soon(self._take_turns)
                 if self._in_work:
+                    self.left_threads = not self._is_async
                     log.warning("worker_drain_timed_out", group=self._consumer.group, in_work=self._in_work)
                 watching.cancel_scope.cancel()
         finally:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,20 @@ app = gantrymq.App("{nameserver}")
 @app.on("orders", group="{group}", start="first")
 async def handle(text: str) -> None:
     print(text, flush=True)
+"""
+
+HANGING = """\
+import time
+import gantrymq
+
+app = gantrymq.App("{nameserver}")
+
+
+@app.on("orders", group="{group}", start="first", drain_timeout={drain_timeout})
+def handle(text: str) -> None:
+    print(text, flush=True)
+    print("buffered")
+    time.sleep(60)
 """
 
 
@@ -60,6 +75,51 @@ def test_a_program_handles_messages_until_sigterm(nameserver: str, tmp_path: Pat
     with gantrymq.sync.connect(nameserver) as client:
         (queue,) = client.admin.queues("orders")
         assert client.admin.consumer_offset(f"g-{way}", queue) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("drain_timeout", "first", "second", "code"),
+    [(0.1, signal.SIGTERM, None, 0), (50, signal.SIGINT, signal.SIGINT, 130)],
+)
+def test_a_plain_handler_that_hangs_does_not_keep_the_process(
+    nameserver: str,
+    tmp_path: Path,
+    way: str,
+    drain_timeout: float,
+    first: signal.Signals,
+    second: signal.Signals | None,
+    code: int,
+) -> None:
+    text = HANGING.format(nameserver=nameserver, group=f"g-{way}-{code}", drain_timeout=drain_timeout)
+    (tmp_path / "shop.py").write_text(text)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        command(way, "shop:app"),
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stdout.readline() == "42\n"
+            process.send_signal(first)
+            while "worker_draining" not in process.stderr.readline():
+                assert process.poll() is None
+            if second is not None:
+                time.sleep(0.5)  # the worker stops receiving signals right after that line
+                process.send_signal(second)
+            process.wait(20)
+        finally:
+            process.kill()
+        output, errors = process.stdout.read(), process.stderr.read()
+    assert process.returncode == code, errors
+    assert output == "buffered\n"
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow
