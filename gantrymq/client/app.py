@@ -106,13 +106,10 @@ class App:
         topics = topics if isinstance(topics, str | Mapping) else tuple(topics)  # a generator can be read once
         settings = WorkerSettings.checked(options, deserializer)
         subscriptions(topics, settings.consumer.tags, 0)
-        if group in self._registered:
-            raise ValueError(
-                f"group {group} has the handler {self._registered[group].name}: give one function all topics of the"
-                " group, or another group"
-            )
+        self._check_free(group)
 
         def register(function: F) -> F:
+            self._check_free(group)  # again: of stacked decorators all are made before the first is applied
             name = getattr(function, "__name__", repr(function))
             handler, choice = _as_handler(function, name, deserializer)
             try:
@@ -194,6 +191,13 @@ class App:
     def main(self, *, backend: Literal["asyncio", "trio"] = "asyncio") -> None:
         """:meth:`run` in an event loop of its own, that of ``backend``: the last line of a program."""
         anyio.run(self.run, backend=backend)
+
+    def _check_free(self, group: str) -> None:
+        if group in self._registered:
+            raise ValueError(
+                f"group {group} has the handler {self._registered[group].name}: give one function all topics of the"
+                " group, or another group"
+            )
 
     async def _run_all(self, client: Client) -> Exception | None:
         """What made the app end, other than a signal."""

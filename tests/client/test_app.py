@@ -347,6 +347,19 @@ def test_invalid_handlers_are_rejected_at_once(
         app.on(topics, **options)(function)
 
 
+def test_a_second_topic_of_a_group_on_top_of_the_first_is_rejected() -> None:
+    app = gantrymq.App("127.0.0.1:9876")
+    with pytest.raises(ValueError, match="group g has the handler message_alone"):
+        app.on("orders", group="g")(app.on("refunds", group="g")(message_alone))
+
+    @app.on("orders", group="other")
+    @app.on("refunds", group="third")
+    async def handle(message: gantrymq.ReceivedMessage) -> None: ...
+
+    with pytest.raises(ValueError, match="group other has the handler handle"):
+        app.on("T", group="other")
+
+
 def test_a_type_that_is_not_at_the_top_of_the_module_can_be_given_as_an_option() -> None:
     @dataclass
     class Local:
