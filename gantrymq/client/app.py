@@ -271,6 +271,11 @@ def _as_handler(
         wanted = [each for each in parameters if each.kind is each.VAR_POSITIONAL]
     if not 1 <= len(wanted) <= 2:
         raise TypeError(f"{name} has {len(wanted)} parameters: a handler takes the body, the message, or both")
+    for each in parameters:
+        if each.kind is each.KEYWORD_ONLY and each.default is each.empty:
+            raise TypeError(
+                f"{name} needs the keyword argument {each.name!r}, which a handler does not get: make it positional"
+            )
     kinds = _annotations(function, name, needed=deserializer is None)
     is_message = [_is_message(kinds.get(each.name)) for each in wanted]
     if is_message == [False, False]:
