@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import ssl
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -41,6 +42,24 @@ class _Registered:
     settings: WorkerSettings
 
 
+@attrs.frozen
+class StartupFailure:
+    """What a function of :meth:`App.on_startup` has raised."""
+
+    function: Hook
+    error: Exception
+
+    def __str__(self) -> str:
+        """One line: the function, its error, and the place in the function's file."""
+        name = getattr(self.function, "__name__", repr(self.function))
+        frames = [
+            each for each in traceback.extract_tb(self.error.__traceback__) if each.filename == _file_of(self.function)
+        ]
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        text = f"{type(self.error).__name__}: {self.error}".replace("\n", " ")
+        return f"the startup function {name} failed: {text}{where}"
+
+
 class App:
     """Handlers of messages, and the client that they share while :meth:`run` runs.
 
@@ -72,6 +91,7 @@ class App:
         self._client: Client | None = None
         self._workers: list[Worker[ReceivedMessage]] = []
         self._stopped = False
+        self._startup_failure: StartupFailure | None = None
         self._left_threads = False  # a handler in a thread still ran when run() had ended
         self._thread: int | None = None  # that of run()
         self._stop_from_thread: Callable[[], object] | None = None
@@ -154,6 +174,7 @@ class App:
         if self._client is not None:
             raise GantryError("the app runs already")
         self._stopped = self._left_threads = False
+        self._startup_failure = None
         failure: Exception | None = None
         self._client = self._connect()
         stop_wanted = anyio.Event()
@@ -201,11 +222,12 @@ class App:
 
     async def _run_all(self, client: Client) -> Exception | None:
         """What made the app end, other than a signal."""
-        try:
-            for hook in self._startup:
+        for hook in self._startup:
+            try:
                 await _call(hook)
-        except Exception as error:
-            return error
+            except Exception as error:
+                self._startup_failure = StartupFailure(hook, error)
+                return error
         if self._stopped:
             return None
         failures: list[Exception] = []
@@ -247,6 +269,11 @@ class App:
     @staticmethod
     def _worker(client: Client, each: _Registered) -> Worker[ReceivedMessage]:
         return client._worker_of(ReceivedMessage, each.handler, each.topics, each.group, each.settings)
+
+
+def _file_of(function: Callable[..., Any]) -> str | None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else str(code.co_filename)
 
 
 async def _call(hook: Hook) -> None:

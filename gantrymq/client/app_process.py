@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final, Literal, NoReturn
 
 from gantrymq.client.app import App
+from gantrymq.client.errors import GantryError
 from gantrymq.remoting.errors import leaves
 
 INTERRUPTED: Final = 130
@@ -19,7 +20,7 @@ FLUSH_SECONDS: Final = 1.0
 
 
 def run_as_process(app: App, backend: Literal["asyncio", "trio"], report: Callable[[BaseException], int]) -> None:
-    """Run ``app`` until it ends, and raise its errors.
+    """Run ``app`` until it ends, and raise its errors; :class:`GantryError` for one of a startup function.
 
     The process ends here where it must not wait for a handler in a thread: with 130 at an interrupt, and when handlers
     have not ended within their drain timeout, with 0, or what ``report`` returns for the app's error.
@@ -31,6 +32,9 @@ def run_as_process(app: App, backend: Literal["asyncio", "trio"], report: Callab
             _end_process(INTERRUPTED)
         if app._left_threads:
             _end_process(report(error))
+        failure = app._startup_failure
+        if failure is not None and failure.error is error:
+            raise GantryError(str(failure)) from error
         raise
     if app._left_threads:
         _end_process(0)

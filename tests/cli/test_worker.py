@@ -42,6 +42,18 @@ def handle(text: str) -> None:
     time.sleep(60)
 """
 
+STARTUP_FAILS = """\
+import os
+import gantrymq
+
+app = gantrymq.App("{nameserver}")
+app.on("orders", group="g")(print)
+
+@app.on_startup
+async def open_db(name="DATABASE_URL"):
+    os.environ[name]
+"""
+
 
 @pytest.fixture(scope="module")
 def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -133,15 +145,26 @@ def test_a_plain_handler_that_hangs_does_not_keep_the_process(
             "import gantrymq\napp = gantrymq.App('127.0.0.1:1')\napp.on('T', group='g')(print)\n",
             "gantrymq: 127.0.0.1:1: no nameserver can be reached",
         ),
+        (
+            STARTUP_FAILS,
+            "gantrymq: the startup function open_db failed: KeyError: 'DATABASE_URL' ({folder}/shop.py, line 9)",
+        ),
+        (
+            STARTUP_FAILS.replace("os.environ[name]", "int('abc')"),
+            "failed: ValueError: invalid literal for int() with base 10: 'abc' ({folder}/shop.py, line 9)",
+        ),
         ("1/0", "gantrymq: the import of shop failed: ZeroDivisionError: division by zero"),
     ],
 )
-def test_an_app_that_cannot_run_is_one_line_with_the_reason(tmp_path: Path, way: str, program: str, text: str) -> None:
-    (tmp_path / "shop.py").write_text(program)
+def test_an_app_that_cannot_run_is_one_line_with_the_reason(
+    nameserver: str, tmp_path: Path, way: str, program: str, text: str
+) -> None:
+    (tmp_path / "shop.py").write_text(program.replace("{nameserver}", nameserver))
     environment = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
     done = subprocess.run(
         command(way, "shop:app"), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert text in done.stderr
+    assert text.replace("{folder}", str(tmp_path)) in done.stderr
+    assert "bug in GantryMQ" not in done.stderr
     assert "Traceback" not in done.stderr
