@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = "spark,acl,tls,metrics,dashboard,compression,backup,etcd,otel"
+EXTRAS = "spark,spark-schemas,delta,iceberg,acl,tls,metrics,dashboard,compression,objectstore,backup,etcd,otel"
 """Of the environment that the SBOM describes: what users install."""
 
 

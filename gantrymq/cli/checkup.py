@@ -120,6 +120,8 @@ def advertised(advertise: str, listen: str) -> Finding:
 
 def protected(loaded: Loaded) -> Finding:
     """Whether the broker would refuse its listen address because no plugin controls access."""
+    from gantrymq.kernel.broker import ACCESS_CONTROL_SLOT
+
     check = "protected mode"
     broker = loaded.config.broker
     host, _ = parse_address(broker.listen, any_port=True)
@@ -129,11 +131,14 @@ def protected(loaded: Loaded) -> Finding:
         return Finding(check, WARN, f"{host} cannot be resolved", "choose another address")
     if is_loopback(numeric):
         return Finding(check, OK, f"{host}: only this machine can connect")
+    holders = [info.name for info in loaded.manager.plugins if info.slot == ACCESS_CONTROL_SLOT]
+    if holders:
+        return Finding(check, OK, f"{host}: {', '.join(holders)} controls access")
     if broker.insecure:
         advice = "nothing, if every machine on that network is trusted"
         return Finding(check, WARN, f"{host}: every machine that can connect has full access (--insecure)", advice)
     advice = "listen on 127.0.0.1, enable a plugin that controls access, or start with --insecure on a trusted network"
-    return Finding(check, WARN, f"{host}: the broker refuses to start unless a plugin controls access", advice)
+    return Finding(check, FAIL, f"{host}: the broker refuses to start unless a plugin controls access", advice)
 
 
 def access_control(values: Mapping[str, Any], secrets: Collection[str] = ()) -> Finding:

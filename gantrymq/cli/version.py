@@ -11,18 +11,22 @@ import rich_click as click
 
 from gantrymq._version import __version__
 
-OPTIONAL: Final = {
-    "spark": "pyspark",
-    "metrics": "prometheus-client",
-    "dashboard": "starlette",
-    "acl": "pyyaml",
-    "backup": "fsspec",
-    "objectstore": "obstore",
-    "compression": "zstandard",
-    "etcd": "etcd3gw",
-    "otel": "opentelemetry-api",
+OPTIONAL: Final[dict[str, tuple[str, ...]]] = {
+    "spark": ("pyspark", "pyarrow"),
+    "spark-schemas": ("fastavro", "protobuf", "pyarrow", "pyspark", "urllib3"),
+    "delta": ("deltalake", "pyarrow"),
+    "iceberg": ("pyarrow", "pyiceberg"),
+    "acl": ("pyyaml",),
+    "tls": ("cryptography",),
+    "metrics": ("h11", "prometheus-client"),
+    "dashboard": ("hypercorn", "starlette"),
+    "compression": ("lz4", "zstandard"),
+    "objectstore": ("obstore", "pyarrow"),
+    "backup": ("fsspec", "obstore"),
+    "etcd": ("etcd3gw",),
+    "otel": ("opentelemetry-api", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"),
 }
-"""Extras, and the package that shows whether one is installed."""
+"""Extras for users, and the packages of each, which ``setup.cfg`` lists. An extra is installed when all of them are."""
 
 
 @click.command()
@@ -36,7 +40,7 @@ def version(as_json: bool) -> None:
         "python": platform.python_version(),
         "platform": f"{platform.system().lower()}-{platform.machine()}",
         "loops": KIND,
-        "extras": [extra for extra, package in OPTIONAL.items() if _is_installed(package)],
+        "extras": [extra for extra, packages in OPTIONAL.items() if all(map(_is_installed, packages))],
     }
     if as_json:
         click.echo(json.dumps(found, indent=2))

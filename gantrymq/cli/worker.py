@@ -23,15 +23,16 @@ def worker(app: str, backend: str, log_level: str) -> None:
     """Run the handlers of a gantrymq.App until SIGTERM or Ctrl-C.
 
     MODULE:APP is a module in this folder or an installed one, and its App object. After the signal the worker takes no
-    further message, gives running handlers the app's drain timeout, and commits the offsets. A second signal ends the
-    process at once.
+    further message, gives running handlers the app's drain timeout, and commits the offsets. Then, or at a second
+    signal, the process ends, even if a plain handler still runs.
     """
-    from gantrymq.cli.failures import CommandFailed
+    from gantrymq.cli.failures import CommandFailed, report
     from gantrymq.client.app_loading import load_app
+    from gantrymq.client.app_process import run_as_process
 
     configure_logs(log_level)
     found = load_app(app)
     try:
-        found.main(backend=cast(Literal["asyncio", "trio"], backend))
+        run_as_process(found, cast(Literal["asyncio", "trio"], backend), report)
     except ValueError as error:  # of a wrong address, or half of the credentials
         raise CommandFailed(str(error)) from error

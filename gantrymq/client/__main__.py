@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from gantrymq.client.app_loading import load_app
+from gantrymq.client.app_process import INTERRUPTED, run_as_process
 from gantrymq.client.errors import GantryError
 
 FAILED = 1
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,13 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=given.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
-        load_app(given.app).main(backend=given.backend)
+        run_as_process(load_app(given.app), given.backend, _report)
     except (GantryError, ValueError) as error:
-        sys.stderr.write(f"gantrymq: {error}\n")
-        return FAILED
+        return _report(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def _report(error: BaseException) -> int:
+    sys.stderr.write(f"gantrymq: {error}\n")
+    return FAILED
 
 
 if __name__ == "__main__":

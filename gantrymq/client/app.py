@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import ssl
+import threading
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
@@ -22,6 +25,7 @@ from gantrymq.client.worker import Handler, Worker, is_async
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import foreign_cancellation_as_error
+from gantrymq.remoting.waiting import caller_in_loop
 
 F = TypeVar("F", bound=Callable[..., Any])
 Hook = Callable[[], Awaitable[Any] | Any]
@@ -36,6 +40,24 @@ class _Registered:
     topics: Topics
     group: str
     settings: WorkerSettings
+
+
+@attrs.frozen
+class StartupFailure:
+    """What a function of :meth:`App.on_startup` has raised."""
+
+    function: Hook
+    error: Exception
+
+    def __str__(self) -> str:
+        """One line: the function, its error, and the place in the function's file."""
+        name = getattr(self.function, "__name__", repr(self.function))
+        frames = [
+            each for each in traceback.extract_tb(self.error.__traceback__) if each.filename == _file_of(self.function)
+        ]
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        text = f"{type(self.error).__name__}: {self.error}".replace("\n", " ")
+        return f"the startup function {name} failed: {text}{where}"
 
 
 class App:
@@ -69,6 +91,10 @@ class App:
         self._client: Client | None = None
         self._workers: list[Worker[ReceivedMessage]] = []
         self._stopped = False
+        self._startup_failure: StartupFailure | None = None
+        self._left_threads = False  # a handler in a thread still ran when run() had ended
+        self._thread: int | None = None  # that of run()
+        self._stop_from_thread: Callable[[], object] | None = None
 
     @property
     def client(self) -> Client:
@@ -100,13 +126,10 @@ class App:
         topics = topics if isinstance(topics, str | Mapping) else tuple(topics)  # a generator can be read once
         settings = WorkerSettings.checked(options, deserializer)
         subscriptions(topics, settings.consumer.tags, 0)
-        if group in self._registered:
-            raise ValueError(
-                f"group {group} has the handler {self._registered[group].name}: give one function all topics of the"
-                " group, or another group"
-            )
+        self._check_free(group)
 
         def register(function: F) -> F:
+            self._check_free(group)  # again: of stacked decorators all are made before the first is applied
             name = getattr(function, "__name__", repr(function))
             handler, choice = _as_handler(function, name, deserializer)
             try:
@@ -150,13 +173,17 @@ class App:
             raise GantryError('the app has no handlers: add functions with @app.on("topic", group="...")')
         if self._client is not None:
             raise GantryError("the app runs already")
-        self._stopped = False
+        self._stopped = self._left_threads = False
+        self._startup_failure = None
         failure: Exception | None = None
         self._client = self._connect()
+        stop_wanted = anyio.Event()
+        self._thread, self._stop_from_thread = threading.get_ident(), partial(caller_in_loop(), stop_wanted.set)
         try:
             async with self._client as client:
                 self._workers = [self._worker(client, each) for each in self._registered.values()]
                 async with anyio.create_task_group() as watching:
+                    watching.start_soon(self._stop_after, stop_wanted)
                     if signals and gets_signals():
                         await watching.start(watch_signals, self._stop_at_signal)
                     try:
@@ -166,27 +193,41 @@ class App:
                             await self._call_shutdown()
                     watching.cancel_scope.cancel()
         finally:
-            self._client, self._workers = None, []
+            self._left_threads = any(worker.left_threads for worker in self._workers)
+            self._client, self._workers, self._stop_from_thread = None, [], None
         if failure is not None:
             raise failure
 
     def stop(self) -> None:
-        """End :meth:`run` as a signal does. Call it in the event loop, as from a handler."""
-        self._stopped = True
-        for worker in self._workers:
-            worker.stop()
+        """End :meth:`run` as a signal does. Any thread may call it; without effect while the app does not run."""
+        stop_from_thread = self._stop_from_thread
+        if stop_from_thread is None:
+            return
+        if threading.get_ident() == self._thread:
+            self._stop_all()
+        else:
+            with suppress(RuntimeError):  # the event loop ends meanwhile
+                stop_from_thread()
 
     def main(self, *, backend: Literal["asyncio", "trio"] = "asyncio") -> None:
         """:meth:`run` in an event loop of its own, that of ``backend``: the last line of a program."""
         anyio.run(self.run, backend=backend)
 
+    def _check_free(self, group: str) -> None:
+        if group in self._registered:
+            raise ValueError(
+                f"group {group} has the handler {self._registered[group].name}: give one function all topics of the"
+                " group, or another group"
+            )
+
     async def _run_all(self, client: Client) -> Exception | None:
         """What made the app end, other than a signal."""
-        try:
-            for hook in self._startup:
+        for hook in self._startup:
+            try:
                 await _call(hook)
-        except Exception as error:
-            return error
+            except Exception as error:
+                self._startup_failure = StartupFailure(hook, error)
+                return error
         if self._stopped:
             return None
         failures: list[Exception] = []
@@ -196,13 +237,22 @@ class App:
                 await client._run_worker(worker)
             except Exception as error:
                 failures.append(error)
-                self.stop()
+                self._stop_all()
 
         log.info("app_started", handlers=[each.name for each in self._registered.values()])
         async with anyio.create_task_group() as running:
             for worker in self._workers:
                 running.start_soon(run, worker)
         return failures[0] if failures else None
+
+    async def _stop_after(self, wanted: anyio.Event) -> None:
+        await wanted.wait()
+        self._stop_all()
+
+    def _stop_all(self) -> None:
+        self._stopped = True
+        for worker in self._workers:
+            worker.stop()
 
     def _stop_at_signal(self, name: str) -> None:
         self._stopped = True
@@ -219,6 +269,11 @@ class App:
     @staticmethod
     def _worker(client: Client, each: _Registered) -> Worker[ReceivedMessage]:
         return client._worker_of(ReceivedMessage, each.handler, each.topics, each.group, each.settings)
+
+
+def _file_of(function: Callable[..., Any]) -> str | None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else str(code.co_filename)
 
 
 async def _call(hook: Hook) -> None:
@@ -243,6 +298,11 @@ def _as_handler(
         wanted = [each for each in parameters if each.kind is each.VAR_POSITIONAL]
     if not 1 <= len(wanted) <= 2:
         raise TypeError(f"{name} has {len(wanted)} parameters: a handler takes the body, the message, or both")
+    for each in parameters:
+        if each.kind is each.KEYWORD_ONLY and each.default is each.empty:
+            raise TypeError(
+                f"{name} needs the keyword argument {each.name!r}, which a handler does not get: make it positional"
+            )
     kinds = _annotations(function, name, needed=deserializer is None)
     is_message = [_is_message(kinds.get(each.name)) for each in wanted]
     if is_message == [False, False]:

@@ -59,6 +59,8 @@ class Worker(Generic[R]):
         self._ended.set()
         self._tasks: TaskGroup | None = None
         self._failure: GantryError | None = None
+        self.left_threads = False
+        """Whether :meth:`run` has ended while a handler in a thread still ran."""
         self._outages = Outages(log)
 
     async def run(self, *, signals: bool = False) -> None:
@@ -77,6 +79,7 @@ class Worker(Generic[R]):
                     for _ in range(self._concurrency):
                         self._tasks.start_soon(self._take_turns)
                 if self._in_work:
+                    self.left_threads = not self._is_async
                     log.warning("worker_drain_timed_out", group=self._consumer.group, in_work=self._in_work)
                 watching.cancel_scope.cancel()
         finally:
@@ -85,13 +88,13 @@ class Worker(Generic[R]):
             raise self._failure
 
     def stop(self) -> None:
-        """Take no further message, and let those in work have ``drain_timeout`` seconds."""
+        """Take no further message, and let those in work have ``drain_timeout`` seconds. Only in the event loop."""
         if self._stopped.is_set():
             return
+        self._limit_drain()  # first: the end is bounded whatever fails below
         self._stopped.set()
         for waiting in self._waits:
             waiting.cancel()
-        self._limit_drain()
 
     def stop_at_signal(self, name: str) -> None:
         """:meth:`stop` because of the signal ``name``."""

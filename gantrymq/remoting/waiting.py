@@ -69,3 +69,15 @@ def clock_of_loop() -> Callable[[], float]:
         clock: Callable[[], float] = sys.modules["trio"].current_time
         return clock
     return asyncio.get_running_loop().time
+
+
+def caller_in_loop() -> Callable[[Callable[[], object]], object]:
+    """What any thread may call to have a function called soon in the event loop that runs now.
+
+    The function runs in no task, so on asyncio anyio's functions raise there. RuntimeError when the loop has ended.
+    ``anyio.from_thread`` serves only anyio's own threads before 4.11.
+    """
+    if is_trio():
+        call: Callable[[Callable[[], object]], object] = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
+        return call
+    return asyncio.get_running_loop().call_soon_threadsafe

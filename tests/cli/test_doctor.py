@@ -105,11 +105,13 @@ def test_a_wildcard_is_resolved_by_the_broker(doctor: Callable[..., Any]) -> Non
     ("flags", "state", "told"),
     [
         (["--listen", "127.0.0.1:0"], "ok", "only this machine"),
-        (["--listen", "0.0.0.0:0"], "warn", "refuses to start"),
+        (["--listen", "0.0.0.0:0"], "fail", "refuses to start"),
         (["--listen", "0.0.0.0:0", "--insecure"], "warn", "has full access"),
+        (["--listen", "0.0.0.0:0", "--enable", "acl"], "ok", "0.0.0.0: acl controls access"),
+        (["--listen", "0.0.0.0:0", "--enable", "acl", "--insecure"], "ok", "0.0.0.0: acl controls access"),
     ],
 )
-def test_listening_beyond_loopback_is_a_warning(
+def test_listening_beyond_loopback_needs_access_control_or_insecure(
     doctor: Callable[..., Any], flags: list[str], state: str, told: str
 ) -> None:
     _, found = doctor(*flags)

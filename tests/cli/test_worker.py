@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,32 @@ app = gantrymq.App("{nameserver}")
 @app.on("orders", group="{group}", start="first")
 async def handle(text: str) -> None:
     print(text, flush=True)
+"""
+
+HANGING = """\
+import time
+import gantrymq
+
+app = gantrymq.App("{nameserver}")
+
+
+@app.on("orders", group="{group}", start="first", drain_timeout={drain_timeout})
+def handle(text: str) -> None:
+    print(text, flush=True)
+    print("buffered")
+    time.sleep(60)
+"""
+
+STARTUP_FAILS = """\
+import os
+import gantrymq
+
+app = gantrymq.App("{nameserver}")
+app.on("orders", group="g")(print)
+
+@app.on_startup
+async def open_db(name="DATABASE_URL"):
+    os.environ[name]
 """
 
 
@@ -63,6 +90,51 @@ def test_a_program_handles_messages_until_sigterm(nameserver: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("drain_timeout", "first", "second", "code"),
+    [(0.1, signal.SIGTERM, None, 0), (50, signal.SIGINT, signal.SIGINT, 130)],
+)
+def test_a_plain_handler_that_hangs_does_not_keep_the_process(
+    nameserver: str,
+    tmp_path: Path,
+    way: str,
+    drain_timeout: float,
+    first: signal.Signals,
+    second: signal.Signals | None,
+    code: int,
+) -> None:
+    text = HANGING.format(nameserver=nameserver, group=f"g-{way}-{code}", drain_timeout=drain_timeout)
+    (tmp_path / "shop.py").write_text(text)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        command(way, "shop:app"),
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stdout.readline() == "42\n"
+            process.send_signal(first)
+            while "worker_draining" not in process.stderr.readline():
+                assert process.poll() is None
+            if second is not None:
+                time.sleep(0.5)  # the worker stops receiving signals right after that line
+                process.send_signal(second)
+            process.wait(20)
+        finally:
+            process.kill()
+        output, errors = process.stdout.read(), process.stderr.read()
+    assert process.returncode == code, errors
+    assert output == "buffered\n"
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["full", "client"])
 @pytest.mark.parametrize(
     ("program", "text"),
@@ -73,15 +145,26 @@ def test_a_program_handles_messages_until_sigterm(nameserver: str, tmp_path: Pat
             "import gantrymq\napp = gantrymq.App('127.0.0.1:1')\napp.on('T', group='g')(print)\n",
             "gantrymq: 127.0.0.1:1: no nameserver can be reached",
         ),
+        (
+            STARTUP_FAILS,
+            "gantrymq: the startup function open_db failed: KeyError: 'DATABASE_URL' ({folder}/shop.py, line 9)",
+        ),
+        (
+            STARTUP_FAILS.replace("os.environ[name]", "int('abc')"),
+            "failed: ValueError: invalid literal for int() with base 10: 'abc' ({folder}/shop.py, line 9)",
+        ),
         ("1/0", "gantrymq: the import of shop failed: ZeroDivisionError: division by zero"),
     ],
 )
-def test_an_app_that_cannot_run_is_one_line_with_the_reason(tmp_path: Path, way: str, program: str, text: str) -> None:
-    (tmp_path / "shop.py").write_text(program)
+def test_an_app_that_cannot_run_is_one_line_with_the_reason(
+    nameserver: str, tmp_path: Path, way: str, program: str, text: str
+) -> None:
+    (tmp_path / "shop.py").write_text(program.replace("{nameserver}", nameserver))
     environment = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
     done = subprocess.run(
         command(way, "shop:app"), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert text in done.stderr
+    assert text.replace("{folder}", str(tmp_path)) in done.stderr
+    assert "bug in GantryMQ" not in done.stderr
     assert "Traceback" not in done.stderr

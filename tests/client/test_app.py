@@ -224,6 +224,34 @@ async def test_a_signal_during_the_start_ends_the_app_before_any_message(fake_cl
 
 
 @pytest.mark.anyio
+async def test_a_plain_handler_stops_the_app_from_its_thread(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        app = gantrymq.App(cluster.address)
+
+        @app.on("T", group="g", start="first", concurrency=4)
+        def handle(text: str) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            app.stop()
+
+        cluster.broker.store("T", 0, b"x")
+        with anyio.fail_after(20):
+            await app.run(signals=False)
+        assert cluster.broker.seen(36) == []
+        assert cluster.broker.offsets["g", "T", 0] == 1
+
+
+@pytest.mark.anyio
+async def test_a_thread_of_the_users_own_stops_the_app(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        app = gantrymq.App(cluster.address)
+        app.on("T", group="g")(print)
+        app.on_startup(lambda: threading.Timer(0.1, app.stop).start())
+        with anyio.fail_after(20):
+            await app.run(signals=False)
+        app.stop()  # without effect
+
+
+@pytest.mark.anyio
 async def test_a_refused_handler_ends_the_app_and_the_others_drain(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, U=1) as cluster:
         app = gantrymq.App(cluster.address)
@@ -280,6 +308,7 @@ def three(a: str, b: str, c: str) -> None: ...
 def message_alone(message: gantrymq.ReceivedMessage) -> None: ...
 def twice(one: gantrymq.ReceivedMessage, two: gantrymq.ReceivedMessage) -> None: ...
 def of_two_types(body: Refund, message: gantrymq.ReceivedMessage[Order]) -> None: ...
+def with_keyword(body: str, *, message: gantrymq.ReceivedMessage, wait: float = 0) -> None: ...
 def of_no_json(body: list[threading.Thread]) -> None: ...
 
 
@@ -288,6 +317,13 @@ def of_no_json(body: list[threading.Thread]) -> None: ...
     [
         ("T", {"group": "g"}, no_parameter, TypeError, "no_parameter has 0 parameters"),
         ("T", {"group": "g"}, three, TypeError, "three has 3 parameters"),
+        (
+            "T",
+            {"group": "g"},
+            with_keyword,
+            TypeError,
+            "with_keyword needs the keyword argument 'message', which a handler does not get: make it positional",
+        ),
         ("T", {"group": "g"}, twice, TypeError, "takes the message twice"),
         (
             "T",
@@ -317,6 +353,19 @@ def test_invalid_handlers_are_rejected_at_once(
     app.on("T", group="taken")(message_alone)
     with pytest.raises(error, match=text):
         app.on(topics, **options)(function)
+
+
+def test_a_second_topic_of_a_group_on_top_of_the_first_is_rejected() -> None:
+    app = gantrymq.App("127.0.0.1:9876")
+    with pytest.raises(ValueError, match="group g has the handler message_alone"):
+        app.on("orders", group="g")(app.on("refunds", group="g")(message_alone))
+
+    @app.on("orders", group="other")
+    @app.on("refunds", group="third")
+    async def handle(message: gantrymq.ReceivedMessage) -> None: ...
+
+    with pytest.raises(ValueError, match="group other has the handler handle"):
+        app.on("T", group="other")
 
 
 def test_a_type_that_is_not_at_the_top_of_the_module_can_be_given_as_an_option() -> None:

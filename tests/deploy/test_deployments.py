@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shutil
@@ -12,11 +13,20 @@ from typing import Any
 
 import pytest
 
+from gantrymq.cli import version
 from gantrymq.cli.__main__ import run
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 PORTS = {9876, 10911, 8558}
+NOT_FOR_USERS = {"release", "test", "bench", "docs", "dev"}
+
+
+def extras_of_package() -> dict[str, set[str]]:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    extras = config["options.extras_require"]
+    return {name: set(re.findall(r"^[\w-]+", text, re.MULTILINE)) for name, text in extras.items()}
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -180,3 +190,19 @@ def test_version_is_one_and_machine_readable(capsys: pytest.CaptureFixture[str])
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert literals.stdout.split() == ["gantrymq/_version.py"]
+
+
+def test_version_and_the_sbom_know_all_extras_for_users() -> None:
+    packages = {extra: names for extra, names in extras_of_package().items() if extra not in NOT_FOR_USERS}
+    assert {extra: set(names) for extra, names in version.OPTIONAL.items()} == packages
+    release = (ROOT / "packaging" / "release.py").read_text()
+    (listed,) = re.findall(r'^EXTRAS = "(.*)"$', release, re.MULTILINE)
+    assert set(listed.split(",")) == set(packages)
+
+
+def test_an_extra_counts_as_installed_with_all_its_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(version, "_is_installed", lambda package: package != "lz4")
+    assert run(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["extras"] == [name for name in version.OPTIONAL if name != "compression"]

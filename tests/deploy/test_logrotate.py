@@ -18,11 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >>"{log}"
 case "$*" in
-    "kill --kill-whom=main --signal=SIGUSR1 gantrymq-nameserver.service") kill -USR1 {pid} ;;
+    *--kill-whom*) echo "systemctl: unrecognized option '--kill-whom=main'" >&2; exit 1 ;;
+    "show --property MainPID --value gantrymq-nameserver.service") echo {pid} ;;
+    "show --property MainPID --value "*) echo 0 ;;
     *) exit 1 ;;
 esac
 """
-"""systemctl of a machine that has only the nameserver's unit."""
+"""systemctl before systemd 252, of a machine that has only the nameserver's unit."""
 
 
 def test_a_forced_rotation_compresses_nothing_yet_and_the_server_opens_the_new_file(tmp_path: Path) -> None:
