@@ -30,9 +30,12 @@ from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_repair
 from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, Target
-from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup
+from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup, restore
+from gantrymq.maintenance.store_check import StoreCheck, StoreReport
 from gantrymq.message import Message
+from gantrymq.plugins.index.layout import Shape
 from gantrymq.testing.harness import cluster_in_thread
+from support.badblocks import BadBlocksEnv
 from support.foreign import ToolMissing, cache_folder
 from support.object_storage import S3RVER_KEY, run_s3, run_s3rver, s3_settings
 from support.stores import log_records, make_store
@@ -549,6 +552,92 @@ def test_backups_in_two_implementations_of_s3_are_incremental_deleted_and_restor
         refused = cli("store", "backup", target, "--data", str(store))
         assert (refused.code, refused.err.count("\n")) == (1, 1), refused.err
         assert refused.err.startswith(f"gantrymq: {target}/")
+
+
+# ------------------------------------------------------------------------------------------------- unreadable blocks
+
+
+@attrs.frozen
+class BadDisk:
+    """A store whose log has one block that cannot be read; ``hit``: the numbers of the records that touch it."""
+
+    env: BadBlocksEnv
+    root: str
+    hit: list[int]
+    start: int
+    """Where the first record begins that touches the block."""
+    block: int
+    """The log offset of the block."""
+
+    def check(self) -> StoreReport:
+        return StoreCheck(self.env, self.root, Shape(64, 200)).run()
+
+    def quarantine(self) -> None:
+        store_repair.quarantine(self.env, self.root, self.check())
+
+
+@pytest.fixture(params=[2 * 4096])
+def bad_disk(store: Path, sample: Sample, request: pytest.FixtureRequest) -> BadDisk:
+    block: int = request.param
+    hit = [number for number, row in enumerate(sample.records) if row[0] < block + 4096 and row[0] + row[1] > block]
+    env = BadBlocksEnv()
+    path, at = log_file(store, block)
+    env.spoil(f"commitlog/{path.name}", at, at + 4096)
+    return BadDisk(env, str(store), hit, sample.records[hit[0]][0], block)
+
+
+def test_a_backup_of_an_unreadable_block_is_refused_with_the_remedy(bad_disk: BadDisk, tmp_path: Path) -> None:
+    place = FolderTarget(tmp_path / "backups")
+    reason = rf"{0:020d} cannot be read at offset {bad_disk.block} .*stop the broker.* store check --quarantine"
+    with pytest.raises(StartError, match=reason):
+        back_up(bad_disk.env, bad_disk.root, place)
+    assert list_backups(place) == []
+
+
+def test_a_backup_of_a_quarantined_unreadable_block_has_all_other_messages(
+    bad_disk: BadDisk, sample: Sample, tmp_path: Path
+) -> None:
+    bad_disk.quarantine()
+    place = FolderTarget(tmp_path / "backups")
+    assert back_up(bad_disk.env, bad_disk.root, place).copied_log_bytes > 0
+    assert back_up(bad_disk.env, bad_disk.root, place).copied_log_bytes == 0, "the next one continues it"
+    restore(SystemEnv(), place, str(tmp_path / "restored"))
+    expected = {row[4] for number, row in enumerate(sample.records) if number not in bad_disk.hit}
+    assert bodies_of(tmp_path / "restored") == expected
+
+
+@pytest.mark.parametrize("bad_disk", [2 * 65536 + 4096], indirect=True)
+def test_a_backup_continues_one_that_was_made_before_a_block_of_its_last_object_became_unreadable(
+    bad_disk: BadDisk, store: Path, tmp_path: Path
+) -> None:
+    place = FolderTarget(tmp_path / "backups")
+    back_up(SystemEnv(), bad_disk.root, place)
+    with pytest.raises(StartError, match="cannot be read"):
+        back_up(bad_disk.env, bad_disk.root, place)
+    bad_disk.quarantine()
+    assert back_up(bad_disk.env, bad_disk.root, place).copied_log_bytes == 0
+    path, at = log_file(store, bad_disk.block + 5000)
+    flip(path, at)
+    with pytest.raises(StartError, match="is not the continuation"):
+        back_up(bad_disk.env, bad_disk.root, place)
+
+
+def test_a_log_is_cut_at_an_unreadable_block_which_is_overwritten_with_zeros(
+    bad_disk: BadDisk, store: Path, sample: Sample
+) -> None:
+    path, _ = log_file(store, 0)
+    before = path.read_bytes()
+    kept = store_repair.cut(
+        bad_disk.env, bad_disk.root, bad_disk.check(), bad_disk.start, bad_disk.env.lock(f"{bad_disk.root}/lock")
+    )
+    saved = Path(kept[0]).read_bytes()
+    at, behind = bad_disk.block - bad_disk.start, bad_disk.block + 4096
+    assert saved[:at] == before[bad_disk.start : bad_disk.block]
+    assert saved[at : at + 4096] == bytes(4096), "what cannot be read"
+    assert saved[at + 4096 :] == before[behind : bad_disk.start + len(saved)]
+    assert path.read_bytes() == before[: bad_disk.start] + bytes(65536 - bad_disk.start)
+    bad_disk.env.bad.clear()  # the disk has replaced the block that was overwritten
+    assert bodies_of(store) == {row[4] for row in sample.records[: bad_disk.hit[0]]}
 
 
 # --------------------------------------------------------------------------------- backups at the same time
