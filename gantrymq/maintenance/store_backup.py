@@ -216,9 +216,11 @@ class _Registered:
             self._target.delete(f"{RUNNING}/{self.name}")
 
     def renew(self) -> None:
-        """Renew the registration of this run."""
+        """Renew the registration of this run. :class:`StartError` as :meth:`check`."""
         now = self._env.wall_ms()
         if abs(now - self._renewed) >= REFRESH_MS:
+            if self._renewed:
+                self.check()
             self._target.write(f"{RUNNING}/{self.name}", b"%d" % now)
             self._renewed = now
 
@@ -240,9 +242,12 @@ class _Registered:
                 self._target.delete(f"{RUNNING}/{name}")
         return found
 
-    def is_registered(self) -> bool:
-        """False if another run considered this one killed."""
-        return self.name in self._target.names(RUNNING)
+    def check(self) -> None:
+        """:class:`StartError` if another run considered this one killed: this one was paused for too long."""
+        if self.name not in self._target.names(RUNNING):
+            raise StartError(
+                "another backup considered this one killed and may have deleted its objects: back up again"
+            )
 
 
 def _back_up(
@@ -283,10 +288,11 @@ def _back_up(
             start, end, newest, tuple(pieces), tuple(piece for piece, _ in state), registered.name,
         )  # fmt: skip
     target.write(f"backups/{manifest.name}.json", manifest.encode())
-    if not registered.is_registered():
-        # It was paused for so long that another run may have deleted its objects.
+    try:
+        registered.check()
+    except StartError:
         target.delete(f"backups/{manifest.name}.json")
-        raise StartError("another backup considered this one killed and may have deleted its objects: back up again")
+        raise
     deferred = keep is not None and not _drop_old(target, keep, registered)
     return BackupReport(
         manifest.name,

@@ -749,3 +749,43 @@ def test_a_backup_that_was_taken_for_killed_is_not_listed(store: Path, tmp_path:
     with pytest.raises(StartError, match="back up again"):
         back_up(SystemEnv(), str(store), target)
     assert list_backups(place) == []
+
+
+class JumpingClock(SystemEnv):
+    """``passed_ms`` have passed beside the time of the system."""
+
+    passed_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.passed_ms
+
+
+def test_a_backup_that_paused_until_it_was_taken_for_killed_is_not_listed(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not register itself again: another run has deleted its objects meanwhile."""
+    monkeypatch.setattr("gantrymq.maintenance.store_backup.OBJECT_BYTES", 8192)
+    place, env = FolderTarget(tmp_path / "backups"), JumpingClock()
+
+    class Pausing:
+        """The target of a run that is suspended for 61 minutes before it stores its third object of the log."""
+
+        stored = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(place, name)
+
+        def write(self, name: str, data: bytes) -> None:
+            self.stored += name.startswith("log/")
+            if self.stored == 3 and env.passed_ms == 0:
+                env.passed_ms = 61 * 60_000
+                assert not back_up(env, str(store), place, full=True, keep=1).deletion_deferred
+            place.write(name, data)
+
+    target = Pausing()
+    with pytest.raises(StartError, match=r"another backup considered this one killed.*back up again"):
+        back_up(env, str(store), target)
+    assert target.stored == 3, "it ends at once"
+    assert len(list_backups(place)) == 1
+    assert place.names("running") == []
+    assert_all_restorable(place)
