@@ -194,6 +194,7 @@ def back_up(
     :class:`StartError` if ``root`` is not a store, its log has gaps, or it is not the continuation of the last backup;
     :class:`OSError` if reading or writing fails. Then the earlier backups remain valid.
     """
+    read_state(env, root)  # before anything is written: another folder may have files that nobody else should see
     with _Registered(env, target) as run:
         return _back_up(env, root, target, run, full=full, keep=keep, progress=progress)
 

@@ -337,6 +337,18 @@ def test_a_folder_without_store_is_refused(cli: Cli, tmp_path: Path) -> None:
     assert "is not the folder of a store" in outcome.err
 
 
+def test_a_backup_of_a_folder_without_store_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+    """A wrong --data may be the home of a user, whose files have secrets."""
+    config = tmp_path / "home" / "config"
+    config.mkdir(parents=True)
+    (config / "credentials").write_text("secret")
+    target = tmp_path / "backups"
+    target.mkdir()
+    outcome = cli("store", "backup", str(target), "--data", str(tmp_path / "home"))
+    assert (outcome.code, "is not the folder of a store" in outcome.err) == (1, True)
+    assert list(target.rglob("*")) == []
+
+
 # ------------------------------------------------------------------------------------------------------------- backup
 
 
