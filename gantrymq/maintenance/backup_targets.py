@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _STORE_URL: Final = re.compile(r"(s3|s3a|gs|az|abfs|abfss)://([^/]+)(/.*)?", re.DOTALL)
 
+_LOGIN: Final = re.compile(r"(?<=://)[^/\s]*:[^/\s]*@")
+"""The name and password in a URL. A name alone stays: it may be the container of an ``abfs://`` URL."""
+
 
 class Target(Protocol):
     """Where the objects of backups are."""
@@ -106,11 +109,11 @@ class StoreTarget:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
 
-        self._url = url
+        self._url = _without_login(url)
         try:
             self._store: ObjectStore = from_url(f"{scheme}://{bucket}/{quote(path)}")
         except (BaseError, ValueError) as error:
-            raise StartError(f"{url}: {_first_line(error)}") from None
+            raise StartError(f"{self._url}: {_first_line(error)}") from None
 
     def read(self, name: str, most: int) -> bytes:
         with self._errors_of(name):
@@ -146,7 +149,12 @@ class StoreTarget:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    return _without_login((str(error).splitlines() or [type(error).__name__])[0])[:300]
+
+
+def _without_login(text: str) -> str:
+    """The text without the passwords of the URLs in it."""
+    return _LOGIN.sub("", text)
 
 
 class ObjectTarget:
@@ -156,11 +164,13 @@ class ObjectTarget:
         try:
             import fsspec
         except ImportError:
-            raise StartError(f"{url}: backups to URLs need fsspec: pip install 'gantrymq[backup]'") from None
+            raise StartError(
+                f"{_without_login(url)}: backups to URLs need fsspec: pip install 'gantrymq[backup]'"
+            ) from None
         try:
             files, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
-            raise StartError(f"{url}: {error}") from None
+            raise StartError(_without_login(f"{url}: {error}")) from None
         self._files: Any = files
 
     def read(self, name: str, most: int) -> bytes:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -29,7 +30,7 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_repair
-from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, Target
+from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, StorageFailed, Target, open_target
 from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup, restore
 from gantrymq.maintenance.store_check import StoreCheck, StoreReport
 from gantrymq.message import Message
@@ -519,6 +520,36 @@ def test_an_object_store_that_fails_is_named_in_one_line(
     monkeypatch.setenv("AWS_MAX_RETRIES", "0")
     outcome = cli("store", "backup", "s3://bucket/broker-a", "--data", str(store))
     assert (outcome.code, outcome.err.startswith("gantrymq: s3://bucket/broker-a/")) == (1, True), outcome.err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sftp://keeper:pass-word@host/x", "sftp://keeper:pass-word@2@host/x", "nope://keeper:pass-word@host/x",
+        pytest.param("az://keeper:pass-word@host/x", id="obstore"),
+    ],
+)  # fmt: skip
+def test_the_password_of_a_url_is_not_in_the_message(
+    cli: Cli, store: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="pip install 'gantrymq[backup]'")
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    outcome = cli("store", "backup", url, "--data", str(store))
+    shown = f"{url.partition(':')[0]}://host/x"
+    assert (outcome.code, outcome.err.startswith(f"gantrymq: {shown}: ")) == (1, True), outcome.err
+    assert "pass-word" not in outcome.err
+
+
+def test_the_password_of_a_url_is_not_in_the_message_of_a_failed_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = pytest.importorskip("obstore.exceptions", reason="pip install 'gantrymq[backup]'")
+    place = open_target("s3://keeper:pass-word@bucket/x")
+
+    def fail(*_: object) -> None:
+        raise exceptions.BaseError("the bucket is gone")
+
+    monkeypatch.setattr(place, "_store", SimpleNamespace(put=fail))
+    with pytest.raises(StorageFailed, match=r"^s3://bucket/x/note: the bucket is gone$"):
+        place.write("note", b"")
 
 
 @pytest.fixture(params=["moto", "s3rver"])
