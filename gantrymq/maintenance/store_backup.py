@@ -34,7 +34,7 @@ from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.store.recovery.quarantine import QuarantineList
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE, StoreConfig
 from gantrymq.maintenance.backup_targets import Target
-from gantrymq.maintenance.store_files import log_runs, read_state
+from gantrymq.maintenance.store_files import FileProblem, log_runs, read_state
 from gantrymq.maintenance.store_repair import build_queues, queue_units
 
 VERSION: Final = 1
@@ -350,8 +350,12 @@ def _is_state(path: str) -> bool:
 
 
 def _open_log(env: Env, root: str, stack: ExitStack) -> Segments:
+    before: list[FileProblem] = []
     for _ in range(10):
         runs, problems = log_runs(env, root)
+        if problems and problems != before:
+            before = problems  # retention may have deleted files meanwhile: look again
+            continue
         if problems or len(runs) > 1:
             text = "; ".join(f"{each.path} {each.reason}" for each in problems[:3])
             raise StartError(f"the log has gaps or wrong files ({text}): check the store first (gantrymq store check)")

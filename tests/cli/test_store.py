@@ -23,7 +23,7 @@ import attrs
 import pytest
 
 import gantrymq.sync
-from gantrymq.kernel.env import Env
+from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError, StoreInUse
 from gantrymq.kernel.layouts import ENTRY
@@ -831,4 +831,26 @@ def test_a_backup_that_paused_until_it_was_taken_for_killed_is_not_listed(
     assert target.stored == 3, "it ends at once"
     assert len(list_backups(place)) == 1
     assert place.names("running") == []
+    assert_all_restorable(place)
+
+
+class DeletingEnv(SystemEnv):
+    """Retention deletes the first ``count`` files of the log when the last of them is opened for the first time."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.names = [f"{number * 65536:020d}" for number in range(count)]
+
+    def open(self, path: str, create: bool = False) -> File:
+        folder, _, name = path.rpartition("/")
+        if folder.endswith("/commitlog") and self.names and name == self.names[-1]:
+            while self.names:
+                self.unlink(f"{folder}/{self.names.pop(0)}")
+        return super().open(path, create)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_backup_succeeds_while_retention_deletes_the_oldest_files(store: Path, tmp_path: Path, count: int) -> None:
+    env, place = DeletingEnv(count), FolderTarget(tmp_path / "backups")
+    assert back_up(env, str(store), place).log_start == count * 65536
     assert_all_restorable(place)
