@@ -61,6 +61,8 @@ REFRESH_MS: Final = 60_000
 DEAD_AFTER_MS: Final = 3_600_000
 """A run whose registration is older was killed. The clocks of two machines may differ by less."""
 _RUN: Final = re.compile(r"[0-9a-f]{8}")
+_TIME: Final = re.compile(rb"[0-9]{13}")
+"""A time in ms in a registration, which has 13 digits until the year 2286; a part of it has fewer."""
 
 
 class BadBackup(StartError):
@@ -232,12 +234,14 @@ class _Registered:
             if name == self.name:
                 continue
             try:
-                renewed = int(self._target.read(f"{RUNNING}/{name}", 20))
+                text = self._target.read(f"{RUNNING}/{name}", 20)
             except FileNotFoundError:
                 continue
-            except ValueError:
-                renewed = 0
-            if self._env.wall_ms() - renewed < DEAD_AFTER_MS:
+            if not _TIME.fullmatch(text):
+                # Its run may be writing it just now. If it is dead, the registration expires from now on.
+                text = b"%d" % self._env.wall_ms()
+                self._target.write(f"{RUNNING}/{name}", text)
+            if self._env.wall_ms() - int(text) < DEAD_AFTER_MS:
                 found.append(name)
             else:
                 self._target.delete(f"{RUNNING}/{name}")

@@ -3,6 +3,7 @@ every acknowledged message."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -854,3 +855,58 @@ def test_a_backup_succeeds_while_retention_deletes_the_oldest_files(store: Path,
     env, place = DeletingEnv(count), FolderTarget(tmp_path / "backups")
     assert back_up(env, str(store), place).log_start == count * 65536
     assert_all_restorable(place)
+
+
+@pytest.fixture
+def torn_files(tmp_path: Path) -> Any:
+    """A storage of files, whose writing ends half way at each path that contains ``torn_files.at``."""
+    fsspec = pytest.importorskip("fsspec", reason="pip install 'gantrymq[backup]'")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class TornFiles(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+        protocol = "torn"
+        store: dict[str, Any] = {}  # noqa: RUF012 - as the base class has it
+        pseudo_dirs = [""]  # noqa: RUF012
+        at = "nowhere"
+        cachable = False
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return str(super()._strip_protocol(path.removeprefix("torn://")))
+
+        def pipe_file(self, path: str, value: bytes, **options: Any) -> None:
+            is_torn = TornFiles.at in path
+            super().pipe_file(path, value[: len(value) // 2] if is_torn else value, **options)
+            if is_torn:
+                raise OSError(errno.ECONNRESET, "the connection is lost")
+
+    fsspec.register_implementation("torn", TornFiles, clobber=True)
+    return TornFiles
+
+
+@pytest.mark.parametrize("folder", ["state", "log", "backups"])
+def test_an_object_that_was_written_half_is_not_taken_for_one(store: Path, torn_files: Any, folder: str) -> None:
+    place = ObjectTarget("torn://server/a")
+    torn_files.at = f"/{folder}/"
+    with pytest.raises(OSError, match="the connection is lost"):
+        back_up(SystemEnv(), str(store), place)
+    assert place.names(folder) == []
+    torn_files.at = "nowhere"
+    report = back_up(SystemEnv(), str(store), place, keep=1)
+    assert list_backups(place) == [report.name]
+    assert_all_restorable(place)
+    assert not [path for path in torn_files.store if path.endswith(".part")]
+
+
+@pytest.mark.parametrize("text", [b"", b"18000"])
+def test_a_backup_whose_registration_is_written_half_is_taken_for_killed_after_an_hour(
+    store: Path, tmp_path: Path, text: bytes
+) -> None:
+    place, env = FolderTarget(tmp_path / "backups"), JumpingClock()
+    place.write("running/0123abcd", text)
+    assert back_up(env, str(store), place, full=True, keep=1).deletion_deferred
+    env.passed_ms = 3_500_000
+    assert back_up(env, str(store), place, full=True, keep=1).deletion_deferred
+    env.passed_ms = 3_700_000
+    assert not back_up(env, str(store), place, full=True, keep=1).deletion_deferred
+    assert place.names("running") == []
