@@ -120,7 +120,7 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
 
     from gantrymq.cli.signals import ending_by_signal
     from gantrymq.client import connect
-    from gantrymq.failover.brokers import broker_rows
+    from gantrymq.failover.brokers import query_brokers
     from gantrymq.failover.lock import LockKeeper
     from gantrymq.failover.watcher import Watcher
     from gantrymq.remoting.errors import GantryError
@@ -150,8 +150,7 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
         await tried.wait()
         if client is None:
             raise GantryError(reason)
-        with trio.fail_after(2 * timeout):
-            return await broker_rows(client, timeout, name, more, without)
+        return await query_brokers(client, timeout, name, more, without)
 
     async with trio.open_nursery() as nursery:
         with ending_by_signal(nursery.cancel_scope.cancel):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import anyio
+
 from gantrymq.client.connections import Connections
 from gantrymq.client.errors import ConnectError, ConnectFailed, TlsFailed
 from gantrymq.client.requests import Rotation, read_body, read_route, read_topics, route_request, topics_request
@@ -10,9 +16,16 @@ from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 
+UNANSWERED_SECONDS: Final = 0.1
+"""A nameserver has failed if a request to it is cancelled after waiting so long for the answer."""
+
 
 class Nameservers:
-    """Uses the nameserver that answered last, and the next one when it fails."""
+    """Uses the nameserver that answered last, and the next one when it fails.
+
+    A caller whose own timeout is shorter than that of a request cancels it before it fails. That counts as a failure
+    too, or a nameserver that hangs would be asked again each time.
+    """
 
     def __init__(self, addresses: tuple[str, ...], connections: Connections) -> None:
         self._rotation = Rotation(addresses)
@@ -37,7 +50,8 @@ class Nameservers:
         kinds: set[type[ConnectError]] = set()
         for address in self._rotation.order():
             try:
-                channel = await self._connections.get(address)
+                with self._skipping(address):
+                    channel = await self._connections.get(address)
             except ConnectError as error:
                 failures.append(error.reason if len(self.addresses) == 1 else str(error))
                 kinds.add(type(error))
@@ -53,12 +67,28 @@ class Nameservers:
         for _ in self.addresses:
             channel = await self.connect()
             try:
-                return await channel.call(command)
+                with self._skipping(channel.address, channel):
+                    return await channel.call(command)
             except ConnectError as error:
                 failure = error
-                self._rotation.skip()
         assert failure is not None  # there is at least one address
         raise failure
+
+    @contextmanager
+    def _skipping(self, address: str, channel: Channel | None = None) -> Iterator[None]:
+        """Ask the next nameserver first if ``address`` fails in the block, or has not answered when it is cancelled."""
+        began = anyio.current_time()
+        try:
+            yield
+        except ConnectError:
+            self._rotation.skip(address)
+            raise
+        except anyio.get_cancelled_exc_class():
+            if anyio.current_time() - began >= UNANSWERED_SECONDS:
+                self._rotation.skip(address)
+                if channel is not None and channel.on_timeout is not None:
+                    channel.on_timeout()
+            raise
 
     async def route(self, topic: str) -> TopicRouteData | None:
         """Where ``topic`` lies; None when no broker has it."""

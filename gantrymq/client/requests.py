@@ -64,9 +64,10 @@ class Rotation:
         if address in self.addresses:
             self._current = self.addresses.index(address)
 
-    def skip(self) -> None:
-        """The current one failed: ask the next one first."""
-        self._current = (self._current + 1) % len(self.addresses)
+    def skip(self, address: str) -> None:
+        """``address`` failed: if it is the current one, ask the next one first."""
+        if address == self.current:  # otherwise another request has found out before
+            self._current = (self._current + 1) % len(self.addresses)
 
     def update(self, addresses: tuple[str, ...]) -> None:
         """Ask these from now on. The current one stays so where it is among them."""

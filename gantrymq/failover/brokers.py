@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
+    from gantrymq.remoting.bodies.routes import ClusterInfo
 
 ANSWER_S: Final = 3.0
 """The default of ``--response-timeout``: how long a broker may take to answer."""
@@ -31,23 +33,52 @@ COLUMNS: Final = (
 )
 
 
+async def query_brokers(
+    client: Client,
+    timeout: float,
+    name: str,
+    more: Mapping[str, int] | None = None,
+    without: Collection[str] = (),
+) -> list[dict[str, Any]]:
+    """As :func:`broker_rows` of one broker name, with ``timeout`` seconds for each nameserver and each broker.
+
+    A nameserver that hangs costs ``timeout`` once, and is then the last one to be asked. ``trio.TooSlowError`` if no
+    nameserver answers in time.
+    """
+    import trio
+
+    with trio.fail_after((len(client.admin.nameservers) + 2) * timeout):
+        return await broker_rows(client, timeout, name, more, without, timeout)
+
+
+async def _ask_nameservers(client: Client, timeout: float) -> ClusterInfo:
+    import trio
+
+    for _ in client.admin.nameservers:
+        with trio.move_on_after(timeout):
+            return await client.admin.cluster()
+    raise trio.TooSlowError(f"no nameserver answered within {timeout:g} s")
+
+
 async def broker_rows(
     client: Client,
     response_timeout: float = ANSWER_S,
     only: str | None = None,
     more: Mapping[str, int] | None = None,
     without: Collection[str] = (),
+    nameserver_timeout: float = math.inf,
 ) -> list[dict[str, Any]]:
     """One row per broker with the keys of :data:`COLUMNS`, masters before their slaves; None for unknown values.
 
     All brokers are asked concurrently, each with ``response_timeout`` seconds. ``only`` selects one broker name.
     ``more``: ids by address of further brokers of that name, which may be unknown to the nameserver. ``without``:
-    addresses that are not asked and count as unreachable.
+    addresses that are not asked and count as unreachable. ``nameserver_timeout``: seconds that each nameserver has, at
+    most those of the client; ``trio.TooSlowError`` if none answers in that time.
     """
     import trio
 
     found: dict[tuple[str, int, str], dict[str, Any]] = {}
-    info = await client.admin.cluster()
+    info = await _ask_nameservers(client, nameserver_timeout)
     asked = [
         (data.cluster, name, broker_id, address)
         for name, data in info.broker_addr_table.items()

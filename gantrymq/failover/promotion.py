@@ -161,7 +161,7 @@ async def promote(
             f"others lack. Start or stop them (a nameserver forgets a broker that is gone after 120 s); {ACCEPT_LOSS}"
         )
     slaves = [row for row in slaves if row["epoch"] is not None]
-    _check_promotable([row for row in slaves if number in (None, row["id"])])
+    _check_promotable(slaves, number)
     epoch = Epoch(max(max(map(_known, rows)) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
     report(f"epoch {epoch} begins: sending it to {', '.join(row['address'] for row in slaves)}")
     logs = await _send_epoch_to_all(
@@ -192,8 +192,15 @@ async def _promote_by_number(address: str, response_timeout: float, report: Repo
     return Promoted(address, None)
 
 
-def _check_promotable(wanted: Sequence[Row]) -> None:
-    """Check, before any broker is fenced, that a slave can be promoted."""
+def _check_promotable(slaves: Sequence[Row], number: int | None) -> None:
+    """Check, before any broker is fenced, that one of ``slaves``, which support epochs, can be promoted."""
+    wanted = [row for row in slaves if number in (None, row["id"])]
+    if not wanted:
+        others = ", ".join(f"{row['address']} (--id {row['id']})" for row in slaves)
+        raise PromotionRefused(
+            f"the slave with the id {number} does not support epochs, so it cannot replace the others' master: "
+            f"promote {others}"
+        )
     if all(row["not_promotable"] for row in wanted):
         raise PromotionRefused(f"{wanted[0]['address']} refuses: {wanted[0]['not_promotable']}")
 

@@ -146,6 +146,12 @@ class Watcher:
         if revision is None or self._read_at == revision:
             return
         await self._read_again(revision)
+        stored = self._members.master
+        if stored and stored != self._master:
+            # The last holder may have promoted it just now, so it may still be on its way back.
+            self._deposed, self._master = self._master, stored
+            self._silent_since, self._attempts = None, 0
+            self._grace_until = self._clock() + self._rules.promoted_timeout
 
     async def _read_again(self, revision: int) -> None:
         """Read the members again: an administrator may have removed a slave."""

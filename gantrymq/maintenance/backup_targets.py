@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 _STORE_URL: Final = re.compile(r"(s3|s3a|gs|az|abfs|abfss)://([^/]+)(/.*)?", re.DOTALL)
 
+_OBJECT_STORES: Final = frozenset(
+    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "obs", "tos", "memory"}
+)
+"""fsspec's protocols of storages in which an object exists only when all of it is written."""
+_PART: Final = ".part"
+"""The end of the name of a file that is being written; no object has it."""
+_LOGIN: Final = re.compile(r"(?<=://)[^/\s]*:[^/\s]*@")
+"""The name and password in a URL. A name alone stays: it may be the container of an ``abfs://`` URL."""
+
 
 class Target(Protocol):
     """Where the objects of backups are."""
@@ -106,11 +115,11 @@ class StoreTarget:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
 
-        self._url = url
+        self._url = _without_login(url)
         try:
             self._store: ObjectStore = from_url(f"{scheme}://{bucket}/{quote(path)}")
         except (BaseError, ValueError) as error:
-            raise StartError(f"{url}: {_first_line(error)}") from None
+            raise StartError(f"{self._url}: {_first_line(error)}") from None
 
     def read(self, name: str, most: int) -> bytes:
         with self._errors_of(name):
@@ -146,22 +155,34 @@ class StoreTarget:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    return _without_login((str(error).splitlines() or [type(error).__name__])[0])[:300]
+
+
+def _without_login(text: str) -> str:
+    """The text without the passwords of the URLs in it."""
+    return _LOGIN.sub("", text)
 
 
 class ObjectTarget:
-    """A folder of a storage that fsspec reaches; options come from fsspec's own configuration and environment."""
+    """A folder of a storage that fsspec reaches; options come from fsspec's own configuration and environment.
+
+    In a storage of files, such as ``sftp://``, an object gets its name when it is complete.
+    """
 
     def __init__(self, url: str) -> None:
         try:
             import fsspec
         except ImportError:
-            raise StartError(f"{url}: backups to URLs need fsspec: pip install 'gantrymq[backup]'") from None
+            raise StartError(
+                f"{_without_login(url)}: backups to URLs need fsspec: pip install 'gantrymq[backup]'"
+            ) from None
         try:
             files, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
-            raise StartError(f"{url}: {error}") from None
+            raise StartError(_without_login(f"{url}: {error}")) from None
         self._files: Any = files
+        known = (files.protocol,) if isinstance(files.protocol, str) else files.protocol
+        self._writes_whole = not _OBJECT_STORES.isdisjoint(known)
 
     def read(self, name: str, most: int) -> bytes:
         path = f"{self._root}/{name}"
@@ -170,8 +191,18 @@ class ObjectTarget:
         return bytes(self._files.cat_file(path, end=most + 1) if is_long else self._files.cat_file(path))
 
     def write(self, name: str, data: bytes) -> None:
-        self._files.makedirs(f"{self._root}/{name}".rpartition("/")[0], exist_ok=True)
-        self._files.pipe_file(f"{self._root}/{name}", data)
+        path = f"{self._root}/{name}"
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        if self._writes_whole or self._files.exists(path):  # not all storages can rename over another file
+            self._files.pipe_file(path, data)
+            return
+        try:
+            self._files.pipe_file(path + _PART, data)
+            self._files.mv(path + _PART, path)
+        except BaseException:
+            with suppress(Exception):  # the storage may be gone
+                self._files.rm_file(path + _PART)
+            raise
 
     def names(self, folder: str) -> list[str]:
         self._files.invalidate_cache()
@@ -179,7 +210,7 @@ class ObjectTarget:
             found = self._files.ls(f"{self._root}/{folder}", detail=False)
         except FileNotFoundError:
             return []
-        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
+        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found if not str(name).endswith(_PART))
 
     def delete(self, name: str) -> None:
         try:

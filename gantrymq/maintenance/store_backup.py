@@ -28,12 +28,13 @@ from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import Stop
 from gantrymq.kernel.store.log.scan import scan_block
-from gantrymq.kernel.store.log.segments import Segments
+from gantrymq.kernel.store.log.segments import Segments, read_around, read_blocks
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
+from gantrymq.kernel.store.recovery.quarantine import QuarantineList
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE, StoreConfig
 from gantrymq.maintenance.backup_targets import Target
-from gantrymq.maintenance.store_files import log_runs, read_state
+from gantrymq.maintenance.store_files import FileProblem, log_runs, read_state
 from gantrymq.maintenance.store_repair import build_queues, queue_units
 
 VERSION: Final = 1
@@ -60,6 +61,8 @@ REFRESH_MS: Final = 60_000
 DEAD_AFTER_MS: Final = 3_600_000
 """A run whose registration is older was killed. The clocks of two machines may differ by less."""
 _RUN: Final = re.compile(r"[0-9a-f]{8}")
+_TIME: Final = re.compile(rb"[0-9]{13}")
+"""A time in ms in a registration, which has 13 digits until the year 2286; a part of it has fewer."""
 
 
 class BadBackup(StartError):
@@ -193,6 +196,7 @@ def back_up(
     :class:`StartError` if ``root`` is not a store, its log has gaps, or it is not the continuation of the last backup;
     :class:`OSError` if reading or writing fails. Then the earlier backups remain valid.
     """
+    read_state(env, root)  # before anything is written: another folder may have files that nobody else should see
     with _Registered(env, target) as run:
         return _back_up(env, root, target, run, full=full, keep=keep, progress=progress)
 
@@ -215,9 +219,11 @@ class _Registered:
             self._target.delete(f"{RUNNING}/{self.name}")
 
     def renew(self) -> None:
-        """Renew the registration of this run."""
+        """Renew the registration of this run. :class:`StartError` as :meth:`check`."""
         now = self._env.wall_ms()
         if abs(now - self._renewed) >= REFRESH_MS:
+            if self._renewed:
+                self.check()
             self._target.write(f"{RUNNING}/{self.name}", b"%d" % now)
             self._renewed = now
 
@@ -228,20 +234,25 @@ class _Registered:
             if name == self.name:
                 continue
             try:
-                renewed = int(self._target.read(f"{RUNNING}/{name}", 20))
+                text = self._target.read(f"{RUNNING}/{name}", 20)
             except FileNotFoundError:
                 continue
-            except ValueError:
-                renewed = 0
-            if self._env.wall_ms() - renewed < DEAD_AFTER_MS:
+            if not _TIME.fullmatch(text):
+                # Its run may be writing it just now. If it is dead, the registration expires from now on.
+                text = b"%d" % self._env.wall_ms()
+                self._target.write(f"{RUNNING}/{name}", text)
+            if self._env.wall_ms() - int(text) < DEAD_AFTER_MS:
                 found.append(name)
             else:
                 self._target.delete(f"{RUNNING}/{name}")
         return found
 
-    def is_registered(self) -> bool:
-        """False if another run considered this one killed."""
-        return self.name in self._target.names(RUNNING)
+    def check(self) -> None:
+        """:class:`StartError` if another run considered this one killed: this one was paused for too long."""
+        if self.name not in self._target.names(RUNNING):
+            raise StartError(
+                "another backup considered this one killed and may have deleted its objects: back up again"
+            )
 
 
 def _back_up(
@@ -259,7 +270,7 @@ def _back_up(
     with ExitStack() as stack:
         run = _open_log(env, root, stack)
         start, end, newest = run.start, *_find_end(env, root, run)
-        kept = _continued(run, before, start, end)
+        kept = _continued(env, root, run, before, target, start, end)
         _check_present(target, kept)
         position = kept[-1].offset + kept[-1].size if kept else start
         copied, total = 0, end - position
@@ -269,7 +280,7 @@ def _back_up(
             if segment is None:
                 raise StartError(f"{root}/commitlog: no file holds offset {position}; check the store (store check)")
             size = min(end, segment.end, position + OBJECT_BYTES) - position
-            piece = _store_object(target, run.pread(position, size), position, registered.name)
+            piece = _store_object(target, _read_log(env, root, run, position, size), position, registered.name)
             if piece.size != size:
                 raise StartError(f"{segment.path} is too short: check the store (store check)")
             pieces.append(piece)
@@ -282,10 +293,11 @@ def _back_up(
             start, end, newest, tuple(pieces), tuple(piece for piece, _ in state), registered.name,
         )  # fmt: skip
     target.write(f"backups/{manifest.name}.json", manifest.encode())
-    if not registered.is_registered():
-        # It was paused for so long that another run may have deleted its objects.
+    try:
+        registered.check()
+    except StartError:
         target.delete(f"backups/{manifest.name}.json")
-        raise StartError("another backup considered this one killed and may have deleted its objects: back up again")
+        raise
     deferred = keep is not None and not _drop_old(target, keep, registered)
     return BackupReport(
         manifest.name,
@@ -342,8 +354,12 @@ def _is_state(path: str) -> bool:
 
 
 def _open_log(env: Env, root: str, stack: ExitStack) -> Segments:
+    before: list[FileProblem] = []
     for _ in range(10):
         runs, problems = log_runs(env, root)
+        if problems and problems != before:
+            before = problems  # retention may have deleted files meanwhile: look again
+            continue
         if problems or len(runs) > 1:
             text = "; ".join(f"{each.path} {each.reason}" for each in problems[:3])
             raise StartError(f"the log has gaps or wrong files ({text}): check the store first (gantrymq store check)")
@@ -374,7 +390,11 @@ def _find_end(env: Env, root: str, run: Segments) -> tuple[int, int]:
     elif len(run):
         position = max(run.start, run.end - 2 * run.file_bytes)  # the last file can be one that was made in advance
     while (segment := run.at(position)) is not None:
-        batch, stop = scan_block(run, position, segment.end, _ROWS, check_body=True)
+        try:
+            batch, stop = scan_block(run, position, segment.end, _ROWS, check_body=True)
+        except OSError:
+            _check_unreadable(env, root, run, position, segment.end - position)
+            raise
         newest = max(newest, batch.newest_timestamp)
         position = segment.end if stop is Stop.BLANK else batch.end
         if stop not in (Stop.ROWS, Stop.DATA, Stop.BLANK):
@@ -382,7 +402,52 @@ def _find_end(env: Env, root: str, run: Segments) -> tuple[int, int]:
     return min(position, run.end), newest
 
 
-def _continued(run: Segments, before: Manifest | None, start: int, end: int) -> list[Piece]:
+def _read_log(env: Env, root: str, run: Segments, offset: int, size: int) -> bytes:
+    """The bytes of the log, with zeros for unreadable blocks in quarantined ranges, which no reader of the restored log
+    reads. :class:`StartError` if another block cannot be read."""
+    try:
+        return run.pread(offset, size)
+    except OSError:
+        _check_unreadable(env, root, run, offset, size)
+        segment = run.at(offset)
+        return b"" if segment is None else read_around(segment, offset - segment.base, size)
+
+
+def _check_unreadable(env: Env, root: str, run: Segments, offset: int, size: int) -> None:
+    """:class:`StartError` if a block of the log that is not quarantined cannot be read."""
+    segment = run.at(offset)
+    if segment is None:
+        return
+    ranges = QuarantineList(env, root).load()
+    for start, data, error in read_blocks(segment, offset - segment.base, size):
+        at = segment.base + start
+        if error is not None and not any(first <= at and at + len(data) <= last for first, last in ranges):
+            raise StartError(
+                f"{segment.path} cannot be read at offset {at} of the log ({error.strerror}): restore the last backup "
+                "or promote a slave; or stop the broker and let it skip what is damaged (gantrymq store check "
+                "--quarantine), then back up again"
+            )
+
+
+def _is_same(env: Env, root: str, run: Segments, last: Piece, target: Target) -> bool:
+    """Whether the log still has the bytes of ``last``, the last piece of a backup."""
+    data = _read_log(env, root, run, last.offset, last.size)
+    if hashlib.sha256(data).hexdigest() == last.sha256:
+        return True
+    segment = run.at(last.offset)
+    if segment is None:
+        return False
+    start = last.offset - segment.base
+    blocks = list(read_blocks(segment, start, last.size))
+    if all(error is None for _, _, error in blocks):
+        return False
+    stored = target.read(last.name, last.size)  # blocks may have become unreadable after it was stored
+    return all(error or stored[at - start : at - start + len(found)] == found for at, found, error in blocks)
+
+
+def _continued(
+    env: Env, root: str, run: Segments, before: Manifest | None, target: Target, start: int, end: int
+) -> list[Piece]:
     """The pieces of the last backup that this one needs too."""
     if before is None or not before.log:
         return []
@@ -390,7 +455,7 @@ def _continued(run: Segments, before: Manifest | None, start: int, end: int) -> 
     at = max(last.offset, start)
     same = before.file_bytes == run.file_bytes and before.end <= end
     if same and at == last.offset:
-        same = hashlib.sha256(run.pread(at, last.size)).hexdigest() == last.sha256
+        same = _is_same(env, root, run, last, target)
     if not same:
         raise StartError(
             f"the log is not the continuation of the last backup ({before.name}): it was cut or replaced; back up to"

@@ -114,6 +114,8 @@ def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int],
             continue
         try:
             sizes[name] = size_of(env, path)
+        except FileNotFoundError:
+            continue  # a running broker has deleted it since the folder was listed
         except OSError as error:  # a symbolic link, a socket, another user's file
             problems.append(FileProblem(path, f"cannot be opened: {error.strerror}"))
     counts = Counter(size for size in sizes.values() if size and size % unit == 0)

@@ -3,6 +3,7 @@ every acknowledged message."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,23 +17,27 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 
 import gantrymq.sync
-from gantrymq.kernel.env import Env
+from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError, StoreInUse
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_repair
-from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, Target
-from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup
+from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, StorageFailed, Target, open_target
+from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup, restore
+from gantrymq.maintenance.store_check import StoreCheck, StoreReport
 from gantrymq.message import Message
+from gantrymq.plugins.index.layout import Shape
 from gantrymq.testing.harness import cluster_in_thread
+from support.badblocks import BadBlocksEnv
 from support.foreign import ToolMissing, cache_folder
 from support.object_storage import S3RVER_KEY, run_s3, run_s3rver, s3_settings
 from support.stores import log_records, make_store
@@ -334,6 +339,18 @@ def test_a_folder_without_store_is_refused(cli: Cli, tmp_path: Path) -> None:
     assert "is not the folder of a store" in outcome.err
 
 
+def test_a_backup_of_a_folder_without_store_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+    """A wrong --data may be the home of a user, whose files have secrets."""
+    config = tmp_path / "home" / "config"
+    config.mkdir(parents=True)
+    (config / "credentials").write_text("secret")
+    target = tmp_path / "backups"
+    target.mkdir()
+    outcome = cli("store", "backup", str(target), "--data", str(tmp_path / "home"))
+    assert (outcome.code, "is not the folder of a store" in outcome.err) == (1, True)
+    assert list(target.rglob("*")) == []
+
+
 # ------------------------------------------------------------------------------------------------------------- backup
 
 
@@ -506,6 +523,36 @@ def test_an_object_store_that_fails_is_named_in_one_line(
     assert (outcome.code, outcome.err.startswith("gantrymq: s3://bucket/broker-a/")) == (1, True), outcome.err
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sftp://keeper:pass-word@host/x", "sftp://keeper:pass-word@2@host/x", "nope://keeper:pass-word@host/x",
+        pytest.param("az://keeper:pass-word@host/x", id="obstore"),
+    ],
+)  # fmt: skip
+def test_the_password_of_a_url_is_not_in_the_message(
+    cli: Cli, store: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="pip install 'gantrymq[backup]'")
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    outcome = cli("store", "backup", url, "--data", str(store))
+    shown = f"{url.partition(':')[0]}://host/x"
+    assert (outcome.code, outcome.err.startswith(f"gantrymq: {shown}: ")) == (1, True), outcome.err
+    assert "pass-word" not in outcome.err
+
+
+def test_the_password_of_a_url_is_not_in_the_message_of_a_failed_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = pytest.importorskip("obstore.exceptions", reason="pip install 'gantrymq[backup]'")
+    place = open_target("s3://keeper:pass-word@bucket/x")
+
+    def fail(*_: object) -> None:
+        raise exceptions.BaseError("the bucket is gone")
+
+    monkeypatch.setattr(place, "_store", SimpleNamespace(put=fail))
+    with pytest.raises(StorageFailed, match=r"^s3://bucket/x/note: the bucket is gone$"):
+        place.write("note", b"")
+
+
 @pytest.fixture(params=["moto", "s3rver"])
 def s3(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of an S3 on loopback, with the settings for its bucket ``bucket``."""
@@ -549,6 +596,92 @@ def test_backups_in_two_implementations_of_s3_are_incremental_deleted_and_restor
         refused = cli("store", "backup", target, "--data", str(store))
         assert (refused.code, refused.err.count("\n")) == (1, 1), refused.err
         assert refused.err.startswith(f"gantrymq: {target}/")
+
+
+# ------------------------------------------------------------------------------------------------- unreadable blocks
+
+
+@attrs.frozen
+class BadDisk:
+    """A store whose log has one block that cannot be read; ``hit``: the numbers of the records that touch it."""
+
+    env: BadBlocksEnv
+    root: str
+    hit: list[int]
+    start: int
+    """Where the first record begins that touches the block."""
+    block: int
+    """The log offset of the block."""
+
+    def check(self) -> StoreReport:
+        return StoreCheck(self.env, self.root, Shape(64, 200)).run()
+
+    def quarantine(self) -> None:
+        store_repair.quarantine(self.env, self.root, self.check())
+
+
+@pytest.fixture(params=[2 * 4096])
+def bad_disk(store: Path, sample: Sample, request: pytest.FixtureRequest) -> BadDisk:
+    block: int = request.param
+    hit = [number for number, row in enumerate(sample.records) if row[0] < block + 4096 and row[0] + row[1] > block]
+    env = BadBlocksEnv()
+    path, at = log_file(store, block)
+    env.spoil(f"commitlog/{path.name}", at, at + 4096)
+    return BadDisk(env, str(store), hit, sample.records[hit[0]][0], block)
+
+
+def test_a_backup_of_an_unreadable_block_is_refused_with_the_remedy(bad_disk: BadDisk, tmp_path: Path) -> None:
+    place = FolderTarget(tmp_path / "backups")
+    reason = rf"{0:020d} cannot be read at offset {bad_disk.block} .*stop the broker.* store check --quarantine"
+    with pytest.raises(StartError, match=reason):
+        back_up(bad_disk.env, bad_disk.root, place)
+    assert list_backups(place) == []
+
+
+def test_a_backup_of_a_quarantined_unreadable_block_has_all_other_messages(
+    bad_disk: BadDisk, sample: Sample, tmp_path: Path
+) -> None:
+    bad_disk.quarantine()
+    place = FolderTarget(tmp_path / "backups")
+    assert back_up(bad_disk.env, bad_disk.root, place).copied_log_bytes > 0
+    assert back_up(bad_disk.env, bad_disk.root, place).copied_log_bytes == 0, "the next one continues it"
+    restore(SystemEnv(), place, str(tmp_path / "restored"))
+    expected = {row[4] for number, row in enumerate(sample.records) if number not in bad_disk.hit}
+    assert bodies_of(tmp_path / "restored") == expected
+
+
+@pytest.mark.parametrize("bad_disk", [2 * 65536 + 4096], indirect=True)
+def test_a_backup_continues_one_that_was_made_before_a_block_of_its_last_object_became_unreadable(
+    bad_disk: BadDisk, store: Path, tmp_path: Path
+) -> None:
+    place = FolderTarget(tmp_path / "backups")
+    back_up(SystemEnv(), bad_disk.root, place)
+    with pytest.raises(StartError, match="cannot be read"):
+        back_up(bad_disk.env, bad_disk.root, place)
+    bad_disk.quarantine()
+    assert back_up(bad_disk.env, bad_disk.root, place).copied_log_bytes == 0
+    path, at = log_file(store, bad_disk.block + 5000)
+    flip(path, at)
+    with pytest.raises(StartError, match="is not the continuation"):
+        back_up(bad_disk.env, bad_disk.root, place)
+
+
+def test_a_log_is_cut_at_an_unreadable_block_which_is_overwritten_with_zeros(
+    bad_disk: BadDisk, store: Path, sample: Sample
+) -> None:
+    path, _ = log_file(store, 0)
+    before = path.read_bytes()
+    kept = store_repair.cut(
+        bad_disk.env, bad_disk.root, bad_disk.check(), bad_disk.start, bad_disk.env.lock(f"{bad_disk.root}/lock")
+    )
+    saved = Path(kept[0]).read_bytes()
+    at, behind = bad_disk.block - bad_disk.start, bad_disk.block + 4096
+    assert saved[:at] == before[bad_disk.start : bad_disk.block]
+    assert saved[at : at + 4096] == bytes(4096), "what cannot be read"
+    assert saved[at + 4096 :] == before[behind : bad_disk.start + len(saved)]
+    assert path.read_bytes() == before[: bad_disk.start] + bytes(65536 - bad_disk.start)
+    bad_disk.env.bad.clear()  # the disk has replaced the block that was overwritten
+    assert bodies_of(store) == {row[4] for row in sample.records[: bad_disk.hit[0]]}
 
 
 # --------------------------------------------------------------------------------- backups at the same time
@@ -660,3 +793,120 @@ def test_a_backup_that_was_taken_for_killed_is_not_listed(store: Path, tmp_path:
     with pytest.raises(StartError, match="back up again"):
         back_up(SystemEnv(), str(store), target)
     assert list_backups(place) == []
+
+
+class JumpingClock(SystemEnv):
+    """``passed_ms`` have passed beside the time of the system."""
+
+    passed_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.passed_ms
+
+
+def test_a_backup_that_paused_until_it_was_taken_for_killed_is_not_listed(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not register itself again: another run has deleted its objects meanwhile."""
+    monkeypatch.setattr("gantrymq.maintenance.store_backup.OBJECT_BYTES", 8192)
+    place, env = FolderTarget(tmp_path / "backups"), JumpingClock()
+
+    class Pausing:
+        """The target of a run that is suspended for 61 minutes before it stores its third object of the log."""
+
+        stored = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(place, name)
+
+        def write(self, name: str, data: bytes) -> None:
+            self.stored += name.startswith("log/")
+            if self.stored == 3 and env.passed_ms == 0:
+                env.passed_ms = 61 * 60_000
+                assert not back_up(env, str(store), place, full=True, keep=1).deletion_deferred
+            place.write(name, data)
+
+    target = Pausing()
+    with pytest.raises(StartError, match=r"another backup considered this one killed.*back up again"):
+        back_up(env, str(store), target)
+    assert target.stored == 3, "it ends at once"
+    assert len(list_backups(place)) == 1
+    assert place.names("running") == []
+    assert_all_restorable(place)
+
+
+class DeletingEnv(SystemEnv):
+    """Retention deletes the first ``count`` files of the log when the last of them is opened for the first time."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.names = [f"{number * 65536:020d}" for number in range(count)]
+
+    def open(self, path: str, create: bool = False) -> File:
+        folder, _, name = path.rpartition("/")
+        if folder.endswith("/commitlog") and self.names and name == self.names[-1]:
+            while self.names:
+                self.unlink(f"{folder}/{self.names.pop(0)}")
+        return super().open(path, create)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_backup_succeeds_while_retention_deletes_the_oldest_files(store: Path, tmp_path: Path, count: int) -> None:
+    env, place = DeletingEnv(count), FolderTarget(tmp_path / "backups")
+    assert back_up(env, str(store), place).log_start == count * 65536
+    assert_all_restorable(place)
+
+
+@pytest.fixture
+def torn_files(tmp_path: Path) -> Any:
+    """A storage of files, whose writing ends half way at each path that contains ``torn_files.at``."""
+    fsspec = pytest.importorskip("fsspec", reason="pip install 'gantrymq[backup]'")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class TornFiles(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+        protocol = "torn"
+        store: dict[str, Any] = {}  # noqa: RUF012 - as the base class has it
+        pseudo_dirs = [""]  # noqa: RUF012
+        at = "nowhere"
+        cachable = False
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return str(super()._strip_protocol(path.removeprefix("torn://")))
+
+        def pipe_file(self, path: str, value: bytes, **options: Any) -> None:
+            is_torn = TornFiles.at in path
+            super().pipe_file(path, value[: len(value) // 2] if is_torn else value, **options)
+            if is_torn:
+                raise OSError(errno.ECONNRESET, "the connection is lost")
+
+    fsspec.register_implementation("torn", TornFiles, clobber=True)
+    return TornFiles
+
+
+@pytest.mark.parametrize("folder", ["state", "log", "backups"])
+def test_an_object_that_was_written_half_is_not_taken_for_one(store: Path, torn_files: Any, folder: str) -> None:
+    place = ObjectTarget("torn://server/a")
+    torn_files.at = f"/{folder}/"
+    with pytest.raises(OSError, match="the connection is lost"):
+        back_up(SystemEnv(), str(store), place)
+    assert place.names(folder) == []
+    torn_files.at = "nowhere"
+    report = back_up(SystemEnv(), str(store), place, keep=1)
+    assert list_backups(place) == [report.name]
+    assert_all_restorable(place)
+    assert not [path for path in torn_files.store if path.endswith(".part")]
+
+
+@pytest.mark.parametrize("text", [b"", b"18000"])
+def test_a_backup_whose_registration_is_written_half_is_taken_for_killed_after_an_hour(
+    store: Path, tmp_path: Path, text: bytes
+) -> None:
+    place, env = FolderTarget(tmp_path / "backups"), JumpingClock()
+    place.write("running/0123abcd", text)
+    assert back_up(env, str(store), place, full=True, keep=1).deletion_deferred
+    env.passed_ms = 3_500_000
+    assert back_up(env, str(store), place, full=True, keep=1).deletion_deferred
+    env.passed_ms = 3_700_000
+    assert not back_up(env, str(store), place, full=True, keep=1).deletion_deferred
+    assert place.names("running") == []

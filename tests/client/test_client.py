@@ -6,13 +6,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
 
 import gantrymq
 from gantrymq import MessageQueue
+from gantrymq.client.connections import Connections
+from gantrymq.client.nameservers import Nameservers
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -290,6 +293,66 @@ async def test_a_hanging_nameserver_is_tried_once_and_then_avoided(
             hangs.nameserver.answers.clear()
             alive.nameserver.answers[206] = silent
             assert await client.admin.topics() == ["T"], "and the first again when the second hangs"
+
+
+@pytest.mark.anyio
+async def test_a_nameserver_that_left_a_cancelled_request_unanswered_is_avoided(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has a timeout of its own, which is shorter than that of the request."""
+    monkeypatch.setattr("gantrymq.client.nameservers.UNANSWERED_SECONDS", 0.0)
+    async with fake_cluster(T=2) as hangs, fake_cluster(U=2) as alive:
+        async with gantrymq.connect(f"{hangs.address};{alive.address}") as client:
+            assert await client.admin.topics() == ["T"]
+            hangs.nameserver.answers[206] = lambda request: None
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2):  # and two at the same time do not return to it
+                    tasks.start_soon(client.admin.topics)
+                await hangs.nameserver.wait_for(206, 3)
+                tasks.cancel_scope.cancel()
+            assert await client.admin.topics() == ["U"]
+
+
+@pytest.mark.anyio
+async def test_requests_that_are_cancelled_at_once_do_not_change_the_nameserver(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.nameservers.UNANSWERED_SECONDS", 60.0)
+    async with fake_cluster(T=2) as one, fake_cluster(U=2) as other:
+        async with gantrymq.connect(f"{one.address};{other.address}") as client:
+            one.nameserver.answers[206] = lambda request: None
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.admin.topics)
+                await one.nameserver.wait_for(206)
+                tasks.cancel_scope.cancel()
+            one.nameserver.answers.clear()
+            assert await client.admin.topics() == ["T"]
+
+
+@pytest.mark.anyio
+async def test_the_next_nameserver_is_tried_after_a_cancelled_attempt_to_connect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gantrymq.client.nameservers.UNANSWERED_SECONDS", 0.0)
+    tried: list[str] = []
+
+    class Network:
+        async def get(self, address: str) -> SimpleNamespace:
+            tried.append(address)
+            if address == "refuses:1":
+                raise gantrymq.ConnectFailed(address, "connection refused")
+            if address == "drops:1":
+                await anyio.sleep_forever()
+            return SimpleNamespace(address=address)
+
+    nameservers = Nameservers(("refuses:1", "drops:1", "alive:1"), cast(Connections, Network()))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(nameservers.connect)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    with anyio.fail_after(20):
+        assert (await nameservers.connect()).address == "alive:1"
+    assert tried == ["refuses:1", "drops:1", "alive:1"]
 
 
 @pytest.mark.anyio

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from gantrymq.failover.promotion import PromotionRefused, SlaveLog, choose
+import pytest
+import trio
+
+from gantrymq.failover.promotion import PromotionRefused, SlaveLog, choose, promote
 from gantrymq.remoting.epoch import FIRST, Epoch
 
 ONE, TWO = Epoch(1, "aa"), Epoch(2, "bb")
@@ -65,3 +68,22 @@ def test_the_logs_of_two_masters_with_one_epoch_number_are_not_compared_by_their
     with pytest.raises(PromotionRefused, match="two masters had one epoch number"):
         choose(logs, list(logs))
     assert choose(logs, list(logs), accept_loss=True) == "a"
+
+
+def test_a_requested_slave_without_epochs_is_refused_while_another_one_supports_them() -> None:
+    """Also if messages may be lost: the brokers that know the new epoch would not follow it."""
+
+    def row(number: int, address: str, epoch: str | None) -> dict[str, Any]:
+        return {
+            "broker": "broker-a", "id": number, "address": address, "role": "slave", "epoch": epoch, "offset": 10,
+            "not_promotable": "",
+        }  # fmt: skip
+
+    async def rows() -> list[dict[str, Any]]:
+        return [row(1, "new:1", "0-"), row(2, "old:2", None)]
+
+    async def scenario() -> None:
+        with pytest.raises(PromotionRefused, match=r"id 2 does not support epochs.*: promote new:1 \(--id 1\)"):
+            await promote("broker-a", rows, number=2, accept_loss=True)
+
+    trio.run(scenario)

@@ -69,6 +69,28 @@ class Segment:
             file.close()
 
 
+def read_blocks(segment: Segment, start: int, size: int) -> Iterator[tuple[int, bytes, OSError | None]]:
+    """The ``size`` bytes of the file at ``start``, block by block: where it begins in the file, its bytes, and the
+    error if it cannot be read; then the bytes are zeros."""
+    at, end = start, start + size
+    while at < end:
+        piece = min(DISK_BLOCK_BYTES - at % DISK_BLOCK_BYTES, end - at)
+        try:
+            yield at, segment.file.pread(piece, at), None
+        except OSError as error:
+            yield at, bytes(piece), error
+        at += piece
+
+
+def read_around(segment: Segment, start: int, size: int, filler: bytes = b"\0") -> bytes:
+    """``size`` bytes of the file at ``start``, with the byte ``filler`` in place of unreadable blocks."""
+    try:
+        return segment.file.pread(size, start)
+    except OSError:
+        blocks = read_blocks(segment, start, size)
+        return b"".join(data if error is None else filler * len(data) for _, data, error in blocks)
+
+
 class Segments:
     """The row of files in ``folder``.
 
@@ -355,9 +377,12 @@ class Segments:
 
 
 def _nonzero_chunks(segment: Segment, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of the parts of ``segment``, from ``offset`` on, that are not all zero."""
+    """Offset and bytes of the parts of ``segment``, from ``offset`` on, that are not all zero.
+
+    Unreadable blocks are among them, so that zeros are written over them too.
+    """
     for first, last in segment.file.data_ranges(offset - segment.base):
         for start in range(first, last, _CHUNK_BYTES):
-            chunk = segment.file.pread(min(_CHUNK_BYTES, last - start), start)
+            chunk = read_around(segment, start, min(_CHUNK_BYTES, last - start), filler=b"\xff")
             if chunk != _ZEROS[: len(chunk)]:
                 yield segment.base + start, chunk

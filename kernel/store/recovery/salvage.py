@@ -5,7 +5,7 @@ from __future__ import annotations
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.store.log.scan import scan_block
-from gantrymq.kernel.store.log.segments import DISK_BLOCK_BYTES, Segment, Segments
+from gantrymq.kernel.store.log.segments import Segment, Segments, read_around
 
 _CHUNK_BYTES = 1024 * 1024
 _MAGIC_START = b"\xda\xa3\x20"
@@ -32,7 +32,7 @@ def _find_in(segments: Segments, segment: Segment, start: int) -> tuple[int, int
     for first, last in segment.file.data_ranges(start):
         for position in range(first, last, _CHUNK_BYTES):
             # With some bytes of the next chunk, for a magic that crosses the boundary.
-            chunk = _read_around(segment, position, min(_CHUNK_BYTES + 8, last - position))
+            chunk = read_around(segment, position, min(_CHUNK_BYTES + 8, last - position))
             at = chunk.find(_MAGIC_START, 4)
             while at >= 0:
                 batch = _record_at(segments, segment.base + position + at - 4, segment.end)
@@ -52,24 +52,9 @@ def _record_at(segments: Segments, offset: int, limit: int) -> DispatchBatch | N
     return batch if len(batch) else None
 
 
-def _read_around(segment: Segment, start: int, size: int) -> bytes:
-    """``size`` bytes of the file at ``start``, with zeros for each unreadable block."""
-    try:
-        return segment.file.pread(size, start)
-    except OSError:
-        found = bytearray()
-        while len(found) < size:
-            at = start + len(found)
-            piece = min(DISK_BLOCK_BYTES - at % DISK_BLOCK_BYTES, size - len(found))
-            try:
-                found += segment.file.pread(piece, at)
-            except OSError:
-                found += bytes(piece)
-        return bytes(found)
-
-
 def save_to_lost_and_found(env: Env, segments: Segments, start: int, end: int, folder: str) -> tuple[str, ...]:
-    """Copy the bytes from ``start`` to ``end`` durably into ``folder``. Returns the paths, one for each file."""
+    """Copy the bytes from ``start`` to ``end`` durably into ``folder``, with zeros for unreadable blocks. Returns the
+    paths, one for each file."""
     paths = []
     for segment in segments:
         first, last = max(start, segment.base), min(end, segment.end)
@@ -79,7 +64,7 @@ def save_to_lost_and_found(env: Env, segments: Segments, start: int, end: int, f
         file = env.open(path, create=True)
         try:
             for offset in range(first, last, _CHUNK_BYTES):
-                data = segment.file.pread(min(_CHUNK_BYTES, last - offset), offset - segment.base)
+                data = read_around(segment, offset - segment.base, min(_CHUNK_BYTES, last - offset))
                 file.pwrite(data, offset - first)
             file.datasync()
         finally:
