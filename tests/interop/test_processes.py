@@ -23,6 +23,7 @@ def unit(homes: Callable[[str], Path]) -> Iterator[str]:
     (base,) = free_ports(around=(-2, 0, 1, 4, 8, 10, 11))
     arguments = ["serve", "--processes", "2", "--data", str(home / "data"), "--listen", f"127.0.0.1:{base}"]
     arguments += ["--nameserver-listen", f"127.0.0.1:{base + 4}", "--set", "plugin.http.listen="]
+    arguments += ["--set", "plugin.flowcontrol.busy_after=1m"]  # the disk of the tests may be late
     with ExitStack() as stack:
         child = stack.enter_context(gantrymq_child(arguments, home / "log"))
         child.wait_line(lambda line: line.startswith("ready"), 120)

@@ -63,9 +63,10 @@ async def test_with_direct_a_lone_senders_messages_are_durable_without_the_threa
     env = CountingEnv()
     broker = make_broker(tmp_path, env=env, settings=settings)
     async with run_broker(broker), open_channel(broker.address) as channel:
-        for number in range(FAST_FLUSHES + LONE_TURNS + 10):
+        for number in range(FAST_FLUSHES + LONE_TURNS + 25):
             if number == FAST_FLUSHES + LONE_TURNS + 5:
                 before = env.made.asked
             assert (await channel.call(send("T", b"%d" % number))).code == ResponseCode.SUCCESS
             assert broker.log.durable == broker.log.end
-        assert (env.made.asked == before) is direct
+        # a flush of the log by another thread may be in the way of one or two
+        assert (env.made.asked - before < 10) is direct

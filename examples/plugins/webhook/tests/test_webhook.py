@@ -151,6 +151,7 @@ def test_dead_letters_of_all_groups_are_posted(plugin_broker, receiver):
 
 def test_a_body_that_cannot_be_unpacked_is_posted_as_it_is_stored(plugin_broker, receiver):
     running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    running.client.admin.create_topic("orders")
     assert request(running, compressed_by_its_flag_only("orders", b"not zlib")) == 0
     send(running, "orders", b"2")
     assert [body for _, body in receiver.wait(2)] == [b"not zlib", b"2"]
