@@ -59,7 +59,7 @@ class Worker(Generic[R]):
         self._ended.set()
         self._tasks: TaskGroup | None = None
         self._failure: GantryError | None = None
-        self.left_threads = False
+        self.left_threads: bool = False
         """Whether :meth:`run` has ended while a handler in a thread still ran."""
         self._outages = Outages(log)
 
