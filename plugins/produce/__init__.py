@@ -8,7 +8,8 @@ Provides: SendRules.
 Replaces RocketMQ's ``SendMessageProcessor``.
 
 ``before_append`` runs last. It refuses delayed messages and half messages that no plugin has handled, because an
-ordinary append would deliver them too early. A slave (``broker.id`` above 0) refuses everything.
+ordinary append would deliver them too early. A slave (``broker.id`` above 0) refuses everything. Of a batch request of
+which a plugin has refused a message, no message is stored, as with RocketMQ.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.plugins.interfaces import GroupTable, SendRules, TopicTable
 from gantrymq.plugins.produce.config import ProduceConfig
 from gantrymq.plugins.produce.rules import Rules
-from gantrymq.plugins.produce.send import SendProcessor
+from gantrymq.plugins.produce.send import SendProcessor, refuse_whole_requests
 from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.properties import MSG_REGION, TRACE_ON
@@ -65,5 +66,8 @@ class ProducePlugin:
     def before_append(self, batch: AppendBatch) -> None:
         if self._slave_id:
             refuse_all(batch, self._slave_id)
-        elif batch.traits & (Trait.DELAY | Trait.PREPARED):
+            return
+        if batch.traits & (Trait.DELAY | Trait.PREPARED):
             refuse_unhandled(batch)
+        if batch.traits & Trait.BATCH and batch.refused:
+            refuse_whole_requests(batch)

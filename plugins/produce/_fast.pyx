@@ -230,8 +230,13 @@ cdef Py_ssize_t without_end(const uint8_t* at, Py_ssize_t size) noexcept nogil:
     return size
 
 
+cdef inline bint has_zero(const uint8_t* at, Py_ssize_t size) noexcept nogil:
+    return size > 0 and memchr(at, 0, size) != NULL
+
+
 cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t common, int64_t room) noexcept nogil:
-    """The number of messages in a batch body; -1 if one is not valid, or has a property that concerns a plugin.
+    """The number of messages in a batch body; -1 if one is not valid, or has a property that concerns a plugin or a
+    zero byte in its properties, which the log refuses.
 
     Also -1 if there are too many, or if their records, with ``common`` bytes added to each, may exceed ``room`` bytes.
     The estimate is an upper bound.
@@ -246,7 +251,7 @@ cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t co
         own = <int16_t>get16(at + 20 + body)
         if own < 0 or 22 + body + own != length or own + 1 + common > PROPERTIES_MAX:
             return -1
-        if wants_more(at + 22 + body, own):
+        if wants_more(at + 22 + body, own) or has_zero(at + 22 + body, own):
             return -1
         room -= length + common + MORE_STORED
         if room < 0 or count >= MESSAGES_MAX:
@@ -346,7 +351,10 @@ cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix
     cdef bint wait = not has_word(send.properties, send.properties_size, b"WAIT\x01false", 10)
     cdef int32_t group
     cdef Row* row
-    if count < 1 or wants_more(send.properties, send.properties_size):
+    if (
+        count < 1 or wants_more(send.properties, send.properties_size)
+        or has_zero(send.properties, send.properties_size)
+    ):
         return False
     some.kept.append(common)
     some.keep_block(send.block)
@@ -504,7 +512,7 @@ def answer_sends(batch, form, fallback):
         if sender.first < following:
             continue
         origin = some.origins_kept[number]
-        if type(origin) is not SendRequest or some.remarks or (sender.kind == MOVABLE and some.answers):
+        if type(origin) is not SendRequest or some.remarks or (some.answers and sender.first in some.answers):
             replies.output.let_go(connection)
             following = fallback(batch, sender.first)
             continue
@@ -536,7 +544,7 @@ cdef int answer_lists(AppendRows some, form, fallback) except -1:
     while row < count:
         if (
             type(origins[row]) is SendRequest and statuses[row] == SUCCESS and row not in some.remarks
-            and row not in some.settled
+            and row not in some.settled and row not in some.answers
             and as_int32(queue_ids[row], &queue_id) and as_int64(queue_offsets[row], &queue_offset)
             and as_int64(offsets[row], &offset)
         ):

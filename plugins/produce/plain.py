@@ -322,7 +322,7 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, fallback: Callable[[Append
     A response in ``form`` to a row whose origin is the request itself can be sent here.
     """
     template, prefixes = _template(form)
-    remarks, settled = batch.remarks, batch.settled
+    remarks, settled, answers = batch.remarks, batch.settled, batch.answers
     columns = (batch.origins, batch.statuses, batch.offsets, batch.queue_ids, batch.queue_offsets)
     row = following = 0
     if any(len(column) != len(batch) for column in columns):  # refused before the append
@@ -334,7 +334,10 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, fallback: Callable[[Append
     for row, (request, status, offset, queue_id, queue_offset) in enumerate(zip(*columns, strict=True)):
         if row < following:
             continue
-        if type(request) is not SendRequest or status is not _SUCCESS or row in remarks or row in settled:
+        if (
+            type(request) is not SendRequest or status is not _SUCCESS
+            or row in remarks or row in settled or row in answers
+        ):  # fmt: skip
             _send(connection, frames)
             following = fallback(batch, row)
             continue

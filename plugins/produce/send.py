@@ -135,6 +135,11 @@ class SendProcessor:
         for flag, body, own in split_batch(request.command.body):
             properties = own.rstrip(b"\x02") + b"\x02" + common if own else common
             check_properties(properties)
+            if b"\0" in properties:
+                # The log would refuse this message alone, when the others are stored.
+                raise RemoteFault(
+                    ResponseCode.MESSAGE_ILLEGAL, "there is a zero byte in the properties of a message of the batch"
+                )
             size.add(len(body), len(properties))
             if traits_of(own):
                 raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a batch can hold no delayed or half message")
@@ -219,6 +224,21 @@ class SendProcessor:
             }  # fmt: skip
         request.answer(status, batch.remarks.get(worst), fields)
         return first + count
+
+
+def refuse_whole_requests(batch: AppendBatch) -> None:
+    """Refuse all messages of each request of which a message is refused.
+
+    The sender gets one response for all of them, and sends all of them again: stored ones would be stored twice.
+    """
+    for first, origin in enumerate(batch.origins):
+        if not isinstance(origin, Origin) or origin.first != first or origin.rows == 1:
+            continue
+        rows = [row for row in range(first, first + origin.rows) if row not in batch.settled]
+        cause = next((row for row in rows if batch.statuses[row] != ResponseCode.SUCCESS), None)
+        if cause is not None:
+            for row in rows:
+                batch.refuse(row, batch.statuses[cause], batch.remarks[cause])
 
 
 def _offset_of(batch: AppendBatch, row: int) -> int:

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import trio
 
+import gantrymq
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import decode as decode_record
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.send import SEND_LETTERS, SendMessageHeader
-from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
+from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker, run_cluster
 
 
 def send(
@@ -113,6 +116,8 @@ REFUSED = [
     (send("T", b"\0\0\0\0", m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside"),
     (send("T", inner(b"x")[:-1], m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside|add up"),
     (send("T", inner(b"x", b"DELAY\x013"), m="true"), ResponseCode.MESSAGE_ILLEGAL, "delayed"),
+    (send("T", inner(b"x") + inner(b"y", b"K\x01a\0b"), m="true"), ResponseCode.MESSAGE_ILLEGAL, "zero byte"),
+    (send("T", inner(b"x") + inner(b"y"), m="true", i="K\x01\0"), ResponseCode.MESSAGE_ILLEGAL, "zero byte"),
     (Command(RequestCode.SEND_MESSAGE_V2), ResponseCode.SYSTEM_ERROR, "missing"),
     (Command(9999), ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 9999 not supported"),
 ]
@@ -129,6 +134,57 @@ async def test_invalid_messages_are_refused_with_an_error_and_not_stored(tmp_pat
             assert re.search(remark, answer.remark or ""), (command.ext, answer.remark)
         assert broker.log.end == end
         assert (await channel.call(send())).code == ResponseCode.SUCCESS, "the connection lives on"
+
+
+class RefusesSeven:
+    """Refuses messages with the body ``7``, as a plugin that checks each message does."""
+
+    name = "refuses_seven"
+
+    @hookimpl
+    def before_append(self, batch: AppendBatch) -> None:
+        for row in batch.live:
+            if batch.bodies[row] == b"7":
+                batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "no sevens")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_no_message_of_a_batch_is_stored_if_a_plugin_refuses_one(tmp_path: Path, place: int) -> None:
+    bodies = [b"1", b"2", b"3"]
+    bodies[place] = b"7"
+    made = make_broker(tmp_path, enable=[RefusesSeven()])
+    async with run_broker(made) as broker, open_channel(broker.address) as channel:
+        assert (await channel.call(send())).code == ResponseCode.SUCCESS
+        end = broker.log.end
+        answer = await channel.call(send(body=b"".join(map(inner, bodies)), m="true"))
+        assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "no sevens")
+        assert broker.log.end == end
+        answer = await channel.call(send(body=inner(b"1") + inner(b"2"), m="true"))
+        assert answer.code == ResponseCode.SUCCESS
+        assert (answer.ext or {})["queueOffset"] == "1"
+
+
+@pytest.mark.trio
+async def test_concurrent_sends_are_stored_once_if_a_plugin_refuses_one_of_them(tmp_path: Path) -> None:
+    refused = []
+    async with (
+        run_cluster(tmp_path, enable=[RefusesSeven()]) as cluster,
+        gantrymq.connect(cluster.nameserver) as client,
+        client.producer() as producer,
+    ):
+
+        async def send_number(number: int) -> None:
+            try:
+                await producer.send("T", b"%d" % number)
+            except gantrymq.BrokerError:
+                refused.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(send_number, number)
+        assert refused == [7]
+        assert sum(queue.max_offset for queue in cluster.broker.queues if queue.topic == "T") == 19
 
 
 @pytest.mark.trio

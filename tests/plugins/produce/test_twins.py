@@ -283,6 +283,25 @@ def test_senders_of_prepared_messages_get_the_requested_queue(more: dict[str, st
     assert ("recallHandle" in results[0][1]) == bool(more)
 
 
+def test_an_ordinary_sender_gets_the_fields_that_a_plugin_adds_to_its_response() -> None:
+    data = b"".join(encode(Command(310, {**SEND, "i": ""}, opaque=opaque)) for opaque in range(3))
+    results: list[Any] = []
+    twins: list[Any] = [SlowPath, plain, compiled]
+    for twin in twins:
+        peer: Any = Peer()
+        requests, _ = twin.read_requests(peer, data, LIMIT)
+        made = Produce(twin)
+        batch = twin.new_batch(None, Source.CLIENT)
+        twin.add_sends(batch, requests, made._terms, made._cluster, 100, Origin, made._take)
+        batch.answers[1] = {"traceId": "t"}
+        batch.place(500, 1_700_000_000_000)
+        twin.encode_rows(batch, batch.live, 0, 500, 10**6, {}, Layout(HOSTS[0], 140, 1000))
+        twin.answer_sends(batch, made._form, made._reply_one)
+        results.append([decode(one).ext for one in cut_frames(b"".join(peer.frames))[0]])
+    assert results[0] == results[1] == results[2]
+    assert [ext.get("traceId") for ext in results[0]] == [None, "t", None]
+
+
 def test_numbers_and_booleans_of_a_send_are_read_as_their_text() -> None:
     for code, names in ((310, {}), (10, LONG_NAMES)):
         ext: dict[str, Any] = {
