@@ -55,9 +55,15 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+def client_timeout() -> str:
+    """How long the broker waits for the response of a client; tests may parametrize it."""
+    return "10s"
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, client_timeout: str) -> AsyncIterator[Bench]:
     """See :class:`Bench`."""
-    async with broker_and_channel(tmp_path, plugin__admin__client_timeout="200ms") as (broker, channel):
+    async with broker_and_channel(tmp_path, plugin__admin__client_timeout=client_timeout) as (broker, channel):
         made = Bench(broker, channel)
         for number in range(MESSAGES):
             answer = await channel.call(send("orders", b"body %d" % number, queues=2), ASK_S)

@@ -121,6 +121,7 @@ async def test_a_clients_running_info_is_returned_unchanged(bench: Any) -> None:
     assert (gone.code, gone.remark) == (1, "The Consumer <readers> <c1> not online")
 
 
+@pytest.mark.parametrize("client_timeout", ["200ms"])
 async def test_a_client_that_does_not_respond_delays_the_request_until_the_timeout(bench: Any) -> None:
     fields = {"consumerGroup": "readers", "clientId": "c1"}
     async with bench.client(Client(None)):

@@ -331,7 +331,7 @@ async def test_senders_get_system_busy_when_too_many_replies_wait(
 
 
 async def test_a_requester_that_does_not_read_keeps_its_connection_and_delays_no_other(tmp_path: Path) -> None:
-    settings = {"limits.write_buffer_bytes": "1 MiB", "plugin.reply.push_timeout": "500ms"}
+    settings = {"limits.write_buffer_bytes": "1 MiB", "plugin.reply.push_timeout": "3s"}
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(run_broker(make_broker(tmp_path, settings=settings)))
         channel = await stack.enter_async_context(open_channel(broker.address))
