@@ -374,7 +374,7 @@ class Encryption(Protocol):
         """The stream to use for an accepted connection, None if the port speaks plain text.
 
         ``port``: what the log calls it. Plain text or TLS as the peer's first byte and ``plugin.tls.mode`` say; the
-        peer must send first.
+        peer must send first. ``OSError`` if the peer has reset the connection.
         """
 
     def encrypts(self, port: str) -> bool:

@@ -150,6 +150,8 @@ class Master:
                 if not self._is_missing(copy.host):
                     log.info("slave_connected", peer=copy.address)
                 await self._replicate(link, copy, begun)
+        except (OSError, trio.BrokenResourceError) as error:  # outside a nursery: the peer has reset the connection
+            reason = str(error)
         except BaseExceptionGroup as group:
             refusal, others = group.split((BadFrame, OutOfLog, CorruptRange, OSError, trio.BrokenResourceError))
             if others is not None:

@@ -65,7 +65,7 @@ class Link:
 
 
 def accepted(sock: trio.SocketStream, encryption: Encryption | None) -> Link:
-    """A connection of a slave."""
+    """A connection of a slave. :class:`OSError` if the slave has reset it."""
     wrapped = None if encryption is None else encryption.wrap(sock, "replication")
     return Link(wrapped or sock, sock)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -162,6 +164,17 @@ async def test_connections_without_a_valid_ticket_are_refused_and_counted(secure
         assert await talk(master, secured.context, ticket + report) == b"", "a ticket is valid once"
         assert count(master, "gantrymq_ha_refused_slaves_total") == {"address": 0, "limit": 0, "tls": 1, "ticket": 5}
         assert count(master, "gantrymq_tls_handshakes_total")["plain"] == 1
+
+
+async def test_a_reset_connection_to_the_replication_port_does_not_stop_the_master(secured: Secured) -> None:
+    async with secured.names(), run_broker(secured.make("master")) as master:
+        await secured.send(master, b"x")
+        # No await in between: the master accepts a connection that was reset before.
+        peer = socket.create_connection(parse_address(master.registry.get(Replication).ha_address))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        await secured.send(master, b"x")
+        assert await talk(master, None, REPORT.pack(0)) == b"", "it accepts and refuses further connections"
 
 
 async def test_a_worker_gets_no_ticket(secured: Secured) -> None:
