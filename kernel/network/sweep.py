@@ -250,8 +250,12 @@ class Sweep:
     def _serve(
         self, events: list[tuple[int, int]], requests: list[Request], now: float, budget: int, effort_until: int
     ) -> None:
-        """Receive what the events are about, ``budget`` bytes at most, and append the requests to ``requests``."""
-        position = 0
+        """Receive what the events are about, ``budget`` bytes at most, and append the requests to ``requests``.
+
+        New connections come last: they may get the descriptors of connections that they displace, and an event of the
+        earlier connection must not be applied to the later one, which no plugin has seen yet.
+        """
+        position, accepts = 0, False
         while True:
             position, size = read_ready(
                 events, position, self._connections, requests, now, self._read, self._limits.frame_bytes,
@@ -265,7 +269,7 @@ class Sweep:
             if descriptor == self._waker_descriptor:
                 self.waker.drain()
             elif descriptor == self._accepting_on:
-                self._accept(now)
+                accepts = True
             else:
                 connection = self._connections.get(descriptor)
                 if connection is None:
@@ -283,6 +287,8 @@ class Sweep:
                             budget = 0
                 else:
                     self._unserved.append(descriptor)
+        if accepts:
+            self._accept(now)
 
     def _events(self, linger: bool) -> list[tuple[int, int]]:
         """Return the ready descriptors and event bits; lingers unless recent waits had no result."""

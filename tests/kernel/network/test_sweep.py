@@ -355,6 +355,54 @@ def test_one_address_cannot_take_every_connection() -> None:
     bench.sweep.close()
 
 
+class ListenerFirst:
+    """An epoll that returns the listener's event before all others."""
+
+    def __init__(self, epoll: Any, listener: int) -> None:
+        self._epoll = epoll
+        self._listener = listener
+
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+        return sorted(self._epoll.poll(timeout, most), key=lambda event: event[0] != self._listener)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoll, name)
+
+
+def test_an_event_of_a_displaced_connection_is_not_applied_to_the_next_one_with_its_descriptor() -> None:
+    """What plugins do to a new connection, TLS for example, comes before its first byte is received."""
+    bench = make_bench(connections=4)
+    sweep = bench.sweep
+    greedy = [connect_from(bench, "127.0.0.2") for _ in range(4)]
+    descriptor = next(each.sock.fileno() for each in sweep.connections if each.peer == greedy[3].getsockname())
+    unreported: list[Request] = []
+
+    def handle(requests: list[Request]) -> None:
+        reported = {connection for change in bench.changes for connection in change.opened}
+        unreported.extend(asked for asked in requests if asked.connection not in reported)
+        bench.sweeps.append(requests)
+
+    sweep._handle = handle
+    sweep._epoll = ListenerFirst(sweep._epoll, sweep._accepting_on)  # type: ignore[assignment]
+    new = []
+    for _ in range(2):
+        peer = socket.socket()
+        peer.bind(("127.0.0.3", 0))
+        peer.connect(("127.0.0.1", bench.port))
+        new.append(peer)
+    new[1].sendall(request(1))
+    greedy[3].sendall(request(2))
+    sweep.turn()
+    last = next(each for each in sweep.connections if each.peer == new[1].getsockname())
+    assert last.sock.fileno() == descriptor, "it has another descriptor: nothing is tested"
+    assert unreported == []
+    bench.turns(lambda: any(asked.command.opaque == 1 for asked in bench.requests))
+    assert unreported == []
+    for peer in (*greedy, *new):
+        peer.close()
+    sweep.close()
+
+
 def test_the_limit_for_each_address_applies_below_the_total_limit() -> None:
     bench = make_bench(connections=10, connections_per_address=2)
     with structlog.testing.capture_logs() as lines:
