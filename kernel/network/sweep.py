@@ -88,8 +88,15 @@ class Sweep:
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
         self._handed_over: list[tuple[socket.socket, tuple[str, int]]] = []
-        self._unsent = self._unread = 0
+        self._unsent = 0
         self._unchecked: list[Connection] = []
+        """Connections that this round of :meth:`check_deadlines` has not checked yet."""
+        self._unread = 0
+        """Bytes of unfinished frames of those that it has checked."""
+        self._received = self._received_before_round = 0
+        """All bytes received, now and when the round began: unfinished frames grow by at most their difference."""
+        self._count_at = max(limits.buffered_bytes, limits.sweep_bytes)
+        """The value of ``_received`` after which unfinished frames are counted before the round ends."""
         self._reading = ReadingTime()
         self._rest: OrderedDict[Connection, None] = OrderedDict()
         """Connections with complete frames in memory for the next turn, without paused ones."""
@@ -261,6 +268,7 @@ class Sweep:
                 events, position, self._connections, requests, now, self._read, self._limits.frame_bytes,
                 self.readers, budget, self._limits.sweep_rows,
             )  # fmt: skip
+            self._received += size
             budget = 0 if EFFORT.values >= effort_until else budget - size
             if position == len(events):
                 break
@@ -282,11 +290,15 @@ class Sweep:
                     pass
                 elif budget > 0 and len(requests) < self._limits.sweep_rows:
                     if connection not in self._rest:
-                        budget -= self._receive(connection, requests, now)
+                        size = self._receive(connection, requests, now)
+                        self._received += size
+                        budget -= size
                         if EFFORT.values >= effort_until:
                             budget = 0
                 else:
                     self._unserved.append(descriptor)
+        if self._received > self._count_at:
+            self._count_unread()
         if accepts:
             self._accept(now)
 
@@ -388,7 +400,7 @@ class Sweep:
         now = self._env.monotonic()
         if not self._unchecked:
             self._unchecked = list(self._connections.values())
-            self._unread = 0
+            self._unread, self._received_before_round = 0, self._received
         # A quarter per call: checking ten thousand at once would delay clients noticeably.
         count = max(CHECKED_AT_ONCE, len(self._connections) // 4)
         connections, self._unchecked = self._unchecked[:count], self._unchecked[count:]
@@ -407,23 +419,44 @@ class Sweep:
             elif connection.silent_since is not None and connection.silent_since < accepted_since:
                 self.drop(connection, "no frame came")
         if not self._unchecked:
-            self._shed(self._unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
+            if self._unread > self._limits.buffered_bytes:
+                self._count_unread()  # some may have been closed or served since they were checked
+            else:
+                self._count_later(self._unread, self._received_before_round)
         if self._listener is not None and self._listening and self._accepting_on == _NOWHERE:
             self._accept_again(self._listener)
 
     # ---------------------------------------------------------------------------------------------------- pieces
 
-    def _shed(self, total: int, size_of: Callable[[Connection], int], reason: str) -> None:
-        """If ``total`` exceeds the common limit, close the connections with the most until a quarter is free."""
+    def _count_unread(self) -> None:
+        """Count the unfinished frames, about a millisecond's work for ten thousand connections, and apply their common
+        limit."""
+        total = sum(len(connection.inbound) for connection in self._connections.values())
+        left = self._shed(total, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
+        self._count_later(left, self._received)
+
+    def _count_later(self, unread: int, received: int) -> None:
+        """Unfinished frames had ``unread`` bytes when ``received`` bytes had come in: count them when they may exceed
+        their limit.
+
+        They may exceed it by as much as one turn receives, so that a total just below the limit is not counted again
+        in each turn.
+        """
+        self._count_at = received + max(self._limits.buffered_bytes - unread, self._limits.sweep_bytes)
+
+    def _shed(self, total: int, size_of: Callable[[Connection], int], reason: str) -> int:
+        """If ``total`` exceeds the common limit, close the connections with the most until a quarter is free; return
+        what is left of it."""
         if total <= self._limits.buffered_bytes:
-            return
+            return total
         for connection in sorted(self._connections.values(), key=size_of, reverse=True):
             size = size_of(connection)
             log.warning("connection_closed", peer=connection.address, reason=reason, bytes=size)
             self.drop(connection, reason)
             total -= size
             if total <= self._limits.buffered_bytes * 3 // 4:
-                return
+                break
+        return total
 
     def _accept_again(self, listener: Listener) -> None:
         self._accepting_on = listener.fileno()

@@ -495,6 +495,53 @@ def test_unfinished_frames_share_a_limit_and_the_largest_holder_is_closed() -> N
     bench.sweep.close()
 
 
+@pytest.mark.parametrize("whole_frames", [0, 1])
+def test_unfinished_frames_exceed_their_limit_by_at_most_a_turn_between_two_checks(whole_frames: int) -> None:
+    bench = make_bench(buffered_bytes=1024 * 1024, sweep_bytes=64 * 1024)
+    peers = [bench.connect() for _ in range(20)]
+    quiet = bench.connect()
+    for peer in peers:
+        peer.sendall(request(1) * whole_frames + request(2, bytes(1_000_000))[:100_000])
+    largest = 0
+    for _ in range(200):
+        bench.sweep.turn()
+        largest = max(largest, sum(len(connection.inbound) for connection in bench.sweep.connections))
+    assert 1024 * 1024 - 100_000 < largest <= (1024 + 64) * 1024
+    assert 5 <= len(bench.sweep.connections) < 20
+    assert len(bench.requests) == 20 * whole_frames
+    quiet.sendall(request(3))
+    assert quiet.getsockname() in [connection.peer for connection in bench.sweep.connections]
+    bench.turns(lambda: bool(bench.requests) and bench.requests[-1].command.opaque == 3)
+    for peer in (*peers, quiet):
+        peer.close()
+    bench.sweep.close()
+
+
+def test_unfinished_frames_just_below_their_limit_are_not_counted_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = 0
+    count = Sweep._count_unread
+
+    def counted(self: Sweep) -> None:
+        nonlocal counts
+        counts += 1
+        count(self)
+
+    monkeypatch.setattr(Sweep, "_count_unread", counted)
+    bench = make_bench(buffered_bytes=256 * 1024, sweep_bytes=64 * 1024)
+    holder, other = bench.connect(), bench.connect()
+    holder.sendall(request(1, bytes(1_000_000))[: 255 * 1024])
+    bench.turns(lambda: len(bench.sweep.connections[0].inbound) == 255 * 1024)
+    for number in range(100):
+        other.sendall(request(number, bytes(8 * 1024)))
+        bench.turns(lambda wanted=number + 1: len(bench.requests) == wanted)
+        answers(other, 1)
+    assert 10 <= counts <= 15, "once for 64 KiB"
+    assert len(bench.sweep.connections) == 2
+    holder.close()
+    other.close()
+    bench.sweep.close()
+
+
 def test_a_full_write_buffer_ends_the_turn_of_its_peer_only() -> None:
     """What one turn may bring of requests is bounded in bytes and rows, their answers are not."""
     bench = make_bench(write_buffer_bytes=64 * 1024)
