@@ -203,8 +203,8 @@ runs at a time among all connections; later requests of its connection wait unti
 class Heavy:
     """Marks an async handler whose response takes much time or memory.
 
-    At most ``limits.heavy_requests`` run at a time, one per connection. A oneway request for such a handler is ignored,
-    because it has no response.
+    At most ``limits.heavy_requests`` run at a time, one per connection, and none while its peer has to read much of
+    earlier responses. A oneway request for such a handler is ignored, because it has no response.
     """
 
     handler: Callable[[Request], Awaitable[Command | None]]

@@ -35,6 +35,9 @@ BUSY = "[OVERLOAD]system busy, start flow control for a while"
 STEPS_FROM: Final = 16_384
 """Bytes of a request up to which a handler that works in steps answers it at once."""
 
+CONGESTED_S: Final = 0.02
+"""How often to check whether a peer has read its responses, in seconds."""
+
 
 class RequestTable:
     """The request codes and their processors; one call handles all requests of a sweep.
@@ -257,6 +260,7 @@ class RequestTable:
             if not heavy:
                 await handler(request)
                 return
+            await self._wait_until_read(request)
             async with self._heavy:
                 if not _is_pointless(request):
                     await handler(request)
@@ -264,6 +268,19 @@ class RequestTable:
             self.waiting.ended(request.connection, size, heavy=heavy)
             if self.waiting:
                 self._wake()
+
+    async def _wait_until_read(self, request: Request) -> None:
+        """Wait until the peer has read most of its earlier responses, so that another large one does not exceed its
+        write buffer; close the connection after ``limits.idle``."""
+        connection = request.connection
+        with trio.move_on_after(self._limits.idle) as patience:
+            # There is no event for a peer that reads again.
+            while not _is_pointless(request) and connection.is_congested():  # noqa: ASYNC110
+                await trio.sleep(CONGESTED_S)
+        if patience.cancelled_caught:
+            reason = f"it has not read its earlier responses within {self._limits.idle:g} s (limits.idle)"
+            log.warning("slow_reader_closed", peer=connection.address, reason=reason)
+            connection.close("the peer does not read its responses")
 
     def _answer_groups(self, groups: dict[int, list[Request]]) -> None:
         for rows in groups.values():

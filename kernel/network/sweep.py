@@ -567,7 +567,8 @@ class Sweep:
             return
         self._unsent -= before - connection.outbound_bytes
         if connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
-            log.warning("slow_reader_closed", peer=connection.address)
+            reason = "its unread responses exceed limits.write_buffer_bytes"
+            log.warning("slow_reader_closed", peer=connection.address, reason=reason)
             self.drop(connection, "the peer does not read its responses")
             return
         wants = bool(connection.outbound)

@@ -66,6 +66,10 @@ class FakeConnection:
     def close(self, reason: str) -> None:
         self.closed = True
 
+    def is_congested(self) -> bool:
+        """What was sent was read."""
+        return False
+
     def pause(self) -> None:
         """Nothing is read of it anyway."""
 

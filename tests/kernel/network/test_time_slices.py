@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
+from structlog.testing import capture_logs
 
 from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.config.declarations import LimitsSection
@@ -27,7 +29,7 @@ class Connection:
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.closed = self.peer_left = self.is_paused = False
+        self.closed = self.peer_left = self.is_paused = self.reads_nothing = False
         self.codes: list[int] = []
 
     def send(self, command: Command) -> None:
@@ -38,6 +40,12 @@ class Connection:
 
     def resume(self) -> None:
         self.is_paused = False
+
+    def is_congested(self) -> bool:
+        return self.reads_nothing and not self.closed
+
+    def close(self, reason: str) -> None:
+        self.closed = True
 
 
 class Bench:
@@ -299,6 +307,53 @@ async def test_heavy_requests_run_one_for_each_connection_and_few_in_total() -> 
         bench.gate.set()
     assert bench.most_running == 2
     assert len(bench.done) == 15, "what the closed connection asked for was not done"
+
+
+@pytest.mark.trio
+async def test_heavy_requests_of_a_slow_reader_wait_and_leave_their_place_to_others(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    bench = Bench(heavy_requests=1)
+    slow, other = Connection("slow"), Connection("other")
+    slow.reads_nothing = True
+    bench.gate.set()
+    bench.table.handle([ask(slow, HEAVY, 0), ask(other, HEAVY, 0)])
+    for function, request in bench.spawned:
+        nursery.start_soon(function, request)
+    await trio.sleep(100.0)
+    assert bench.done == [("other", 0)]
+    slow.reads_nothing = False
+    await trio.sleep(1.0)
+    assert bench.done == [("other", 0), ("slow", 0)]
+    assert not slow.closed
+    assert bench.table.waiting.bytes == 0
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("left", ["", "closed", "peer_left"])
+async def test_a_heavy_request_does_not_wait_for_a_reader_longer_than_the_idle_limit(
+    autojump_clock: trio.testing.MockClock, left: str
+) -> None:
+    bench, slow = Bench(idle=30.0), Connection("slow")
+    slow.reads_nothing = True
+    bench.gate.set()
+    bench.table.handle([ask(slow, HEAVY, 0)])
+    if left:
+        setattr(slow, left, True)
+    with capture_logs() as logs:
+        for function, request in bench.spawned:
+            await function(request)
+    assert bench.done == []
+    assert bench.table.waiting.bytes == 0
+    if left:
+        assert logs == []
+        assert trio.current_time() < 1.0
+    else:
+        assert slow.closed
+        (line,) = logs
+        assert line["event"] == "slow_reader_closed"
+        assert "limits.idle" in line["reason"]
+        assert trio.current_time() == pytest.approx(30.0, abs=0.1)
 
 
 @pytest.mark.trio
