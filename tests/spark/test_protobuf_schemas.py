@@ -87,6 +87,21 @@ def descriptors(*files: Any) -> bytes:
     return found.SerializeToString()
 
 
+BAG = message(
+    "Bag",
+    ("texts", 1, F.TYPE_STRING, MANY), ("flags", 2, F.TYPE_BOOL, MANY), ("raws", 3, F.TYPE_BYTES, MANY),
+    ("numbers", 4, F.TYPE_INT32, MANY), ("states", 5, F.TYPE_ENUM, MANY | STATE),
+    ("notes", 6, WELL_KNOWN + "StringValue", MANY), ("extras", 7, WELL_KNOWN + "Struct", MANY),
+    ("times", 8, WELL_KNOWN + "Timestamp", MANY), ("empties", 9, ".shop.Bag.Empty", MANY),
+    ("labels", 10, ".shop.Bag.LabelsEntry", MANY), ("marks", 11, ".shop.Bag.MarksEntry", MANY),
+    ("by_note", 12, ".shop.Bag.ByNoteEntry", MANY),
+    nested=[
+        message("Empty"),
+        map_entry("LabelsEntry", F.TYPE_STRING, F.TYPE_STRING),
+        map_entry("MarksEntry", F.TYPE_STRING, F.TYPE_BOOL),
+        map_entry("ByNoteEntry", F.TYPE_STRING, WELL_KNOWN + "StringValue"),
+    ],
+)  # fmt: skip
 HEADER = message("Header", ("a", 1, F.TYPE_INT32, {}))
 SHOP = file(HEADER, ORDER)
 SET = descriptors(SHOP)
@@ -277,11 +292,50 @@ class TestWriting:
         with pytest.raises(WrongSchema, match=error):
             protobuf.ProtobufWriter(protobuf.MessageType("shop.Order", SET), kind)
 
-    @pytest.mark.parametrize(("name", "kind", "value"), [("state", pa.string(), "LOST"), ("right", pa.int64(), -1)])
+    @pytest.mark.parametrize(
+        ("name", "kind", "value"),
+        [
+            ("state", pa.string(), "LOST"),
+            ("right", pa.int64(), -1),
+            ("extra", pa.string(), "{"),
+            ("extra", pa.string(), "[1]"),
+        ],
+    )
     def test_a_value_that_does_not_fit_is_an_error(self, name: str, kind: Any, value: Any) -> None:
         writer = protobuf.ProtobufWriter(protobuf.MessageType("shop.Order", SET), pa.struct([(name, kind)]))
         with pytest.raises(UnreadableBody, match=r"a row does not fit the Protobuf message 'shop\.Order'"):
             writer.write({name: value})
+
+    @pytest.mark.parametrize(
+        ("name", "kind", "value"),
+        [
+            ("texts", pa.list_(pa.string()), ["a", None]),
+            ("flags", pa.list_(pa.bool_()), [None]),
+            ("raws", pa.list_(pa.binary()), [None]),
+            ("numbers", pa.list_(pa.int32()), [None]),
+            ("states", pa.list_(pa.string()), [None]),
+            ("notes", pa.list_(pa.string()), [None]),
+            ("extras", pa.list_(pa.string()), [None]),
+            ("times", pa.list_(pa.timestamp("us", "UTC")), [None]),
+            ("empties", pa.list_(pa.struct([])), [None]),
+            ("labels", pa.map_(pa.string(), pa.string()), [("k", None)]),
+            ("marks", pa.map_(pa.string(), pa.bool_()), [("k", None)]),
+            ("by_note", pa.map_(pa.string(), pa.string()), [("k", None)]),
+        ],
+    )
+    def test_a_null_within_a_list_or_map_is_an_error(self, name: str, kind: Any, value: Any) -> None:
+        type_ = protobuf.MessageType("shop.Bag", descriptors(file(BAG)))
+        with pytest.raises(UnreadableBody, match=r"does not fit the Protobuf message 'shop\.Bag': null has no place in"):
+            protobuf.ProtobufWriter(type_, pa.struct([(name, kind)])).write({name: value})
+
+    def test_a_row_without_a_required_field_is_an_error(self) -> None:
+        old = file(message("Old", ("id", 1, F.TYPE_INT32, {"label": F.LABEL_REQUIRED}), ("n", 2, F.TYPE_INT32, {})))
+        old.syntax = "proto2"
+        kind = pa.struct([("id", pa.int32()), ("n", pa.int32())])
+        writer = protobuf.ProtobufWriter(protobuf.MessageType("shop.Old", descriptors(old)), kind)
+        assert writer.write({"id": 1, "n": None}) == b"\x08\x01"
+        with pytest.raises(UnreadableBody, match=r"does not fit the Protobuf message 'shop\.Old': .*required"):
+            writer.write({"id": None, "n": 1})
 
     def test_files_with_imports_are_not_registered(self, stub: StubRegistry) -> None:
         other = file(message("Other", ("h", 1, ".shop.Header", {})), name="other.proto")

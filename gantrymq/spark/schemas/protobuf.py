@@ -322,8 +322,11 @@ class ProtobufWriter:
         self._name = type_.name
         self._header = header
         self._fill = _message_writer(self._class.DESCRIPTOR, given, "the column")
-        # Failures of setting fields; those of the library itself derive from them.
-        self._errors = (TypeError, ValueError, AttributeError, KeyError, ArithmeticError)
+        self._errors = (
+            import_extra("google.protobuf.message").EncodeError,  # a required field that is not set
+            import_extra("google.protobuf.json_format").Error,  # text for a Struct that is not JSON
+            TypeError, ValueError, AttributeError, KeyError, ArithmeticError,  # failures of setting fields
+        )  # fmt: skip
 
     def write(self, value: Any) -> bytes:
         """The body. Raises :class:`UnreadableBody` for a value that the message has no place for."""
@@ -382,16 +385,17 @@ def _field_writer(field: Any, given: pa.DataType, where: str) -> _Fill:
     if _is_repeated(field):
         if not kinds.is_list(given):
             raise WrongSchema(f"{where} is {given}, which cannot be written as a repeated field")
+        inner = f"{where}[]"
         if field.message_type is not None:
-            fill = _message_writer(field.message_type, given.value_type, f"{where}[]")
+            fill = _message_writer(field.message_type, given.value_type, inner)
 
             def add(message: Any, values: Any) -> None:
                 for each in values:
-                    fill(getattr(message, name).add(), each)
+                    fill(getattr(message, name).add(), _not_null(each, inner))
 
             return add
-        item = _value_writer(field, given.value_type, f"{where}[]")
-        return lambda message, values: getattr(message, name).extend(item(each) for each in values)
+        item = _value_writer(field, given.value_type, inner)
+        return lambda message, values: getattr(message, name).extend(item(_not_null(each, inner)) for each in values)
     if field.message_type is not None:
         fill_one = _message_writer(field.message_type, given, where)
         return lambda message, value: fill_one(getattr(message, name), value)
@@ -400,24 +404,31 @@ def _field_writer(field: Any, given: pa.DataType, where: str) -> _Fill:
 
 
 def _map_writer(field: Any, given: pa.DataType, where: str) -> _Fill:
-    name = field.name
+    name, inner = field.name, f"{where}[]"
     entry = field.message_type.fields_by_name
     key = _value_writer(entry["key"], given.key_type, f"{where} keys")
     if entry["value"].message_type is not None:
-        fill = _message_writer(entry["value"].message_type, given.item_type, f"{where}[]")
+        fill = _message_writer(entry["value"].message_type, given.item_type, inner)
 
         def add(message: Any, pairs: Any) -> None:
             for each, value in pairs:
-                fill(getattr(message, name)[key(each)], value)
+                fill(getattr(message, name)[key(each)], _not_null(value, inner))
 
         return add
-    item = _value_writer(entry["value"], given.item_type, f"{where}[]")
+    item = _value_writer(entry["value"], given.item_type, inner)
 
     def put(message: Any, pairs: Any) -> None:
         for each, value in pairs:
-            getattr(message, name)[key(each)] = item(value)
+            getattr(message, name)[key(each)] = item(_not_null(value, inner))
 
     return put
+
+
+def _not_null(value: Any, where: str) -> Any:
+    """``value``, an item of a list or map. Raises TypeError for None: ``str`` and ``bool`` would convert it."""
+    if value is None:
+        raise TypeError(f"null has no place in {where}")
+    return value
 
 
 def _enum_writer(enum: Any) -> _Convert:
