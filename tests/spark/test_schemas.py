@@ -284,10 +284,31 @@ class TestWriting:
         with pytest.raises(WrongSchema, match=reason):
             AvroWriter(parse(schema), kind)
 
-    def test_a_null_where_the_schema_has_none_is_an_error(self) -> None:
-        kind = pa.struct([("id", pa.int64())])
+    @pytest.mark.parametrize(
+        ("type_", "kind", "value"),
+        [
+            ("boolean", pa.bool_(), None),
+            ("int", pa.int32(), None),
+            ("long", pa.int64(), None),
+            ("float", pa.float32(), None),
+            ("double", pa.float64(), None),
+            ("bytes", pa.binary(), None),
+            ("string", pa.string(), None),
+            ({"type": "array", "items": "boolean"}, pa.list_(pa.bool_()), [True, None]),
+            ({"type": "map", "values": "boolean"}, pa.map_(pa.string(), pa.bool_()), [("k", None)]),
+            (record(("on", "boolean"), name="I"), pa.struct([("on", pa.bool_())]), {"on": None}),
+        ],
+    )
+    def test_a_null_where_the_schema_has_none_is_an_error(self, type_: Any, kind: Any, value: Any) -> None:
+        writer = AvroWriter(parse(record(("x", type_), name="Order")), pa.struct([("x", kind)]))
         with pytest.raises(UnreadableBody, match="a row does not fit the Avro schema of record 'Order'"):
-            AvroWriter(parse(ORDER), kind).write({"id": None})
+            writer.write({"x": value})
+
+    def test_a_null_of_a_union_with_boolean_is_written(self) -> None:
+        schema = record(("x", ["null", "boolean"]))
+        writer = AvroWriter(parse(schema), pa.struct([("x", pa.bool_())]))
+        for value in (None, True, False):
+            assert writer.write({"x": value}) == encode(schema, {"x": value})
 
 
 def framed(number: int, body: bytes) -> bytes:

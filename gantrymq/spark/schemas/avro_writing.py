@@ -102,8 +102,15 @@ def _fit(type_: AvroType, given: pa.DataType, where: str) -> _Prepare | None:
         if type_.kind == "map" and pa.types.is_map(given) and pa.types.is_string(given.key_type):
             return _fit_map(_fit(type_.items, given.item_type, f"{where}[]"))
     if _fits(type_, given):
-        return None
+        return _fit_boolean if type_.kind == "boolean" else None
     raise WrongSchema(f"{where} is {given}, which cannot be written as Avro's {type_.logical or type_}")
+
+
+def _fit_boolean(value: bool | None) -> bool:
+    """``value``. Raises TypeError for None, which fastavro would write as false; it refuses None of other types."""
+    if value is None:
+        raise TypeError("null has no place in a boolean")
+    return value
 
 
 def _fit_map(item: _Prepare | None) -> _Prepare:
