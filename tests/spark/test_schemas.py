@@ -26,7 +26,7 @@ from gantrymq.spark.schemas import avro_functions, registry, udfs  # noqa: E402
 from gantrymq.spark.schemas.avro import AvroReader  # noqa: E402
 from gantrymq.spark.schemas.avro_schema import SchemaText, parse_avro  # noqa: E402
 from gantrymq.spark.schemas.avro_types import spark_type  # noqa: E402
-from gantrymq.spark.schemas.avro_writing import AvroWriter  # noqa: E402
+from gantrymq.spark.schemas.avro_writing import AvroWriter, check_writable  # noqa: E402
 from gantrymq.spark.schemas.bodies import UnreadableBody, arrow_type, convert_column  # noqa: E402
 from support.authority import Authority  # noqa: E402
 from support.schema_registry import Answer, StubRegistry  # noqa: E402
@@ -154,11 +154,11 @@ class TestResolution:
             ("same", "string"), ("new", "long", 0, ["old"]), ("day", {"type": "int", "logicalType": "date"}, 1),
             ("raw", "bytes", "\u00ff"), ("some", ["null", "int"], None),
             ("list", {"type": "array", "items": "int"}, [1]), ("at", MILLIS, 1000), ("either", ["string", "long"], "s"),
-            ("inner", record(("x", "int"), name="I"), {"x": 4}),
+            ("flag", "boolean", True), ("inner", record(("x", "int"), name="I"), {"x": 4}),
         )  # fmt: skip
         assert read(writer, {"gone": ["a", "b"], "old": 3, "same": "s"}, reader) == {
             "same": "s", "new": 3, "day": datetime.date(1970, 1, 2), "raw": b"\xff", "some": None, "list": [1],
-            "at": ONE_SECOND, "inner": {"x": 4},
+            "at": ONE_SECOND, "flag": True, "inner": {"x": 4},
             "either": {"member0": "s", "member1": None},
         }  # fmt: skip
 
@@ -283,6 +283,71 @@ class TestWriting:
     def test_a_column_that_does_not_fit_is_refused(self, schema: Any, kind: Any, reason: str) -> None:
         with pytest.raises(WrongSchema, match=reason):
             AvroWriter(parse(schema), kind)
+
+    @pytest.mark.parametrize(
+        ("type_", "default", "value"),
+        [
+            ("double", 0, 0.0),
+            ("float", 1, 1.0),
+            ("boolean", True, True),
+            ("bytes", "\u00ff", b"\xff"),
+            ({"type": "fixed", "name": "F", "size": 2}, "\u00ff\u0000", b"\xff\0"),
+            ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}, "\u00ff", Decimal("-0.01")),
+            (MILLIS, 1000, 1000),
+            ({"type": "long", "logicalType": "time-micros"}, 5, 5),
+            ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
+            (["null", "bytes"], None, None),
+            (["bytes", "null"], "\u00ff", b"\xff"),
+            ({"type": "array", "items": "double"}, [1], [1.0]),
+            ({"type": "map", "values": "bytes"}, {"k": "\u00ff"}, {"k": b"\xff"}),
+            (record(("a", "double"), ("b", "bytes", "\u00ff"), name="I"), {"a": 1}, {"a": 1.0, "b": b"\xff"}),
+        ],
+    )
+    def test_a_field_that_the_column_lacks_has_its_default(self, type_: Any, default: Any, value: Any) -> None:
+        schema = record(("id", "long"), ("x", type_, default))
+        expected = encode(record(("id", "long"), ("x", type_)), {"id": 7, "x": value})
+        assert AvroWriter(parse(schema), pa.struct([("id", pa.int64())])).write({"id": 7}) == expected
+        nested = record(("rows", {"type": "array", "items": schema}), name="Outer")
+        kind = pa.struct([("rows", pa.list_(pa.struct([("id", pa.int64())])))])
+        assert AvroWriter(parse(nested), kind).write({"rows": [{"id": 7}]}) == b"\x02" + expected + b"\0"
+
+    def test_a_field_with_a_default_is_written_if_the_column_has_it(self) -> None:
+        schema = record(("price", "double", 0), ("raw", "bytes", "\u00ff"), ("at", MILLIS, 0))
+        check_writable(parse(schema))
+        writer = AvroWriter(parse(schema), pa.struct([("price", pa.float64()), ("raw", pa.binary())]))
+        found = fastavro.schemaless_reader(
+            io.BytesIO(writer.write({"price": 1.5, "raw": b"x"})),
+            record(("price", "double"), ("raw", "bytes"), ("at", "long")), None,
+        )  # fmt: skip
+        assert found == {"price": 1.5, "raw": b"x", "at": 0}
+
+    @pytest.mark.parametrize(
+        ("type_", "default"),
+        [
+            ("int", "seven"),
+            ({"type": "enum", "name": "E", "symbols": ["A"]}, "B"),
+            ({"type": "fixed", "name": "F", "size": 2}, "\u00ff"),
+            ("long", 2**63),
+            ("bytes", "\u0100"),
+        ],
+    )
+    def test_a_default_that_is_none_of_its_type_is_refused_if_it_is_needed(self, type_: Any, default: Any) -> None:
+        schema = parse(record(("id", "long"), ("x", type_, default)))
+        with pytest.raises(WrongSchema, match="the default .* in an Avro schema"):
+            AvroWriter(schema, pa.struct([("id", pa.int64())]))
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"type": "fixed", "name": "F", "size": 1, "logicalType": "decimal", "precision": 9, "scale": 2},
+            {"type": "enum", "name": "E", "symbols": ["a-b"]},
+        ],
+    )
+    def test_a_schema_that_fastavro_refuses_is_a_wrong_schema(self, schema: Any) -> None:
+        with pytest.raises(WrongSchema, match="an Avro schema cannot be written: "):
+            check_writable(parse(record(("x", schema))))
+        with pytest.raises(WrongSchema, match="an Avro schema cannot be written: "):
+            AvroWriter(parse(schema), pa.string())
 
     @pytest.mark.parametrize(
         ("type_", "kind", "value"),

@@ -174,7 +174,7 @@ class _Planner:
                     raise WrongSchema(
                         f"the field {field.name!r} of {reader} is not in the writer's Avro schema and has no default"
                     )
-                defaults[field.name] = _default(field.type, field.default)
+                defaults[field.name] = default_value(field.type, field.default)
         return _marked(record, "defaults", defaults=defaults) if defaults else record
 
 
@@ -235,20 +235,27 @@ def _promoted(writer: AvroType, reader: AvroType) -> dict[str, Any]:
     return _with_meaning({"type": writer.kind}, writer, reader)
 
 
-def _default(type_: AvroType, value: Any) -> Any:
-    """The default ``value``, which is JSON, as a decoded value of ``type_``. Raises :class:`WrongSchema`."""
+def default_value(type_: AvroType, value: Any, *, encodable: bool = False) -> Any:
+    """The default ``value``, which is JSON, as a decoded value of ``type_``. Raises :class:`WrongSchema`.
+
+    With ``encodable`` it is what fastavro encodes instead: numbers in Avro's units, and decimals as their bytes.
+    """
     if type_.kind == "union":
-        return _default_of_union(type_, value)
+        return _default_of_union(type_, value, encodable)
+
+    def inner(below: AvroType, each: Any) -> Any:
+        return default_value(below, each, encodable=encodable)
+
     try:
         if type_.kind == "record":
-            return {field.name: _default(field.type, value.get(field.name, field.default)) for field in type_.fields}
+            return {field.name: inner(field.type, value.get(field.name, field.default)) for field in type_.fields}
         if type_.kind == "array" and type_.items is not None:
-            return [_default(type_.items, each) for each in value]
+            return [inner(type_.items, each) for each in value]
         if type_.kind == "map" and type_.items is not None:
-            return {str(name): _default(type_.items, each) for name, each in value.items()}
+            return {str(name): inner(type_.items, each) for name, each in value.items()}
         if type_.kind in ("bytes", "fixed"):
             data = value.encode("latin-1")
-            return _to_decimal(data, type_.scale) if type_.logical == "decimal" else data
+            return _to_decimal(data, type_.scale) if type_.logical == "decimal" and not encodable else data
         if type_.kind in ("float", "double"):
             return float(value)
         allowed: dict[str, type] = {"boolean": bool, "int": int, "long": int, "string": str, "enum": str}
@@ -256,18 +263,19 @@ def _default(type_: AvroType, value: Any) -> Any:
             return None
         if not isinstance(value, allowed[type_.kind]) or (isinstance(value, bool) and type_.kind != "boolean"):
             raise TypeError
-        return value * _FACTORS.get(type_.logical, 1) if isinstance(value, int) else value
+        factor = 1 if encodable else _FACTORS.get(type_.logical, 1)
+        return value * factor if isinstance(value, int) and factor != 1 else value
     except (AttributeError, KeyError, TypeError, ValueError):
         raise WrongSchema(f"the default {value!r} in an Avro schema is none of its type, {type_}") from None
 
 
-def _default_of_union(type_: AvroType, value: Any) -> Any:
+def _default_of_union(type_: AvroType, value: Any, encodable: bool) -> Any:
     if value is None and any(branch.kind == "null" for branch in type_.branches):
         return None
     members = type_.members
     for at, member in enumerate(members):
         try:
-            found = _default(member, value)
+            found = default_value(member, value, encodable=encodable)
         except WrongSchema:
             continue
         return found if len(members) == 1 else {f"member{at}": found}

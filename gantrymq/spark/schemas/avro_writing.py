@@ -9,13 +9,16 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.spark.errors import WrongSchema
-from gantrymq.spark.schemas.avro_schema import AvroType
+from gantrymq.spark.schemas.avro import default_value
+from gantrymq.spark.schemas.avro_schema import AvroField, AvroType
 from gantrymq.spark.schemas.bodies import UnreadableBody
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _Prepare = Callable[[Any], Any]
+_FAILURES = (ValueError, TypeError, AttributeError, ArithmeticError, struct.error)
+"""What fastavro raises for a value that a schema has no place for."""
 
 
 class AvroWriter:
@@ -27,10 +30,9 @@ class AvroWriter:
     def __init__(self, schema: AvroType, given: pa.DataType, header: bytes = b"") -> None:
         import fastavro
 
-        numbers = itertools.count()
         self._write = fastavro.schemaless_writer
+        self._schema = _parsed(schema)
         self._prepare = _fit(schema, given, "the column")
-        self._schema = fastavro.parse_schema(_plan(schema, numbers))
         self._header = header
         self._name = str(schema)
 
@@ -40,20 +42,33 @@ class AvroWriter:
         buffer.write(self._header)
         try:
             self._write(buffer, self._schema, self._prepare(value) if self._prepare else value)
-        except (ValueError, TypeError, AttributeError, ArithmeticError, struct.error) as error:
+        except _FAILURES as error:
             raise UnreadableBody(f"a row does not fit the Avro schema of {self._name}: {error}") from None
         return buffer.getvalue()
 
 
 def check_writable(schema: AvroType) -> None:
     """Raise :class:`WrongSchema` if no column can be written by ``schema``."""
-    import fastavro
+    _parsed(schema)
 
-    fastavro.parse_schema(_plan(schema, itertools.count()))
+
+def _parsed(schema: AvroType) -> Any:
+    """What fastavro writes values of ``schema`` by. Raises :class:`WrongSchema`."""
+    import fastavro
+    import fastavro.schema
+
+    try:
+        return fastavro.parse_schema(_plan(schema, itertools.count()))
+    except fastavro.schema.SchemaParseException as error:
+        raise WrongSchema(f"an Avro schema cannot be written: {error}") from None
 
 
 def _plan(type_: AvroType, numbers: Iterator[int]) -> Any:
-    """fastavro's schema for ``type_``, each named type under a name of its own."""
+    """fastavro's schema for ``type_``, each named type under a name of its own.
+
+    It has no defaults: :func:`_fit_record` sets them, because fastavro takes those of JSON for values of some types
+    only, and refuses 0 for a double.
+    """
     if type_.kind == "union":
         if len([branch for branch in type_.branches if branch.kind != "null"]) > 1:
             raise WrongSchema("a union of several types cannot be written, only one of null and a type")
@@ -72,11 +87,7 @@ def _plan(type_: AvroType, numbers: Iterator[int]) -> Any:
     if type_.items is not None:
         plan["items" if type_.kind == "array" else "values"] = _plan(type_.items, numbers)
     if type_.kind == "record":
-        plan["fields"] = [
-            {"name": field.name, "type": _plan(field.type, numbers)}
-            | ({"default": field.default} if field.has_default else {})
-            for field in type_.fields
-        ]
+        plan["fields"] = [{"name": field.name, "type": _plan(field.type, numbers)} for field in type_.fields]
     return plan
 
 
@@ -121,16 +132,31 @@ def _fit_record(type_: AvroType, given: pa.StructType, where: str) -> _Prepare |
     fields = {given.field(at).name: given.field(at).type for at in range(given.num_fields)}
     if unknown := fields.keys() - {field.name for field in type_.fields}:
         raise WrongSchema(f"{where} has {', '.join(sorted(unknown))}, which is not in the Avro schema of {type_}")
-    prepared = {}
+    prepared, defaults = {}, {}
     for field in type_.fields:
         if field.name in fields:
             if prepare := _fit(field.type, fields[field.name], f"{where}.{field.name}"):
                 prepared[field.name] = prepare
-        elif not field.has_default:
+        elif field.has_default:
+            defaults[field.name] = _encodable_default(field)
+        else:
             raise WrongSchema(f"{where} lacks {field.name}, which has no default in the Avro schema of {type_}")
-    if not prepared:
+    if not prepared and not defaults:
         return None
-    return lambda value: value | {name: prepare(value[name]) for name, prepare in prepared.items()}
+    return lambda value: defaults | value | {name: prepare(value[name]) for name, prepare in prepared.items()}
+
+
+def _encodable_default(field: AvroField) -> Any:
+    """What fastavro encodes for a field that the column lacks. Raises :class:`WrongSchema` if that has no encoding."""
+    import fastavro
+
+    value = default_value(field.type, field.default, encodable=True)
+    try:
+        fastavro.schemaless_writer(BytesIO(), _parsed(field.type), value)
+    except _FAILURES as error:
+        what = f"the default {field.default!r} of {field.name!r} in an Avro schema cannot be written"
+        raise WrongSchema(f"{what}: {error}") from None
+    return value
 
 
 def _fits(type_: AvroType, given: pa.DataType) -> bool:
