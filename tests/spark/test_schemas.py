@@ -54,8 +54,9 @@ def parse(schema: Any) -> Any:
 
 
 def record(*fields: Any, name: str = "R") -> dict[str, Any]:
-    """A record with fields (name, type, default, aliases) or (name, type)."""
-    named = [dict(zip(("name", "type", "default", "aliases"), field, strict=False)) for field in fields]
+    """A record with fields (name, type, default, aliases), (name, type), or as a schema has them."""
+    keys = ("name", "type", "default", "aliases")
+    named = [field if isinstance(field, dict) else dict(zip(keys, field, strict=False)) for field in fields]
     return {"type": "record", "name": name, "fields": named}
 
 
@@ -161,6 +162,23 @@ class TestResolution:
             "at": ONE_SECOND, "flag": True, "inner": {"x": 4},
             "either": {"member0": "s", "member1": None},
         }  # fmt: skip
+
+    @pytest.mark.parametrize("backwards", [False, True])
+    def test_a_field_of_a_name_is_not_read_for_another_field_with_that_alias(self, backwards: bool) -> None:
+        def reader(*fields: Any) -> Any:
+            return record(*(reversed(fields) if backwards else fields))
+
+        writer = record(("a", "int"), ("b", "int"))
+        assert read(writer, {"a": 1, "b": 2}, reader(("a", "int"), ("c", "int", 9, ["a"]))) == {"a": 1, "c": 9}
+        assert read(writer, {"a": 1, "b": 2}, reader(("a", "int"), ("c", "int", 9, ["a", "b"]))) == {"a": 1, "c": 2}
+        assert read(writer, {"a": 1, "b": 2}, reader(("a", "int", 0, ["b"]), ("b", "int", 0, ["a"]))) == {"a": 1, "b": 2}
+        lacking = reader(("a", "int"), {"name": "c", "type": "int", "aliases": ["a"]})
+        with pytest.raises(WrongSchema, match="the field 'c' of record 'R' is not in the writer's"):
+            AvroReader(parse(writer), parse(lacking))
+
+    def test_the_first_of_two_fields_with_one_alias_is_read(self) -> None:
+        reader = record(("x", "int", 8, ["a"]), ("y", "int", 9, ["a"]))
+        assert read(record(("a", "int")), {"a": 1}, reader) == {"x": 1, "y": 9}
 
     def test_records_of_a_union_are_matched_by_name(self) -> None:
         union = [record(("x", "int"), name="A"), record(("x", "int"), name="B")]

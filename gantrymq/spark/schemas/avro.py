@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.spark.errors import WrongSchema
 from gantrymq.spark.schemas.avro_columns import MARK, ColumnDecoder, make_decoder
-from gantrymq.spark.schemas.avro_schema import MAX_WEIGHT, AvroField, AvroType
+from gantrymq.spark.schemas.avro_schema import MAX_WEIGHT, AvroType
 from gantrymq.spark.schemas.bodies import UnreadableBody
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ class _Planner:
         raise WrongSchema(f"{writer} in the writer's Avro schema fits no branch of a union of the reader's")
 
     def _record(self, writer: AvroType, reader: AvroType) -> Any:
-        matched = {field.name: _matching(field, writer) for field in reader.fields}
-        names = {theirs.name: name for name, theirs in matched.items() if theirs is not None}
+        names = _match_fields(writer, reader)
         types = {field.name: field.type for field in reader.fields}
         fields = []
         for field in writer.fields:
@@ -167,9 +166,9 @@ class _Planner:
             wanted = field.type if name is None else types[name]
             fields.append({"name": self._name() if name is None else name, "type": self.plan(field.type, wanted)})
         record = {"type": "record", "name": self._name(), "fields": fields}
-        defaults = {}
+        defaults, matched = {}, set(names.values())
         for field in reader.fields:
-            if matched[field.name] is None:
+            if field.name not in matched:
                 if not field.has_default:
                     raise WrongSchema(
                         f"the field {field.name!r} of {reader} is not in the writer's Avro schema and has no default"
@@ -184,12 +183,19 @@ def _marked(kind: str | dict[str, Any], function: str, **more: Any) -> dict[str,
     return {**plan, "logicalType": f"{MARK}-{function}", MARK: more}
 
 
-def _matching(field: AvroField, writer: AvroType) -> AvroField | None:
-    for name in (field.name, *field.aliases):
-        for theirs in writer.fields:
-            if theirs.name == name:
-                return theirs
-    return None
+def _match_fields(writer: AvroType, reader: AvroType) -> dict[str, str]:
+    """The names of the writer's fields that are read, each with the name of the reader's field.
+
+    An alias gets a field only if no other field of the reader has its name or, earlier, its alias.
+    """
+    theirs = {field.name for field in writer.fields}
+    found = {field.name: field.name for field in reader.fields if field.name in theirs}
+    for field in reader.fields:
+        if field.name not in theirs:
+            alias = next((alias for alias in field.aliases if alias in theirs and alias not in found), None)
+            if alias is not None:
+                found[alias] = field.name
+    return found
 
 
 def _by_likeness(writer: AvroType, members: tuple[AvroType, ...]) -> Iterator[int]:
