@@ -563,6 +563,19 @@ class TestSchemaToWrite:
         assert avro_functions._schema_to_write(None, registry, "a/b", False) == (SchemaText(json.dumps(ORDER)), 1)
         assert stub.requests[-1] == "GET /subjects/a%2Fb/versions/latest"
 
+    @pytest.mark.parametrize("register", [False, True])
+    def test_a_schema_that_cannot_be_written_is_refused_before_the_registry_has_it(
+        self, register: bool, stub: StubRegistry
+    ) -> None:
+        with pytest.raises(WrongSchema, match="a union of several types cannot be written"):
+            avro_functions._schema_to_write(record(("x", ["int", "string"])), impatient(stub), "s", register)
+        assert stub.requests == []
+
+    def test_a_latest_schema_that_cannot_be_written_is_refused(self, stub: StubRegistry) -> None:
+        stub.add("orders-value", record(("x", ["int", "string"])))
+        with pytest.raises(WrongSchema, match="a union of several types cannot be written"):
+            avro_functions._schema_to_write(None, impatient(stub), "orders-value", False)
+
     def test_a_latest_schema_of_another_kind_is_refused(self, stub: StubRegistry) -> None:
         stub.add("orders-value", "message Order {}", "PROTOBUF")
         with pytest.raises(WrongSchema, match="the schema of subject 'orders-value' is PROTOBUF, not AVRO"):

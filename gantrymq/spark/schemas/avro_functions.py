@@ -91,11 +91,10 @@ def to_avro(
     if registry is None:
         if schema is None:
             raise WrongOption("to_avro needs a schema, or a registry and a subject")
-        text = SchemaText(to_text(schema))
+        text = _writable(SchemaText(to_text(schema)))
     else:
         text, number = _schema_to_write(schema, registry, subject, register)
         header = registry.header(number)
-    check_writable(parse_avro(text))
     from pyspark.sql.types import BinaryType
 
     return make_udf(_avro_encoder, (text, header), BinaryType(), False, tuple(origin))(column, *origin)
@@ -123,15 +122,20 @@ def _schema_to_write(
     schema: Schema | None, registry: SchemaRegistry, subject: str | None, register: bool
 ) -> tuple[SchemaText, int]:
     if schema is not None:
-        text = to_text(schema)
-        parse_avro(SchemaText(text))
-        return SchemaText(text), ask_id(registry, subject, FoundSchema(text), register)
+        given = _writable(SchemaText(to_text(schema)))  # before the registry keeps it
+        return given, ask_id(registry, subject, FoundSchema(given.text), register)
     if subject is None or register:
         raise WrongOption("a registry needs the subject, and register the schema too")
     found = ask_latest(registry, subject, "AVRO")
     if found.id is None:
         raise RegistryFailed(f"subject {subject!r} answers without an id")
-    return SchemaText(found.text, found.references), found.id
+    return _writable(SchemaText(found.text, found.references)), found.id
+
+
+def _writable(text: SchemaText) -> SchemaText:
+    """``text``. Raises :class:`WrongSchema` if no column can be written by it."""
+    check_writable(parse_avro(text))
+    return text
 
 
 @attrs.frozen
