@@ -277,6 +277,23 @@ class TestRegistry:
 
 
 class TestWriting:
+    def test_columns_with_sparks_large_types_are_written(self) -> None:
+        """Those of ``spark.sql.execution.arrow.useLargeVarTypes=true``."""
+        text, data = pa.large_string(), pa.large_binary()
+        kind = pa.struct(
+            [("texts", pa.list_(text)), ("raws", pa.list_(data)), ("states", pa.list_(text)), ("notes", pa.list_(text)),
+             ("extras", pa.list_(text)), ("labels", pa.map_(text, text))]
+        )  # fmt: skip
+        value = {
+            "texts": ["é"], "raws": [b"\xff"], "states": ["DONE"], "notes": ["n"], "extras": ['{"a": 1.0}'],
+            "labels": [("k", "v")],
+        }  # fmt: skip
+        type_ = protobuf.MessageType("shop.Bag", descriptors(file(BAG)))
+        body = protobuf.ProtobufWriter(type_, kind).write(pa.array([value], kind).to_pylist()[0])
+        assert {name: each for name, each in protobuf.ProtobufReader(type_).read(body).items() if each} == value | {
+            "labels": {"k": "v"}
+        }
+
     @pytest.mark.parametrize(
         ("kind", "error"),
         [

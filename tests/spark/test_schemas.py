@@ -288,6 +288,22 @@ class TestWriting:
         writer = AvroWriter(parse(schema), kind, b"head")
         assert writer.write(column.to_pylist()[0]) == b"head" + encode(schema, {**value, "d": "none"})
 
+    def test_columns_with_sparks_large_types_are_written(self) -> None:
+        """Those of ``spark.sql.execution.arrow.useLargeVarTypes=true``."""
+        schema = record(
+            ("s", "string"), ("b", "bytes"), ("f", {"type": "fixed", "name": "F", "size": 1}), ("o", ["null", "string"]),
+            ("e", {"type": "enum", "name": "E", "symbols": ["A"]}), ("m", {"type": "map", "values": "string"}),
+            ("u", {"type": "string", "logicalType": "uuid"}), ("l", {"type": "array", "items": "bytes"}),
+        )  # fmt: skip
+        value = {"s": "é", "b": b"b", "f": b"f", "o": "o", "e": "A", "m": {"k": "v"}, "u": "u", "l": [b"l"]}
+        text, data = pa.large_string(), pa.large_binary()
+        kind = pa.struct(
+            [("s", text), ("b", data), ("f", data), ("o", text), ("e", text), ("m", pa.map_(text, text)), ("u", text),
+             ("l", pa.list_(data))]
+        )  # fmt: skip
+        column = pa.array([value], kind)
+        assert AvroWriter(parse(schema), kind).write(column.to_pylist()[0]) == encode(schema, value)
+
     @pytest.mark.parametrize(
         ("schema", "kind", "reason"),
         [

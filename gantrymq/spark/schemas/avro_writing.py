@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gantrymq.spark.errors import WrongSchema
 from gantrymq.spark.schemas.avro import default_value
 from gantrymq.spark.schemas.avro_schema import AvroField, AvroType
-from gantrymq.spark.schemas.bodies import UnreadableBody
+from gantrymq.spark.schemas.bodies import UnreadableBody, is_bytes, is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +110,7 @@ def _fit(type_: AvroType, given: pa.DataType, where: str) -> _Prepare | None:
         if type_.kind == "array" and pa.types.is_list(given):
             item = _fit(type_.items, given.value_type, f"{where}[]")
             return None if item is None else lambda value: [item(each) for each in value]
-        if type_.kind == "map" and pa.types.is_map(given) and pa.types.is_string(given.key_type):
+        if type_.kind == "map" and pa.types.is_map(given) and is_text(given.key_type):
             return _fit_map(_fit(type_.items, given.item_type, f"{where}[]"))
     if _fits(type_, given):
         return _fit_boolean if type_.kind == "boolean" else None
@@ -181,9 +181,9 @@ def _fits(type_: AvroType, given: pa.DataType) -> bool:
         "long": small or kinds.is_int64(given),
         "float": kinds.is_float32(given),
         "double": kinds.is_float32(given) or kinds.is_float64(given) or small,
-        "bytes": kinds.is_binary(given),
-        "fixed": kinds.is_binary(given),
-        "string": kinds.is_string(given),
-        "enum": kinds.is_string(given),
+        "bytes": is_bytes(given),
+        "fixed": is_bytes(given),
+        "string": is_text(given),
+        "enum": is_text(given),
     }
     return fits.get(type_.logical if type_.logical in fits else type_.kind, False)

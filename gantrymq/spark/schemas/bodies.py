@@ -61,11 +61,23 @@ def arrow_type(kind: DataType) -> pa.DataType:
     }[kind.typeName().replace(" ", "").partition("(")[0]]
 
 
-def check_binary(given: pa.DataType) -> None:
-    """Raise :class:`BadBody` unless a column of type ``given`` has bodies."""
+def is_text(given: pa.DataType) -> bool:
+    """Whether Spark sends strings as ``given``, which also depends on spark.sql.execution.arrow.useLargeVarTypes."""
     import pyarrow as pa
 
-    if not (pa.types.is_binary(given) or pa.types.is_large_binary(given)):
+    return bool(pa.types.is_string(given) or pa.types.is_large_string(given))
+
+
+def is_bytes(given: pa.DataType) -> bool:
+    """Whether Spark sends binary values as ``given``; see :func:`is_text`."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(given) or pa.types.is_large_binary(given))
+
+
+def check_binary(given: pa.DataType) -> None:
+    """Raise :class:`BadBody` unless a column of type ``given`` has bodies."""
+    if not is_bytes(given):
         raise BadBody(f"a column of bodies is binary, not {given}")
 
 

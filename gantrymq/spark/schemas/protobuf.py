@@ -12,7 +12,7 @@ import attrs
 
 from gantrymq.spark.errors import WrongOption, WrongSchema
 from gantrymq.spark.schemas.avro_schema import MAX_DEPTH, MAX_WEIGHT
-from gantrymq.spark.schemas.bodies import UnreadableBody
+from gantrymq.spark.schemas.bodies import UnreadableBody, is_bytes, is_text
 from gantrymq.spark.schemas.extras import import_extra
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ def _message_writer(descriptor: Any, given: pa.DataType, where: str) -> _Fill:
         return lambda message, value: message.FromDatetime(value)
     if name == "google.protobuf.Duration" and kinds.is_duration(given):
         return lambda message, value: message.FromTimedelta(value)
-    if name in _JSON_TYPES and kinds.is_string(given):
+    if name in _JSON_TYPES and is_text(given):
         parse = import_extra("google.protobuf.json_format").Parse
         return lambda message, value: parse(value, message)
     if name in _WRAPPERS and not kinds.is_struct(given):
@@ -441,15 +441,15 @@ def _value_writer(field: Any, given: pa.DataType, where: str) -> _Convert:
     import pyarrow.types as kinds
 
     if field.type == field.TYPE_ENUM:
-        fits, made = kinds.is_string(given), _enum_writer(field.enum_type)
+        fits, made = is_text(given), _enum_writer(field.enum_type)
     elif field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
         fits, made = kinds.is_floating(given) or kinds.is_integer(given), float
     elif field.type == field.TYPE_BOOL:
         fits, made = kinds.is_boolean(given), bool
     elif field.type == field.TYPE_STRING:
-        fits, made = kinds.is_string(given), str
+        fits, made = is_text(given), str
     elif field.type == field.TYPE_BYTES:
-        fits, made = kinds.is_binary(given), bytes
+        fits, made = is_bytes(given), bytes
     else:
         fits, made = kinds.is_integer(given) or (kinds.is_decimal(given) and given.scale == 0), int
     if not fits:
