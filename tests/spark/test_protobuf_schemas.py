@@ -20,6 +20,7 @@ from google.protobuf import any_pb2, descriptor_pb2, duration_pb2, struct_pb2, t
 from gantrymq.spark import reason, schemas  # noqa: E402
 from gantrymq.spark.errors import BadBody, RegistryFailed, WrongOption, WrongSchema  # noqa: E402
 from gantrymq.spark.schemas import protobuf, protobuf_functions  # noqa: E402
+from gantrymq.spark.schemas import registry as registries  # noqa: E402
 from gantrymq.spark.schemas.bodies import UnreadableBody, arrow_type, convert_column  # noqa: E402
 from support.schema_registry import StubRegistry, as_json  # noqa: E402
 
@@ -261,6 +262,36 @@ class TestRegistry:
         for _ in range(3):
             assert convert(b"\0\0\0\0\x01\x02\x02\x08\x05")["id"] == 5
         assert stub.requests == ["GET /schemas/ids/1", "GET /schemas/ids/1?format=serialized"]
+
+    @pytest.mark.parametrize("status", [400, 404, 405, 406, 422, 500])
+    def test_a_registry_that_refuses_to_return_descriptors_has_none(self, status: int, stub: StubRegistry) -> None:
+        stub.script = lambda method, path, body: (status, {}, b"")
+        found = registries.FoundSchema("syntax = 'proto3';", "PROTOBUF")
+        assert schemas.Registry(stub.url, retry_seconds=60).descriptor(1, found) is None
+        assert len(stub.requests) == 1
+
+    @pytest.mark.parametrize("status", [401, 403, 408, 425, 429, 502, 503, 504])
+    def test_a_registry_that_fails_to_return_descriptors_is_an_error(self, status: int, stub: StubRegistry) -> None:
+        stub.script = lambda method, path, body: (status, {}, b"")
+        found = registries.FoundSchema("syntax = 'proto3';", "PROTOBUF")
+        with pytest.raises(RegistryFailed, match=f"status {status}"):
+            schemas.Registry(stub.url, retry_seconds=0).descriptor(1, found)
+
+    def test_a_short_failure_does_not_change_how_messages_are_recognized(
+        self, stub: StubRegistry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(registries, "_FIRST_PAUSE", 0.01)
+        swapped = base64.b64encode(file(ORDER, HEADER).SerializeToString()).decode()
+        stub.add("orders", "syntax = 'proto3';", "PROTOBUF")
+
+        def answer(method: str, path: str, body: bytes) -> Any:
+            if "?format" not in path:
+                return None
+            return (503, {}, b"") if len(stub.requests) < 4 else as_json(200, {"schema": swapped})
+
+        stub.script = answer
+        assert self.converter(stub, retry_seconds=60)(b"\0\0\0\0\x01\0\x08\x05")["id"] == 5
+        assert len(stub.requests) == 4
 
     @pytest.mark.parametrize(
         "path", [b"", b"\x80", b"\x80" * 9, b"\x02", b"\xfe\xff\xff\xff\x0f", b"\x01", b"\x04\x02\x63"]

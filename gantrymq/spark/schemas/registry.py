@@ -6,7 +6,7 @@ import base64
 import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
@@ -25,6 +25,9 @@ MAX_ANSWER_BYTES = 4 << 20
 MAX_REFERENCES = 100
 """The most schemas that one schema refers to, directly or not."""
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
+_UNKNOWN = frozenset({404})
+_NO_DESCRIPTOR = frozenset({*range(400, 500), 500} - {401, 403, 408, 425, 429})
+"""The statuses of registries that do not return descriptors: 500 is Apicurio's."""
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 5.0
 _PIECE = 65536
 
@@ -62,7 +65,10 @@ class SchemaRegistry(Protocol):
         """The schema. Raises :class:`UnknownSchema`, :class:`RegistryFailed`."""
 
     def descriptor(self, schema_id: int, found: FoundSchema) -> bytes | None:
-        """The serialized FileDescriptorProto of Protobuf schema ``schema_id``, which ``found`` is, if there is one."""
+        """The serialized FileDescriptorProto of Protobuf schema ``schema_id``, which ``found`` is.
+
+        None if the registry does not return descriptors. Raises :class:`RegistryFailed`.
+        """
 
     def latest(self, subject: str) -> FoundSchema:
         """The newest schema of ``subject``, with its id. Raises :class:`UnknownSchema`, :class:`RegistryFailed`."""
@@ -97,14 +103,17 @@ class Connection:
     timeout: float = attrs.field(default=10.0, validator=_positive)
     retry_seconds: float = 30.0
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON of the answer. Raises :class:`UnknownSchema` for 404, else :class:`RegistryFailed`."""
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, unknown: Set[int] = _UNKNOWN
+    ) -> Any:
+        """The JSON of the answer. Raises :class:`UnknownSchema` for a status in ``unknown``, else
+        :class:`RegistryFailed`."""
         until, pause = time.monotonic() + self.retry_seconds, _FIRST_PAUSE
         while True:
             failures = []
             for url in self.urls:
                 try:
-                    return self._once(method, f"{url}{path}", body)
+                    return self._once(method, f"{url}{path}", body, unknown)
                 except _Temporary as error:
                     failures.append(str(error))
             if time.monotonic() + pause > until:
@@ -112,7 +121,7 @@ class Connection:
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE)
 
-    def _once(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+    def _once(self, method: str, url: str, body: Mapping[str, Any] | None, unknown: Set[int]) -> Any:
         urllib3 = import_extra("urllib3")
         until = time.monotonic() + self.timeout
         data = bytearray()
@@ -138,17 +147,17 @@ class Connection:
             raise RegistryFailed(f"{url} is no address: {error}") from None
         except urllib3.exceptions.HTTPError as error:
             raise _Temporary(f"{url} cannot be reached: {error}") from None
-        return self._read(answer, url, bytes(data))
+        return self._read(answer, url, bytes(data), unknown)
 
-    def _read(self, answer: urllib3.BaseHTTPResponse, url: str, data: bytes) -> Any:
+    def _read(self, answer: urllib3.BaseHTTPResponse, url: str, data: bytes, unknown: Set[int]) -> Any:
         status = answer.status
         if 300 <= status < 400:
             where = answer.headers.get("location", "nowhere")
             raise RegistryFailed(f"{url} redirects to {where!r}, which is not followed: give that address instead")
+        if status in unknown:
+            raise UnknownSchema(f"{url} answers with status {status}{_message(data)}")
         if status in _TEMPORARY:
             raise _Temporary(f"{url} answers with status {status}{_message(data)}")
-        if status == 404:
-            raise UnknownSchema(f"{url} answers with status {status}{_message(data)}")
         if status in (401, 403):
             raise RegistryFailed(f"{url} answers with status {status}{_message(data)}: check user, password and token")
         if status != 200:
@@ -278,12 +287,12 @@ class Registry:
         # Some serializers register descriptors, and Apicurio then fails at the request below.
         if (data := _descriptor(found.text)) is not None:
             return data
+        path = f"/schemas/ids/{schema_id}?format=serialized"
         try:
-            once = attrs.evolve(self.connection, retry_seconds=0.0)
-            answer = once.ask("GET", f"/schemas/ids/{schema_id}?format=serialized")
-            return _descriptor(_text(answer, "schema", f"schema {schema_id}"))
-        except (RegistryFailed, UnknownSchema):  # an addition to the API that not all registries have
+            answer = self.connection.ask("GET", path, unknown=_NO_DESCRIPTOR)
+        except UnknownSchema:  # an addition to the API that not all registries have
             return None
+        return _descriptor(_text(answer, "schema", f"schema {schema_id}"))
 
     def latest(self, subject: str) -> FoundSchema:
         """See :class:`SchemaRegistry`."""
