@@ -96,16 +96,27 @@ def _encode_json(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError("bytes have no form in JSON; a producer without a serializer sends them as they are")
     if hasattr(type(value), "model_dump_json"):  # pydantic
-        return str(value.model_dump_json()).encode()
-    return msgspec.json.encode(value, enc_hook=_model)
+        return _model_json(value)
+    return msgspec.json.encode(value, enc_hook=_inner_json)
 
 
 def _encode_msgpack(value: Any) -> bytes:
-    return msgspec.msgpack.encode(value, enc_hook=_model)
+    return msgspec.msgpack.encode(value, enc_hook=_inner_msgpack)
 
 
-def _model(value: Any) -> Any:
-    """A model of pydantic within another object."""
+def _model_json(model: Any) -> bytes:
+    return str(model.model_dump_json()).encode()
+
+
+def _inner_json(value: Any) -> msgspec.Raw:
+    """The JSON of a pydantic model within another object: the same as that of the model alone."""
+    if hasattr(type(value), "model_dump_json"):
+        return msgspec.Raw(_model_json(value))
+    raise TypeError(f"it has a {type(value).__name__} in it")
+
+
+def _inner_msgpack(value: Any) -> Any:
+    """A pydantic model within another object, as what MessagePack has types for, such as bytes."""
     if hasattr(type(value), "model_dump"):
         return value.model_dump()
     raise TypeError(f"it has a {type(value).__name__} in it")

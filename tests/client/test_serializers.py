@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,22 @@ def test_pydantic_models_encode_and_decode_themselves() -> None:
     assert deserializer_of(kind)(body) == kind(number=3)
     with pytest.raises(gantrymq.BodyError, match="cannot be read as Kind: ValidationError"):
         deserializer_of(kind)(b'{"number":"x"}')
+
+
+def test_a_pydantic_model_within_another_object_is_the_json_of_the_model_alone() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Kind(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        took: timedelta
+        raw: bytes
+        where: Path
+        rate: float
+
+    model = Kind(took=timedelta(seconds=90), raw=b"ab", where=Path("/tmp/x"), rate=float("inf"))
+    alone = serializer_of("json")(model)
+    assert serializer_of("json")({"a": [model]}) == b'{"a":[' + alone + b"]}"
+    number = pydantic.create_model("Number", raw=(bytes, ...))
+    assert msgspec.msgpack.decode(serializer_of("msgpack")([number(raw=b"\xff")])) == [{"raw": b"\xff"}]
 
 
 @pytest.mark.parametrize(
