@@ -373,7 +373,7 @@ class TestWriting:
     )
     def test_a_null_within_a_list_or_map_is_an_error(self, name: str, kind: Any, value: Any) -> None:
         type_ = protobuf.MessageType("shop.Bag", descriptors(file(BAG)))
-        with pytest.raises(UnreadableBody, match=r"does not fit the Protobuf message 'shop\.Bag': null has no place in"):
+        with pytest.raises(UnreadableBody, match=r"the Protobuf message 'shop\.Bag': null has no place in the column"):
             protobuf.ProtobufWriter(type_, pa.struct([(name, kind)])).write({name: value})
 
     def test_a_row_without_a_required_field_is_an_error(self) -> None:

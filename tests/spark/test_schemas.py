@@ -169,9 +169,10 @@ class TestResolution:
             return record(*(reversed(fields) if backwards else fields))
 
         writer = record(("a", "int"), ("b", "int"))
-        assert read(writer, {"a": 1, "b": 2}, reader(("a", "int"), ("c", "int", 9, ["a"]))) == {"a": 1, "c": 9}
-        assert read(writer, {"a": 1, "b": 2}, reader(("a", "int"), ("c", "int", 9, ["a", "b"]))) == {"a": 1, "c": 2}
-        assert read(writer, {"a": 1, "b": 2}, reader(("a", "int", 0, ["b"]), ("b", "int", 0, ["a"]))) == {"a": 1, "b": 2}
+        value = {"a": 1, "b": 2}
+        assert read(writer, value, reader(("a", "int"), ("c", "int", 9, ["a"]))) == {"a": 1, "c": 9}
+        assert read(writer, value, reader(("a", "int"), ("c", "int", 9, ["a", "b"]))) == {"a": 1, "c": 2}
+        assert read(writer, value, reader(("a", "int", 0, ["b"]), ("b", "int", 0, ["a"]))) == value
         lacking = reader(("a", "int"), {"name": "c", "type": "int", "aliases": ["a"]})
         with pytest.raises(WrongSchema, match="the field 'c' of record 'R' is not in the writer's"):
             AvroReader(parse(writer), parse(lacking))
@@ -291,8 +292,9 @@ class TestWriting:
     def test_columns_with_sparks_large_types_are_written(self) -> None:
         """Those of ``spark.sql.execution.arrow.useLargeVarTypes=true``."""
         schema = record(
-            ("s", "string"), ("b", "bytes"), ("f", {"type": "fixed", "name": "F", "size": 1}), ("o", ["null", "string"]),
-            ("e", {"type": "enum", "name": "E", "symbols": ["A"]}), ("m", {"type": "map", "values": "string"}),
+            ("s", "string"), ("b", "bytes"), ("f", {"type": "fixed", "name": "F", "size": 1}),
+            ("o", ["null", "string"]), ("e", {"type": "enum", "name": "E", "symbols": ["A"]}),
+            ("m", {"type": "map", "values": "string"}),
             ("u", {"type": "string", "logicalType": "uuid"}), ("l", {"type": "array", "items": "bytes"}),
         )  # fmt: skip
         value = {"s": "é", "b": b"b", "f": b"f", "o": "o", "e": "A", "m": {"k": "v"}, "u": "u", "l": [b"l"]}
@@ -367,7 +369,7 @@ class TestWriting:
     )
     def test_a_default_that_is_none_of_its_type_is_refused_if_it_is_needed(self, type_: Any, default: Any) -> None:
         schema = parse(record(("id", "long"), ("x", type_, default)))
-        with pytest.raises(WrongSchema, match="the default .* in an Avro schema"):
+        with pytest.raises(WrongSchema, match=r"the default .* in an Avro schema"):
             AvroWriter(schema, pa.struct([("id", pa.int64())]))
 
     @pytest.mark.parametrize(
