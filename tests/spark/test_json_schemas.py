@@ -57,13 +57,64 @@ def stub() -> Iterator[StubRegistry]:
             "struct<a:bigint,b:string>",
         ),
         ({"$ref": "#/$defs/a~1b"}, "struct<next:string>"),
+        ({"$ref": "#/$defs/a~1b", "description": "a node", "type": "object"}, "struct<next:string>"),
+        ({"$ref": "#/$defs/base", "properties": {"b": {"type": "boolean"}}}, "struct<id:bigint,b:boolean>"),
+        (
+            {"type": "object", "allOf": [{"$ref": "#/$defs/base"}], "properties": {"b": {"type": "boolean"}}},
+            "struct<id:bigint,b:boolean>",
+        ),
+        ({"allOf": [{"$ref": "#/$defs/base"}, {"required": ["id"]}]}, "struct<id:bigint>"),
+        (
+            {"type": "object", "allOf": [{"$ref": "#/$defs/base"}, {"if": {}, "then": {"required": ["id"]}}]},
+            "struct<id:bigint>",
+        ),
+        ({"allOf": [{"$ref": "#/$defs/derived"}], "properties": {"c": True}}, "struct<id:bigint,b:string,c:string>"),
+        (
+            {"allOf": [{"$ref": "#/$defs/derived"}, {"$ref": "#/$defs/base"}], "properties": {"id": {"minimum": 1}}},
+            "struct<id:bigint,b:string>",
+        ),
+        (
+            {"allOf": [{"properties": {"a": {"properties": {"b": {"type": "integer"}}}}}],
+             "properties": {"a": {"properties": {"c": {"type": "number"}}}}},
+            "struct<a:struct<b:bigint,c:double>>",
+        ),
+        ({"allOf": [{"type": "integer"}, {"minimum": 1}]}, "bigint"),
+        ({"allOf": [{"type": ["number", "null"]}, {"type": "integer"}]}, "bigint"),
+        ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "string"),
+        ({"allOf": [{"$ref": "#/$defs/base"}, {"oneOf": [{"$ref": "#/$defs/derived"}, {"type": "object"}]}]}, "string"),
+        ({"properties": {"a": True}, "oneOf": [{"properties": {"b": True}}, {"type": "object"}]}, "struct<a:string>"),
+        ({"properties": {"a": True}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "struct<a:string>"),
+        ({"allOf": [{"items": {"type": "integer"}, "type": "array"}, {"type": "array"}]}, "array<bigint>"),
+        (
+            {"allOf": [{"type": "object", "additionalProperties": {"type": "integer"}}], "type": "object"},
+            "map<string,bigint>",
+        ),
+        ({"properties": {"a": {"$ref": "#/$defs/whole"}}}, "struct<a:struct<self:string,n:bigint>>"),
         (True, "string"),
     ],
-)
+)  # fmt: skip
 def test_each_schema_has_a_type(schema: Any, kind: str) -> None:
-    node = {"properties": {"next": {"$ref": "#/$defs/a~1b"}}}
-    whole = {"properties": {"x": schema}, "$defs": {"a/b": node}}
+    definitions = {
+        "a/b": {"properties": {"next": {"$ref": "#/$defs/a~1b"}}},
+        "base": {"type": "object", "properties": {"id": {"type": "integer"}}},
+        "derived": {"allOf": [{"$ref": "#/$defs/base"}], "type": "object", "properties": {"b": {"type": "string"}}},
+        "whole": {
+            "properties": {
+                "self": {"$ref": "#/$defs/whole", "properties": {"more": {"type": "integer"}}},
+                "n": {"type": "integer"},
+            }
+        },
+    }  # fmt: skip
+    whole = {"properties": {"x": schema}, "$defs": definitions}
     assert json_type(whole).simpleString() == f"struct<x:{kind}>"
+
+
+def test_an_ancestor_that_is_inherited_in_many_ways_counts_once() -> None:
+    definitions: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}", "title": name} for name in "ab"]} for n in range(20)
+    }
+    definitions["d20"] = {"properties": {"a": {"type": "integer"}}}
+    assert json_type({"$ref": "#/$defs/d0", "$defs": definitions}).simpleString() == "struct<a:bigint>"
 
 
 @pytest.mark.parametrize(
@@ -77,8 +128,10 @@ def test_each_schema_has_a_type(schema: Any, kind: str) -> None:
         ({"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": {
             f"d{n}": {"properties": {name: {"$ref": f"#/$defs/d{n + 1}"} for name in "ab"}} for n in range(40)
         } | {"d40": True}}, "has more than 10,000 types"),
+        ({"$ref": "#"}, "describes string, not an object"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "describes string, not an object"),
     ],
-    ids=["damaged", "deep", "array", "elsewhere", "missing", "bomb"],
+    ids=["damaged", "deep", "array", "elsewhere", "missing", "bomb", "itself", "own ancestor"],
 )  # fmt: skip
 def test_a_schema_without_a_type_is_refused(schema: Any, error: str) -> None:
     with pytest.raises(WrongSchema, match=error):

@@ -93,10 +93,18 @@ def json_type(schema: JsonSchema) -> StructType:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise WrongSchema(f"a JSON schema is not JSON: {error}") from None
-    kind = _Types(schema).type_of(schema, ())
+    kind = _Types(schema).type_of((schema, ()))
     if not isinstance(kind, StructType):
         raise WrongSchema(f"a JSON schema describes {kind.simpleString()}, not an object with properties")
     return kind
+
+
+_Part = tuple[Any, tuple[str, ...]]
+"""A schema, and the references that lead to it."""
+
+
+class _Recursive(Exception):
+    """A schema refers to one that it is within."""
 
 
 class _Types:
@@ -104,61 +112,73 @@ class _Types:
         self._root = root
         self._count = 0
 
-    def type_of(self, schema: Any, above: tuple[str, ...], depth: int = 0) -> DataType:
-        """The type; a string for JSON of any form. ``above`` has the references that lead here."""
+    def type_of(self, *given: _Part, depth: int = 0) -> DataType:
+        """The type of what fits all of the schemas ``given``; a string for JSON of any form."""
         from pyspark.sql import types
 
+        found: list[_Part] = []
+        seen: set[int] = set()
+        try:
+            for schema, above in given:
+                self._collect(schema, above, depth, found, seen)
+        except _Recursive:
+            return types.StringType()
+        typed = [part for part in found if _is_typed(part[0])]
+        if len(typed) < len(found) and not any(_is_typed(schema) for schema, _ in given):
+            return types.StringType()  # one of several types
+        kinds: set[str] = set.intersection(*(_kinds(schema) for schema, _ in typed)) if typed else set()
+        if kinds == {"array"}:
+            items = [(schema.get("items"), above) for schema, above in typed]
+            return types.ArrayType(self.type_of(*items, depth=depth + 1))
+        if kinds == {"object"}:
+            return self._object(typed, depth)
+        if kinds == {"integer", "number"}:
+            return types.DoubleType()
+        simple: dict[str, DataType] = {"boolean": types.BooleanType(), "integer": types.LongType()}
+        return simple.get(kinds.pop(), types.StringType()) if len(kinds) == 1 else types.StringType()
+
+    def _collect(self, schema: Any, above: tuple[str, ...], depth: int, found: list[_Part], seen: set[int]) -> None:
+        """Add ``schema`` to ``found``, behind those that its values fit too by ``$ref`` and ``allOf``.
+
+        Schemas that say nothing of types are left out. Raises :class:`_Recursive`.
+        """
         self._count += 1
         if self._count > MAX_WEIGHT or depth > MAX_DEPTH:
             raise WrongSchema(f"a JSON schema has more than {MAX_WEIGHT:,} types or {MAX_DEPTH} levels")
-        if not isinstance(schema, dict):
-            return types.StringType()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return
+        seen.add(id(schema))
         if isinstance(reference := schema.get("$ref"), str):
             if reference in above:
-                return types.StringType()  # recursive: its JSON
-            return self.type_of(self._resolve(reference), (*above, reference), depth + 1)
-        for name in ("anyOf", "oneOf", "allOf"):
-            if isinstance(choices := schema.get(name), list) and "type" not in schema and "properties" not in schema:
-                return self._choice(choices, above, depth, name == "allOf")
-        kinds = schema.get("type", "object" if "properties" in schema else "string")
-        kinds = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"}
-        simple: dict[str, DataType] = {
-            "boolean": types.BooleanType(), "integer": types.LongType(), "number": types.DoubleType(),
-        }  # fmt: skip
-        if kinds == {"integer", "number"}:
-            return types.DoubleType()
-        if kinds == {"array"}:
-            return types.ArrayType(self.type_of(schema.get("items"), above, depth + 1))
-        if kinds == {"object"}:
-            return self._object(schema, above, depth)
-        return simple.get(kinds.pop(), types.StringType()) if len(kinds) == 1 else types.StringType()
+                raise _Recursive
+            self._collect(self._resolve(reference), (*above, reference), depth + 1, found, seen)
+        for each in _listed(schema, "allOf"):
+            self._collect(each, above, depth + 1, found, seen)
+        choices = [each for each in _choices(schema) if not (isinstance(each, dict) and each.get("type") == "null")]
+        if _is_typed(schema):
+            found.append((schema, above))
+        elif len(choices) == 1:
+            self._collect(choices[0], above, depth + 1, found, seen)
+        elif any(isinstance(each, dict) and not _TYPING.isdisjoint(each) for each in choices):
+            found.append((schema, above))
 
-    def _object(self, schema: dict[str, Any], above: tuple[str, ...], depth: int) -> DataType:
+    def _object(self, parts: list[_Part], depth: int) -> DataType:
         from pyspark.sql import types
 
-        if isinstance(properties := schema.get("properties"), dict) and properties:
+        fields: dict[str, list[_Part]] = {}
+        for schema, above in parts:
+            if isinstance(properties := schema.get("properties"), dict):
+                for name, each in properties.items():
+                    fields.setdefault(name, []).append((each, above))
+        if fields:
             struct = types.StructType()
-            for name, each in properties.items():
-                struct.add(name, self.type_of(each, above, depth + 1))
+            for name, given in fields.items():
+                struct.add(name, self.type_of(*given, depth=depth + 1))
             return struct
-        values = schema.get("additionalProperties")
-        if isinstance(values, dict):
-            return types.MapType(types.StringType(), self.type_of(values, above, depth + 1))
-        return types.StringType()
-
-    def _choice(self, choices: list[Any], above: tuple[str, ...], depth: int, together: bool) -> DataType:
-        from pyspark.sql import types
-
-        kinds = [
-            self.type_of(each, above, depth + 1)
-            for each in choices
-            if not (isinstance(each, dict) and each.get("type") == "null")
-        ]
-        if len(kinds) == 1:
-            return kinds[0]
-        if together and all(isinstance(kind, types.StructType) for kind in kinds):
-            fields = {field.name: field for kind in kinds for field in kind.fields}  # type: ignore[attr-defined]
-            return types.StructType(list(fields.values()))
+        values = [(schema.get("additionalProperties"), above) for schema, above in parts]
+        values = [each for each in values if isinstance(each[0], dict)]
+        if values:
+            return types.MapType(types.StringType(), self.type_of(*values, depth=depth + 1))
         return types.StringType()
 
     def _resolve(self, reference: str) -> Any:
@@ -173,3 +193,27 @@ class _Types:
                 raise WrongSchema(f"a JSON schema refers to {reference!r}, which it does not have")
             found = found[name]
         return found
+
+
+_TYPING = frozenset({"type", "properties", "$ref", "allOf", "anyOf", "oneOf"})
+"""The keywords of a schema that may say of which type its values are."""
+
+
+def _is_typed(schema: Any) -> bool:
+    return isinstance(schema, dict) and ("type" in schema or "properties" in schema)
+
+
+def _kinds(schema: dict[str, Any]) -> set[str]:
+    """JSON's types of the values of ``schema`` other than null; each integer is a number too."""
+    given = schema.get("type", "object")
+    kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)} - {"null"}
+    return kinds | {"integer"} if "number" in kinds else kinds
+
+
+def _listed(schema: dict[str, Any], name: str) -> list[Any]:
+    found = schema.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _choices(schema: dict[str, Any]) -> list[Any]:
+    return _listed(schema, "anyOf") or _listed(schema, "oneOf")
