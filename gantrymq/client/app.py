@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import ssl
+import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import anyio
@@ -303,9 +305,10 @@ def _as_handler(
             raise TypeError(
                 f"{name} needs the keyword argument {each.name!r}, which a handler does not get: make it positional"
             )
-    kinds = _annotations(function, name, needed=deserializer is None)
+    kinds, unknown = _annotations(function, name, needed=deserializer is None)
     is_message = [_is_message(kinds.get(each.name)) for each in wanted]
     if is_message == [False, False]:
+        _check_order(name, [each.name for each in wanted], kinds, unknown)
         is_message = [False, True]
     if is_message == [False] and deserializer is None and wanted[0].name not in kinds:
         is_message = [True]
@@ -325,17 +328,62 @@ def _as_handler(
     return _calling(function, is_message, has_value=choice is not None), choice
 
 
-def _annotations(function: Callable[..., Any], name: str, *, needed: bool) -> dict[str, Any]:
+def _annotations(
+    function: Callable[..., Any], name: str, *, needed: bool
+) -> tuple[dict[str, Any], dict[str, NameError]]:
+    """The annotations by parameter, and why the others, which have a name that is not defined, cannot be evaluated.
+
+    Raises TypeError for the latter if all are ``needed``.
+    """
     target = function if inspect.isroutine(function) else type(function).__call__
     try:
-        return get_type_hints(target)
+        return get_type_hints(target), {}
     except NameError as error:
-        if not needed:
-            return {}
+        if needed:
+            raise TypeError(
+                f"the annotations of {name} cannot be read ({error}): define the type at the top of the module, or give"
+                " @app.on(..., deserializer=...)"
+            ) from None
+    kinds: dict[str, Any] = {}
+    unknown: dict[str, NameError] = {}
+    scope = getattr(inspect.unwrap(target), "__globals__", {})
+    for parameter, given in _unevaluated_annotations(target).items():
+        try:
+            kinds |= get_type_hints(SimpleNamespace(__annotations__={parameter: given}), scope)
+        except NameError as error:
+            if _names_message(given):
+                kinds[parameter] = ReceivedMessage
+            else:
+                unknown[parameter] = error
+    return kinds, unknown
+
+
+def _unevaluated_annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    if sys.version_info >= (3, 14):  # which evaluates them at the first access
+        import annotationlib
+
+        return annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
+    return function.__annotations__
+
+
+def _names_message(given: Any) -> bool:
+    """Whether an annotation that cannot be evaluated is a message, such as ``ReceivedMessage[Order]``, by its name."""
+    text = given if isinstance(given, str) else getattr(given, "__forward_arg__", None)
+    if text is None:
+        return _is_message(given)  # ReceivedMessage["Order"]
+    kind = text.strip("'\" ").partition("[")[0]
+    return kind.rpartition(".")[2].strip() in (ReceivedMessage.__name__, DeliveredRecord.__name__)
+
+
+def _check_order(name: str, wanted: list[str], kinds: dict[str, Any], unknown: dict[str, NameError]) -> None:
+    """Raise TypeError if the first of two parameters may be the message, as no annotation says which one is."""
+    first, second = wanted
+    is_body = first in kinds or (second not in kinds and second not in unknown)
+    if not is_body and (error := unknown.get(first) or unknown.get(second)):
         raise TypeError(
-            f"the annotations of {name} cannot be read ({error}): define the type at the top of the module, or give"
-            " @app.on(..., deserializer=...)"
-        ) from None
+            f"{name} takes the body and the message, but the annotations do not say which is which ({error}):"
+            " annotate the message with ReceivedMessage"
+        )
 
 
 def _is_message(kind: Any) -> bool:

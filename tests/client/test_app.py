@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -379,6 +380,82 @@ def test_a_type_that_is_not_at_the_top_of_the_module_can_be_given_as_an_option()
     with pytest.raises(TypeError, match="define the type at the top of the module"):
         app.on("T", group="g")(handle)
     app.on("T", group="g", deserializer=Local)(handle)
+
+
+if TYPE_CHECKING:
+    from decimal import Decimal as Hidden
+
+    from gantrymq import ReceivedMessage
+
+Received = gantrymq.ReceivedMessage
+
+
+def message_first(message: gantrymq.ReceivedMessage, body: Hidden) -> Any:
+    return message, body
+
+
+def message_last(body: Hidden, message: gantrymq.ReceivedMessage) -> Any:
+    return message, body
+
+
+def hidden_message_first(message: ReceivedMessage, body: dict[str, int]) -> Any:
+    return message, body
+
+
+def message_of_hidden_first(message: gantrymq.ReceivedMessage[Hidden], body: Hidden) -> Any:
+    return message, body
+
+
+def quoted_message_first(message: "ReceivedMessage[Hidden]", body: "Hidden") -> Any:  # noqa: UP037
+    return message, body
+
+
+def hidden_message_last(body: dict[str, int], message: Hidden) -> Any:
+    return message, body
+
+
+def message_without_annotation(body: Hidden, message) -> Any:  # type: ignore[no-untyped-def]
+    return message, body
+
+
+def hidden_result(message: Received, body: dict[str, int]) -> Hidden:
+    return message, body  # type: ignore[return-value]
+
+
+def hidden_message_alone(message: ReceivedMessage[Hidden]) -> Any:
+    return message, message.value
+
+
+def hidden_body_alone(body: Hidden) -> Any:
+    return MESSAGE, body
+
+
+def hidden_twice(one: Hidden, two: Hidden) -> None: ...
+def hidden_first(one: Hidden, two: dict[str, int]) -> None: ...
+def hidden_last(one, two: Hidden) -> None: ...  # type: ignore[no-untyped-def]
+
+
+MESSAGE: Any = SimpleNamespace(body=b"7", value=7)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        message_first, message_last, hidden_message_first, message_of_hidden_first, quoted_message_first,
+        hidden_message_last, message_without_annotation, hidden_result, hidden_message_alone, hidden_body_alone,
+    ],
+)  # fmt: skip
+def test_a_type_that_cannot_be_evaluated_does_not_swap_the_arguments(function: Callable[..., Any]) -> None:
+    app = gantrymq.App("127.0.0.1:9876")
+    app.on("T", group="g", deserializer="json")(function)
+    assert app._registered["g"].handler(MESSAGE) == (MESSAGE, 7)
+
+
+@pytest.mark.parametrize("function", [hidden_twice, hidden_first, hidden_last])
+def test_two_parameters_of_which_none_is_known_to_be_the_message_are_rejected(function: Callable[..., Any]) -> None:
+    app = gantrymq.App("127.0.0.1:9876")
+    with pytest.raises(TypeError, match=r"hidden_.*'Hidden' is not defined.*annotate the message with Received"):
+        app.on("T", group="g", deserializer="json")(function)
 
 
 def test_an_app_has_the_arguments_of_connect_and_the_options_of_run() -> None:
