@@ -308,8 +308,10 @@ def _as_handler(
     kinds, unknown = _annotations(function, name, needed=deserializer is None)
     is_message = [_is_message(kinds.get(each.name)) for each in wanted]
     if is_message == [False, False]:
-        _check_order(name, [each.name for each in wanted], kinds, unknown)
-        is_message = [False, True]
+        first, second = (each.name for each in wanted)
+        _check_order(name, first, second, kinds, unknown)
+        is_first = first not in kinds and kinds.get(second, Any) is not Any  # the one without annotation
+        is_message = [is_first, not is_first]
     if is_message == [False] and deserializer is None and wanted[0].name not in kinds:
         is_message = [True]
     if is_message == [True, True]:
@@ -375,9 +377,8 @@ def _names_message(given: Any) -> bool:
     return kind.rpartition(".")[2].strip() in (ReceivedMessage.__name__, DeliveredRecord.__name__)
 
 
-def _check_order(name: str, wanted: list[str], kinds: dict[str, Any], unknown: dict[str, NameError]) -> None:
-    """Raise TypeError if the first of two parameters may be the message, as no annotation says which one is."""
-    first, second = wanted
+def _check_order(name: str, first: str, second: str, kinds: dict[str, Any], unknown: dict[str, NameError]) -> None:
+    """Raise TypeError if either parameter may be the message, because an annotation cannot be evaluated."""
     is_body = first in kinds or (second not in kinds and second not in unknown)
     if not is_body and (error := unknown.get(first) or unknown.get(second)):
         raise TypeError(

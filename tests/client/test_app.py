@@ -451,6 +451,24 @@ def test_a_type_that_cannot_be_evaluated_does_not_swap_the_arguments(function: C
     assert app._registered["g"].handler(MESSAGE) == (MESSAGE, 7)
 
 
+@pytest.mark.parametrize("deserializer", [None, "json"])
+def test_of_two_parameters_the_one_without_annotation_is_the_message(deserializer: Any) -> None:
+    def first(message, body: int) -> Any:  # type: ignore[no-untyped-def]
+        return message, body
+
+    def second(body: int, message) -> Any:  # type: ignore[no-untyped-def]
+        return message, body
+
+    def neither(body, message):  # type: ignore[no-untyped-def]
+        return message, body
+
+    for function in (first, second, neither):
+        app = gantrymq.App("127.0.0.1:9876")
+        app.on("T", group="g", deserializer=deserializer)(function)
+        body = b"7" if function is neither and deserializer is None else 7
+        assert app._registered["g"].handler(MESSAGE) == (MESSAGE, body)
+
+
 @pytest.mark.parametrize("function", [hidden_twice, hidden_first, hidden_last])
 def test_two_parameters_of_which_none_is_known_to_be_the_message_are_rejected(function: Callable[..., Any]) -> None:
     app = gantrymq.App("127.0.0.1:9876")
