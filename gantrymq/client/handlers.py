@@ -96,7 +96,8 @@ def _unevaluated_annotations(function: Callable[..., Any]) -> dict[str, Any]:
         import annotationlib
 
         return annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
-    return function.__annotations__
+    else:
+        return function.__annotations__
 
 
 def _names_message(given: Any) -> bool:

@@ -452,7 +452,7 @@ def test_a_type_that_cannot_be_evaluated_does_not_swap_the_arguments(function: C
 
 
 @pytest.mark.parametrize("deserializer", [None, "json"])
-def test_of_two_parameters_the_one_without_annotation_is_the_message(deserializer: Any) -> None:
+def test_the_parameter_without_annotation_is_the_message(deserializer: Any) -> None:
     def first(message, body: int) -> Any:  # type: ignore[no-untyped-def]
         return message, body
 
