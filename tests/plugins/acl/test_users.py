@@ -8,17 +8,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import trio
 from structlog.testing import capture_logs
 
 from gantrymq.kernel.api import Broker
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.acl.users import UserDocument, decide
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.access import AclInfo, PolicyEntryInfo, PolicyInfo
 from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode as C
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.signing import SIGNATURE, Credentials
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
@@ -31,13 +35,16 @@ ALICE = Credentials("alice", "alice-password")
 
 
 @asynccontextmanager
-async def served(folder: Path, accounts: str | None = None, **settings: str) -> AsyncIterator[Broker]:
+async def served(
+    folder: Path, accounts: str | None = None, *, in_flight: int = 64, **settings: str
+) -> AsyncIterator[Broker]:
     (folder / "tools.yml").write_text("accessKey: root\nsecretKey: root-password\n")
     if accounts is not None:
         (folder / "plain_acl.yml").write_text(accounts)
     given = {
         "plugin.acl.file": str(folder / "plain_acl.yml"), "plugin.acl.keys": str(folder / "tools.yml"),
-        "plugin.acl.users": str(folder / "users.json"), **{f"plugin.acl.{key}": text for key, text in settings.items()},
+        "plugin.acl.users": str(folder / "users.json"), "limits.requests_in_flight": str(in_flight),
+        **{f"plugin.acl.{key}": text for key, text in settings.items()},
     }  # fmt: skip
     async with run_broker(make_broker(folder / "store", settings=given, enable=[ACL])) as broker:
         yield broker
@@ -192,6 +199,42 @@ async def test_only_super_users_make_and_change_super_users_and_one_stays(tmp_pa
         assert (await ask(broker, user(C.AUTH_CREATE_USER, "bob", password="bob-password"), ALICE)).code == 0
         for command in (user(C.AUTH_DELETE_USER, "root"), user(C.AUTH_UPDATE_USER, "root", userStatus="disable")):
             assert (await ask(broker, command)).remark == "the last super user must stay, and stay enabled"
+
+
+async def ask_together(broker: Broker, *commands: Command) -> list[Command]:
+    """The responses to commands that the broker receives at once, in their order."""
+    numbered = [msgspec.structs.replace(each, opaque=number) for number, each in enumerate(commands)]
+    found: list[Command] = []
+    buffer = bytearray()
+    async with await trio.open_tcp_stream(*parse_address(broker.address)) as stream:
+        await stream.send_all(b"".join(map(encode, numbered)))
+        with trio.fail_after(20):
+            while len(found) < len(commands):
+                buffer += await stream.receive_some()
+                frames, taken = cut_frames(buffer)
+                del buffer[:taken]
+                found += map(decode, frames)
+    return sorted(found, key=lambda each: each.opaque)
+
+
+@pytest.mark.parametrize("accounts", [None, ACCOUNTS])
+async def test_a_user_that_deletes_itself_makes_no_super_user_and_no_account_by_requests_that_wait(
+    tmp_path: Path, accounts: str | None
+) -> None:
+    """Requests of one sweep are allowed before the first one runs."""
+    for command, text in (
+        (user(C.AUTH_CREATE_USER, "mallory", password="mallory-password", userType="Super"), "by super user"),
+        (Command(C.UPDATE_AND_CREATE_ACL_CONFIG, {"accessKey": "mallory-account", "secretKey": "mallory-account",
+                                                  "admin": "true"}), "by a super user"),
+    ):  # fmt: skip
+        async with served(tmp_path, accounts, in_flight=1) as broker:
+            await add_alice(broker, ("Cluster:*", "All"))
+            both = map(ALICE.sign, (user(C.AUTH_DELETE_USER, "alice"), command))
+            deleted, answer = await ask_together(broker, *both)
+            assert deleted.code == 0
+            assert text in (answer.remark or "")
+            assert b"mallory" not in (await ask(broker, Command(C.AUTH_LIST_USER))).body
+            assert b"mallory" not in (await ask(broker, Command(C.GET_BROKER_CLUSTER_ACL_CONFIG))).body
 
 
 async def test_a_user_with_the_cluster_gets_no_more_by_changing_accounts(tmp_path: Path) -> None:
