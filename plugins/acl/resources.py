@@ -23,7 +23,7 @@ from gantrymq.remoting.headers.recall import RecallMessageHeader
 from gantrymq.remoting.headers.send import SEND_LETTERS, SendBackHeader
 from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.remoting.headers.transactions import EndTransactionHeader
-from gantrymq.remoting.names import TRANS_HALF_TOPIC, is_retry_topic, retry_topic
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, is_retry_topic, retry_topic
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.property_bytes import REAL_TOPIC
 from gantrymq.remoting.recall_handles import decode_handle
@@ -82,7 +82,8 @@ def topic_and_group_fields(rights: Mapping[int, Right]) -> dict[int, tuple[bytes
 
 
 def record_topic(store: Store, offset: int) -> str | None:
-    """The topic for which the record at the log offset ``offset`` was sent: of a half message, its real one.
+    """The topic for which the record at the log offset ``offset`` was sent: of a half message, and of a delayed message
+    that waits, its real one.
 
     Reads the record's head, topic and properties, not the body. The record need not be in a queue: whoever uses the
     offset checks that.
@@ -103,11 +104,13 @@ def record_topic(store: Store, offset: int) -> str | None:
         properties = bytes(log.view(properties_at, int.from_bytes(log.view(properties_at - 2, 2), "big")))
     except (OutOfLog, CorruptRange, UnicodeDecodeError, OSError):
         return None
-    real = find_property(properties, REAL_TOPIC) if topic == TRANS_HALF_TOPIC else None
+    real = find_property(properties, REAL_TOPIC) if topic in _WAITING_TOPICS else None
     return topic if real is None else real.decode("utf-8", "replace")
 
 
 _HOST_BITS: Final = max(HEADS)
+_WAITING_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC})
+"""Topics of the broker in which messages wait; the property REAL_TOPIC has the topic that they are for."""
 
 
 def _topic(request: Request) -> str:
@@ -150,17 +153,21 @@ def _consume(request: Request, _store: Store) -> Needs:
 
 
 def _send_back(request: Request, store: Store) -> Needs:
-    named = find_named(store, read_header(SendBackHeader, request.command.ext).offset)
-    if named is None:
-        raise Unnamed("there is no message at this offset")
-    return [(_group(request), SUB), (named.topic, SUB)]
+    offset = read_header(SendBackHeader, request.command.ext).offset
+    return [(_group(request), SUB), *_topics_at(store, offset)]
 
 
 def _view(request: Request, store: Store) -> Needs:
-    named = find_named(store, read_header(ViewMessageHeader, request.command.ext).offset)
-    if named is None:
+    return _topics_at(store, read_header(ViewMessageHeader, request.command.ext).offset)
+
+
+def _topics_at(store: Store, offset: int) -> Needs:
+    """The topic of the message at a log offset, and the one for which it was sent."""
+    named = find_named(store, offset)
+    sent_for = None if named is None else record_topic(store, offset)
+    if named is None or sent_for is None:
         raise Unnamed("there is no message at this offset")
-    return [(named.topic, SUB)]
+    return [(topic, SUB) for topic in dict.fromkeys((named.topic, sent_for))]
 
 
 def _end(request: Request, store: Store) -> Needs:

@@ -248,6 +248,31 @@ async def test_a_log_offset_needs_rights_on_the_topic_of_its_message(guarded: Ma
             assert found == ((0, None) if code == 0 else (1, REFUSED + "No default permission for topic:other"))
 
 
+@pytest.mark.parametrize("properties", ["DELAY\x0118", "TIMER_DELAY_SEC\x013600", "TRAN_MSG\x01true\x02PGROUP\x01p"])
+async def test_a_message_that_waits_in_a_topic_of_the_broker_needs_rights_on_the_topic_for_which_it_was_sent(
+    guarded: MakeBroker, properties: str
+) -> None:
+    """Also for an account that may read the broker's topic by default."""
+    reader = Credentials("the-reader", "reader-secret")
+    account = "- {accessKey: the-reader, secretKey: reader-secret, defaultTopicPerm: SUB, defaultGroupPerm: SUB"
+    async with run_broker(guarded(f"{ACCOUNTS}{account}, topicPerms: [other=DENY]}}\n")) as broker:
+        async with open_channel(broker.address) as channel:
+            for topic in ("T", "other"):
+                command = send(topic, b"secret", properties=properties)
+                assert command.ext is not None
+                command.ext["f"] = "4" if "TRAN_MSG" in properties else "0"
+                answer = await channel.call(ADMIN.sign(command), 10.0)
+                assert answer.code == 0, answer.remark
+                offset = parse_offset_message_id((answer.ext or {})["msgId"])[1]
+                for code, ext in (
+                    (RequestCode.VIEW_MESSAGE_BY_ID, {"topic": "T"}),
+                    (RequestCode.CONSUMER_SEND_MSG_BACK, {"group": "g", "delayLevel": "1", "originTopic": "T"}),
+                ):
+                    found = await ask(channel, Command(code, {**ext, "offset": str(offset)}), reader)
+                    denied = found == (1, REFUSED + "No default permission for topic:other")
+                    assert denied is (topic == "other"), found
+
+
 async def test_listed_addresses_need_no_key(guarded: MakeBroker) -> None:
     async with run_broker(guarded(ACCOUNTS + "globalWhiteRemoteAddresses: [127.0.0.*]\n")) as broker:
         async with open_channel(broker.address) as channel:
