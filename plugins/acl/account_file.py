@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.acl")
 
+EMPTY: Final = "the file is empty: write `accounts: []` for no accounts"
+"""Why a changed file is refused that somebody is possibly about to write. Source: RocketMQ 4.9.7
+``PlainPermissionManager.load``: "No data in {}, skip it"."""
+
 
 class AccountFile:
     """The accounts in force, ``accounts``, and their file."""
@@ -32,15 +36,17 @@ class AccountFile:
         self._env = env
         self.path = path
         self._turn = trio.Lock()
+        is_missing = optional and not env.exists(path)
         try:
-            data = b"" if optional and not env.exists(path) else env.read_bytes(path)
+            data = b"" if is_missing else env.read_bytes(path)
         except OSError as error:
             raise StartError(f"plugin.acl.file = {path!r}: cannot be read: {error.strerror or error}") from None
         try:
             self.accounts = Accounts.parse(data)
         except ValueError as error:
             raise StartError(f"plugin.acl.file = {path!r}: {error}") from None
-        self._seen = _digest_of(data)  # not the file itself, which has secret keys
+        # A digest, because the file has secret keys; None if there is no file that can be read.
+        self._seen: bytes | None = None if is_missing else sha256(data).digest()
         self.failed_reloads = 0
 
     async def watch(self, interval: float) -> None:
@@ -54,19 +60,22 @@ class AccountFile:
         try:
             data = await trio.to_thread.run_sync(self._env.read_bytes, self.path)
         except OSError as error:
-            if self._seen:
+            if self._seen is not None:
                 self._refuse(error.strerror or str(error))
-            self._seen = b""
+            self._seen = None
             return
-        digest = _digest_of(data)
+        digest = sha256(data).digest()
         if digest == self._seen:
             return
         self._seen = digest
         try:
-            self.accounts = await trio.to_thread.run_sync(Accounts.parse, data)
+            accounts = await trio.to_thread.run_sync(Accounts.parse, data)
+            if not accounts.document:
+                raise ValueError(EMPTY)
         except ValueError as error:
             self._refuse(str(error))
         else:
+            self.accounts = accounts
             log.info("acl_file_loaded", path=self.path, accounts=len(self.accounts.by_key))
 
     def _refuse(self, reason: str) -> None:
@@ -83,20 +92,20 @@ class AccountFile:
         log.info("acl_file_changed", path=self.path, accounts=len(self.accounts.by_key))
 
     def _changed(self, change: Callable[[dict[str, Any]], None], now_ms: int) -> tuple[bytes, Accounts]:
-        before = self._env.read_bytes(self.path)
-        version = Accounts.parse(before).version.next(now_ms)
+        before = self._env.read_bytes(self.path) if self._env.exists(self.path) else b""
         document = read_document(before)
+        if self.accounts.document and not document:
+            raise ValueError("the file is empty or missing, and the accounts in force are not in it: write it again")
+        version = Accounts.parse(before).version.next(now_ms)
         change(document)
         document["dataVersion"] = [{"counter": version.counter, "timestamp": version.timestamp}]
         data = write_document(document)
         accounts = Accounts.parse(data)
+        folder = self.path.rpartition("/")[0]
+        if folder:
+            self._env.mkdirs(folder)
         self._env.replace(self.path, data)
-        return _digest_of(data), accounts
-
-
-def _digest_of(data: bytes) -> bytes:
-    """What tells one content of the file from another; empty for a file that is empty or missing."""
-    return sha256(data).digest() if data else b""
+        return sha256(data).digest(), accounts
 
 
 def read_keys(env: Env, path: str) -> Credentials:

@@ -107,7 +107,8 @@ def read_document(data: bytes) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark  # str(error) would quote lines of the file, which has secrets
         raise ValueError(f"line {mark.line + 1 if mark else '?'}: it is no YAML") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, ArithmeticError):
+        # the latter three come from values such as `!!bool x`, `!!timestamp x` and a long `!!float`
         raise ValueError("it is no YAML") from None
     if document is None:
         return {}

@@ -93,6 +93,10 @@ def test_a_file_without_accounts_has_none(text: str) -> None:
         ("globalWhiteRemoteAddresses: [1.2.3.x]", "is no address"),
         ("!!python/object/apply:os.system [hush-hush]", "it is no YAML"),
         ("dataVersion: [{counter: x}]", "dataVersion must have"),
+        ("accounts: [{accessKey: userone, secretKey: hush-hush, admin: !!bool hush-hush}]", "it is no YAML"),
+        ("accounts: !!timestamp hush-hush", "it is no YAML"),
+        ("accounts: !!int ''", "it is no YAML"),
+        (f"accounts: !!float {'1:' * 200}1.5", "it is no YAML"),
     ],
 )
 def test_errors_in_the_account_file_show_no_secret(text: str, reason: str) -> None:

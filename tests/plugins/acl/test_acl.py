@@ -49,11 +49,12 @@ def refused(broker: Broker) -> dict[str, float]:
 
 
 def write(file: Path, text: str | None) -> None:
-    """The file's new text; None deletes it."""
+    """The file's new text, all at once; None deletes it."""
     if text is None:
         file.unlink()
     else:
-        file.write_text(text)
+        file.with_suffix(".new").write_text(text)
+        file.with_suffix(".new").replace(file)
 
 
 def text_of(file: Path) -> str:
@@ -309,6 +310,44 @@ async def test_changes_of_the_file_come_into_force(guarded: MakeBroker, accounts
             assert (await ask(channel, send("other", b"x")))[0] == 0, "the accounts of before stay in force"
     assert "hush" not in str(logs)
     assert "secret'" not in str(logs)
+
+
+async def test_a_file_without_content_or_with_values_that_yaml_cannot_read_leaves_the_accounts_in_force(
+    guarded: MakeBroker, accounts_file: Path
+) -> None:
+    """An editor or ``cp`` empties the file before it writes the new text."""
+
+    def found(event: str) -> list[str]:
+        return [each.get("reason", "") for each in logs if each["event"] == event]
+
+    with capture_logs() as logs:
+        async with run_broker(guarded()) as broker, open_channel(broker.address) as channel:
+            for text in ("", "# hush-hush\n", "{}", "accounts: !!bool hush-hush", "accounts: !!timestamp hush-hush"):
+                before = len(found("acl_file_refused"))
+                write(accounts_file, text)
+                await eventually(lambda: len(found("acl_file_refused")) > before)  # noqa: B023 - awaited in the loop
+                assert (await ask(channel, send("T", b"x")))[0] == 0, text
+            empty = "the file is empty: write `accounts: []` for no accounts"
+            assert found("acl_file_refused") == [*[empty] * 3, *["it is no YAML"] * 2]
+            write(accounts_file, "accounts: []")
+            await eventually(lambda: found("acl_file_loaded"))
+            assert (await ask(channel, send("T", b"x")))[0] == 1
+
+
+@pytest.mark.parametrize("text", [None, "", "# nothing\n"])
+async def test_administrators_do_not_replace_a_file_that_is_empty_or_gone_for_a_moment(
+    guarded: MakeBroker, accounts_file: Path, text: str | None
+) -> None:
+    """The new file would have the one account only."""
+    async with run_broker(guarded(plugin__acl__interval="1h")) as broker, open_channel(broker.address) as channel:
+        write(accounts_file, text)
+        newcomer = account(accessKey="newcomer", secretKey="newcomer-secret")
+        code, remark = await ask(channel, newcomer, ADMIN)
+        assert code == ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
+        assert "the file is empty or missing" in (remark or "")
+        write(accounts_file, ACCOUNTS)
+        assert await ask(channel, newcomer, ADMIN) == (0, None)
+        assert await ask(channel, send("T", b"x")) == (0, None)
 
 
 @pytest.mark.parametrize(

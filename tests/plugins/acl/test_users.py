@@ -201,6 +201,10 @@ async def test_only_super_users_make_and_change_super_users_and_one_stays(tmp_pa
             assert (await ask(broker, command)).remark == "the last super user must stay, and stay enabled"
 
 
+def is_private(file: Path) -> bool:
+    return not file.stat().st_mode & 0o77
+
+
 async def ask_together(broker: Broker, *commands: Command) -> list[Command]:
     """The responses to commands that the broker receives at once, in their order."""
     numbered = [msgspec.structs.replace(each, opaque=number) for number, each in enumerate(commands)]
@@ -284,6 +288,18 @@ async def test_accounts_and_users_work_side_by_side(tmp_path: Path) -> None:
         assert (await ask(broker, send("T", b"x"))).code == 0
         assert (await ask(broker, send("T", b"x"), None)).code == 1
         assert (await ask(broker, Command(C.AUTH_LIST_USER), WORKER)).code == 1
+
+
+async def test_with_users_only_the_first_account_creates_the_file_and_its_folder(tmp_path: Path) -> None:
+    made = Credentials("made-by-root", "made-by-root")
+    keys = {"accessKey": made.access_key, "secretKey": made.secret_key, "defaultTopicPerm": "PUB"}
+    file = tmp_path / "conf" / "plain_acl.yml"
+    for count in (1, 2):
+        async with served(tmp_path, file=str(file)) as broker:
+            if count == 1:
+                assert (await ask(broker, Command(C.UPDATE_AND_CREATE_ACL_CONFIG, keys))).code == 0
+            assert (await ask(broker, send("T", b"x"), made)).code == 0
+    assert is_private(file)
 
 
 async def test_without_authorization_each_user_may_do_everything(tmp_path: Path) -> None:
