@@ -55,10 +55,12 @@ class AccountRequests:
             for key in ("topicPerms", "groupPerms"):
                 check_permissions(given.get(key, []))
             accounts = list_of(document, "accounts")
-            found: dict[str, Any] = next((each for each in accounts if _key_of(each) == header.access_key), {})
-            entry = {**found, **given}
+            at = next((row for row, each in enumerate(accounts) if _key_of(each) == header.access_key), len(accounts))
+            entry = {**(accounts[at] if at < len(accounts) else {}), **given}
             read_account(entry, "the account")
-            document["accounts"] = [*(each for each in accounts if each is not found), entry]
+            # the first entry of a key counts: none of the others may remain, of which one could come into force
+            others = [each for each in accounts[at + 1 :] if _key_of(each) != header.access_key]
+            document["accounts"] = [*accounts[:at], entry, *others]
 
         return await self._change(request, change, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
 

@@ -419,6 +419,17 @@ async def test_administrators_change_accounts(guarded: MakeBroker, accounts_file
         assert await ask(channel, send("T", b"x")) == (0, None)
 
 
+async def test_a_change_of_an_account_that_is_in_the_file_twice_replaces_both_entries(guarded: MakeBroker) -> None:
+    again = "- {accessKey: the-worker, secretKey: other-secret, admin: true}\n"
+    async with run_broker(guarded(ACCOUNTS + again)) as broker, open_channel(broker.address) as channel:
+        assert await ask(channel, account(accessKey="the-worker", topicPerms="sent=PUB"), ADMIN) == (0, None)
+        assert await ask(channel, send("sent", b"x")) == (0, None)
+        assert (await ask(channel, send("T", b"x")))[0] == 1
+        answer = await channel.call(ADMIN.sign(Command(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)), 10.0)
+        shown = fastjson.loads(answer.body.decode())["plainAccessConfigs"]
+        assert [each["accessKey"] for each in shown] == ["the-admin", "the-worker", "the-nobody"]
+
+
 def make_broker_again(file: Path) -> Any:
     settings = {"plugin.acl.file": str(file)}
     return make_broker(file.parent / "store", settings=settings, enable=[ACL])
