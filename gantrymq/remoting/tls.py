@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,9 +143,9 @@ class ServerTls:
         return self.password
 
     def fingerprint(self) -> tuple[bytes, ...]:
-        """The content of the files; OSError. If it changes, a new context is due."""
+        """The digests of the files; OSError. If one changes, a new context is due."""
         paths = (self.certificate, self.key, self.ca, *self.names.values())
-        return tuple(Path(path).read_bytes() for path in paths if path)
+        return tuple(sha256(Path(path).read_bytes()).digest() for path in paths if path)  # keys are in the files
 
 
 def client_context(authority: str = "", *, verify: bool = True) -> ssl.SSLContext:

@@ -29,6 +29,7 @@ from gantrymq.remoting.javaproperties import write_properties
 from gantrymq.remoting.signing import make_signature
 from gantrymq.testing.harness import make_broker, run_broker
 from support.accounts import ACCOUNTS, ACL, ADMIN, MakeBroker
+from support.certificates import FOLDER
 
 
 @pytest.mark.parametrize(
@@ -171,8 +172,8 @@ def secrets_in_memory() -> set[str]:
 
 
 def write_conf(folder: Path) -> ConfigFlags:
-    """A ``broker.conf`` with a first user, whom ``users.json`` has with another password, and inner credentials; and
-    an account of RocketMQ 4."""
+    """A ``broker.conf`` with a first user, whom ``users.json`` has with another password, and inner credentials; an
+    account of RocketMQ 4; and a certificate, whose private key has a secret in a line that OpenSSL skips."""
 
     def secret(name: str) -> str:
         return f"{MARK}-{name}-{secrets.token_hex(8)}"
@@ -187,14 +188,18 @@ def write_conf(folder: Path) -> ConfigFlags:
         "innerClientAuthenticationCredentials": json.dumps({"accessKey": "root", "secretKey": secret("inner")}),
     }  # fmt: skip
     (folder / "broker.conf").write_bytes(write_properties(properties))
-    sets = [f"plugin.acl.file={folder}/plain_acl.yml", "plugin.http.listen=", f"broker.nameservers={NOWHERE}"]
-    return ConfigFlags(config=str(folder / "broker.conf"), data=str(folder / "data"), listen="127.0.0.1:0", sets=sets)
+    (folder / "key.pem").write_text(f"{secret('key')}\n{(FOLDER / 'server.pem').read_text()}")
+    sets = [f"plugin.acl.file={folder}/plain_acl.yml", "plugin.http.listen=", f"broker.nameservers={NOWHERE}",
+            f"plugin.tls.certificate={FOLDER}/server.pem", f"plugin.tls.key={folder}/key.pem"]  # fmt: skip
+    return ConfigFlags(
+        config=str(folder / "broker.conf"), data=str(folder / "data"), listen="127.0.0.1:0", enable=["tls"], sets=sets,
+    )  # fmt: skip
 
 
 @pytest.mark.trio
 async def test_secrets_stay_in_memory_only_if_signatures_need_them(tmp_path: Path) -> None:
     """The keys of users and accounts and the broker's own: HMAC needs them. The first user's is not used: one of this
-    name exists."""
+    name exists. OpenSSL has the private key of the certificate, and no object of Python."""
     loaded = load(write_conf(tmp_path))
     assert secrets_in_memory() == {"first", "inner"}
     async with run_broker(Broker(loaded.config, loaded.manager, SystemEnv())) as broker:
