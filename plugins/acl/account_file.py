@@ -15,6 +15,7 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.acl.accounts import Accounts, read_document, text_of, write_document
+from gantrymq.plugins.acl.config import FILE
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.signing import Credentials
 
@@ -38,6 +39,7 @@ class AccountFile:
         self._turn = trio.Lock()
         is_missing = optional and not env.exists(path)
         try:
+            _refuse_further_files(env, path)
             data = b"" if is_missing else env.read_bytes(path)
         except OSError as error:
             raise StartError(f"plugin.acl.file = {path!r}: cannot be read: {error.strerror or error}") from None
@@ -106,6 +108,26 @@ class AccountFile:
             self._env.mkdirs(folder)
         self._env.replace(self.path, data)
         return sha256(data).digest(), accounts
+
+
+def _refuse_further_files(env: Env, path: str) -> None:
+    """:class:`StartError` if RocketMQ would read further files beside ``path``; OSError.
+
+    Source: RocketMQ 4.9.7 ``PlainPermissionManager.getAllAclFiles``.
+    """
+    if path != FILE and not path.endswith(f"/{FILE}"):
+        return
+    folders = [f"{path.rpartition('/')[0]}/acl"]
+    for folder in folders:  # their folders follow
+        for name in env.listdir(folder) if env.is_dir(folder) else ():
+            found = f"{folder}/{name}"
+            if name.endswith((".yml", ".yaml")):
+                raise StartError(
+                    f"plugin.acl.file = {path!r}: {found} is not read: merge its accounts and addresses into {path} and"
+                    f" move it away; RocketMQ reads every .yml and .yaml file below {folders[0]}"
+                )
+            if env.is_dir(found):
+                folders.append(found)
 
 
 def read_keys(env: Env, path: str) -> Credentials:

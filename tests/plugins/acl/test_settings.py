@@ -46,6 +46,30 @@ def test_rocketmqs_switch_enables_it(properties: dict[str, str], file: str, monk
     assert values["plugin.acl", "file"].value == file
 
 
+@pytest.mark.trio
+@pytest.mark.parametrize("name", ["more.yml", "more.yaml", "team/more.yml"])
+async def test_rocketmqs_folder_of_further_account_files_refuses_the_start(tmp_path: Path, name: str) -> None:
+    """RocketMQ 4.9.7 reads them too: without them, addresses and accounts would be missing silently."""
+    folder = tmp_path / "conf" / "acl"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / "README").touch()
+    write(tmp_path / "conf" / "plain_acl.yml", ACCOUNTS)
+    properties = {"aclEnable": "true", "rocketmqHome": str(tmp_path)}
+    found = translate(properties, plugin_sections(optional_plugins())).settings["plugin.acl", "file"]
+
+    def make() -> Broker:
+        return make_broker(tmp_path / "store", settings={"plugin.acl.file": found}, enable=[ACL])
+
+    async with run_broker(make()):
+        pass
+    write(folder / name, ACCOUNTS)
+    with pytest.raises(ExceptionGroup) as failed:
+        async with run_broker(make()):
+            pytest.fail("it serves")
+    reason = rf"{re.escape(str(folder / name))} is not read: merge its accounts and addresses into .*plain_acl\.yml"
+    assert failed.group_contains(StartError, match=reason)
+
+
 def test_the_file_is_found_below_the_home_of_rocketmq(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCKETMQ_HOME", "/srv/rocketmq")
     found = translate({"aclEnable": "true"}, plugin_sections(optional_plugins()))
