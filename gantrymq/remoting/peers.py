@@ -40,6 +40,14 @@ def is_loopback(host: str) -> bool:
     return address is not None and address.is_loopback
 
 
+def names_loopback(host: str) -> bool:
+    """Whether the header ``Host`` of a request is ``localhost`` or a loopback address, with or without a port; True for
+    an empty text: a request of HTTP/1.0 may have none. A server at a loopback address that answers other requests can
+    be read by any web page in a browser of its machine (DNS rebinding)."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    return not host or name.lower() == "localhost" or is_loopback(name)
+
+
 @lru_cache(4096)
 def site_of(host: str) -> str:
     """The owner of connections from ``host``: an IPv4 address, or the first 64 bits of an IPv6 address."""

@@ -16,7 +16,7 @@ import trio
 from gantrymq.kernel.network.listening import serve_connections
 from gantrymq.plugins.http.pages import TEXT
 from gantrymq.remoting.address import format_address
-from gantrymq.remoting.peers import is_loopback
+from gantrymq.remoting.peers import is_loopback, names_loopback
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -100,7 +100,7 @@ class HttpServer:
             values[name] = f"{values[name]}, {value}" if name in values else value
         if method not in (b"GET", b"HEAD"):
             return False, _text(405, "The pages can be read, with GET or HEAD, and nothing else.")
-        if self._is_local and not _is_local_name(values.get("host", "")):
+        if self._is_local and not names_loopback(values.get("host", "")):
             return method == b"HEAD", _text(421, "Use the name 'localhost': this address is for this machine.")
         page = self._pages.get(path)
         if page is None:
@@ -125,12 +125,6 @@ async def _read_head(stream: trio.SocketStream | EncryptedStream) -> bytes | Non
             return None
         head += piece
     return head[:end]
-
-
-def _is_local_name(host: str) -> bool:
-    """Whether the header ``Host`` names this machine by a loopback address; a request of HTTP/1.0 may have none."""
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    return not host or name.lower() == "localhost" or is_loopback(name)
 
 
 def _text(status: int, text: str) -> Answer:

@@ -1,6 +1,8 @@
 """A web server for one page: GET or HEAD of ``/metrics``, HTTP/1.1 with h11, for few readers.
 
-The head of a request has at most 16 KiB, and its body is not read. Slow, silent and excess connections are closed.
+The head of a request has at most 16 KiB, and its body is not read. Slow, silent and excess connections are closed. At a
+loopback address it answers only requests for a name or address of this machine, so that no web page can have a browser
+read the metrics (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import trio
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.network.listening import serve_connections
 from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.peers import is_loopback, names_loopback
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env, Listener
@@ -53,6 +56,7 @@ class MetricsServer:
         self._config = config
         self._render = render
         self._listener = _listen(env, config.listen)
+        self._is_local = is_loopback(self._listener.address[0])
         self.address = format_address(*self._listener.address)
 
     @property
@@ -70,7 +74,7 @@ class MetricsServer:
         try:
             async with connected:
                 stream = (None if self.encryption is None else self.encryption.wrap(connected, "metrics")) or connected
-                reader = _Reader(stream, self._render, self._config.timeout)
+                reader = _Reader(stream, self._render, self._config.timeout, is_local=self._is_local)
                 while await reader.answer_one():
                     pass
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
@@ -80,7 +84,11 @@ class MetricsServer:
 class _Reader:
     """Serve one connection."""
 
-    def __init__(self, stream: trio.SocketStream | EncryptedStream, render: Render, timeout: float) -> None:
+    def __init__(
+        self, stream: trio.SocketStream | EncryptedStream, render: Render, timeout: float, *, is_local: bool
+    ) -> None:
+        """``is_local``: the server is for this machine only."""
+        self._is_local = is_local
         self._stream = stream
         self._render = render
         self._timeout = timeout
@@ -114,6 +122,9 @@ class _Reader:
             self._http.receive_data(bytes(await self._stream.receive_some(_RECEIVE_BYTES)))
 
     async def _answer(self, request: h11.Request) -> _Answer:
+        host = b"".join(value for name, value in request.headers if name == b"host")  # h11 allows at most one
+        if self._is_local and not names_loopback(host.decode("latin-1")):
+            return _text(421, "Use the name 'localhost': this address is for this machine.")
         path, method = request.target.partition(b"?")[0], request.method
         if path != PATH.encode():
             return _text(404, f"There is nothing but {PATH}.")

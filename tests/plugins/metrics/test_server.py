@@ -24,8 +24,8 @@ async def page(accept: str) -> Text:
 
 
 @asynccontextmanager
-async def running(**settings: float) -> AsyncIterator[str]:
-    config = MetricsConfig(listen="127.0.0.1:0", **settings)  # type: ignore[arg-type]
+async def running(listen: str = "127.0.0.1:0", **settings: float) -> AsyncIterator[str]:
+    config = MetricsConfig(listen=listen, **settings)  # type: ignore[arg-type]
     server = MetricsServer(SystemEnv(), config, page)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
@@ -50,13 +50,15 @@ async def exchange(address: str, request: bytes) -> bytes:
         return answer
 
 
-GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
+GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def test_the_page_is_there_and_the_connection_stays() -> None:
     async with running() as address, await connect(address) as stream:
         for _ in range(2):
-            await stream.send_all(b"GET /metrics?name=x HTTP/1.1\r\nHost: here\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n")
+            await stream.send_all(
+                b"GET /metrics?name=x HTTP/1.1\r\nHost: localhost\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n"
+            )
             answer = await stream.receive_some(65536)
             head, _, body = answer.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200")
@@ -77,7 +79,7 @@ async def test_requests_that_come_together_are_answered_in_turn() -> None:
 
 async def test_head_has_the_length_and_no_body() -> None:
     async with running() as address:
-        answer = await exchange(address, b"HEAD /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+        answer = await exchange(address, b"HEAD /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"content-length: 11" in head.lower()
         assert body == b""
@@ -95,15 +97,34 @@ async def test_head_has_the_length_and_no_body() -> None:
 )
 async def test_anything_else_is_refused_with_a_text(request_line: bytes, status: int, words: bytes) -> None:
     async with running() as address:
-        answer = await exchange(address, request_line + b"\r\nHost: here\r\n\r\n")
+        answer = await exchange(address, request_line + b"\r\nHost: localhost\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 %d" % status)
         assert words in answer
         assert (b"allow: get, head" in answer.lower()) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("listen", "host", "status"),
+    [
+        ("127.0.0.1:0", b"attacker.example:5557", 421),
+        ("127.0.0.1:0", b"192.0.2.1", 421),
+        ("127.0.0.1:0", b"LocalHost:5557", 200),
+        ("127.0.0.1:0", b"[::1]:5557", 200),
+        ("0.0.0.0:0", b"broker-1.example:5557", 200),
+    ],
+)
+async def test_the_page_of_this_machine_is_not_for_other_names(listen: str, host: bytes, status: int) -> None:
+    """Or a web page could have a browser of this machine read the metrics (DNS rebinding)."""
+    async with running(listen) as address:
+        port = address.rpartition(":")[2]
+        answer = await exchange(f"127.0.0.1:{port}", b"GET /metrics HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert (b"accepts" in answer) is (status == 200)
+
+
 async def test_a_body_is_not_read() -> None:
     async with running() as address:
-        answer = await exchange(address, b"GET /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n")
+        answer = await exchange(address, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"connection: close" in answer.lower()
 
