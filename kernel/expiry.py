@@ -8,6 +8,8 @@ import attrs
 import structlog
 import trio
 
+from gantrymq.kernel.errors import NoRoom
+
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
@@ -22,26 +24,34 @@ class Expired:
     """The result of one round: the number of files taken out of the log, and the bytes that the plugin ``holder``
     prevents from being deleted.
 
-    ``error``: why files could not be deleted on the disk or a queue could not be read, which the next start does; empty
-    if all was done.
+    ``error``: why files could not be deleted on the disk or a queue could not be read; empty if all was done. ``late``:
+    the number of files that an earlier round took out of the log and could not delete, and that are deleted now.
     """
 
     files: int
     held_bytes: int = 0
     holder: str = ""
     error: str = ""
+    late: int = 0
 
 
 async def drop_before(broker: Broker, offset: int) -> Expired:
-    """Delete the log's files that end at or before ``offset``.
+    """Delete the log's files that end at or before ``offset``; with 0 only those that an earlier round left.
 
     The current file, records that are not in the queues yet, and everything behind the lowest offset that a plugin
-    needs (hook ``retention_floor``) are kept. The queues then begin with the first remaining message.
+    needs (hook ``retention_floor``) are kept. The queues then begin with the first remaining message. While a file of
+    an earlier round cannot be deleted, no others are: the files on the disk would have a gap, or messages would become
+    unreadable without freeing space.
     """
+    late, error = await _delete_detached(broker)
+    if not offset:
+        return Expired(0, error=error, late=late)
     floor, holder = _floor(broker)
-    detached = broker.log.detach_before(min(offset, broker.store.dispatched, floor))
-    held = sum(segment.end - segment.base for segment in broker.log.segments if segment.end <= offset) if holder else 0
-    expired = Expired(len(detached), held, holder if held else "")
+    detached = [] if error else broker.log.detach_before(min(offset, broker.store.dispatched, floor))
+    held = 0
+    if holder:
+        held = sum(segment.end - segment.base for segment in broker.log.segments if floor < segment.end <= offset)
+    expired = Expired(len(detached), held, holder if held else "", error, late)
     if not detached:
         return expired
     log.info("log_files_expired", files=len(detached), log_start=broker.log.min_offset)
@@ -49,21 +59,34 @@ async def drop_before(broker: Broker, offset: int) -> Expired:
     for number, queue in enumerate(broker.queues, start=1):
         try:
             queue.correct_min(broker.log.min_offset)
-        except OSError as error:
-            expired = attrs.evolve(expired, error=str(error))
+        except OSError as failure:
+            expired = attrs.evolve(expired, error=str(failure))
         if number % QUEUES_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
-    try:
-        for segment in detached:
-            # One at a time, so that a stop waits for one only. The next start deletes the rest.
-            await trio.to_thread.run_sync(broker.store.discard, [segment])
-    except OSError as error:
-        expired = attrs.evolve(expired, error=str(error))
+    _, error = await _delete_detached(broker)
+    if error:
+        expired = attrs.evolve(expired, error=error)
     try:
         await trio.to_thread.run_sync(broker.queues.drop_expired)
-    except OSError as error:
-        expired = attrs.evolve(expired, error=str(error))
+    except OSError as failure:
+        expired = attrs.evolve(expired, error=str(failure))
     return expired
+
+
+async def _delete_detached(broker: Broker) -> tuple[int, str]:
+    """Delete all files that were taken out of the log, the oldest first, up to the first failure.
+
+    Returns how many were deleted, and the error; without a failure it is empty.
+    """
+    deleted = 0
+    for segment in broker.log.segments.undeleted:
+        # One at a time, so that a stop waits for one only. The next start deletes the rest.
+        try:
+            await trio.to_thread.run_sync(broker.store.discard, [segment])
+        except (OSError, NoRoom) as error:
+            return deleted, str(error)
+        deleted += 1
+    return deleted, ""
 
 
 def _floor(broker: Broker) -> tuple[int, str]:

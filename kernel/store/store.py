@@ -192,10 +192,11 @@ class Store:
             )
 
     def discard(self, detached: list[Segment]) -> None:
-        """Delete files that :meth:`CommitLog.detach_before` took out of the log; for a worker thread.
+        """Delete files that :meth:`CommitLog.detach_before` took out of the log, and before them older ones that an
+        earlier call could not delete; for a worker thread.
 
-        The log's new start is recorded first, so that the files do not count as missing. :class:`OSError` leaves the
-        rest for the next start.
+        The log's new start is recorded first, so that the files do not count as missing. :class:`OSError` or
+        :class:`NoRoom` leaves the rest for the next call, or for the next start.
         """
         if self._files.log_start != self.log.min_offset:
             self._files.save_start(self.log.min_offset)

@@ -97,11 +97,11 @@ class Cleaner:
         offset = expired_before(files, now_ms, hour, usage, rules, asked=asked)
         is_forced = offset > old_before(files, now_ms, rules)
         before = begins_of(broker) if is_forced else {}
-        held, self.held = self.held, await drop_before(broker, offset) if offset else Expired(0)
+        held, self.held = self.held, await drop_before(broker, offset)
         self._has_more = not is_forced and self.held.files >= rules.files_at_once
         if self.held.error:
             self._outages.warning("expired_files_not_deleted", files=self.held.files, reason=self.held.error)
-        elif self.held.files:
+        elif self.held.files or self.held.late:
             self._outages.over("expired_files_not_deleted")
         if is_forced and self.held.files:
             loss = loss_since(broker, before)

@@ -429,7 +429,7 @@ class CommitLog:
         return detached
 
     def discard(self, detached: list[Segment]) -> None:
-        """Delete files that were detached. :class:`OSError` leaves the rest for the next start."""
+        """Delete detached files, and older ones before them. :class:`OSError` leaves the rest for the next call."""
         self.segments.discard(detached)
 
     def close(self) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 import structlog
 
@@ -106,6 +108,8 @@ class Segments:
         self._staging = staging
         self._sparse = sparse
         self._segments: list[Segment] = []
+        self._detached: deque[Segment] = deque()
+        self._discarding = threading.Lock()
         self._prepared: Segment | None = None
         self._outages = Outages(log, env.monotonic)
         self._names_unsynced = False
@@ -354,25 +358,47 @@ class Segments:
         segments = self._segments
         count = sum(segment.end <= offset for segment in segments[:-1])
         self._segments = segments[count:]
+        self._detached.extend(segments[:count])
         return segments[:count]
 
+    @property
+    def undeleted(self) -> list[Segment]:
+        """The detached files that are not deleted yet, the oldest first."""
+        return list(self._detached)
+
     def discard(self, detached: list[Segment]) -> None:
-        """Delete detached files, the oldest first, so that the remaining files have no gap after a crash."""
-        for segment in detached:
-            segment.close()
-            self._env.delete_large(segment.path, self._staging)
-        if detached:
-            self._env.sync_dir(self.folder)
+        """Delete detached files, and before them all older ones that were detached.
+
+        The oldest goes first, and after an :class:`OSError` a later call begins with the file that failed: so the files
+        on the disk never have a gap, after which no start would be possible. A call waits for another one.
+        """
+        last = detached[-1].base if detached else -1
+        deleted = False
+        with self._discarding:
+            while self._detached and self._detached[0].base <= last:
+                segment = self._detached[0]
+                segment.close()
+                with suppress(FileNotFoundError):  # it was deleted, and then an error followed
+                    self._env.delete_large(segment.path, self._staging)
+                self._detached.popleft()
+                deleted = True
+            if deleted:
+                self._env.sync_dir(self.folder)
 
     def delete_before(self, offset: int) -> int:
-        """Delete the files that end at or before ``offset``, never the last one. Returns how many."""
+        """Delete the files that end at or before ``offset``, never the last one. Returns how many.
+
+        An :class:`OSError` leaves the rest for the next call; while a file of an earlier call cannot be deleted, no
+        others are removed from the list.
+        """
+        self.discard(self.undeleted)
         detached = self.detach_before(offset)
         self.discard(detached)
         return len(detached)
 
     def close(self) -> None:
         """Close all files."""
-        for segment in [*self._segments, *([self._prepared] if self._prepared else [])]:
+        for segment in [*self._segments, *self._detached, *([self._prepared] if self._prepared else [])]:
             segment.close()
 
 

@@ -230,7 +230,10 @@ class StateFiles:
             try:
                 self.redo.flush()
                 self.redo.drop_expired()
-                self.table.discard([self._detached.popleft() for _ in range(len(self._detached))])
+                detached = list(self._detached)
+                self.table.discard(detached)
+                for _ in detached:  # only now: after a failure the next call tries again
+                    self._detached.popleft()
                 if clean:
                     self.table.sync()
             except (OSError, NoRoom) as error:

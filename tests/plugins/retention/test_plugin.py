@@ -266,26 +266,41 @@ async def test_a_disk_that_cannot_be_measured_deletes_nothing(tmp_path: Path) ->
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
 
 
-async def test_files_that_cannot_be_deleted_are_logged_once_until_some_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends", ["with the disk full", "with enough space", "with a restart"])
+async def test_while_one_file_cannot_be_deleted_no_younger_one_is_and_the_next_start_finds_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     env = DiskEnv()
-    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "1"}) as (broker, _, cleaner):
-        env.usage = DiskUsage(100 * GIB, 9 * GIB)
+    first = tmp_path / "commitlog" / f"{0:020}"
 
-        def failing(detached: list[Segment]) -> None:
+    def failing(path: str, staging: str) -> None:
+        if path == str(first):
             raise OSError(30, "Read-only file system")
+        SystemEnv.delete_large(env, path, staging)
 
+    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "2"}) as (broker, _, cleaner):
+        env.usage = DiskUsage(100 * GIB, 9 * GIB)
         with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-            patch.setattr(broker.store, "discard", failing)
-            for _ in range(3):
-                assert await cleaner.clean() == 1
+            patch.setattr(env, "delete_large", failing)
+            assert [await cleaner.clean() for _ in range(3)] == [2, 0, 0]
         named = [each for each in logs if each["event"] == "expired_files_not_deleted"]
-        assert [each["reason"] for each in named] == ["[Errno 30] Read-only file system"]
-        with structlog.testing.capture_logs() as logs:
-            assert await cleaner.clean() == 1
-        ended = [each for each in logs if each["event"] == "outage_ended"]
-        assert [(each["of"], each["failures"]) for each in ended] == [("expired_files_not_deleted", 3)]
+        assert [each["reason"] for each in named] == ["[Errno 30] Read-only file system"], "not for each attempt"
+        assert broker.log.min_offset == 2 * FILE, "messages become unreadable only for files that can be deleted"
+        on_disk = sorted(int(path.name) for path in first.parent.iterdir())
+        assert on_disk == list(range(0, on_disk[-1] + 1, FILE))
+        left = 0
+        if ends != "with a restart":
+            env.usage = ROOMY if ends == "with enough space" else env.usage
+            left = (2 if ends == "with enough space" else 4) * FILE
+            with structlog.testing.capture_logs() as logs:
+                await cleaner.clean()
+            ended = [each for each in logs if each["event"] == "outage_ended"]
+            assert [(each["of"], each["failures"]) for each in ended] == [("expired_files_not_deleted", 3)]
+    assert min(int(path.name) for path in first.parent.iterdir()) == left
+    env.usage = ROOMY
+    settings = {"store.commit_log_file_bytes": str(FILE), "store.queue_file_units": "20"}
+    async with run_broker(make_broker(tmp_path, settings=settings, env=env)) as again:
+        assert again.log.min_offset == left
 
 
 async def test_a_queue_that_cannot_be_read_stops_no_deletion_and_is_corrected_with_the_next(

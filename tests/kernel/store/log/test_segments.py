@@ -177,6 +177,68 @@ def test_files_are_deleted_from_the_front_but_never_the_last() -> None:
     assert env.power_cut().listdir("log") == [f"{200:020d}"]
 
 
+def test_a_file_that_cannot_be_deleted_is_tried_again_before_younger_files() -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk, kinds=("unlink",))
+    segments = make(env)
+    for base in range(0, 600, 100):
+        segments.ensure(base)
+    env.fail_at = 2
+    with pytest.raises(OSError, match="injected"):
+        segments.delete_before(300)
+    assert [segment.base for segment in segments.undeleted] == [100, 200]
+    env.fail_at = env.count + 1
+    with pytest.raises(OSError, match="injected"):
+        segments.delete_before(400)
+    assert segments.start == 300, "no others are removed meanwhile"
+    assert disk.listdir("log") == [f"{base:020d}" for base in range(100, 600, 100)]
+    assert segments.delete_before(500) == 2
+    assert segments.undeleted == []
+    assert make(disk.power_cut()).start == 500
+
+
+def test_files_that_were_detached_earlier_are_deleted_first() -> None:
+    env = MemoryEnv()
+    segments = make(env)
+    for base in range(0, 400, 100):
+        segments.ensure(base)
+    segments.detach_before(100)  # as by a task that was then cancelled
+    segments.discard(segments.detach_before(200))
+    assert env.listdir("log") == [f"{200:020d}", f"{300:020d}"]
+
+
+def test_two_threads_that_delete_the_same_files_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MemoryEnv()
+    segments = make(env)
+    for base in range(0, 400, 100):
+        segments.ensure(base)
+    detached = segments.detach_before(300)
+    other = threading.Thread(target=segments.discard, args=(detached,))
+    unlink, deleted = env.unlink, list[str]()
+
+    def slowly(path: str) -> None:
+        deleted.append(path)
+        if len(deleted) == 1:
+            other.start()
+            other.join(0.05)
+        unlink(path)
+
+    monkeypatch.setattr(env, "unlink", slowly)
+    segments.discard(detached)
+    other.join()
+    assert deleted == [name(0), name(100), name(200)]
+
+
+def test_a_missing_file_counts_as_deleted() -> None:
+    env = MemoryEnv()
+    segments = make(env)
+    for base in (0, 100, 200):
+        segments.ensure(base)
+    env.unlink(name(0))
+    assert segments.delete_before(200) == 2
+    assert env.listdir("log") == [f"{200:020d}"]
+
+
 @pytest.mark.parametrize("read", ["pread", "peek"])
 def test_a_read_of_a_file_deleted_meanwhile_finds_nothing(
     read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
