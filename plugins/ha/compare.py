@@ -17,7 +17,6 @@ import structlog
 import trio
 
 from gantrymq.kernel.errors import CorruptRange
-from gantrymq.kernel.store.log.commitlog import SCAN_ROWS
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.ha.fencing import send_epoch
@@ -213,18 +212,13 @@ class Comparison:
         """Return the offsets of the records from ``start`` to ``stop``, without unreadable ones."""
         commit_log = self._broker.log
         found: list[int] = []
-        rows = SCAN_ROWS
         while start < stop:
             try:
-                for batch in commit_log.scan(start, stop, rows=rows):
+                for batch in commit_log.scan(start, stop):
                     found += batch.offsets
                     start = batch.end
                 break
             except CorruptRange:
-                if rows > 1:
-                    rows = 1  # read the records before the damage one by one
-                    continue
-                rows = SCAN_ROWS
                 following = find_record(commit_log.segments, start + 1)
                 start = stop if following is None else following[0]
         return found

@@ -129,23 +129,22 @@ class Follower:
         index, commit_log = self._index, self._broker.log
         index.skip_to(commit_log.min_offset)
         enough = index.position + self._config.catch_up_bytes // STEPS_A_SECOND
-        if self._put_until(target, enough, _SCAN_ROWS):
+        if self._put_until(target, enough):
             return
         if index.position < commit_log.min_offset:
             return  # deleted meanwhile: the next step continues behind it
-        # Damage: add the records before it one by one, then continue at the next intact record.
-        self._put_until(target, target, 1)
+        # Damage: continue at the next intact record.
         found = find_record(commit_log.segments, index.position + 1)
         after = target if found is None else min(found[0], target)
         log.error("damaged_records_not_indexed", start=index.position, end=after)
         index.skip_to(after)
 
-    def _put_until(self, target: int, enough: int, rows: int) -> bool:
-        """Add records up to ``target``, or ``enough`` of them; False if the log is damaged."""
+    def _put_until(self, target: int, enough: int) -> bool:
+        """Add records up to ``target``, or ``enough`` of them; False if the log is damaged behind those added."""
         index = self._index
         before = index.position
         try:
-            for batch in self._broker.log.scan(before, target, rows=rows):
+            for batch in self._broker.log.scan(before, target, rows=_SCAN_ROWS):
                 index.skip_to(batch.start)  # the start of the log may have been deleted meanwhile
                 index.put(batch)
                 if batch.end >= enough:

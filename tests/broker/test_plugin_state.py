@@ -132,6 +132,19 @@ async def test_a_plugin_can_request_the_log_from_its_first_message(tmp_path: Pat
         assert plugin.offsets == sent
 
 
+async def test_a_plugin_gets_all_messages_before_and_behind_a_damaged_one(tmp_path: Path, counter: Any) -> None:
+    sent, _ = await live(tmp_path, 20, counts=False)
+    path = tmp_path / "commitlog" / f"{0:020}"
+    data, magic = read(path), sent[10] + 4
+    write(path, data[:magic] + bytes(4) + data[magic + 4 :])
+    counter.from_start = True
+    with structlog.testing.capture_logs() as lines:
+        more, plugin = await live(tmp_path, 5)
+    assert plugin.offsets == [*sent[:10], *sent[11:], *more]
+    skipped = [(line["start"], line["end"]) for line in lines if line["event"] == "plugin_state_range_skipped"]
+    assert skipped == [(sent[10], sent[11])]
+
+
 async def test_a_deleted_range_of_the_log_is_reported_to_the_plugin(tmp_path: Path) -> None:
     sent, _ = await live(tmp_path, 20)
     async with run_broker(broker_in(tmp_path, counts=False)) as broker:

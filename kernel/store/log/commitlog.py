@@ -387,7 +387,8 @@ class CommitLog:
 
         Each batch begins where the previous one ended, unless the start of the log was deleted meanwhile: then the next
         batch begins with the remaining log. Quarantined ranges are skipped. Raises :class:`CorruptRange` for bytes that
-        are not a record, :class:`UnreadableRange` if the disk fails. A record that crosses ``stop`` is left out.
+        are not a record, :class:`UnreadableRange` if the disk fails, in both cases after all records before that place.
+        A record that crosses ``stop`` is left out.
         """
         stop = min(stop, self.written)
         position = max(start, self.segments.start)
@@ -402,7 +403,8 @@ class CommitLog:
                 if why is Stop.BLANK:
                     segment = self.segments.at(position)
                     batch.end = limit if segment is None else min(limit, segment.end)
-                elif why is Stop.BAD or why is Stop.ZERO:
+                elif (why is Stop.BAD or why is Stop.ZERO) and batch.end == position:
+                    # Otherwise the records before the damage come first, and the next iteration raises.
                     raise CorruptRange(f"no record at {batch.end}, below the end of the log at {self._tail[0]}")
             if batch.end > position:
                 yield batch

@@ -162,7 +162,7 @@ async def test_deletion_during_a_read_is_not_reported_as_damage(
     put_until = follower.Follower._put_until
     searched: list[int] = []
 
-    def late(self: follower.Follower, target: int, enough: int, rows: int) -> bool:
+    def late(self: follower.Follower, target: int, enough: int) -> bool:
         monkeypatch.setattr(follower.Follower, "_put_until", put_until)
         self._broker.log.segments.delete_before(self._broker.log.end - 64 * 1024)
         return False

@@ -260,6 +260,23 @@ def test_quarantined_ranges_are_unreadable_and_scans_skip_them() -> None:
     assert [found.end for found in log.scan(0, 400)] == [292, 400]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4096])
+@pytest.mark.parametrize("damage", [b"broken", bytes(292)], ids=["another magic", "zeros"])
+def test_a_scan_yields_the_records_before_damage(damage: bytes, rows: int) -> None:
+    log = make(MemoryEnv(), file_bytes=4000)
+    batch = append(log, *[b"%d" % number * 200 for number in range(6)])
+    log.segments.write(batch.offsets[3] + (0 if len(damage) == 292 else 4), damage)
+    found: list[int] = []
+
+    def read() -> None:
+        for each in log.scan(0, log.end, rows=rows):
+            found.extend(each.offsets)
+
+    with pytest.raises(CorruptRange, match=f"no record at {batch.offsets[3]}"):
+        read()
+    assert found == batch.offsets[:3]
+
+
 def test_a_scan_continues_when_the_oldest_files_are_deleted_meanwhile() -> None:
     log = make(MemoryEnv())
     batch = append(log, *[b"x" * 200] * 15)

@@ -124,6 +124,21 @@ def test_entries_without_a_record_become_fillers(store: Store) -> None:
     assert size != FILLER_SIZE
 
 
+def test_entries_are_repaired_from_the_records_before_a_damaged_one(store: Store) -> None:
+    queue = queue_of(store)
+    before = queue.entries(0, MESSAGES)
+    at, _, _ = ENTRY.unpack(queue.entries(12, 1))
+    store.log.segments.write(at + 4, b"\0")  # its magic
+    for place in range(5, 16):
+        damage(queue, place, bytes(UNIT))
+    assert queue.suspect(5)
+    store.repair.step()
+    after = queue.entries(0, MESSAGES)
+    changed = [place for place in range(MESSAGES) if after[place * UNIT :][:UNIT] != before[place * UNIT :][:UNIT]]
+    assert changed == [12]
+    assert ENTRY.unpack(queue.entries(12, 1)) == ENTRY.unpack(FILLER)
+
+
 def test_unreadable_entries_are_not_changed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = queue_of(store)
     before = queue.entries(0, MESSAGES)
