@@ -83,7 +83,14 @@ def decode_marks(data: bytes, checkpoint: Checkpoint) -> tuple[Marks | None, int
 
     A slot that is torn, has another version, or contradicts itself is ignored.
     """
+    marks, highest, _ = _find_marks(data, checkpoint)
+    return marks, highest
+
+
+def _find_marks(data: bytes, checkpoint: Checkpoint) -> tuple[Marks | None, int, int | None]:
+    """As :func:`decode_marks`, and the position of that slot in the file; None if there is none."""
     best: Marks | None = None
+    place: int | None = None
     best_sequence = highest = 0
     for start in (0, _SLOT_STEP):
         slot = data[start : start + _SLOT.size + _CRC.size]
@@ -94,8 +101,8 @@ def decode_marks(data: bytes, checkpoint: Checkpoint) -> tuple[Marks | None, int
         right = magic == _MAGIC and version == _VERSION and belongs_to == zlib.crc32(checkpoint.encode())
         if right and 0 <= dispatched <= durable and units >= 0 and sequence > best_sequence:
             best = Marks(durable, dispatched, units, bool(clean))
-            best_sequence = sequence
-    return best, highest
+            best_sequence, place = sequence, start
+    return best, highest, place
 
 
 class SlotState(Enum):
@@ -133,18 +140,16 @@ def has_start(data: bytes) -> bool:
 
 
 def corrected_marks(data: bytes, before: Checkpoint, after: Checkpoint) -> bytes | None:
-    """Return the watermark file ``data`` for the corrected checkpoint ``after``: its older slot is replaced.
+    """Return the watermark file ``data`` for the corrected checkpoint ``after``: one slot is replaced.
 
     The other slot still belongs to the checkpoint ``before``. None if no slot belongs to it.
     """
-    marks, sequence = decode_marks(data, before)
-    if marks is None:
+    marks, sequence, place = _find_marks(data, before)
+    if marks is None or place is None:
         return None
     changed = bytearray(data.ljust(CHECKPOINT_BYTES, b"\0"))
-    valid = [start for start in (0, _SLOT_STEP) if _slot_state(data, start, before) is SlotState.VALID]
-    newest = max(valid, key=lambda start: int(_SLOT.unpack_from(data, start)[2]))
     slot = marks.encode(sequence + 1, after)
-    target = _SLOT_STEP - newest
+    target = _SLOT_STEP - place
     changed[target : target + len(slot)] = slot
     return bytes(changed)
 
@@ -177,7 +182,7 @@ class MarkFiles:
         self.checkpoint = decode_checkpoint(self._checkpoint_file.pread(_CHECKPOINT.size, 0))
         data = self._marks_file.pread(3 * _SLOT_STEP, 0)
         self.log_start = decode_start(data)
-        self.marks, self._sequence = decode_marks(data, self.checkpoint)
+        self.marks, self._sequence, self._place = _find_marks(data, self.checkpoint)
 
     @staticmethod
     def _open(env: Env, path: str) -> File:
@@ -193,13 +198,17 @@ class MarkFiles:
         """
         checkpoint = Checkpoint(log_timestamp, queue_timestamp, index_timestamp)
         self._sequence += 1
-        self._write(self._marks_file, marks.encode(self._sequence, checkpoint), self._sequence % 2 * _SLOT_STEP)
+        # Never the slot that belongs to the checkpoint on the disk. After a save that failed, or a crash in one, that
+        # may be the slot whose turn it is.
+        place = self._sequence % 2 * _SLOT_STEP if self._place is None else _SLOT_STEP - self._place
+        self._write(self._marks_file, marks.encode(self._sequence, checkpoint), place)
         self._marks_file.datasync()
         if checkpoint != self.checkpoint:
             # Only now: until here the other slot belongs to the checkpoint on the disk.
             self._write(self._checkpoint_file, checkpoint.encode(), 0)
             self._checkpoint_file.datasync()
             self.checkpoint = checkpoint
+        self._place = place
         self.marks = marks
 
     def save_start(self, offset: int) -> None:

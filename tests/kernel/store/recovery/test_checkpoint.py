@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import struct
+from contextlib import suppress
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, MarkFiles, Marks, decode_checkpoint, decode_marks
+from gantrymq.kernel.errors import NoRoom
+from gantrymq.kernel.store.recovery.checkpoint import (
+    Checkpoint,
+    MarkFiles,
+    Marks,
+    corrected_marks,
+    decode_checkpoint,
+    decode_marks,
+)
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
 
@@ -105,6 +116,48 @@ def test_saved_marks_survive_a_crash_at_any_call() -> None:
         if not env.failed:
             break
     assert moment > 6
+
+
+@pytest.mark.parametrize("full_at", [1, 2], ids=["marks", "checkpoint"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_marks_survive_a_crash_during_the_save_after_one_that_found_no_room(full_at: int, restarts: bool) -> None:
+    moment = 0
+    while True:
+        moment += 1
+        disk = MemoryEnv()
+        disk.mkdirs("m")
+        MarkFiles(disk, "m").save(Marks(1, 1, 1, False), 100, 100, 0)
+        disk.sync_dir("m")
+        env = FaultEnv(disk, full_at, number=errno.ENOSPC, kinds=("pwrite",))
+        files = MarkFiles(env, "m")
+        with pytest.raises(NoRoom):
+            files.save(Marks(2, 2, 2, False), 200, 100, 0)
+        if restarts:
+            disk = disk.kill()
+            env = FaultEnv(disk)
+            files = MarkFiles(env, "m")
+        env.number, env.kinds = errno.EIO, FaultEnv.KINDS
+        env.fail_at, env.forever, env.count, env.failed = moment, True, 0, 0
+        with suppress(OSError):
+            files.save(Marks(3, 3, 3, False), 300, 100, 0)
+        for after in (disk.kill(), *(disk.power_cut(seed) for seed in range(4))):
+            found = MarkFiles(after, "m").marks
+            assert found is not None
+            assert found.durable in (1, 3)
+        if not env.failed:
+            break
+    assert moment > 4
+
+
+@pytest.mark.parametrize("sequence", [1, 2])
+def test_corrected_marks_leave_the_slot_of_the_checkpoint_on_the_disk(sequence: int) -> None:
+    """As after a save whose checkpoint could not be written: the other slot has a higher number."""
+    other = Checkpoint(9, 9, 9)
+    belongs, newer = MARKS.encode(sequence, BELONGS), MARKS.encode(sequence + 1, other)
+    for before in (slots(belongs, newer), slots(newer, belongs)):
+        changed = corrected_marks(before, BELONGS, other)
+        assert changed is not None
+        assert decode_marks(changed, BELONGS)[0] == decode_marks(changed, other)[0] == MARKS
 
 
 def test_checkpoint_files_have_rocketmqs_size_and_keep_unknown_bytes() -> None:
