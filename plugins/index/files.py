@@ -7,6 +7,7 @@ disk failure the index stops growing, and the next start builds the missing part
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from gantrymq.plugins.index.build import first_with_keys, key_hash
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import HEADER_BYTES, SLOT_BYTES, Header, Shape, file_name
 from gantrymq.plugins.index.marks import FileMark, IndexMarks
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.log.commitlog import CommitLog
@@ -58,6 +60,9 @@ class IndexFiles:
         self.failed = False
         self.settled_timestamp = 0
         """End timestamp of the newest full file that is flushed with all its slots (``indexMsgTimestamp``)."""
+        self._expired: list[IndexFile] = []
+        """Files that are no longer searched and not deleted yet, the oldest first."""
+        self._outages = Outages(log, env.monotonic)
         self._unreadable: set[str] = set()
         self._lock = Lock()
         self._saving = Lock()
@@ -122,8 +127,11 @@ class IndexFiles:
     # ----------------------------------------------------------------------------------------- for a worker thread
 
     def write(self) -> bool:
-        """Write the entries in memory, and prepare a part of the next file; False without disk space."""
+        """Write the entries in memory, and prepare a part of the next file; False without disk space or after
+        :attr:`failed`."""
         with self._saving:
+            if self.failed:
+                return False
             try:
                 self._write_tails()
             except OSError as error:
@@ -155,6 +163,8 @@ class IndexFiles:
                 self._save(commit_log, settle)
             except OSError as error:
                 return self._is_passing(error)
+            # Not after a write alone: a disk may have room for entries, but none for the slots of a file.
+            self._outages.over("index_entries_not_written")
             return True
 
     def _is_passing(self, error: OSError) -> bool:
@@ -162,7 +172,7 @@ class IndexFiles:
             self.failed = True
             log.error("index_stopped", error=str(error))
         else:
-            log.warning("index_entries_not_written", reason=str(error), bytes=self.waiting_bytes)
+            self._outages.warning("index_entries_not_written", reason=str(error), bytes=self.waiting_bytes)
         return False
 
     def _write_tails(self) -> None:
@@ -188,7 +198,8 @@ class IndexFiles:
             # Data that the marks declare as flushed must be flushed before them.
             commit_log.flush()
         for file, state in due:
-            file.found = (*file.found, state)
+            if state not in file.found:  # as after a save that failed
+                file.found = (*file.found, state)
         self._write_marks(offset, states)
         if due:
             for file, state in due:
@@ -207,17 +218,27 @@ class IndexFiles:
         self._saved = marks
 
     def delete_before(self, offset: int) -> int:
-        """Delete the files whose entries all lie before ``offset``, never the last one. Returns how many."""
+        """Delete the files whose entries all lie before ``offset``, the oldest first, never the last one. Returns how
+        many.
+
+        :class:`OSError` leaves the rest for the next call.
+        """
         with self._lock:
             count = 0
             while count < len(self.files) - 1 and self.files[count].header.end_offset < offset:
                 count += 1
-            doomed, self.files = self.files[:count], self.files[count:]
-        for file in doomed:
+            self._expired += self.files[:count]
+            self.files = self.files[count:]
+        deleted = 0
+        while self._expired:
+            file = self._expired[0]
             file.close(for_good=True)
-            self._env.delete_large(file.path, self._staging)
+            with suppress(FileNotFoundError):
+                self._env.delete_large(file.path, self._staging)
+            del self._expired[0]
+            deleted += 1
             log.info("index_file_deleted", path=file.path, log_starts=offset)
-        return count
+        return deleted
 
     def close(self) -> None:
         """Close all files; they are opened again on use."""

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from gantrymq.plugins.index import files as files_module
 from gantrymq.plugins.index.indexfile import IndexFile
@@ -171,6 +172,69 @@ def test_files_of_messages_that_are_gone_are_deleted_but_never_the_last(open_ind
     assert indexed.check_whole() > 0
     assert indexed.index.delete_before(2**60) == len(kept) - 1
     assert names(env) == kept[-1:]
+
+
+def test_a_file_that_cannot_be_deleted_is_tried_again_before_younger_ones(open_indexed: Callable) -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk, kinds=("unlink",))
+    indexed = open_indexed(env)
+    for number in range(30):
+        indexed.send([f"k{number}", "all"])
+    indexed.save()
+    before = names(disk)
+    ends = [file.header.end_offset for file in indexed.index.files]
+    env.count, env.fail_at, env.forever = 0, 2, True
+    for offset in (ends[3], ends[4]):
+        with pytest.raises(OSError, match="injected"):
+            indexed.index.delete_before(offset)
+        assert names(disk) == before[1:]
+    env.fail_at = 0
+    assert indexed.index.delete_before(ends[4]) == 3
+    assert names(disk) == before[4:]
+
+
+def test_a_full_disk_is_logged_once_until_the_index_is_saved(open_indexed: Callable) -> None:
+    env = FaultEnv(MemoryEnv(), number=errno.ENOSPC, kinds=("pwrite",))
+    indexed = open_indexed(env, ROOMY)
+    indexed.send(["a"], ["b"])
+    env.count, env.fail_at, env.forever = 0, 1, True
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert not indexed.index.write()
+            assert not indexed.save()
+        env.fail_at = 0
+        assert indexed.index.write()
+        assert indexed.save()
+        assert indexed.save()
+    named = [each for each in logs if each["log_level"] == "warning"]
+    assert [each["event"] for each in named] == ["index_entries_not_written", "outage_ended"]
+    assert (named[1]["of"], named[1]["failures"]) == ("index_entries_not_written", 6)
+
+
+def test_an_index_that_stopped_is_logged_once(open_indexed: Callable) -> None:
+    env = FaultEnv(MemoryEnv(), kinds=("pwrite",))
+    indexed = open_indexed(env, ROOMY)
+    indexed.send(["a"])
+    env.count, env.fail_at, env.forever = 0, 1, True
+    with capture_logs() as logs:
+        assert [indexed.index.write() for _ in range(3)] == [False] * 3
+    assert [each["event"] for each in logs] == ["index_stopped"]
+    assert env.failed == 1
+
+
+def test_saves_that_find_no_room_add_the_same_header_to_the_marks_once(open_indexed: Callable) -> None:
+    env = FaultEnv(MemoryEnv(), number=errno.ENOSPC, kinds=("replace",))
+    indexed = open_indexed(env)
+    for number in range(6):
+        indexed.send([f"k{number}", "all"])
+    file = indexed.index.files[0]
+    assert file.is_full
+    env.count, env.fail_at, env.forever = 0, 1, True
+    assert [indexed.save() for _ in range(3)] == [False] * 3
+    assert len(file.found) == 2
+    env.fail_at = 0
+    assert indexed.save()
+    assert file.is_settled
 
 
 def test_entries_in_memory_are_found_and_kept_while_the_disk_is_full(open_indexed: Callable) -> None:
