@@ -191,8 +191,8 @@ class ConsumeQueue:
         return b"".join((*parts, tail))
 
     def entry(self, offset: int) -> tuple[int, int, int]:
-        """Return the entry at a queue offset, which must exist."""
-        entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))
+        """Return the entry at a queue offset, which must exist; a filler if its file was deleted meanwhile."""
+        entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1) or FILLER)
         return entry
 
     def next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
@@ -200,7 +200,10 @@ class ConsumeQueue:
         while unit < end:
             data = self.entries(unit, min(_CHUNK_UNITS, end - unit))
             if not data:
-                break
+                if unit >= self._low:
+                    break
+                unit = self._low  # another thread has deleted the first files
+                continue
             for at, size, _ in ENTRY.iter_unpack(data):
                 if size != FILLER_SIZE and (any_place or (at >= 0 and size > 0)):
                     return unit

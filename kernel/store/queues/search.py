@@ -17,7 +17,7 @@ class Entries(Protocol):
     """Gives entries by queue offset."""
 
     def entry(self, offset: int) -> Entry:
-        """Return the entry there."""
+        """Return the entry there; a filler if it was deleted meanwhile."""
 
     def next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
         """Return the first entry from ``unit`` on that is not a filler; ``end`` if there is none before it.

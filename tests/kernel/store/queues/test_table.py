@@ -342,6 +342,23 @@ def test_search_by_time_finds_the_first_since_and_the_last_until(
     assert found == [first_since, last_until]
 
 
+@pytest.mark.parametrize("read", ["entry", "entries"])
+def test_search_by_time_continues_behind_entries_deleted_meanwhile(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = make(MemoryEnv())
+    fill(queues, 100)
+    queues.flush()
+    method = getattr(ConsumeQueue, read)
+
+    def late(queue: ConsumeQueue, *arguments: int) -> object:
+        monkeypatch.undo()
+        queue.correct_min(60 * SIZE)
+        queue.drop_expired()
+        return method(queue, *arguments)
+
+    monkeypatch.setattr(ConsumeQueue, read, late)
+    assert queues.offset_by_time("T", 0, 80, lambda at: at // SIZE if at >= 60 * SIZE else None) == 80
+
+
 def test_search_by_time_handles_empty_queues_and_unreadable_records() -> None:
     queues = times({0: 1, 1: 2, 2: 3})
     assert queues.offset_by_time("none", 0, 5, lambda at: 1) == 0
