@@ -289,6 +289,23 @@ class Client(Lifetime):
         for worker in list(self._workers):
             await worker.close()
 
+    async def _close_all(self) -> None:
+        """End what was started from this client: all of it, also when cancelled. Raises the first error."""
+        failure: BaseException | None = None
+        try:
+            await self._close_workers()  # first, because handlers that are still running use the producers
+        except BaseException as error:
+            failure = error
+        for one in list(self._ends_first):  # those with a block of their own have ended by now
+            try:
+                await one.close()
+            except BaseException as error:
+                failure = failure or error
+        if self._trace is not None:
+            await self._trace.flush()
+        if failure is not None:
+            raise failure
+
     def _real_group(self, group: str) -> str:
         namespace = self._cluster.namespace
         return group if namespace is None or not isinstance(group, str) else namespace.group(group)
@@ -306,13 +323,7 @@ class Client(Lifetime):
                 try:
                     yield
                 finally:
-                    # handlers that are still running use it
-                    await self._close_workers()
-                    # those with a block of their own have ended by now
-                    for one in list(self._ends_first):
-                        await one.close()
-                    if self._trace is not None:
-                        await self._trace.flush()
+                    await self._close_all()
             finally:
                 await cluster.aclose()
 

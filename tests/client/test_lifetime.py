@@ -74,6 +74,31 @@ async def test_closing_the_client_closes_what_was_started_from_it(fake_cluster: 
             await anext(consumer)
 
 
+async def test_a_cancelled_client_closes_all_that_was_started_from_it(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.producer.LEAVE_SECONDS", 0.2)
+
+    async def silent(request: Any) -> None:
+        await anyio.sleep_forever()
+
+    async with fake_cluster(T=1) as cluster:
+        broker = cluster.broker
+        broker.store("T", 0, b"x")
+        broker.answers.update({RequestCode.SEND_MESSAGE_V2: silent, RequestCode.SEND_BATCH_MESSAGE: silent})
+        with anyio.move_on_after(20) as scope:
+            async with gantrymq.connect(cluster.address) as client:
+                producers = [await client.producer(group, timeout=60).start() for group in ("p1", "p2")]
+                consumer = await client.consumer("T", "g", start="first").start()
+                pending = [await producer.enqueue("T", b"y") for producer in producers]
+                await (await anext(consumer)).ack()
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert all(each.done for each in pending)
+        assert broker.offsets["g", "T", 0] == 1
+        assert len(await broker.wait_for(RequestCode.UNREGISTER_CLIENT, 3)) == 3
+
+
 async def test_closing_the_client_waits_for_a_producer_that_is_closing(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = await gantrymq.connect(cluster.address).start()
