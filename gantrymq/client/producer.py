@@ -37,7 +37,7 @@ from gantrymq.client.outgoing import (
     prepare_batches,
     prepare_plain,
 )
-from gantrymq.client.sender import QueueChoice, Sender, choose_queue, pick
+from gantrymq.client.sender import QueueChoice, Sender, choose_queue
 from gantrymq.message import DeliveredRecord, Message, MessageQueue, SendResult
 from gantrymq.remoting.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
 from gantrymq.remoting.recall_handles import decode_handle
@@ -82,10 +82,10 @@ class Producer(Lifetime):
         ``message`` is a :class:`Message`, or a topic; then ``body`` is the body and ``tags``, ``keys``, ``properties``,
         ``order_key``, ``delay``, ``deliver_at`` and ``delay_level`` are those of a :class:`Message`.
 
-        Queues take turns over all brokers; a failed attempt is repeated on another broker. With ``queue`` (a queue, its
-        place among :meth:`queues`, or a function that picks one of them) or ``order_key`` (equal keys go to one queue)
-        one attempt reaches a broker. ``timeout`` (seconds) replaces the producer's; it begins when the producer has
-        fewer than 1,024 sends, with 8 MiB of bodies, in flight.
+        Queues take turns over all brokers; a failed attempt is repeated on another broker. With ``queue`` (a queue of
+        the same topic, its place among :meth:`queues`, or a function that picks one of them) or ``order_key`` (equal
+        keys go to one queue) one attempt reaches a broker. ``timeout`` (seconds) replaces the producer's; it begins
+        when the producer has fewer than 1,024 sends, with 8 MiB of bodies, in flight.
 
         Raises :class:`InvalidMessage` and :class:`InvalidName` before anything is sent, :class:`NoRoute`,
         :class:`SendTimeout`, :class:`UnsupportedByBroker` (for ``delay`` and ``deliver_at``), and after the last
@@ -169,7 +169,7 @@ class Producer(Lifetime):
         queues = self._cluster.routes.known_publish_queues(topic)
         if queues is None:
             queues = await self._sender.queues_within(topic, self._sender.timeout)
-        target = None if choice is None else pick(choice, queues)
+        target = None if choice is None else self._sender.pick(choice, queues)
         if not self._accumulator.take_room(len(row)):
             await self._accumulator.room(len(row))
         return self._accumulator.add(topic, row, key, target, queues, alone=alone)

@@ -39,10 +39,12 @@ class RowSender:
 
         Waits while the buffer is full. Each queue gets messages in the order in which they were sent to it. The batch
         has the outcome; retries are those of :meth:`Producer.enqueue`, as is the splitting of a batch of which a broker
-        refuses one message. Raises :class:`InvalidName`, :class:`NoRoute`, :class:`SendTimeout` and
-        :class:`ClientClosed`.
+        refuses one message. Raises :class:`InvalidName`, :class:`InvalidMessage` for a ``queue`` of another topic,
+        :class:`NoRoute`, :class:`SendTimeout` and :class:`ClientClosed`.
         """
         queues = await self.queues(topic)
+        if queue is not None:
+            self._producer._sender.check_topic_of(queue, topic)
         batch = await self._producer._accumulator.add_rows(topic, rows, keys, queue, queues)
         await anyio.lowlevel.checkpoint()  # let it leave before the caller encodes more
         return batch

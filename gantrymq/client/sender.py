@@ -102,7 +102,9 @@ class Sender:
             if choice is None:
                 return await self.carry(outgoing, limit)
             queues = await self.queues_within(outgoing.topic, limit)
-            return await self._deliver(outgoing, queues, lambda queues, _: pick(choice, queues), limit, 1, fixed=True)
+            return await self._deliver(
+                outgoing, queues, lambda queues, _: self.pick(choice, queues), limit, 1, fixed=True
+            )
         finally:
             self.window.leave(size)
 
@@ -240,7 +242,7 @@ class Sender:
     async def send_oneway(self, outgoing: Outgoing, choice: QueueChoice | None) -> None:
         """Send ``outgoing`` once; without an answer."""
         queues = await self.queues(outgoing.topic)
-        target = self._next_queue(outgoing.topic, queues, set()) if choice is None else pick(choice, queues)
+        target = self._next_queue(outgoing.topic, queues, set()) if choice is None else self.pick(choice, queues)
         channel = await self._cluster.broker(self._cluster.routes.master(target))
         if outgoing.timed:
             await self._check_timed(channel)
@@ -255,6 +257,29 @@ class Sender:
         with reading(address):
             message_id = read_header(RecallMessageResponse, answer.ext).msg_id
         return message_id, (answer.ext or {}).get(MSG_REGION)
+
+    def pick(self, choice: QueueChoice, queues: Sequence[MessageQueue]) -> MessageQueue:
+        """The chosen one of a topic's ``queues``; :class:`InvalidMessage` if there is none, or for another topic's."""
+        if isinstance(choice, int):
+            if not 0 <= choice < len(queues):
+                raise InvalidMessage(
+                    f"topic {queues[0].topic} has no queue {choice}: {len(queues)} can be sent to, from 0 on"
+                )
+            return queues[choice]
+        queue = choice if isinstance(choice, MessageQueue) else choice(queues)
+        self.check_topic_of(queue, queues[0].topic)
+        return queue
+
+    def check_topic_of(self, queue: MessageQueue, topic: str) -> None:
+        """:class:`InvalidMessage` if ``queue`` is one of another topic than ``topic``."""
+        if queue.topic == topic:
+            return
+        namespace = self._cluster.namespace
+        if namespace is None or namespace.topic(queue.topic) != namespace.topic(topic):
+            raise InvalidMessage(
+                f"queue {queue.queue_id} of {queue.broker_name} belongs to topic {queue.topic}, the message to topic "
+                f"{topic}: choose one of the producer's queues({topic!r})"
+            )
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
         """Run ``work`` in the background, until the client ends."""
@@ -357,17 +382,6 @@ def _has_other(queues: Sequence[MessageQueue], tried: set[str], target: MessageQ
     if queues[0].broker_name == queues[-1].broker_name:
         return False
     return any(queue.broker_name != target.broker_name and queue.broker_name not in tried for queue in queues)
-
-
-def pick(choice: QueueChoice, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """The chosen one of a topic's ``queues``; :class:`InvalidMessage` when there is no such queue."""
-    if isinstance(choice, MessageQueue):
-        return choice
-    if not isinstance(choice, int):
-        return choice(queues)
-    if not 0 <= choice < len(queues):
-        raise InvalidMessage(f"topic {queues[0].topic} has no queue {choice}: {len(queues)} can be sent to, from 0 on")
-    return queues[choice]
 
 
 def choose_queue(queue: QueueChoice | None, order_key: str | int | None) -> QueueChoice | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,8 +13,9 @@ import pytest
 
 import gantrymq
 import gantrymq.sync
-from gantrymq import Message, SendStatus
-from gantrymq.client.outgoing import prepare_batches
+from gantrymq import Message, MessageQueue, SendStatus
+from gantrymq.client.outgoing import encode_plain_row, prepare_batches
+from gantrymq.client.row_sender import RowSender
 from gantrymq.client.sender import choose_queue, java_hash_of
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.properties import decode_properties
@@ -84,6 +86,43 @@ async def test_a_queue_can_be_given_by_its_index(fake_cluster: Cluster) -> None:
                 await producer.send("T", b"x", queue=bad)
             with pytest.raises(gantrymq.InvalidMessage, match="4 can be sent to"):
                 await producer.enqueue("T", b"x", queue=bad)
+
+
+async def test_a_queue_of_another_topic_is_refused_in_every_way_of_sending(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1, U=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+        client.transactional_producer("g", check=lambda half: gantrymq.Outcome.COMMIT) as transactional,
+    ):
+        other = (await producer.queues("U"))[0]
+        ways: list[Any] = [producer.send, producer.enqueue, producer.request, producer.send_oneway]
+        ways.append(partial(transactional.send, local=lambda *_: gantrymq.Outcome.COMMIT))
+        for queue in (other, lambda _: other):
+            for send in ways:
+                with pytest.raises(gantrymq.InvalidMessage, match="belongs to topic U, the message to topic T"):
+                    await send("T", b"x", queue=queue)
+            with pytest.raises(gantrymq.InvalidMessage, match="belongs to topic U"):
+                await producer.send_batch([Message("T", b"x")], queue=queue)
+        with pytest.raises(gantrymq.InvalidMessage, match="belongs to topic U"):
+            await RowSender(producer).send("T", encode_plain_row(b"x", "key"), ["key"], other)
+        await producer.flush()
+        assert not cluster.broker.sent()
+        assert not cluster.broker.queues
+        assert (await producer.send("U", b"x", queue=other)).queue == other
+
+
+async def test_a_queue_may_have_its_topic_with_or_without_the_namespace(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(**{"eu%T": 2}) as cluster,
+        gantrymq.connect(cluster.address, namespace="eu") as client,
+        client.producer() as producer,
+    ):
+        queue = (await producer.queues("T"))[1]
+        assert queue.topic == "T"
+        await producer.send("eu%T", b"x", queue=queue)
+        await producer.send("T", b"y", queue=MessageQueue("eu%T", queue.broker_name, queue.queue_id))
+        assert len(cluster.broker.queues["eu%T", 1]) == 2
 
 
 async def test_delays_and_times_become_properties_of_timed_messages(fake_cluster: Cluster) -> None:
