@@ -528,6 +528,9 @@ class Consumer(Lifetime, Generic[R]):
             if lost:
                 await self._notify_queues_changed(self._settings.on_revoked, unannounced)
                 self.rebalance_soon()
+            for kept in self._pullers.values():
+                if kept.lane is not None:
+                    kept.lane.offer_again()  # the lock may have lapsed until its renewal was answered
 
     def _release_later(self, queue: MessageQueue, puller: Puller[R]) -> None:
         """Commit and unlock ``queue`` when nothing of it is in work any more; no member has it until then."""

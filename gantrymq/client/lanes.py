@@ -82,6 +82,10 @@ class Lane(Generic[R]):
         self._suspended = False
         self._announce()
 
+    def offer_again(self) -> None:
+        """Offer what :meth:`take` did not give out because the queue was not held, now that it may be again."""
+        self._announce()
+
     def close(self) -> None:
         """Give out nothing more; what is in work may be settled."""
         self._closed = True

@@ -155,6 +155,34 @@ async def test_an_expired_lock_blocks_messages_and_commits(
             assert ("g", "T", 0) not in cluster.broker.offsets
 
 
+async def test_a_queue_continues_after_a_renewal_that_came_when_its_lock_had_lapsed(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.locks.CALL_SECONDS", 60)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        may_answer = anyio.Event()
+
+        async def late(request: Any) -> Any:
+            await may_answer.wait()
+            return cluster.broker.on_lock_batch_mq(request)
+
+        async with client.consumer("T", "g", start="first", ordered=True) as messages:
+            (message,) = await take(messages, 1)
+            cluster.broker.answers[41] = late
+            renewals = len(cluster.broker.seen(41)) + 1
+            monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.0)
+            await cluster.broker.wait_for(41, renewals)
+            monkeypatch.setattr("gantrymq.client.locks.HELD_SECONDS", -1)  # it lapses while the renewal is under way
+            await message.ack()
+            assert await nothing_comes(messages)
+            monkeypatch.setattr("gantrymq.client.locks.HELD_SECONDS", 3600)
+            may_answer.set()
+            (message,) = await take(messages, 1)
+            assert message.body == b"1"
+
+
 async def test_a_queue_moves_to_another_member_after_messages_in_progress_are_settled(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
