@@ -104,6 +104,8 @@ class Consumer(Lifetime, Generic[R]):
         self._locks = QueueLocks(cluster, self.group) if settings.ordered and not settings.broadcast else None
         self._local: LocalOffsets | None = None
         self._releasing: dict[MessageQueue, Puller[R]] = {}
+        self._assigning: set[MessageQueue] = set()
+        """Queues that this member is about to pull: it locks them, or ``on_assigned`` runs."""
         self._upkeep: TaskGroup | None = None
         self._lanes: deque[Lane[R]] = deque()
         self._subscribed = {each.topic: each for each in options}
@@ -315,13 +317,13 @@ class Consumer(Lifetime, Generic[R]):
         for options in self._subscribed.values():
             if options.subscription.expression_type == SQL92:
                 await self._check_expression(options)
+        if self._locks is not None:
+            upkeep.start_soon(self._keep_locked, self._locks)  # on_assigned may take longer than a lock is held
         settled = await self._settle(joining=True)
         if self._refusal is not None:
             raise self._refusal
         upkeep.start_soon(self._keep_balanced, settled)
         upkeep.start_soon(self._keep_committing)
-        if self._locks is not None:
-            upkeep.start_soon(self._keep_locked, self._locks)
         if self._settings.consume_timeout is not None:
             upkeep.start_soon(self._keep_expiring, self._settings.consume_timeout)
 
@@ -511,9 +513,8 @@ class Consumer(Lifetime, Generic[R]):
         while True:
             await anyio.sleep(LOCK_CHECK_SECONDS)
             lapsed = {queue for queue in self._pullers if not locks.holds(queue)}
-            due = [queue for queue in (*self._pullers, *self._releasing) if locks.is_due(queue)]
-            refused = await locks.take(due)
-            if locks.others(self._pullers.keys() | self._releasing.keys()):
+            refused = await locks.take(queue for queue in self._queues_to_lock() if locks.is_due(queue))
+            if locks.others(self._queues_to_lock()):
                 self.rebalance_soon()
             lost = [queue for queue in self._pullers if queue in refused or queue in lapsed]
             unannounced = [queue for queue in lost if not self._pullers[queue].dropped]
@@ -526,11 +527,18 @@ class Consumer(Lifetime, Generic[R]):
                 puller.stop()
                 self._release_later(queue, puller)
             if lost:
-                await self._notify_queues_changed(self._settings.on_revoked, unannounced)
-                self.rebalance_soon()
+                assert self._upkeep is not None  # this runs in it
+                self._upkeep.start_soon(self._report_lost, unannounced)  # other locks are renewed meanwhile
             for kept in self._pullers.values():
                 if kept.lane is not None:
                     kept.lane.offer_again()  # the lock may have lapsed until its renewal was answered
+
+    def _queues_to_lock(self) -> set[MessageQueue]:
+        return {*self._pullers, *self._releasing, *self._assigning}
+
+    async def _report_lost(self, queues: list[MessageQueue]) -> None:
+        await self._notify_queues_changed(self._settings.on_revoked, queues)
+        self.rebalance_soon()
 
     def _release_later(self, queue: MessageQueue, puller: Puller[R]) -> None:
         """Commit and unlock ``queue`` when nothing of it is in work any more; no member has it until then."""
@@ -660,18 +668,10 @@ class Consumer(Lifetime, Generic[R]):
         mine |= retries or set()
         lost = [queue for queue in self._pullers if queue not in mine]
         await self._give_up(lost)
-        gained = sorted(mine - self._pullers.keys() - self._releasing.keys())
+        wanted = sorted(mine - self._pullers.keys() - self._releasing.keys())
         if self._locks is not None:
-            await self._locks.release(self._locks.others(mine | self._pullers.keys() | self._releasing.keys()))
-        refused: set[MessageQueue] = set()
-        if gained and self._locks is not None:
-            await self._locks.take(gained)
-            refused = {queue for queue in gained if not self._locks.holds(queue)}
-            gained = [queue for queue in gained if queue not in refused]
-        await self._notify_queues_changed(self._settings.on_assigned, gained)
-        async with anyio.create_task_group() as starting:
-            for queue in gained:
-                starting.start_soon(self._start_pulling, queue)
+            await self._locks.release(self._locks.others(mine | self._queues_to_lock()))
+        gained = await self._begin(wanted)
         if lost or gained:
             log.info(
                 "queues_rebalanced",
@@ -687,7 +687,24 @@ class Consumer(Lifetime, Generic[R]):
             # nameservers learn of it a moment after its first message: do not wait for the next interval
             self._retry_topic_checks -= 1
             return False
-        return not refused
+        return len(gained) == len(wanted)
+
+    async def _begin(self, wanted: list[MessageQueue]) -> list[MessageQueue]:
+        """Take these queues; returns those that no other member has locked."""
+        gained, locks = wanted, self._locks
+        self._assigning = set(wanted)
+        try:
+            if wanted and locks is not None:
+                await locks.take(wanted)
+                gained = [queue for queue in wanted if locks.holds(queue)]
+                self._assigning = set(gained)
+            await self._notify_queues_changed(self._settings.on_assigned, gained)
+            async with anyio.create_task_group() as starting:
+                for queue in gained:
+                    starting.start_soon(self._start_pulling, queue)
+        finally:
+            self._assigning = set()
+        return gained
 
     async def _give_up(self, lost: list[MessageQueue]) -> None:
         """Let other members have these queues, with what this one has done in them."""

@@ -183,6 +183,59 @@ async def test_a_queue_continues_after_a_renewal_that_came_when_its_lock_had_lap
             assert message.body == b"1"
 
 
+def renewals_of(broker: Any, queue: MessageQueue) -> int:
+    return sum(queue in LockBatchRequestBody.from_bytes(request.body).mq_set for request in broker.seen(41))
+
+
+async def wait_renewed(broker: Any, queue: MessageQueue, times: int) -> bool:
+    """Whether a member asks for the lock of ``queue`` so many times more, within ten seconds."""
+    wanted = renewals_of(broker, queue) + times
+    with anyio.move_on_after(10):
+        while renewals_of(broker, queue) < wanted:
+            await broker.changed.wait()
+        return True
+    return False
+
+
+async def test_locks_are_renewed_while_on_assigned_runs(fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.05)
+    renewed: list[bool] = []
+
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+
+        async def on_assigned(queues: Sequence[MessageQueue]) -> None:
+            renewed.append(await wait_renewed(cluster.broker, Q0, 3))
+
+        async with client.consumer("T", "g", start="first", ordered=True, on_assigned=on_assigned) as messages:
+            (message,) = await take(messages, 1)
+            assert message.body == b"x"
+            assert not cluster.broker.seen(42), "the lock was not given back in between"
+        assert renewed == [True]
+
+
+async def test_locks_of_other_queues_are_renewed_while_on_revoked_of_a_lost_queue_runs(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.05)
+    other = MessageQueue(topic="T", broker_name="broker-a", queue_id=1)
+    renewed: list[bool] = []
+    called = anyio.Event()
+
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+
+        async def on_revoked(queues: Sequence[MessageQueue]) -> None:
+            if not called.is_set():
+                renewed.append(await wait_renewed(cluster.broker, other, 3))
+                called.set()
+
+        async with client.consumer("T", "g", ordered=True, on_revoked=on_revoked):
+            cluster.broker.locks["g", Q0] = "0-another-member"
+            with anyio.fail_after(20):
+                await called.wait()
+        assert renewed == [True]
+
+
 async def test_a_queue_moves_to_another_member_after_messages_in_progress_are_settled(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
