@@ -26,6 +26,7 @@ from gantrymq.client.errors import (
 from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.lookup import TOOLS_GROUP
 from gantrymq.client.options import ReaderSettings, Start, Topics, as_timestamp, subscriptions
+from gantrymq.client.progress import OUTSTANDING_MAX_BYTES
 from gantrymq.client.puller import (
     IDLE_INTERVAL_SECONDS,
     PAUSE_AFTER_ERROR_SECONDS,
@@ -58,6 +59,8 @@ class _Queue(Generic[R]):
         self.position: int | None = None
         """The offset of the next message to give out; None where it is not known yet."""
         self.fetched: deque[R] = deque()
+        self.bytes = 0
+        """The size of what is fetched."""
         self.fetch_at = 0
         self.turn = 0
         """Changes with each seek: an answer to an older request does not count."""
@@ -69,6 +72,7 @@ class _Queue(Generic[R]):
     def seek(self, offset: int) -> None:
         self.position = self.fetch_at = offset
         self.fetched.clear()
+        self.bytes = 0
         self.turn += 1
         self.asking.cancel()
         self.wanted.set()
@@ -80,6 +84,7 @@ class _Queue(Generic[R]):
                 self.position = end
                 break
             given.append(self.fetched.popleft())
+            self.bytes -= given[-1].stored_size
         if given:
             self.position = given[-1].queue_offset + 1
         if not self.fetched and self.position is not None:
@@ -269,6 +274,7 @@ class Reader(Lifetime, Generic[R]):
             if known is None or known.position is None or known.position <= record.queue_offset:
                 continue  # it is not read any more, or will be again
             known.fetched.appendleft(record)
+            known.bytes += record.stored_size
             known.position = record.queue_offset
         self._arrived.set()
 
@@ -386,7 +392,9 @@ class Reader(Lifetime, Generic[R]):
                         place = await self._place(known.queue, self._start)
                         if known.turn == turn:
                             known.seek(place)
-                    elif known.paused or len(known.fetched) >= PREFETCH_MESSAGES:
+                    elif (
+                        known.paused or len(known.fetched) >= PREFETCH_MESSAGES or known.bytes >= OUTSTANDING_MAX_BYTES
+                    ):
                         known.wanted = anyio.Event()
                         await known.wanted.wait()
                     else:
@@ -425,6 +433,7 @@ class Reader(Lifetime, Generic[R]):
                 if self._deserialize is not None:
                     _decode(record, self._deserialize)
                 known.fetched.append(record)
+                known.bytes += record.stored_size
         known.fetch_at = ext.next_begin_offset
         if not known.fetched:
             known.position = known.fetch_at

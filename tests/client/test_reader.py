@@ -96,6 +96,26 @@ async def test_seek_accepts_offsets_times_beginning_and_end(fake_cluster: Cluste
                     await wrong
 
 
+async def test_no_pull_is_sent_while_too_many_bytes_are_fetched_ahead(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.reader.OUTSTANDING_MAX_BYTES", 3000)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(40):
+            cluster.broker.store("T", 0, b"%02d" % number * 500)  # somewhat more than 1,000 bytes each
+        async with client.reader("T", pull_batch=1) as reader:
+            await reader.assign()
+            for pulls in (3, 4):
+                await cluster.broker.wait_for(11, pulls)
+                await anyio.sleep(0.05)
+                assert len(cluster.broker.seen(11)) == pulls, "three messages are fetched ahead"
+                reader._take_back(await reader.poll(max=2))  # counts as fetched ahead again
+                assert len(await reader.poll(max=1)) == 1
+            await reader.seek(Q0, 20)
+            assert [int(body[:2]) for body in await poll(reader, 20)] == list(range(20, 40))
+            assert reader._queues[Q0].bytes == 0
+
+
 async def test_messages_fetched_before_a_seek_are_dropped(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
         for number in range(50):
