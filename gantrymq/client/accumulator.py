@@ -363,11 +363,11 @@ class Accumulator:
         try:
             outgoing = await from_rows(batch.topic, rows, keys)
             stored = await self._sender.deliver_to(outgoing, lane.queue, batch.free, limit)
-        except (ConnectError, NoRoute, SendTimeout) as error:
-            lane.failing_since = lane.failing_since or began
-            return error
         except GantryError as error:
-            lane.failing_since = None
+            took_nothing = isinstance(error, ConnectError | NoRoute | SendTimeout) or (
+                isinstance(error, BrokerError) and error.code == ResponseCode.SYSTEM_BUSY
+            )
+            lane.failing_since = (lane.failing_since or began) if took_nothing else None
             return error
         lane.failing_since = None
         return stored

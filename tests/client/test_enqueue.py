@@ -204,19 +204,26 @@ async def test_a_failed_batch_is_sent_to_another_broker_unless_its_queue_was_giv
         assert not any(body.startswith(b"chosen") for body in bodies(cluster.brokers[1], "T", 0))
 
 
-async def test_messages_waiting_for_a_dead_broker_do_not_add_up_timeouts(fake_cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("answer", "errors"),
+    [(silent, gantrymq.SendTimeout), (refuse(2), (gantrymq.BrokerError, gantrymq.SendTimeout))],
+    ids=["silent", "busy"],
+)
+async def test_messages_waiting_for_a_broker_that_takes_nothing_do_not_add_up_timeouts(
+    fake_cluster: Cluster, answer: Callable[[Command], Any], errors: Any
+) -> None:
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
         client.producer(timeout=1.0, batch_bytes=1000) as producer,
     ):
         await producer.send("T", b"x")
-        cluster.broker.answers.update({310: silent, 320: silent})
+        cluster.broker.answers.update({310: answer, 320: answer})
         deliveries = [await producer.enqueue("T", b"x" * 100) for _ in range(200)]
         with anyio.fail_after(20):  # 40 batches
             await producer.flush()
         for delivery in deliveries:
-            with pytest.raises(gantrymq.SendTimeout):
+            with pytest.raises(errors):
                 await delivery
         cluster.broker.answers.clear()
         assert (await (await producer.enqueue("T", b"again"))).status is SendStatus.OK
