@@ -113,6 +113,7 @@ class Consumer(Lifetime, Generic[R]):
         unwanted = settings.broadcast or retries is None or retries.topic in self._subscribed
         self._retries = None if unwanted else retries
         self._retry_topic_checks = 0
+        self._retry_topic_known = False
         self._pulling: TaskGroup | None = None
         self._pullers: dict[MessageQueue, Puller[R]] = {}
         self._resets: dict[MessageQueue, int] = {}
@@ -461,9 +462,9 @@ class Consumer(Lifetime, Generic[R]):
 
     def returned(self) -> None:
         self._returned += 1
-        if self._retries is not None and not any(queue.topic == self._retries.topic for queue in self._pullers):
+        if self._retries is not None and not self._retry_topic_known:
             self._retry_topic_checks = RETRY_TOPIC_CHECKS
-            self.rebalance_soon()  # the member that has them now will get the message
+            self.rebalance_soon()  # the topic exists now, and one of its queues may be this member's
 
     def failed(self, error: GantryError) -> None:
         self._last_error = (str(error), int(time.time() * 1000))
@@ -730,6 +731,7 @@ class Consumer(Lifetime, Generic[R]):
             route = await self._cluster.routes.get(self._retries.topic)
         except NoRoute:
             return None
+        self._retry_topic_known = True
         queues = queues_to_subscribe(self._retries.topic, route)
         strategy = self._settings.allocation
         if isinstance(strategy, FixedQueues):

@@ -270,6 +270,28 @@ async def test_a_retried_message_comes_soon_though_its_topic_is_registered_late(
             assert again.queue.topic == "%RETRY%g"
 
 
+async def test_a_retry_starts_no_rebalance_where_other_members_have_the_queues_of_the_retry_topic(
+    fake_cluster: Cluster,
+) -> None:
+    async with (
+        fake_cluster(**{"T": 2, "%RETRY%g": 1}) as cluster,
+        gantrymq.connect(cluster.address) as client,
+    ):
+        broker = cluster.broker
+        broker.answers[36] = lambda request: request.answer(0)
+        broker.groups["g"] = ["0-another-member"]  # sorts first, so it gets the queue of the retry topic
+        for number in range(10):
+            broker.store("T", 1, b"%d" % number)
+        async with client.consumer("T", "g", start="first") as messages:
+            got = await take(messages, 10)
+            rebalances = len(broker.seen(38))
+            for message in got:
+                await message.retry()
+            await messages.commit()
+            assert len(broker.seen(36)) == 10
+            assert len(broker.seen(38)) <= rebalances + 1
+
+
 GONE = "look message by offset failed, 0"
 
 
