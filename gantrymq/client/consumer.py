@@ -416,6 +416,12 @@ class Consumer(Lifetime, Generic[R]):
         self._current = self._ready.popleft()
         self._current.reverse()
 
+    def _discard_dropped(self) -> None:
+        """Free the memory of messages that the application does not get any more, even if it asks for none."""
+        self._ready = deque(part for part in self._ready if not _is_dropped(part))
+        if _is_dropped(self._current):
+            self._current = []
+
     def _take_back(self, batch: MessageBatch[R]) -> None:
         """Give the messages of ``batch`` out again, as if nobody had got them; if the queue is revoked, let them go."""
         if self._current:
@@ -616,6 +622,7 @@ class Consumer(Lifetime, Generic[R]):
                         self._local.set(queue, offset)
                     log.info("queue_offset_reset", topic=queue.topic, queue=queue.queue_id, offset=offset)
                     starting.start_soon(self._start_pulling, queue, offset)
+            self._discard_dropped()
 
     async def _settle(self, *, joining: bool = False) -> bool:
         try:
@@ -712,6 +719,7 @@ class Consumer(Lifetime, Generic[R]):
         for queue in lost:
             self._pullers[queue].stop()
         await self._notify_queues_changed(self._settings.on_revoked, lost)
+        self._discard_dropped()
         for queue in lost:
             puller = self._pullers.pop(queue, None)
             if puller is None:
@@ -793,6 +801,11 @@ class Consumer(Lifetime, Generic[R]):
                 "commit_failed", queue.broker_name, self.group,
                 topic=queue.topic, queue=queue.queue_id, reason=str(error),
             )  # fmt: skip
+
+
+def _is_dropped(part: Sequence[DeliveredRecord]) -> bool:
+    """Whether these messages, which have one delivery, are not to be given out any more."""
+    return bool(part) and (part[0].delivery is None or part[0].delivery.dropped)
 
 
 def _always() -> bool:

@@ -407,6 +407,31 @@ async def test_an_acknowledgment_after_the_queue_was_revoked_has_no_effect(fake_
         assert cluster.broker.offsets.get(("g", "T", 0), 0) == 0
 
 
+async def test_messages_of_a_queue_that_was_revoked_or_reset_are_let_go(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        for number in range(20):
+            broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", pull_batch=4) as messages:
+            assert len(await messages.next_batch(2)) == 2
+            await broker.wait_for(11, 6)  # all are fetched
+            messages.reset_offsets({Q0: 18})
+            with anyio.fail_after(20):
+                while broker.offsets.get(("g", "T", 0)) != 18:
+                    await broker.changed.wait()
+            await broker.wait_for(11, 8)  # from 18 on, and at the end
+            kept = [message for part in (*messages._ready, messages._current) for message in part]
+            assert [message.queue_offset for message in kept] == [18, 19]
+            assert len(await messages.next_batch(1)) == 1
+            broker.groups["g"] = ["0-another-member"]
+            await broker.notify("g")
+            with anyio.fail_after(20):
+                while messages.queues:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            assert not messages._ready
+            assert not messages._current
+
+
 async def test_an_offset_corrected_by_the_broker_is_used(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
