@@ -18,6 +18,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from gantrymq._version import __version__
+from gantrymq.client.admin import Admin
 from gantrymq.client.allocation import Allocation, FixedQueues, allocate, average
 from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
@@ -117,6 +118,8 @@ class Consumer(Lifetime, Generic[R]):
         self._pulling: TaskGroup | None = None
         self._pullers: dict[MessageQueue, Puller[R]] = {}
         self._resets: dict[MessageQueue, int] = {}
+        self._restarts: dict[MessageQueue, int] = {}
+        """Where to begin again in queues that were reset, once nothing of them is in work any more."""
         self._fetched = self._acknowledged = self._returned = 0
         self._samples: deque[tuple[float, int, int, int]] = deque(maxlen=SAMPLES)
         self._last_error: tuple[str | None, int] = (None, 0)
@@ -554,7 +557,16 @@ class Consumer(Lifetime, Generic[R]):
         self._upkeep.start_soon(self._release, queue, puller)
 
     async def _release(self, queue: MessageQueue, puller: Puller[R]) -> None:
-        lane = puller.lane
+        await self._wait_drained(queue, puller.lane)
+        await self._commit_quietly(puller, confirmed=True)
+        puller.drop()
+        if self._locks is not None:
+            await self._locks.release([queue])
+        del self._releasing[queue]
+        self.rebalance_soon()
+
+    async def _wait_drained(self, queue: MessageQueue, lane: Lane[R] | None) -> None:
+        """Return when nothing of ``lane``, which is closed, is in work any more."""
         while lane is not None and lane.in_work:
             drained = anyio.Event()
             lane.drained = drained.set
@@ -565,12 +577,6 @@ class Consumer(Lifetime, Generic[R]):
                 "queue_release_waits", self.group, queue.topic, group=self.group, topic=queue.topic,
                 queue=queue.queue_id, in_work=lane.in_work,
             )  # fmt: skip
-        await self._commit_quietly(puller, confirmed=True)
-        puller.drop()
-        if self._locks is not None:
-            await self._locks.release([queue])
-        del self._releasing[queue]
-        self.rebalance_soon()
 
     async def _check_expression(self, options: ConsumerOptions[R]) -> None:
         """Ask a broker of the topic whether it takes the expression; where none can be asked, pulls will tell."""
@@ -616,13 +622,45 @@ class Consumer(Lifetime, Generic[R]):
         async with anyio.create_task_group() as starting:
             for queue, offset in resets.items():
                 puller = self._pullers.get(queue)
-                if puller is not None:
+                if puller is None and queue not in self._restarts:
+                    continue
+                if self._local is not None:
+                    self._local.set(queue, offset)
+                log.info("queue_offset_reset", topic=queue.topic, queue=queue.queue_id, offset=offset)
+                if puller is None or (puller.lane is not None and puller.lane.in_work):
+                    self._restarts[queue] = offset
+                    starting.start_soon(self._commit_reset, queue, offset)
+                    if puller is not None:
+                        self._restart_later(queue, puller)
+                else:
                     puller.replace()
-                    if self._local is not None:
-                        self._local.set(queue, offset)
-                    log.info("queue_offset_reset", topic=queue.topic, queue=queue.queue_id, offset=offset)
                     starting.start_soon(self._start_pulling, queue, offset)
             self._discard_dropped()
+
+    async def _commit_reset(self, queue: MessageQueue, offset: int) -> None:
+        """Let the group begin at ``offset`` of ``queue`` also if this member leaves before it has begun there."""
+        if self._local is not None:
+            return
+        try:
+            await Admin(self._cluster).set_consumer_offset(self.group, queue, offset)
+        except GantryError as error:
+            self.failed(error)  # the next puller tries again
+
+    def _restart_later(self, queue: MessageQueue, puller: Puller[R]) -> None:
+        """Begin again in ``queue`` when nothing of it is in work any more, and keep its lock until then."""
+        assert self._upkeep is not None  # set before the first queue is taken
+        del self._pullers[queue]
+        puller.replaced = True
+        puller.stop()
+        self._releasing[queue] = puller
+        self._upkeep.start_soon(self._restart, queue, puller)
+
+    async def _restart(self, queue: MessageQueue, puller: Puller[R]) -> None:
+        await self._wait_drained(queue, puller.lane)
+        puller.drop()
+        del self._releasing[queue]
+        await self._start_pulling(queue, self._restarts.pop(queue))
+        self.rebalance_soon()  # the queue may be another member's by now
 
     async def _settle(self, *, joining: bool = False) -> bool:
         try:

@@ -236,6 +236,36 @@ async def test_locks_of_other_queues_are_renewed_while_on_revoked_of_a_lost_queu
         assert renewed == [True]
 
 
+@pytest.mark.parametrize("settle", ["ack", "retry", "dead letter"])
+@pytest.mark.parametrize("ordered", [True, "key"])
+async def test_a_reset_waits_for_the_messages_in_work(fake_cluster: Cluster, ordered: Ordered, settle: str) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.answers[36] = lambda request: request.answer(0)
+        for number in range(4):
+            broker.store("T", 0, b"%d" % number, order_key("a"))
+        async with client.consumer("T", "g", start="first", ordered=ordered) as messages:
+            (message,) = await take(messages, 1)
+            for offset in (1, 2):  # the second one while the first one waits
+                messages.reset_offsets({Q0: offset})
+                with anyio.fail_after(20):
+                    while broker.offsets.get(("g", "T", 0)) != offset:
+                        await broker.changed.wait()
+            assert await nothing_comes(messages)
+            assert broker.locks["g", Q0] == client.client_id
+            if settle == "ack":
+                await message.ack()
+            else:
+                await message.retry(0 if settle == "retry" else -1)
+            (message,) = await take(messages, 1)
+            assert message.body == b"2"
+            await messages.commit()
+            assert broker.offsets["g", "T", 0] == 2
+            await message.ack()
+        assert broker.offsets["g", "T", 0] == 3
+        assert not broker.locks
+
+
 async def test_a_queue_moves_to_another_member_after_messages_in_progress_are_settled(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(3):
