@@ -41,7 +41,12 @@ def load_plugins(defaults: Sequence[str], enable: Sequence[Any] = (), disable: S
 def _load(origin: Any) -> tuple[str, Any]:
     """Return the origin as text and the plugin; a class is instantiated."""
     target = _find(origin) if isinstance(origin, str) else origin
-    plugin = target() if isinstance(target, type) else target
+    try:
+        plugin = target() if isinstance(target, type) else target
+    except StartError:
+        raise
+    except Exception as error:
+        raise StartError(f"plugin {origin!r}: its class failed: {error!r}") from error
     return origin if isinstance(origin, str) else f"{type(plugin).__module__}:{type(plugin).__qualname__}", plugin
 
 
@@ -64,6 +69,8 @@ def _find(origin: str) -> Any:
             target = points[origin].load()
         except (ImportError, AttributeError) as error:
             raise StartError(f"plugin {origin!r}: {error}") from None
+        except Exception as error:
+            raise StartError(f"plugin {origin!r}: its module failed: {error!r}") from error
     return target
 
 
@@ -72,6 +79,8 @@ def _import(origin: str, name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise StartError(f"plugin {origin!r}: {error}; is its package installed in this environment?") from None
+    except Exception as error:
+        raise StartError(f"plugin {origin!r}: module {name} failed: {error!r}") from error
 
 
 def _run_file(origin: str, path: str) -> ModuleType:

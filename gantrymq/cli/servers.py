@@ -181,6 +181,9 @@ def _reload(broker: Broker, load: Callable[[], Loaded]) -> None:
     except (StartError, RemoteFault, OSError) as error:
         log.warning("reload_failed", reason=str(error))
         return
+    except Exception as error:  # of a plugin's class, for example: the running broker goes on
+        log.warning("reload_failed", reason=repr(error), exc_info=error)
+        return
     if [info.name for info in loaded.manager.plugins] != [info.name for info in broker.manager.plugins]:
         pending = ["plugins", *pending]
     log.info("settings_reloaded", changed=changed)

@@ -98,7 +98,7 @@ def build_config(settings: Settings, manager: PluginManager) -> Config:
         explained += _explain(name, kind, given, values)
         try:
             sections[kind] = kind(**values)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             problems.append(f"[{name}]: {_reason(error)}")
     if problems:
         raise ConfigError(problems)
@@ -176,7 +176,7 @@ def _read_section(name: str, kind: type[Any], given: Mapping[str, Setting], prob
             value = coerce(setting.value, hints[field.name], field, setting.is_text)
             # only one field is set on top of the defaults, so an error belongs to this field
             kind(**{key: value})
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # TypeError: of attrs.validators.instance_of, for example
             shown = show(setting.value) if field.repr else HIDDEN
             problems.append(f"{name}.{key} = {shown} {where}: {_reason(error)}")
         else:
@@ -198,6 +198,6 @@ def _explain(
     return rows
 
 
-def _reason(error: ValueError) -> object:
+def _reason(error: ValueError | TypeError) -> object:
     """The validators of attrs append the attribute and the value to their text."""
     return error.args[0] if error.args else error

@@ -109,12 +109,21 @@ def read_settings(
     return Settings(values, chosen, names["disable"], tuple(notes), broker_conf)
 
 
+_ESCAPES = {
+    **{number: f"\\u{number:04x}" for number in (*range(0x20), 0x7F)},
+    ord("\n"): "\\n",
+    ord('"'): '\\"',
+    ord("\\"): "\\\\",
+}
+"""How a basic string of TOML has the characters that it does not have as they are."""
+
+
 def show(value: object) -> str:
     """Return a value in TOML form, for messages and ``print-config``."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\0", "\\u0000") + '"'
+        return '"' + value.translate(_ESCAPES) + '"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(show(item) for item in value) + "]"
     if isinstance(value, Mapping):

@@ -42,19 +42,23 @@ def _read_users(properties: Mapping[str, str]) -> dict[Place, str]:
     return {("plugin.acl", "users"): f"{folder}/{USERS}", ("plugin.acl", "authorization"): authorization}
 
 
-def _read_secrets(properties: Mapping[str, str]) -> dict[Place, str]:
-    """RocketMQ 5's first user and the keys of the broker itself; without access control they are for nothing here."""
-    has_users = properties.get("authenticationEnabled", "").lower() == "true"
-    found = {}
-    for key, name, is_used in (
-        (FIRST_USER, "first_user", has_users),
-        (INNER_CREDENTIALS, "inner_credentials", has_users or properties.get("aclEnable", "").lower() == "true"),
-    ):
-        if properties.get(key):
-            if not is_used:
-                raise NoCounterpart(key)
-            found["plugin.acl", name] = properties[key]
-    return found
+def _read_first_user(properties: Mapping[str, str]) -> dict[Place, str]:
+    """RocketMQ 5's first user."""
+    return _read_secret(properties, FIRST_USER, "first_user", ("authenticationEnabled",))
+
+
+def _read_inner_credentials(properties: Mapping[str, str]) -> dict[Place, str]:
+    """RocketMQ 5's keys of the broker itself."""
+    return _read_secret(properties, INNER_CREDENTIALS, "inner_credentials", ("authenticationEnabled", "aclEnable"))
+
+
+def _read_secret(properties: Mapping[str, str], key: str, name: str, switches: tuple[str, ...]) -> dict[Place, str]:
+    """The secret, which is for nothing here unless one of ``switches`` is on."""
+    if not properties.get(key):
+        return {}
+    if not any(properties.get(switch, "").lower() == "true" for switch in switches):
+        raise NoCounterpart(key)
+    return {("plugin.acl", name): properties[key]}
 
 
 def _write_users(section: AclConfig) -> dict[str, str]:
@@ -74,7 +78,8 @@ class AclConfig:
     broker_conf_groups: ClassVar = (
         KeyGroup(("aclEnable",), _read_switch, _write_switch),
         KeyGroup(("authenticationEnabled", "authorizationEnabled", "authConfigPath"), _read_users, _write_users),
-        KeyGroup((FIRST_USER, INNER_CREDENTIALS), _read_secrets, write_nothing),
+        KeyGroup((FIRST_USER,), _read_first_user, write_nothing),
+        KeyGroup((INNER_CREDENTIALS,), _read_inner_credentials, write_nothing),
     )
 
     file: str = filled(FILE)

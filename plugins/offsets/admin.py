@@ -13,7 +13,7 @@ import structlog
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.interfaces import ConsumerGroups, GroupTable, TopicTable
-from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.offsets.table import TABLE_IS_FULL, Offsets
 from gantrymq.remoting.bodies.offsets import CorrectionOffsets
 from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -65,14 +65,18 @@ class OffsetAdmin:
 
     def corrections(self, request: Request) -> Command:
         """Answer 308: for each queue the lowest offset of all groups but the excluded ones; 2^63-1 if the compared
-        group lags behind it."""
+        group lags behind it.
+
+        As in RocketMQ, a group whose offset is before the first message of the queue does not count."""
         header = read_header(CorrectionOffsetHeader, request.command.ext)
         left_out = set((header.filter_groups or "").split(","))
         lowest: dict[int, int] = {}
         for group in self._offsets.groups_of(header.topic):
             if group not in left_out:
                 for queue_id, offset in self._offsets.queues_of(group, header.topic).items():
-                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+                    queue = self._broker.queues.get(header.topic, queue_id)
+                    if queue is None or offset >= queue.min_offset:
+                        lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         for queue_id, offset in self._offsets.queues_of(header.compare_group, header.topic).items():
             if lowest.get(queue_id, LARGEST) > offset:
                 lowest[queue_id] = LARGEST
@@ -95,6 +99,8 @@ class OffsetAdmin:
             if self._topics.get(topic) is None or (subscriptions and topic not in subscriptions):
                 log.warning("offsets_not_cloned", topic=topic[:127], source=source[:255], target=target)
                 continue
+            if self._offsets.is_full(target, topic):
+                raise RemoteFault(ResponseCode.SYSTEM_ERROR, TABLE_IS_FULL)
             for queue_id, offset in dict(self._offsets.queues_of(source, topic)).items():
                 self._offsets.commit(target, topic, queue_id, offset)
             log.info("offsets_cloned", topic=topic, source=source, target=target)

@@ -12,7 +12,7 @@ from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.offsets.config import OffsetsConfig
-from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.offsets.table import TABLE_IS_FULL, Offsets
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -137,7 +137,7 @@ class OffsetRequests:
         if header.commit_offset < 0:
             raise _fault(f"commitOffset is {header.commit_offset}, an offset is not negative")
         if self._offsets.is_full(header.consumer_group, header.topic):
-            raise _fault("the offset is not stored: too many pairs of topic and group (plugin.offsets.max_entries)")
+            raise _fault(TABLE_IS_FULL)
 
 
 def end_of_queue(broker: Broker, topic: str, queue_id: int) -> int:

@@ -29,6 +29,10 @@ log = structlog.get_logger("gantrymq.offsets")
 Key = tuple[str, str]
 
 
+TABLE_IS_FULL = "the offset is not stored: too many pairs of topic and group (plugin.offsets.max_entries)"
+"""The error of a request that would add a pair beyond the limit."""
+
+
 class Offsets:
     """Provides ``ConsumerOffsets``: offsets by topic and group, then by queue id."""
 

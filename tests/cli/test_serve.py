@@ -355,6 +355,52 @@ def test_sighup_while_a_broker_restarts_is_applied_when_it_has_started(
     ]
 
 
+ONCE = """
+class Once:
+    name = "once"
+    made = 0
+
+    def __init__(self):
+        Once.made += 1
+        if Once.made > 1:
+            raise KeyError("registered already")
+"""
+
+
+def test_sighup_changes_nothing_if_a_plugin_cannot_be_made_twice(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "once.py").write_text(ONCE)
+    child = serve(*ANY_PORT, "--enable", f"{tmp_path}/once.py:Once", "--log-level", "info")
+    ready(child)
+    child.process.send_signal(signal.SIGHUP)
+    assert "registered already" in wait_events(child, "reload_failed")[0]["reason"]
+    assert child.terminate() == 0
+
+
+@pytest.mark.parametrize("failure", [TypeError("x"), KeyError("x")])
+def test_a_reload_that_fails_unexpectedly_leaves_the_broker_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    flags = ConfigFlags(
+        data=str(tmp_path / "store"), listen="127.0.0.1:0", disable=["register"],
+        sets=["store.commit_log_file_bytes=4 MiB", "plugin.http.listen="],
+    )  # fmt: skip
+
+    def fail() -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise failure
+
+    def banner(_broker: Any, _server: Any) -> list[str]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return []
+
+    for name in ("raise_descriptor_limit", "end_where_memory_ends", "settle_collector"):
+        monkeypatch.setattr(servers, name, lambda: None)
+    monkeypatch.setattr(servers, "banner", banner)
+    with capture_logs() as logs:
+        trio.run(servers.run_broker, load(flags), fail, EndDeadline(60))
+    assert [each["reason"] for each in logs if each["event"] == "reload_failed"] == [repr(failure)]
+
+
 def test_sighup_does_not_end_a_nameserver(serve: Serve, cli: Cli) -> None:
     child = serve("--listen", "127.0.0.1:0", "--log-level", "info", command="nameserver")
     address = ready(child)["nameserver"]

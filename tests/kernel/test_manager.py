@@ -220,14 +220,23 @@ def test_a_plugin_is_loaded_from_a_file_outside_any_package(tmp_path: Path, monk
         (FILE_PLUGIN, "./my_plugin.py:Yours", "has no 'Yours'"),
         ("1 / 0", "./my_plugin.py:Mine", "my_plugin.py failed: ZeroDivisionError"),
         ("def f(:", "./my_plugin.py:Mine", "my_plugin.py failed: SyntaxError"),
+        (
+            "class Mine:\n    def __init__(self):\n        1 / 0",
+            "./my_plugin.py:Mine",
+            "class failed: ZeroDivisionError",
+        ),
+        ("1 / 0", "module_that_fails:Mine", "module module_that_fails failed: ZeroDivisionError"),
+        ("def f(:", "module_that_fails:Mine", "module module_that_fails failed: SyntaxError"),
     ],
 )
 def test_a_file_without_a_plugin_gets_an_error_with_the_reason(
     text: str | None, origin: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     if text is not None:
-        (tmp_path / "my_plugin.py").write_text(text)
+        for name in ("my_plugin.py", "module_that_fails.py"):
+            (tmp_path / name).write_text(text)
     with pytest.raises(StartError, match=told):
         load_plugins([origin])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from typing import Any, Literal
 
 import attrs
@@ -396,3 +397,5 @@ def test_any_bytes_are_settings_or_a_config_error(data: bytes) -> None:
 def test_values_are_shown_as_toml_has_them() -> None:
     assert show(["a", True, 5, {"k": 'q"'}]) == '["a", true, 5, {k = "q\\""}]'
     assert not re.search(r"[\n\0]", show("a\nb\0"))
+    for code in range(0x100):
+        assert tomllib.loads(f"a = {show('x' + chr(code))}")["a"] == "x" + chr(code)

@@ -116,6 +116,10 @@ def test_rocketmq_5s_first_user_and_the_keys_of_the_broker_are_read_where_they_a
     for key, value in secrets.items():
         unused = translate({key: value}, sections)
         assert (unused.settings, unused.unmapped) == ({}, (key,))
+    assert translate(secrets, sections).unmapped == tuple(secrets)
+    only_accounts = translate({"aclEnable": "true", **secrets}, sections)
+    assert only_accounts.settings["plugin.acl", "inner_credentials"] == INNER
+    assert only_accounts.unmapped == ("initAuthenticationUser",)
     shown = write_keys({"plugin.acl": AclConfig(users="/u.json", first_user="hush", inner_credentials="hush")})
     assert "hush" not in str(shown)
 

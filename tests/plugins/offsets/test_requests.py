@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gantrymq.remoting.bodies.offsets import CorrectionOffsets
+
 GROUP = {"consumerGroup": "shop", "topic": "TBW102", "queueId": 0}
 
 
@@ -98,6 +100,26 @@ def test_the_limit_of_pairs_is_reported(make_broker: Any) -> None:
     answer = broker.ask(15, {**GROUP, "consumerGroup": "other", "commitOffset": 4})
     assert answer.code == 1
     assert "plugin.offsets.max_entries" in answer.remark
+
+
+def test_a_clone_of_offsets_that_the_table_has_no_room_for_is_an_error(make_broker: Any) -> None:
+    broker = make_broker("topics", "offsets", **{"plugin.offsets.max_entries": "1"})
+    broker.queues.add("TBW102", 0, 10)
+    assert broker.ask(200, body=b'{"groupName":"copy"}').code == 0
+    assert broker.ask(15, {**GROUP, "commitOffset": 4}).code == 0
+    answer = broker.ask(314, {"srcGroup": "shop", "destGroup": "copy", "topic": "TBW102", "offline": True})
+    assert answer.code == 1
+    assert "plugin.offsets.max_entries" in answer.remark
+
+
+def test_a_group_before_the_first_message_does_not_count_in_a_correction_of_offsets(broker: Any) -> None:
+    broker.queues.add("TBW102", 0, 100)
+    for group, offset in (("abandoned", 3), ("live", 60), ("compared", 70)):
+        assert broker.ask(15, {**GROUP, "consumerGroup": group, "commitOffset": offset}).code == 0
+    asked = {"topic": "TBW102", "compareGroup": "compared", "filterGroups": ""}
+    assert CorrectionOffsets.from_bytes(broker.ask(308, asked).body).correction_offsets == {0: 3}
+    broker.queues.add("TBW102", 0, 100, min_offset=50)
+    assert CorrectionOffsets.from_bytes(broker.ask(308, asked).body).correction_offsets == {0: 60}
 
 
 def test_a_queue_that_its_topic_lost_can_still_be_consumed_to_its_end(broker: Any) -> None:
