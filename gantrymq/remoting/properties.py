@@ -80,11 +80,14 @@ def encode_properties(properties: Mapping[str, str]) -> str:
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """The pairs in ``text``. Drops parts that are not a pair of a name and a value, as Java does."""
+    """The pairs in ``text``. Drops parts that are not a pair of a name and a value, as Java does.
+
+    A value may have the separator of names in it (RocketMQ 4.9.3 and later).
+    """
     result: dict[str, str] = {}
     for piece in text.split(PAIR_SEPARATOR):
         name, separator, value = piece.partition(NAME_SEPARATOR)
-        if separator and name and value and NAME_SEPARATOR not in value:
+        if separator and name and value:
             result[name] = value
     return result
 

@@ -21,7 +21,8 @@ def test_properties_are_decoded_as_they_were_encoded(properties: dict[str, str])
 
 
 def test_malformed_properties_are_dropped_as_in_java() -> None:
-    assert decode_properties("\x02a\x01b\x02\x02c\x02d\x01\x02\x01e\x02f\x01g\x01h\x02i\x01j") == {"a": "b", "i": "j"}
+    found = decode_properties("\x02a\x01b\x02\x02c\x02d\x01\x02\x01e\x02f\x01g\x01h\x02i\x01j")
+    assert found == {"a": "b", "f": "g\x01h", "i": "j"}
     assert decode_properties("") == {}
 
 
