@@ -427,6 +427,7 @@ class Consumer(BlockingMember, Generic[V_co]):
 
     def __next__(self) -> ReceivedMessage[V_co]:
         """The next message, whenever it comes."""
+        self._loop.ensure_open()
         current = self._current
         while True:
             while current:
@@ -581,6 +582,7 @@ class Reader(BlockingMember, Generic[V_co]):
 
     def __next__(self) -> DeliveredRecord[V_co]:
         """The next message, whenever it comes; with ``until="end"`` the iteration ends there."""
+        self._loop.ensure_open()
         if not self._current:
             self._current.extend(self.poll())
             if not self._current:

@@ -23,7 +23,7 @@ class BlockingLifetime:
         self._owner = owner
         self._opened: AbstractContextManager[None] | None = None
         self._was_started = False
-        self._closing = threading.Lock()
+        self._closing = threading.RLock()  # a handler of a signal may call close() while this thread is in it
 
     def _open(self) -> AbstractContextManager[None]:
         """What begins and ends."""

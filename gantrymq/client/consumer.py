@@ -400,7 +400,8 @@ class Consumer(Lifetime, Generic[R]):
 
     async def _more(self, most: int) -> None:
         if self._ready or self._lanes:
-            await anyio.lowlevel.checkpoint()  # a busy loop over messages must not starve the heartbeat
+            # A busy loop over messages must not starve the heartbeat. Shielded, because a timeout of 0 allows no other.
+            await anyio.lowlevel.cancel_shielded_checkpoint()
         while not (self._ready or self._lanes or self._current):  # another task may have taken a batch and left some
             if self._refusal is not None:
                 raise self._refusal

@@ -123,6 +123,7 @@ class Reader(Lifetime, Generic[R]):
         self._refreshed_at = float("-inf")
         self._ends: dict[MessageQueue, int] | None = None
         self._arrived = anyio.Event()
+        self._is_looking_up = False
         self._failure: GantryError | None = None
         self._more = 0
         """So many messages the iteration may still give out before it is another queue's turn."""
@@ -154,6 +155,7 @@ class Reader(Lifetime, Generic[R]):
         for queue in self._queues.keys() - chosen:
             self._queues.pop(queue).scope.cancel()
         await self._add(chosen - self._queues.keys())
+        self._ends = None
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue at the queue offset ``offset`` of ``queue``. ValueError for a negative one."""
@@ -195,14 +197,13 @@ class Reader(Lifetime, Generic[R]):
             raise ValueError(f"max {max}: ask for at least one message")
         self._ensure_open()
         with anyio.move_on_after(timeout):
-            await self._refresh_queues()
-            if self._until == "end" and self._ends is None:
-                self._ends = await self.end_offsets()
             while True:
                 self._ensure_open()
                 if self._arrived.is_set():
                     self._arrived = anyio.Event()
-                batch = self._take(max)
+                self._look_up_soon()
+                is_known = self._until != "end" or self._ends is not None
+                batch = self._take(max) if is_known else []
                 if batch or self._at_end():
                     return batch
                 if self._failure is not None:
@@ -305,10 +306,35 @@ class Reader(Lifetime, Generic[R]):
             raise ValueError("a reader without a group has no committed offsets: open it with group=")
         return self._group
 
+    def _look_up_soon(self) -> None:
+        """Begin to look up the queues and their ends if they are not known, or not lately."""
+        is_missing = self._are_queues_due() or (self._until == "end" and self._ends is None)
+        if is_missing and self._failure is None and not self._is_looking_up:
+            self._is_looking_up = True
+            assert self._tasks is not None  # it is open
+            self._tasks.start_soon(self._look_up)
+
+    async def _look_up(self) -> None:
+        """A task of its own, because the timeout of one poll may be too short for it."""
+        try:
+            await self._refresh_queues()
+            if self._until == "end" and self._ends is None:
+                ends = await self.end_offsets()
+                if ends.keys() == self._queues.keys():  # no others were assigned meanwhile
+                    self._ends = ends
+        except GantryError as error:
+            self._failure = error
+        finally:
+            self._is_looking_up = False
+            self._arrived.set()
+
+    def _are_queues_due(self) -> bool:
+        return not self._assigned and anyio.current_time() - self._refreshed_at >= NEW_QUEUES_INTERVAL_SECONDS
+
     async def _refresh_queues(self) -> None:
         """Take up all queues of the topics, unless some were assigned."""
         self._ensure_open()
-        if self._assigned or anyio.current_time() - self._refreshed_at < NEW_QUEUES_INTERVAL_SECONDS:
+        if not self._are_queues_due():
             return
         queues = await self._all_queues()
         self._refreshed_at = anyio.current_time()

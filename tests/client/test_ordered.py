@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -656,6 +657,19 @@ def test_redeliveries_of_a_blocking_consumer_do_not_nest_their_deliveries(
             assert (message.reconsume_times, layers(message)) == (number + 1, first)
         batch.ack()
     assert fake_in_thread.broker.offsets["g", "T", 0] == 1
+
+
+def test_a_blocking_call_without_waiting_gets_a_message_in_order(fake_in_thread: Any) -> None:
+    fake_in_thread.broker.store("T", 0, b"x")
+    with (
+        gantrymq.sync.connect(fake_in_thread.address) as client,
+        client.consumer("T", "g", start="first", ordered=True) as messages,
+    ):
+        deadline = time.monotonic() + 20
+        while not (batch := messages.next_batch(timeout=0)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert [message.body for message in batch] == [b"x"]
 
 
 def test_the_blocking_consumer_supports_order(fake_in_thread: Any) -> None:

@@ -52,6 +52,29 @@ async def test_a_reader_returns_all_messages_and_follows_the_topic(fake_cluster:
         assert not cluster.broker.offsets
 
 
+@pytest.mark.parametrize("until", [None, "end"])
+async def test_polls_with_a_timeout_of_0_get_the_messages_in_the_end(fake_cluster: Cluster, until: Any) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        fill(cluster, 20)
+        got: list[bytes] = []
+        async with client.reader("T", until=until) as reader:
+            with anyio.fail_after(20):
+                while len(got) < 20:
+                    got += [message.body for message in await reader.poll(timeout=0)]
+                    await anyio.sleep(0.001)
+        assert set(got) == numbers(0, 20)
+
+
+async def test_a_reader_that_is_assigned_other_queues_looks_for_their_ends(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        fill(cluster, 20)
+        async with client.reader("T", until="end") as reader:
+            await reader.assign([Q0])
+            assert {message.queue_id async for message in reader} == {0}
+            await reader.assign([Q1])
+            assert len([message async for message in reader]) == 10
+
+
 async def test_an_iteration_ends_at_the_end_offsets_of_its_start(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         fill(cluster, 20)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ import pytest
 import gantrymq
 import gantrymq.sync
 from gantrymq import Message, MessageQueue
+from gantrymq.client.blocking_lifetime import BlockingLifetime
 
 Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
 
@@ -284,3 +286,33 @@ producer.enqueue("T", b"x")
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert sum(len(queue) for queue in fake_in_thread.broker.queues.values()) == 1
+
+
+@pytest.mark.parametrize("kind", ["consumer", "reader"])
+def test_an_iteration_ends_with_an_error_once_its_object_is_closed(fake_in_thread: Any, kind: str) -> None:
+    for number in range(6):
+        fake_in_thread.broker.store("T", 0, b"%d" % number)
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        options = {"group": "g", "start": "first"} if kind == "consumer" else {}
+        with getattr(client, kind)("T", **options) as messages:
+            assert next(messages).body == b"0"
+            messages.close()
+            with pytest.raises(gantrymq.ClientClosed):
+                next(messages)
+
+
+def test_close_during_the_close_of_the_same_thread_returns() -> None:
+    """As in the handler of a second signal."""
+
+    class Closing(BlockingLifetime):
+        @contextmanager
+        def _open(self) -> Iterator[None]:
+            yield
+            self.close()
+
+    closing = Closing("test")
+    closing.start()
+    thread = threading.Thread(target=closing.close, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
