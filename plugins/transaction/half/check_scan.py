@@ -22,7 +22,7 @@ from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, CheckBackSender
-from gantrymq.plugins.transaction.half.load import read_half
+from gantrymq.plugins.transaction.half.load import join_late, read_half
 from gantrymq.plugins.transaction.half.rows import (
     QUEUE_ID,
     add_copy,
@@ -124,7 +124,9 @@ class HalfScan:
         """Handle one half message; False if it and all following ones are too young."""
         record = read_half(self._store, offset)
         if record is None:
-            self._table.close(offset, GONE)
+            self._table.lose(offset)
+            return True
+        if offset in self._table.unjoined and not self.is_joined(record):
             return True
         config = self._context.config
         if record.store_timestamp > now - config.timeout * 1000:
@@ -146,6 +148,14 @@ class HalfScan:
             else:
                 add_copy(part.batch, record, (number_in(record, TRANSACTION_CHECK_TIMES) or 0) + 1, wait=True)
                 self._add_step(part, _Step(offset, record, connection, is_copy=True))
+        return True
+
+    def is_joined(self, record: Record) -> bool:
+        """Join a half message that could not be read at the start; False if its transaction has ended or continues as
+        another one."""
+        if join_late(self._store, self._table, record):
+            self.unnoted.append(record.queue_offset)
+            return False
         return True
 
     @staticmethod

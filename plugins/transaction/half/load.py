@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import structlog
 
-from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, UnreadableRange
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.plugins.transaction.half.rows import END_CODE, GROUP, QUEUE_ID, copy_key, ended_in, number_in
-from gantrymq.plugins.transaction.half.table import GONE, HalfTable
+from gantrymq.plugins.transaction.half.table import COMMITTED, GONE, ROLLED_BACK, HalfTable
 from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.property_bytes import TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES
@@ -44,7 +44,10 @@ def count_open_halves(context: StrategyContext) -> int:
 
 
 def read_half(store: Store, offset: int) -> Record | None:
-    """Return the half message at a queue offset; None if it is lost."""
+    """Return the half message at a queue offset; None if it is lost.
+
+    ``UnreadableRange`` if the disk cannot read it now: then it is not lost, and must stay open.
+    """
     queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
     entry = b"" if queue is None else queue.entries(offset, 1)
     if not entry:
@@ -52,6 +55,8 @@ def read_half(store: Store, offset: int) -> Record | None:
     place, _, _ = ENTRY.unpack(entry)
     try:
         return store.log.read_record(place)
+    except UnreadableRange:
+        raise
     except (OutOfLog, CorruptRange, BadRecord) as error:
         log.error("half_message_lost", queue_offset=offset, at=place, reason=str(error))
         return None
@@ -98,18 +103,55 @@ def _join_copies(store: Store, table: HalfTable) -> None:
     offset, end = table.base, table.end
     while (found := table.next_open(offset, end)) is not None:
         offset = found + 1
-        record = read_half(store, found)
-        if record is None:
-            table.close(found, GONE)
+        try:
+            record = read_half(store, found)
+        except UnreadableRange as error:
+            log.error("half_message_unreadable", queue_offset=found, reason=str(error))
+            table.unjoined.add(found)
             continue
-        first = number_in(record, TRAN_PREPARED_QUEUE_OFFSET)
-        if first is not None:
-            table.close(table.current(first), GONE)
-            table.moved[first] = found
-        elif number_in(record, TRANSACTION_CHECK_TIMES) and (key := copy_key(record)):
-            table.copies[key] = found
+        if record is None:
+            table.lose(found)
+            table.unjoined.add(found)
+        else:
+            _join(table, record)
     if table.copies:
         _close_originals(store, table)
+
+
+def _join(table: HalfTable, record: Record) -> bool:
+    """Let the transaction of an open half message continue as this one if it is a copy. Returns whether it is a copy by
+    RocketMQ, which does not have its first offset."""
+    offset = record.queue_offset
+    first = number_in(record, TRAN_PREPARED_QUEUE_OFFSET)
+    if first is not None:
+        table.close(table.current(first), GONE)
+        table.moved[first] = offset
+    elif number_in(record, TRANSACTION_CHECK_TIMES) and (key := copy_key(record)):
+        table.copies[key] = max(table.copies.get(key, offset), offset)
+        return True
+    return False
+
+
+def join_late(store: Store, table: HalfTable, record: Record) -> bool:
+    """Join a half message in ``table.unjoined`` with its transaction, now that it can be read.
+
+    Returns whether it was closed because the transaction has ended meanwhile. Then its op message is missing.
+    """
+    offset = record.queue_offset
+    table.unjoined.discard(offset)
+    first = number_in(record, TRAN_PREPARED_QUEUE_OFFSET)
+    current = offset if first is None else table.current(first)
+    state = table.state(current)
+    if state in (COMMITTED, ROLLED_BACK):
+        table.close(offset, state)
+        return True
+    copied = table.copies.get(copy_key(record) or b"", offset) if table.copies else offset
+    if max(current, copied) > offset:  # a newer copy was joined before
+        table.close(offset, GONE)
+        return True
+    if _join(table, record):
+        _close_originals(store, table)
+    return False
 
 
 def _close_originals(store: Store, table: HalfTable) -> None:
@@ -117,7 +159,10 @@ def _close_originals(store: Store, table: HalfTable) -> None:
     offset, end = table.base, max(table.copies.values())
     while (found := table.next_open(offset, end)) is not None:
         offset = found + 1
-        record = read_half(store, found)
+        try:
+            record = read_half(store, found)
+        except UnreadableRange:
+            continue  # it is joined when it can be read
         key = None if record is None else copy_key(record)
         if table.copies.get(key or b"", -1) > found:
             table.close(found, GONE)

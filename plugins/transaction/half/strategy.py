@@ -54,6 +54,9 @@ _TOPICS = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)
 
 
 _VERDICTS = {COMMITTED: True, ROLLED_BACK: False}
+_UNKNOWN = (
+    "Find prepared transaction message failed: a later half message, which may be a copy of this one, cannot be read"
+)
 
 
 class HalfStrategy:
@@ -169,7 +172,7 @@ class HalfStrategy:
         def end_one(ending: Ending) -> None:
             self._end_one(batch, ending, ended, now)
 
-        if table.copies:  # only end_one distinguishes these copies from new half messages
+        if table.copies or table.unjoined:  # only end_one distinguishes these copies from new half messages
             for ending in endings:
                 end_one(ending)
         else:
@@ -182,11 +185,17 @@ class HalfStrategy:
 
     def _end_one(self, batch: AppendBatch, ending: Ending, ended: dict[int, Ending], now: int) -> None:
         table, first = self._table, first_offset(ending.record)
+        if ending.record.queue_offset in table.unjoined:
+            self._scan.is_joined(ending.record)
         current = self._current(ending.record, first) if table.moved or table.copies else first
         if current in ended:
             self._again(batch, ending, current, ended[current].is_commit, now)
-        elif (state := table.state(current)) != OPEN and not (ending.is_commit and first in table.aside):
-            self._again(batch, ending, current, _VERDICTS.get(state), now)
+        elif (state := table.state(current)) != OPEN and not self._has_no_outcome(ending, first, current):
+            if state == GONE and table.unjoined and table.may_continue(first):
+                log.warning("transaction_outcome_unknown", queue_offset=first)
+                ending.request.answer(ResponseCode.SYSTEM_ERROR, _UNKNOWN)
+            else:
+                self._again(batch, ending, current, _VERDICTS.get(state), now)
         else:
             try:
                 self._add(batch, ending, current, now)
@@ -194,6 +203,11 @@ class HalfStrategy:
             except RemoteFault as fault:
                 log.error("half_message_destination_invalid", queue_offset=current, reason=fault.remark)
                 ending.request.answer(fault.code, fault.remark)
+
+    def _has_no_outcome(self, ending: Ending, first: int, current: int) -> bool:
+        """Return whether a closed transaction can still be ended: discarded ones can be committed, and those whose half
+        message was lost can have any outcome."""
+        return current in self._table.lost or (ending.is_commit and first in self._table.aside)
 
     def _current(self, record: Record, first: int) -> int:
         """Return the half message as which the transaction of ``record``, which began as ``first``, continues."""
@@ -250,8 +264,9 @@ class HalfStrategy:
                 self._scan.unnoted.append(current)
                 table.close(current, COMMITTED)
                 ended[current] = ending
-        if table.moved or table.aside:
-            for ending in ended.values():
+        if table.moved or table.aside or table.lost:
+            for current, ending in ended.items():
+                table.recover_lost(current, COMMITTED if ending.is_commit else ROLLED_BACK)
                 began = first_offset(ending.record)
                 table.moved.pop(began, None)
                 table.aside.pop(began, None)

@@ -30,6 +30,11 @@ class HalfTable:
         """The copy as which an open transaction continues, by its first offset."""
         self.aside: dict[int, None] = {}
         """The first offsets of recently discarded transactions, which can still be committed; see :meth:`put_aside`."""
+        self.lost: dict[int, None] = {}
+        """The half messages that were closed because they are damaged. Their transactions have no outcome and can
+        still be ended, if the half message that the producer names can be read; see :meth:`lose`."""
+        self.unjoined: set[int] = set()
+        """The half messages that could not be read at the start: each may be a copy of any earlier half message."""
         self.copies: dict[bytes, int] = {}
         """The newest copy by ``copy_key``, of copies by RocketMQ, which do not have their first offset; set by a
         start."""
@@ -96,6 +101,24 @@ class HalfTable:
         if len(self.aside) >= REMEMBERED:
             del self.aside[next(iter(self.aside))]
         self.aside[first] = None
+
+    def lose(self, offset: int) -> None:
+        """Close a half message that is damaged, and record it in :attr:`lost`."""
+        self.close(offset, GONE)
+        if len(self.lost) >= REMEMBERED:
+            del self.lost[next(iter(self.lost))]
+        self.lost[offset] = None
+
+    def recover_lost(self, offset: int, state: int) -> None:
+        """Set the outcome of a half message in :attr:`lost`, and remove it there; does nothing for others."""
+        index = offset - self._origin
+        if self.lost.pop(offset, 0) is None and 0 <= index < len(self._states):
+            self._states[index] = state
+
+    def may_continue(self, first: int) -> bool:
+        """Return whether a half message that could not be read at the start may be a copy of ``first``."""
+        self.unjoined = {offset for offset in self.unjoined if offset in self.lost or self.state(offset) == OPEN}
+        return any(offset > first for offset in self.unjoined)
 
     def next_open(self, offset: int, end: int) -> int | None:
         """Return the first open half message from ``offset`` on and before ``end``, or None."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.transaction.half import check_scan
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import decode_properties, java_hash
+from gantrymq.remoting.records import HEADS
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, TransactedStore, in_order, killed
 
@@ -405,6 +410,145 @@ def test_a_damaged_half_message_is_given_up_and_the_others_are_not() -> None:
     world.pass_time(INTERVAL_S)
     assert asked(world) == [b"0", b"2"]
     assert world.plugin.strategy.open_count == 2
+
+
+def fail_reads(patch: pytest.MonkeyPatch, offset: int) -> None:
+    """Let the disk fail to read the record at the log offset ``offset``."""
+    read = CommitLog.read_record
+
+    def read_record(self: CommitLog, at: int) -> Record:
+        if at == offset:
+            raise UnreadableRange(at, 4, "I/O error")
+        return read(self, at)
+
+    patch.setattr(CommitLog, "read_record", read_record)
+
+
+@pytest.mark.parametrize("at_the_start", [False, True])
+def test_a_half_message_that_the_disk_could_not_read_for_a_while_is_still_open(
+    at_the_start: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of()
+    half, other = world.half(b"x"), world.half(b"other")
+    world.commit()
+    with monkeypatch.context() as patch:
+        fail_reads(patch, half.offset)
+        if at_the_start:
+            world = in_order(world, "half")
+        world.producers.join()
+        world.pass_time(INTERVAL_S)
+        assert asked(world) == [b"other"]
+        assert world.plugin.strategy.floor() == half.offset
+    assert world.plugin.strategy.open_count == 2
+    world.pass_time(INTERVAL_S)
+    assert sorted(asked(world)) == [b"other", b"x"]
+    assert world.end_now(other, COMMIT) == world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"other", b"x"]
+    assert world.plugin.strategy.open_count == 0
+
+
+@pytest.mark.parametrize("names_the_copy", [False, True])
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_a_copy_that_a_start_could_not_read_is_joined_with_its_transaction_later(
+    is_scanned: bool, names_the_copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    producer = world.producers.join()
+    world.pass_time(INTERVAL_S)
+    world.scan()
+    [check_back] = producer.take_check_backs()
+    with monkeypatch.context() as patch:
+        fail_reads(patch, check_back.half.offset)
+        world = in_order(world, "half")
+        assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR, "it may be open or not"
+        assert world.bodies() == []
+    if is_scanned:
+        world.pass_time(INTERVAL_S)
+        world.scan()
+    elif not names_the_copy:
+        assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR, "until the copy was read"
+        world.scan()
+    assert world.end_now(check_back.half if names_the_copy else half, COMMIT) == ResponseCode.SUCCESS
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "it was committed before"
+    assert world.bodies() == [b"x"]
+    assert world.plugin.strategy.open_count == 0
+    assert in_order(world, "half").plugin.strategy.open_count == 0
+
+
+def test_a_copy_by_rocketmq_that_a_start_could_not_read_is_joined_with_its_transaction_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    [original] = world.messages(TRANS_HALF_TOPIC)
+    foreign(world, TRANS_HALF_TOPIC, b"x", original.properties + b"\x02TRANSACTION_CHECK_TIMES\x011")
+    with monkeypatch.context() as patch:
+        fail_reads(patch, world.messages(TRANS_HALF_TOPIC)[1].offset)
+        world = in_order(world, "half")
+    world.pass_time(INTERVAL_S)
+    world.scan()
+    assert world.plugin.strategy.open_count == 1
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"x"]
+    assert world.plugin.strategy.open_count == 0
+
+
+def test_a_commit_of_a_lost_half_message_is_refused_until_it_can_be_read() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    world.log.quarantine_range(half.offset, half.offset + 10)
+    world.pass_time(INTERVAL_S)
+    world.scan()
+    assert world.plugin.strategy.open_count == 0
+    assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR
+    world.log.quarantine.clear()
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.end_now(half, ROLLBACK) == ResponseCode.SYSTEM_ERROR, "it was committed before"
+    assert world.bodies() == [b"x"]
+
+
+def test_a_transaction_whose_copy_is_lost_is_committed_from_its_first_half_message() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    producer = world.producers.join()
+    world.pass_time(INTERVAL_S)
+    world.scan()
+    [copy] = [check_back.half for check_back in producer.take_check_backs()]
+    world.log.quarantine_range(copy.offset, copy.offset + 10)
+    world.pass_time(INTERVAL_S)
+    world.scan()
+    for _ in range(2):
+        assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+        assert world.bodies() == [b"x"]
+
+
+def test_a_commit_that_a_lost_copy_may_belong_to_is_refused_after_a_start() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    producer = world.producers.join()
+    world.pass_time(INTERVAL_S)
+    world.scan()
+    [copy] = [check_back.half for check_back in producer.take_check_backs()]
+    later = world.half(b"later")
+    assert world.end_now(later, COMMIT) == ResponseCode.SUCCESS
+    world.commit()
+    env = world.env
+    world.close()
+    path = f"store/commitlog/{0:020d}"
+    env.open(path).pwrite(b"?", copy.offset + HEADS[0].size)
+    with structlog.testing.capture_logs() as lines:
+        world = TransactedStore(env)
+    assert [line["queue_offset"] for line in lines if line["event"] == "half_message_lost"] == [1]
+    assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR, "SUCCESS would promise a delivery"
+    assert world.end_now(later, COMMIT) == ResponseCode.SUCCESS, "the lost copy is older than this transaction"
+    assert world.bodies() == [b"later"]
 
 
 def test_a_half_message_without_a_topic_can_be_neither_ended_nor_checked_back() -> None:
