@@ -8,18 +8,21 @@ too many check-backs, as the strategy ``half`` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.delivery import Deliveries
+from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, CheckBackSender
+from gantrymq.plugins.transaction.state_table.files import StateFiles
 from gantrymq.plugins.transaction.state_table.records import add_discarded, add_end
-from gantrymq.plugins.transaction.state_table.rows import read_prepared
-from gantrymq.plugins.transaction.state_table.table import ENDS, StateRow, StateTable
+from gantrymq.plugins.transaction.state_table.rows import read_prepared, state_row
+from gantrymq.plugins.transaction.state_table.table import ENDS, StateRow
 from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.property_bytes import CHECK_IMMUNITY_TIME_IN_SECONDS, PGROUP
@@ -36,18 +39,19 @@ EndAlone = Callable[[AppendBatch, dict[int, Record]], None]
 
 
 class StateScan:
-    """Scans ``table`` without the rows of records in ``closing``.
+    """Scans the open transactions of ``files`` without those whose prepared records are in ``closing``.
 
     ``end_alone`` appends a batch in which transactions are rolled back. The numbers of check-backs are not stored: they
     begin at 0 when the broker starts.
     """
 
     def __init__(
-        self, context: StrategyContext, table: StateTable, closing: Container[int], end_alone: EndAlone
+        self, context: StrategyContext, files: StateFiles, closing: Container[int], end_alone: EndAlone
     ) -> None:
         self._context = context
         self._store = context.store
-        self._table = table
+        self._files = files
+        self._table = files.table
         self._closing = closing
         self._end_alone = end_alone
         self._check_backs = CheckBackSender(
@@ -61,7 +65,7 @@ class StateScan:
         most = max(int(self._context.config.checks_per_second * SLICE_S), 1)
         now = self._store.log.clock.now_ms()
         looked = asked = 0
-        for number, row in self._table.open_rows():
+        for number, row in chain(self._unread_rows(), self._table.open_rows()):
             if row is not None and row.log_offset not in self._closing:
                 looked += 1
                 try:
@@ -76,7 +80,23 @@ class StateScan:
                 looked = asked = 0
                 yield
 
+    def _unread_rows(self) -> Iterator[tuple[int, StateRow]]:
+        """Yield the rows of prepared records that a rebuild of the table could not read, and that can be read now."""
+        unread = self._files.unread
+        for offset, size in list(unread.items()):
+            try:
+                record = read_prepared(self._store.log, offset)
+            except UnreadableRange as error:
+                log.error("prepared_record_unreadable", log_offset=offset, reason=str(error))
+                continue
+            if record is not None:
+                yield record.queue_offset, state_row(record, size)
+            else:
+                unread.pop(offset, None)
+
     def _forget_ended(self) -> None:
+        if self._files.unread:
+            return  # their row numbers are not known
         found = self._table.first_open()
         low = self._table.end if found is None else found[0]
         self._asked = {number: times for number, times in self._asked.items() if number >= low}

@@ -16,7 +16,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.errors import NO_ROOM, NoRoom
+from gantrymq.kernel.errors import NO_ROOM, NoRoom, UnreadableRange
 from gantrymq.kernel.store.log.segments import Segment, StoreDamaged
 from gantrymq.kernel.store.recovery.salvage import free_name
 from gantrymq.plugins.transaction.state_table.marks import StateMarks, marks_path, read_marks
@@ -60,6 +60,9 @@ class StateFiles:
         self._detached: deque[Segment] = deque()
         self.position = 0
         """The log offset up to which the files are complete."""
+        self.unread: dict[int, int] = {}
+        """The size of each open prepared record that a rebuild of the table could not read, by its log offset. The
+        table has fillers in place of their rows; their transactions are open until they end."""
 
     # ------------------------------------------------------------------------------------------------------- start
 
@@ -161,11 +164,19 @@ class StateFiles:
         self.table.close()
         self._env.rmtree(self.table.folder)
         known = self.redo.find_open(self._vouched.open_from)
+        self.unread.clear()
         rows = []
         for offset, size in sorted(known.open.items()):
             if offset < commit_log.min_offset:
                 log.error("prepared_record_lost", log_offset=offset, reason="deleted with its file of the log")
-            elif (record := read_prepared(commit_log, offset)) is not None:
+                continue
+            try:
+                record = read_prepared(commit_log, offset)
+            except UnreadableRange as error:
+                log.error("prepared_record_unreadable", log_offset=offset, reason=str(error))
+                self.unread[offset] = size
+                continue
+            if record is not None:
                 rows.append((record.queue_offset, state_row(record, size)))
         newest = None if known.newest is None else row_of(commit_log, known.newest)
         end = max(self._vouched.rows, 0 if newest is None else newest + 1)
@@ -195,7 +206,13 @@ class StateFiles:
         self.redo.put(found.offsets, found.sizes, found.prepared_offsets)
         if with_table:
             self.table.append(found.opened)
-            self.table.finish(found.ended)
+            self.table.finish(self._without_unread(found.ended))
+
+    def _without_unread(self, ended: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        """Return the ends of transactions that have a row; :attr:`unread` loses the others."""
+        if not self.unread:
+            return ended
+        return {number: end for number, end in ended.items() if self.unread.pop(end[0], None) is None}
 
     def _advance(self) -> None:
         self._progress = StateMarks(self.position, self.redo.end, self.table.end, self._open_from)
@@ -205,7 +222,7 @@ class StateFiles:
     def retire(self) -> None:
         """Determine what can be deleted: entries without records, files whose rows have all ended."""
         found = self.table.first_open()
-        self._open_from = self.position if found is None else found[1].log_offset
+        self._open_from = min([self.position if found is None else found[1].log_offset, *self.unread])
         log_min = self._store.log.min_offset
         if log_min != self._expired:
             self._expired = log_min
@@ -240,7 +257,7 @@ class StateFiles:
                 self._failed = isinstance(error, OSError) and error.errno not in NO_ROOM
                 log.error("state_files_not_flushed", path=self.folder, error=str(error))
                 return
-            self._flushed = attrs.evolve(progress, clean=clean and not self.table.unwritten)
+            self._flushed = attrs.evolve(progress, clean=clean and not (self.table.unwritten or self.unread))
 
     def changed_marks(self) -> dict[str, bytes] | None:
         """Return the file of marks, if they changed since the last call."""

@@ -12,7 +12,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
-from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, UnreadableRange
 from gantrymq.kernel.layouts import FLAGS_AND_PLACES
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BadRecord, Record
@@ -99,7 +99,11 @@ def _ends_first_record(batch: DispatchBatch, row: int, commit_log: CommitLog) ->
     row is an end if it has the properties of that prepared record, with its unique id; its topic may be another one,
     because plugins may move commits. No other message has these properties: one from a client would be prepared.
     """
-    record = read_prepared(commit_log, 0)
+    try:
+        record = read_prepared(commit_log, 0)
+    except UnreadableRange as error:
+        log.error("prepared_record_unreadable", log_offset=0, reason=str(error))
+        return False
     return record is not None and batch.properties[row] == record.properties
 
 
@@ -125,12 +129,17 @@ def is_record(commit_log: CommitLog, offset: int, size: int) -> bool:
 
 
 def read_prepared(commit_log: CommitLog, offset: int) -> Record | None:
-    """Return the prepared record at ``offset``; None, with a log event, if it cannot be read."""
+    """Return the prepared record at ``offset``; None, with a log event, if it is lost.
+
+    ``UnreadableRange`` if the disk cannot read it now: then its transaction must stay open.
+    """
     try:
         record = commit_log.read_record(offset)
         if is_prepared(record):
             return record
         reason = "another record"
+    except UnreadableRange:
+        raise
     except (OutOfLog, CorruptRange, BadRecord) as error:
         reason = str(error)
     log.error("prepared_record_lost", log_offset=offset, reason=reason)

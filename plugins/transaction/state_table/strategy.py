@@ -75,7 +75,7 @@ class StateTableStrategy:
         self._files = StateFiles(self._context.env, self._store, file_rows=self._context.config.file_rows)
         self._files.open()
         self._next_row = self._files.table.end
-        self._scan = StateScan(self._context, self._files.table, self._closing, self._end_alone)
+        self._scan = StateScan(self._context, self._files, self._closing, self._end_alone)
         self._is_open = True
         if self.open_count:
             log.info("transactions_open", count=self.open_count)
@@ -88,7 +88,7 @@ class StateTableStrategy:
     def open_count(self) -> int:
         """See :class:`Strategy`."""
         table = self._files.table
-        return table.open_count + self._count_rows() - table.end - len(self._closing)
+        return table.open_count + len(self._files.unread) + self._count_rows() - table.end - len(self._closing)
 
     # ------------------------------------------------------------------------------------------------- half messages
 
@@ -209,8 +209,10 @@ class StateTableStrategy:
         return row.state == TransactionState.COMMIT
 
     def _is_open_row(self, record: Record) -> bool:
-        """Return whether the row of the prepared record exists, or is not dispatched yet."""
+        """Return whether the row of the prepared record exists, or is not dispatched yet, or could not be rebuilt."""
         table = self._files.table
+        if record.offset in self._files.unread:
+            return True
         if record.queue_offset >= table.end:
             return record.offset >= self._files.position
         row = table.get(record.queue_offset)
@@ -240,7 +242,7 @@ class StateTableStrategy:
         if self._closing and batch.sys_flag_bits & STATE_BITS:
             for offset in set(batch.prepared_offsets) & self._closing.keys():
                 row = self._files.table.get(self._closing[offset].number)
-                if row is None or row.state != PREPARED:
+                if row is None or row.log_offset != offset or row.state != PREPARED:
                     self._closing.pop(offset).answer(ResponseCode.SUCCESS, None)
 
     def scan(self) -> Iterator[None]:
@@ -257,8 +259,10 @@ class StateTableStrategy:
         table = self._files.table
         found = table.first_open()
         if found is not None:
-            return found[1].log_offset
-        return self._files.position if self._count_rows() > table.end else self._store.log.end
+            floor = found[1].log_offset
+        else:
+            floor = self._files.position if self._count_rows() > table.end else self._store.log.end
+        return min([floor, *self._files.unread])
 
     async def _keep(self) -> None:
         """Flush the redo log periodically, and at the end the table too."""

@@ -11,6 +11,9 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.errors import UnreadableRange
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.plugins.transaction.state_table import strategy as state_strategy
 from gantrymq.plugins.transaction.state_table.marks import read_marks
@@ -32,6 +35,18 @@ ROOMY = StoreConfig(commit_log_file_bytes=4 * 1024 * 1024, queue_file_units=30_0
 
 def fresh(env: MemoryEnv | FaultEnv | None = None, **settings: Any) -> TransactedStore:
     return TransactedStore(env or MemoryEnv(), "state_table", config=ROOMY, **settings)
+
+
+def fail_reads(patch: pytest.MonkeyPatch, offset: int) -> None:
+    """Let the disk fail to read the record at the log offset ``offset``."""
+    read = CommitLog.read_record
+
+    def read_record(self: CommitLog, at: int) -> Record:
+        if at == offset:
+            raise UnreadableRange(at, 4, "I/O error")
+        return read(self, at)
+
+    patch.setattr(CommitLog, "read_record", read_record)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -122,6 +137,62 @@ def test_a_prepared_record_that_became_unreadable_is_ended_and_logged() -> None:
     with structlog.testing.capture_logs() as lines:
         world.scan()
     assert "prepared_record_lost" in [line["event"] for line in lines]
+    assert world.plugin.strategy.open_count == 1
+
+
+def test_a_prepared_record_that_the_disk_could_not_read_for_a_while_is_still_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = fresh()
+    producer = world.producers.join()
+    half = world.half(b"x")
+    world.half(b"y")
+    world.commit()
+    with monkeypatch.context() as patch:
+        fail_reads(patch, half.offset)
+        world.pass_time(70)
+        world.scan()
+        assert [check_back.half.body for check_back in producer.take_check_backs()] == [b"y"]
+    assert world.plugin.strategy.open_count == 2
+    world.pass_time(70)
+    world.scan()
+    assert [check_back.half.body for check_back in producer.take_check_backs()] == [b"x", b"y"]
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"x"]
+
+
+@pytest.mark.parametrize("ended", ["at once", "after a check-back", "after two starts", "rolled back"])
+def test_a_prepared_record_that_a_rebuild_could_not_read_is_still_open(
+    ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = fresh()
+    first, half, last = (world.half(body) for body in (b"first", b"x", b"last"))
+    world.commit()
+    for starts in range(2 if ended == "after two starts" else 1):
+        with monkeypatch.context() as patch:
+            fail_reads(patch, half.offset)
+            world = fresh(world.env.kill())  # type: ignore[attr-defined]
+            assert world.plugin.strategy.open_count == 3 - starts
+            assert world.plugin.strategy.floor() == (half.offset if starts else first.offset)
+            world.pass_time(70)
+            world.scan()
+            world.end_now(first, COMMIT)
+            world.persist()
+            world.persist()
+            assert world.plugin.strategy.floor() == half.offset
+    if ended == "after a check-back":
+        producer = world.producers.join()
+        for _ in range(2):
+            world.pass_time(70)
+            world.scan()
+            assert b"x" in [check_back.half.body for check_back in producer.take_check_backs()]
+    state = ROLLBACK if ended == "rolled back" else COMMIT
+    assert world.end_now(half, state) == ResponseCode.SUCCESS
+    assert world.end_now(half, state) == ResponseCode.SUCCESS
+    assert world.bodies() == ([b"first"] if state == ROLLBACK else [b"first", b"x"])
+    assert world.plugin.strategy.open_count == 1
+    assert world.plugin.strategy.floor() == last.offset
+    world = fresh(world.env.kill())  # type: ignore[attr-defined]
     assert world.plugin.strategy.open_count == 1
 
 
