@@ -22,7 +22,8 @@ from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, CheckBackSender
-from gantrymq.plugins.transaction.half.load import join_late, read_half
+from gantrymq.plugins.transaction.half.entries import WrongEntry, read_half
+from gantrymq.plugins.transaction.half.load import join_late
 from gantrymq.plugins.transaction.half.rows import (
     QUEUE_ID,
     add_copy,
@@ -111,6 +112,8 @@ class HalfScan:
                 try:
                     if not self._check(part, found, start):
                         break
+                except WrongEntry:
+                    pass  # the kernel has logged it; a later scan reads the repaired entry
                 except Exception as error:
                     log.error("transaction_check_failed", queue_offset=found, reason=repr(error))
                 if part.looked >= SLICE_ROWS or len(part.steps) >= steps_max:

@@ -9,22 +9,26 @@ import structlog
 from gantrymq.kernel.errors import CorruptRange, OutOfLog, UnreadableRange
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BadRecord, Record
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.interfaces import ConsumerOffsets
-from gantrymq.plugins.transaction.half.rows import END_CODE, GROUP, QUEUE_ID, copy_key, ended_in, number_in
+from gantrymq.plugins.transaction.half.entries import WrongEntry, read_half, read_message
+from gantrymq.plugins.transaction.half.rows import END_TAG, GROUP, QUEUE_ID, copy_key, ended_in, number_in
 from gantrymq.plugins.transaction.half.table import COMMITTED, GONE, ROLLED_BACK, HalfTable
 from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from gantrymq.remoting.property_bytes import TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES
+from gantrymq.remoting.property_bytes import TAGS, TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES
 
 ENTRIES = 1024
 """Entries of a queue that are read at once."""
+
+_END_TAG = END_TAG.encode()
 
 log = structlog.get_logger("gantrymq.transaction")
 
 
 def load_halves(context: StrategyContext) -> HalfTable:
-    """Return the table of a recovered store; nothing is changed."""
+    """Return the table of a recovered store; nothing is changed, except that wrong queue entries are repaired."""
     store, offsets = context.store, context.registry.get(ConsumerOffsets)
     table = HalfTable(
         _begin(store, offsets, TRANS_HALF_TOPIC), lambda: store.queues.next_offset(TRANS_HALF_TOPIC, QUEUE_ID)
@@ -41,25 +45,6 @@ def count_open_halves(context: StrategyContext) -> int:
     if context.store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID) is None:
         return 0
     return load_halves(context).open_count
-
-
-def read_half(store: Store, offset: int) -> Record | None:
-    """Return the half message at a queue offset; None if it is lost.
-
-    ``UnreadableRange`` if the disk cannot read it now: then it is not lost, and must stay open.
-    """
-    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
-    entry = b"" if queue is None else queue.entries(offset, 1)
-    if not entry:
-        return None
-    place, _, _ = ENTRY.unpack(entry)
-    try:
-        return store.log.read_record(place)
-    except UnreadableRange:
-        raise
-    except (OutOfLog, CorruptRange, BadRecord) as error:
-        log.error("half_message_lost", queue_offset=offset, at=place, reason=str(error))
-        return None
 
 
 def _begin(store: Store, offsets: ConsumerOffsets, topic: str) -> int:
@@ -83,17 +68,21 @@ def _ends(store: Store, begin: int) -> Iterator[tuple[int, int]]:
         entries = queue.entries(begin, ENTRIES)
         if not entries:
             return
-        for unit, (offset, size, code) in enumerate(ENTRY.iter_unpack(entries), begin):
-            if code != END_CODE:
-                log.error("transaction_end_unknown", queue_offset=unit, at=offset, size=size)
+        for unit, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), begin):
+            if size == FILLER_SIZE:
                 continue
             try:
-                body = store.log.read_record(offset).body
+                record = read_message(store, queue, unit, offset, size, repair=True)
             except (OutOfLog, CorruptRange, BadRecord) as error:
                 log.error("transaction_end_lost", queue_offset=unit, at=offset, reason=str(error))
                 continue
-            for half_offset in ended_in(body):
-                yield unit, half_offset
+            if record is None:
+                log.error("transaction_end_lost", queue_offset=unit, at=offset, reason="no record")
+            elif record.property_of(TAGS) != _END_TAG:
+                log.error("transaction_end_unknown", queue_offset=unit, at=record.offset, size=size)
+            else:
+                for half_offset in ended_in(record.body):
+                    yield unit, half_offset
         begin += len(entries) // ENTRY.size
 
 
@@ -104,7 +93,7 @@ def _join_copies(store: Store, table: HalfTable) -> None:
     while (found := table.next_open(offset, end)) is not None:
         offset = found + 1
         try:
-            record = read_half(store, found)
+            record = read_half(store, found, repair=True)
         except UnreadableRange as error:
             log.error("half_message_unreadable", queue_offset=found, reason=str(error))
             table.unjoined.add(found)
@@ -161,8 +150,9 @@ def _close_originals(store: Store, table: HalfTable) -> None:
         offset = found + 1
         try:
             record = read_half(store, found)
-        except UnreadableRange:
-            continue  # it is joined when it can be read
+        except (UnreadableRange, WrongEntry):
+            table.unjoined.add(found)  # it is joined when it can be read
+            continue
         key = None if record is None else copy_key(record)
         if table.copies.get(key or b"", -1) > found:
             table.close(found, GONE)

@@ -15,7 +15,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_GROUP, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from gantrymq.remoting.properties import java_hash, replace_properties
+from gantrymq.remoting.properties import replace_properties
 from gantrymq.remoting.property_bytes import (
     PGROUP,
     REAL_QID,
@@ -33,7 +33,6 @@ QUEUE_ID = 0
 GROUP = TRANS_GROUP
 """The group with which the broker itself consumes both."""
 END_TAG = "d"
-END_CODE = java_hash(END_TAG)
 
 STATE_BITS = int(TransactionState.ROLLBACK)
 _COMMIT_BIT = int(TransactionState.COMMIT)

@@ -21,6 +21,7 @@ from gantrymq.plugins.interfaces import ConsumerOffsets, TopicTable
 from gantrymq.plugins.transaction import fast as loops
 from gantrymq.plugins.transaction.fast import Ending, EndTerms
 from gantrymq.plugins.transaction.half.check_scan import HalfScan
+from gantrymq.plugins.transaction.half.entries import floor_of, report_wrong_entry
 from gantrymq.plugins.transaction.half.load import load_halves
 from gantrymq.plugins.transaction.half.rows import (
     GROUP,
@@ -130,9 +131,7 @@ class HalfStrategy:
         offset = self._table.next_open(self._table.base, self._table.end)
         if offset is None:
             return self._store.log.end
-        queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
-        entry = b"" if queue is None else queue.entries(offset, 1)
-        return int.from_bytes(entry[:8], "big") if entry else self._store.dispatched
+        return floor_of(self._store, offset)
 
     def _floor_by_progress(self) -> int:
         """Return the log offset of the first half message that may be open according to the master's progress.
@@ -143,19 +142,25 @@ class HalfStrategy:
         if queue is None:
             return self._store.log.end
         progress = self._context.registry.get(ConsumerOffsets).query(GROUP, TRANS_HALF_TOPIC, QUEUE_ID) or 0
-        entry = queue.entries(max(progress, queue.min_offset), 1)
-        return int.from_bytes(entry[:8], "big") if entry else self._store.log.end
+        offset = queue.next_real(max(progress, queue.min_offset), queue.max_offset, any_place=True)
+        return floor_of(self._store, offset) if offset < queue.max_offset else self._store.log.end
 
     # ------------------------------------------------------------------------------------------------------- endings
 
     def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
-        """See :class:`Strategy`. Dispatched half messages are found by their queue entries."""
+        """See :class:`Strategy`. Dispatched half messages are found by their queue entries.
+
+        A half message whose entry is wrong is not named until the entry is repaired, which this initiates.
+        """
         queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
         named, others = ([], endings) if queue is None else _split_by_queue(queue, endings)
         if not others:
             return named, others
         find = self._undispatched.find
         found = [ending for ending in others if find(ending.table_offset) == ending.commit_log_offset]
+        if queue is not None and len(found) < len(others):
+            for offset in {ending.table_offset for ending in others}:
+                report_wrong_entry(self._store, queue, offset)
         if not found:
             return named, others
         by_request = {id(ending) for ending in (*named, *found)}

@@ -12,6 +12,7 @@ from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.plugins.transaction.half import check_scan
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
@@ -549,6 +550,161 @@ def test_a_commit_that_a_lost_copy_may_belong_to_is_refused_after_a_start() -> N
     assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR, "SUCCESS would promise a delivery"
     assert world.end_now(later, COMMIT) == ResponseCode.SUCCESS, "the lost copy is older than this transaction"
     assert world.bodies() == [b"later"]
+
+
+GARBAGE = ENTRY.pack(1 << 40, 77, 5)
+FORWARD = ENTRY.pack(30, 50, 0)
+
+
+def patch_entry(env: Any, topic: str, offset: int, entry: bytes) -> None:
+    """Damage the stored entry at a queue offset."""
+    env.open(f"store/consumequeue/{topic}/0/{0:020d}").pwrite(entry, offset * ENTRY.size)
+
+
+def entry_of(world: TransactedStore, topic: str, offset: int) -> bytes:
+    queue = world.store.queues.get(topic, 0)
+    assert queue is not None
+    return queue.entries(offset, 1)
+
+
+def repair(world: TransactedStore) -> None:
+    """What the kernel's task does."""
+    while world.store.repair.has_work:
+        world.store.repair.step()
+
+
+@pytest.mark.parametrize("damage", [GARBAGE, FORWARD, None])
+def test_a_half_message_whose_queue_entry_is_damaged_while_the_broker_is_down_is_delivered_once(
+    damage: bytes | None,
+) -> None:
+    world = world_of()
+    halves = [world.half(b"%d" % number) for number in range(3)]
+    world.commit()
+    right = entry_of(world, TRANS_HALF_TOPIC, 1)
+    other = entry_of(world, TRANS_HALF_TOPIC, 2)
+    world.close()
+    patch_entry(world.env, TRANS_HALF_TOPIC, 1, damage or other)
+    world = TransactedStore(world.env)
+    assert world.plugin.strategy.open_count == 3
+    assert entry_of(world, TRANS_HALF_TOPIC, 1) == right
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"0", b"1", b"2"]
+    for half in halves:
+        assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"0", b"1", b"2"]
+    assert in_order(world, "half").plugin.strategy.open_count == 0
+
+
+@pytest.mark.parametrize("damage", [GARBAGE, FORWARD, None])
+def test_a_half_message_whose_queue_entry_is_damaged_while_the_broker_runs_waits_for_the_repair(
+    damage: bytes | None,
+) -> None:
+    world = world_of()
+    halves = [world.half(b"%d" % number) for number in range(3)]
+    world.commit()
+    world.producers.join()
+    world.store.flush_queues()
+    patch_entry(world.env, TRANS_HALF_TOPIC, 0, damage or entry_of(world, TRANS_HALF_TOPIC, 2))
+    assert world.plugin.strategy.floor() == halves[0].offset
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"1", b"2"]
+    assert world.end_now(halves[0], COMMIT) == ResponseCode.SYSTEM_ERROR, "the entry does not confirm it"
+    assert world.plugin.strategy.open_count == 3
+    repair(world)
+    assert world.plugin.strategy.floor() == halves[0].offset
+    world.pass_time(INTERVAL_S)
+    assert sorted(asked(world)) == [b"0", b"1", b"2"]
+    for half in halves:
+        assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"0", b"1", b"2"]
+
+
+def test_a_commit_finds_a_damaged_queue_entry_and_has_it_repaired() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    world.store.flush_queues()
+    patch_entry(world.env, TRANS_HALF_TOPIC, 0, GARBAGE)
+    assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR
+    repair(world)
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"x"]
+
+
+def test_forged_offsets_have_nothing_repaired() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    world.store.flush_queues()
+    for offset, queue_offset in ((half.offset + 8, 0), (half.offset, 1), (half.offset, -1), (1 << 60, 0)):
+        code = world.end_now(half, COMMIT, offset=offset, queue_offset=queue_offset)
+        assert code == ResponseCode.SYSTEM_ERROR
+    assert not world.store.repair.has_work
+
+
+def test_a_filler_in_the_queue_is_no_half_message() -> None:
+    world = world_of()
+    halves = [world.half(b"%d" % number) for number in range(2)]
+    world.commit()
+    world.close()
+    patch_entry(world.env, TRANS_HALF_TOPIC, 1, FILLER)
+    world = TransactedStore(world.env)
+    assert world.plugin.strategy.open_count == 1
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"0"], "the first record of the log is at the offset that a filler has"
+    assert world.end_now(halves[0], COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"0"]
+
+
+@pytest.mark.parametrize("damage", [GARBAGE, FORWARD, None])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_an_ended_transaction_whose_op_message_has_a_damaged_queue_entry_stays_ended(
+    damaged: int, damage: bytes | None
+) -> None:
+    world = world_of()
+    world.half(b"open")
+    halves = [world.half(b"%d" % number) for number in range(2)]
+    world.commit()
+    for half in halves:
+        world.end_now(half, COMMIT)
+    other = entry_of(world, TRANS_OP_HALF_TOPIC, 1 - damaged)
+    world.close()
+    patch_entry(world.env, TRANS_OP_HALF_TOPIC, damaged, damage or other)
+    world = TransactedStore(world.env)
+    assert world.plugin.strategy.open_count == 1
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"open"]
+    for half in halves:
+        assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"0", b"1"]
+
+
+def test_an_op_message_counts_by_its_tag_whatever_code_its_queue_entry_has() -> None:
+    world = world_of()
+    world.half(b"open")
+    half = world.half(b"x")
+    world.commit()
+    world.end_now(half, COMMIT)
+    entry = entry_of(world, TRANS_OP_HALF_TOPIC, 0)
+    world.close()
+    patch_entry(world.env, TRANS_OP_HALF_TOPIC, 0, entry[:12] + bytes(8))
+    world = TransactedStore(world.env)
+    assert world.plugin.strategy.open_count == 1
+
+
+def test_the_floor_of_a_slave_does_not_follow_a_damaged_queue_entry() -> None:
+    master = world_of()
+    half = master.half(b"x")
+    master.commit()
+    slave = slave_of(master)
+    slave.store.flush_queues()
+    patch_entry(slave.env, TRANS_HALF_TOPIC, 0, GARBAGE)
+    assert slave.plugin.strategy.floor() <= half.offset
+    repair(slave)
+    assert slave.plugin.strategy.floor() == half.offset
 
 
 def test_a_half_message_without_a_topic_can_be_neither_ended_nor_checked_back() -> None:

@@ -1,0 +1,96 @@
+"""Read half messages and op messages by their queue entries, which may be damaged: the log decides."""
+
+from __future__ import annotations
+
+import structlog
+
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, UnreadableRange
+from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.log.record import BadRecord, Record
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
+from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry
+from gantrymq.kernel.store.store import Store
+from gantrymq.plugins.transaction.half.rows import QUEUE_ID
+from gantrymq.remoting.names import TRANS_HALF_TOPIC
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+class WrongEntry(Exception):
+    """A queue entry points to another message than its own, or to none; the kernel will repair it."""
+
+
+def read_half(store: Store, offset: int, *, repair: bool = False) -> Record | None:
+    """Return the half message at a queue offset; None if it is lost.
+
+    ``UnreadableRange`` if the disk cannot read it now, ``WrongEntry`` if its queue entry will be repaired: then it is
+    not lost, and must stay open. ``repair``: see :func:`read_message`.
+    """
+    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
+    entry = b"" if queue is None else queue.entries(offset, 1)
+    if queue is None or not entry:
+        return None
+    at, size, _ = ENTRY.unpack(entry)
+    try:
+        return read_message(store, queue, offset, at, size, repair=repair)
+    except UnreadableRange:
+        raise
+    except (OutOfLog, CorruptRange, BadRecord) as error:
+        log.error("half_message_lost", queue_offset=offset, at=at, reason=str(error))
+        return None
+
+
+def read_message(
+    store: Store, queue: ConsumeQueue, offset: int, at: int, size: int, *, repair: bool = False
+) -> Record | None:
+    """Return the message at a queue offset whose entry is ``at`` and ``size``; None for a filler.
+
+    ``WrongEntry``, ``OutOfLog``, ``CorruptRange`` or ``BadRecord`` if it cannot be read. ``repair``: a wrong entry is
+    repaired before this returns, which may read much of the log; for a start.
+    """
+    while size != FILLER_SIZE:
+        try:
+            return _read_own(store, queue, offset, at, size)
+        except WrongEntry:
+            if not repair:
+                raise
+        while store.repair.has_work:
+            store.repair.step()
+        entry = queue.entries(offset, 1)
+        if not entry:
+            break
+        at, size, _ = ENTRY.unpack(entry)
+    return None
+
+
+def _read_own(store: Store, queue: ConsumeQueue, offset: int, at: int, size: int) -> Record:
+    failure: Exception = BadRecord("another message")
+    try:
+        record = store.log.read_record(at)
+        if belongs_to_entry(record, queue, offset):
+            return record
+    except (OutOfLog, CorruptRange, BadRecord) as error:
+        failure = error
+    if is_wrong_entry(store.log, queue, offset, at, size):
+        raise WrongEntry(f"the entry of {queue.topic} at queue offset {offset} will be repaired")
+    raise failure
+
+
+def floor_of(store: Store, offset: int) -> int:
+    """Return a log offset that is not above that of the half message at a queue offset."""
+    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
+    entry = b"" if queue is None else queue.entries(offset, 1)
+    if queue is None or not entry:
+        return store.dispatched
+    at, size, _ = ENTRY.unpack(entry)
+    if size == FILLER_SIZE or is_wrong_entry(store.log, queue, offset, at, size):
+        return store.log.min_offset
+    return int(at)
+
+
+def report_wrong_entry(store: Store, queue: ConsumeQueue, offset: int) -> None:
+    """Have the entry at a queue offset repaired if it is wrong; a client may have named any offset."""
+    if queue.min_offset <= offset < queue.max_offset and (entry := queue.entries(offset, 1)):
+        at, size, _ = ENTRY.unpack(entry)
+        if size != FILLER_SIZE:
+            is_wrong_entry(store.log, queue, offset, at, size)
