@@ -20,9 +20,10 @@ from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, CheckBackSender
-from gantrymq.plugins.transaction.half.entries import WrongEntry, read_half
+from gantrymq.plugins.transaction.half.entries import WrongEntry, half_stored_at, read_half
 from gantrymq.plugins.transaction.half.load import join_late
 from gantrymq.plugins.transaction.half.rows import (
     QUEUE_ID,
@@ -43,7 +44,6 @@ from gantrymq.remoting.properties import find_property, replace_properties
 from gantrymq.remoting.property_bytes import (
     CHECK_IMMUNITY_TIME_IN_SECONDS,
     PGROUP,
-    TRAN_PREPARED_QUEUE_OFFSET,
     TRANSACTION_CHECK_TIMES,
     WAIT,
 )
@@ -161,13 +161,20 @@ class HalfScan:
             return False
         return True
 
-    @staticmethod
-    def _began(record: Record) -> int:
-        """When the transaction began, in ms: by the store's clock, of a copy by the producer's clock if that is
-        earlier."""
-        if number_in(record, TRAN_PREPARED_QUEUE_OFFSET) is None:
-            return record.store_timestamp
-        return min(record.born_timestamp, record.store_timestamp)
+    def _began(self, record: Record) -> int:
+        """Return when the transaction began, in ms by the store's clock.
+
+        That is when its first half message was stored. If that one cannot be read any more, it is the producer's time,
+        but not before the oldest message of the log, because the producer's clock may be wrong.
+        """
+        first, stored = first_offset(record), record.store_timestamp
+        if first == record.queue_offset:
+            return stored
+        began = half_stored_at(self._store, first)
+        if began is not None:
+            return min(began, stored)
+        oldest = stored_at(self._store.log, self._store.log.min_offset)
+        return stored if oldest is None else min(max(record.born_timestamp, oldest), stored)
 
     def _patience(self, record: Record) -> float:
         """Return the time without check-backs in ms: the immunity time that the producer requested, else the configured

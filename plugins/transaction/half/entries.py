@@ -76,6 +76,25 @@ def _read_own(store: Store, queue: ConsumeQueue, offset: int, at: int, size: int
     raise failure
 
 
+def half_stored_at(store: Store, offset: int) -> int | None:
+    """Return when the half message at a queue offset, open or not, was stored, in ms; None if it cannot be read.
+
+    ``WrongEntry`` as in :func:`read_half`.
+    """
+    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
+    entry = b"" if queue is None else queue.entries(offset, 1)
+    if queue is None or not entry:
+        return None
+    at, size, _ = ENTRY.unpack(entry)
+    if at < store.log.min_offset:
+        return None  # deleted
+    try:
+        record = read_message(store, queue, offset, at, size)
+    except (OutOfLog, CorruptRange, BadRecord):
+        return None
+    return None if record is None else record.store_timestamp
+
+
 def floor_of(store: Store, offset: int) -> int:
     """Return a log offset that is not above that of the half message at a queue offset."""
     queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
@@ -83,8 +102,9 @@ def floor_of(store: Store, offset: int) -> int:
     if queue is None or not entry:
         return store.dispatched
     at, size, _ = ENTRY.unpack(entry)
-    if size == FILLER_SIZE or is_wrong_entry(store.log, queue, offset, at, size):
-        return store.log.min_offset
+    log_min = store.log.min_offset
+    if size == FILLER_SIZE or at < log_min or is_wrong_entry(store.log, queue, offset, at, size):
+        return log_min
     return int(at)
 
 
@@ -92,5 +112,5 @@ def report_wrong_entry(store: Store, queue: ConsumeQueue, offset: int) -> None:
     """Have the entry at a queue offset repaired if it is wrong; a client may have named any offset."""
     if queue.min_offset <= offset < queue.max_offset and (entry := queue.entries(offset, 1)):
         at, size, _ = ENTRY.unpack(entry)
-        if size != FILLER_SIZE:
+        if size != FILLER_SIZE and at >= store.log.min_offset:  # otherwise it is deleted next
             is_wrong_entry(store.log, queue, offset, at, size)

@@ -23,6 +23,7 @@ from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, TransactedStore
 
 CONSUMER = "CID_RMQ_SYS_TRANS"
 INTERVAL_S = 60
+HOUR_MS = 3_600_000
 
 
 def world_of(**settings: Any) -> TransactedStore:
@@ -257,6 +258,54 @@ def test_a_producer_whose_clock_is_wrong_has_its_time_all_the_same() -> None:
     assert asked(world) == []
     world.pass_time(2)
     assert asked(world) == [b"-5", b"5"]
+
+
+@pytest.mark.parametrize("hours", [-100, 100])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_producer_whose_clock_is_far_off_is_asked_more_than_once(restart: bool, hours: int) -> None:
+    world = world_of()
+    batch = AppendBatch(traits=Trait.PREPARED)
+    born = world.env.wall_ms() + hours * 3_600_000
+    batch.add("T", 0, b"x", b"TRAN_MSG\x01true\x02PGROUP\x01orders", born_timestamp=born)
+    world.append(batch)
+    world.commit()
+    for number in range(4):
+        if restart:
+            world = in_order(world, "half")
+        world.producers.join()
+        world.pass_time(INTERVAL_S)
+        assert asked(world) == [b"x"]
+        assert properties_of(world)[-1]["TRANSACTION_CHECK_TIMES"] == str(number + 1)
+    assert world.plugin.strategy.open_count == 1
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == []
+    world.pass_time(72 * 3600)
+    world.scan()
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x"], "its age counts from its first half message"
+
+
+def test_without_its_first_half_message_a_transaction_is_no_older_than_the_log() -> None:
+    world = world_of(max_age=3600.0)
+    world.producers.join()
+    oldest = world.half(b"oldest")
+    world.commit()
+    world.end_now(oldest, ROLLBACK)
+    offsets = []
+    for body, born in ((b"behind", -100 * HOUR_MS), (b"right", 0), (b"ahead", 100 * HOUR_MS)):
+        batch = AppendBatch(traits=Trait.PREPARED)
+        properties = b"TRAN_MSG\x01true\x02PGROUP\x01orders"
+        batch.add("T", 0, body, properties, born_timestamp=world.env.wall_ms() + born)
+        world.append(batch)
+        offsets += batch.offsets
+    world.commit()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"behind", b"right", b"ahead"]
+    for offset in offsets:
+        world.log.quarantine_range(offset + 88, offset + 89)
+    world.pass_time(3600 - 2 * INTERVAL_S)
+    assert asked(world) == [b"behind", b"right", b"ahead"]
+    world.pass_time(2 * INTERVAL_S)
+    assert asked(world) == [b"ahead"], "its age counts from its newest copy"
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"behind", b"right"]
 
 
 def test_half_messages_that_delay_cleanup_are_rewritten_without_a_check_back(monkeypatch: pytest.MonkeyPatch) -> None:
