@@ -113,7 +113,7 @@ class Dequeue:
         """
         for slot in self._open:
             if slot.time == time:
-                slot.recalled.add(key)
+                slot.recalled.setdefault(key, NOWHERE)
 
     # ------------------------------------------------------------------------------------------------------- turn
 
@@ -197,7 +197,7 @@ class Dequeue:
             (record,) = self._read([unit])
             key = None if record is None else record.property_of(TIMER_DEL_UNIQKEY)
             if key is not None:
-                slot.recalled.add(key)
+                slot.recalled[key] = position
         else:
             slot.add(unit.due, position)
 
@@ -316,7 +316,7 @@ class Dequeue:
                 slot.unsettled -= count
 
     def leave(self) -> None:
-        """At the broker's stop, keep only the undelivered messages in partly delivered slots."""
+        """At the broker's stop, keep only the undelivered messages and the recalls in partly delivered slots."""
         self.settle()
         for slot in self._open:
             if slot.reading is None and not slot.unsettled and slot.delivered:

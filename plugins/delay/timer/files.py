@@ -330,7 +330,8 @@ class TimerFiles:
         self.add(last._replace(previous=NOWHERE, magic=DEFAULT | DELETE, delay=time - last.written, due=0))
         slot = self.wheel.get(time)
         if slot is not None:
-            self.wheel.put(time, slot.first, slot.last, len(units))
+            number = sum(-1 if unit.magic & DELETE else 1 for unit in units)
+            self.wheel.put(time, slot.first, slot.last, number)
 
     def overdue(self, slot: int, queue_offset: int) -> None:
         """The message at ``queue_offset`` waits in ``slot`` although its own slot is over."""

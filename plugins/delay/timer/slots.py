@@ -24,7 +24,8 @@ class OpenSlot:
     time: int
     reading: int | None
     unsettled: int = 0
-    recalled: set[bytes] = attrs.field(factory=set)
+    recalled: dict[bytes, int] = attrs.field(factory=dict)
+    """By recalled message (``topic+unique key``): the position of the recall's unit, NOWHERE before it is enqueued."""
     delivered: bool = False
     """Whether any message has been delivered from it."""
     _keys: list[int] = attrs.field(factory=list)
@@ -92,8 +93,9 @@ class OpenSlot:
         return key & _POSITION
 
     def positions(self) -> list[int]:
-        """Return the units of all undelivered messages."""
-        return [key & _POSITION for key in self._keys]
+        """Return the units of all undelivered messages, and of all recalls."""
+        recalls = [position for position in self.recalled.values() if position != NOWHERE]
+        return [key & _POSITION for key in self._keys] + recalls
 
     def _sort(self) -> None:
         if not self._is_sorted:

@@ -205,6 +205,32 @@ def test_a_stop_in_the_middle_of_a_second_delivers_nothing_twice_and_loses_nothi
     assert world.bodies() == [*(b"%d" % number for number in range(10)), b"next"]
 
 
+def test_a_recalled_message_stays_away_after_stops_in_the_middle_of_its_second() -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    world = TimedStore(env)
+    for body, delay in ((b"a", 5101), (b"b", 5901), (b"c", 5401)):
+        world.send_in(body, delay)
+    world.settle()
+    world.recall(b"b", world.now + 5901)
+    world.settle()
+    world.send_in(b"newest", 9000)
+    world.settle()
+    env.advance(5000)
+    for came, number in (([b"a"], 1), ([b"a", b"c"], 0)):
+        env.advance(300)
+        world.settle()
+        assert world.bodies() == came
+        world.close()
+        world = TimedStore(env)
+        world.settle()
+        slot = world.timer.files.wheel.get(1_700_000_005_000)
+        assert slot is not None
+        assert slot.number == number, "the waiting messages minus the recall"
+    env.advance(20_000)
+    world.settle()
+    assert world.bodies() == [b"a", b"c", b"newest"]
+
+
 def test_a_second_that_is_wholly_delivered_but_not_over_is_not_delivered_again_after_a_stop() -> None:
     env = MemoryEnv(start_ms=1_700_000_000_000)
     world = TimedStore(env)
