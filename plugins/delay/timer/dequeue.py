@@ -194,8 +194,10 @@ class Dequeue:
 
     def _take_in(self, slot: OpenSlot, position: int, unit: Unit) -> None:
         if unit.magic & DELETE and not unit.magic & ROLL:
-            (record,) = self._read([unit])
-            key = None if record is None else record.property_of(TIMER_DEL_UNIQKEY)
+            (record,) = read_many(self._store.log, [unit.offset])
+            if record is None or not _belongs_to(record, unit):
+                return  # as the unit that TimerFiles.relink adds, it recalls nothing
+            key = record.property_of(TIMER_DEL_UNIQKEY)
             if key is not None:
                 slot.recalled[key] = position
         else:

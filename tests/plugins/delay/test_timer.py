@@ -197,12 +197,14 @@ def test_a_stop_in_the_middle_of_a_second_delivers_nothing_twice_and_loses_nothi
     world.settle()
     assert len(world.bodies()) == late // 100
     world.close()
-    world = TimedStore(env)
-    world.settle()
-    assert len(world.bodies()) == late // 100
-    env.advance(20_000)
-    world.settle()
+    with structlog.testing.capture_logs() as logs:
+        world = TimedStore(env)
+        world.settle()
+        assert len(world.bodies()) == late // 100
+        env.advance(20_000)
+        world.settle()
     assert world.bodies() == [*(b"%d" % number for number in range(10)), b"next"]
+    assert [each["event"] for each in logs] == ["store_recovered"], "no message is reported as lost"
 
 
 def test_a_recalled_message_stays_away_after_stops_in_the_middle_of_its_second() -> None:
