@@ -19,7 +19,7 @@ from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read_many
 from gantrymq.plugins.delay.levels.level import Level
-from gantrymq.plugins.delay.levels.levels import Levels
+from gantrymq.plugins.delay.levels.levels import PLAUSIBLE_DELAY_MS, Levels
 from gantrymq.plugins.delay.levels.positions import Positions
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
@@ -202,7 +202,7 @@ class Delivery:
             if len(entries) >= BATCH_ROWS or left <= 0:
                 break
             if size != FILLER_SIZE:
-                if now < code <= now + self._levels.longest_ms:
+                if now < code <= now + PLAUSIBLE_DELAY_MS:
                     return entries, code
                 left -= size
             entries.append(entry)

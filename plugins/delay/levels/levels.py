@@ -14,7 +14,9 @@ from gantrymq.remoting.property_bytes import DELAY
 
 LEVELS_MAX = 1024
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DAY_MS = _UNITS_MS["d"]
+PLAUSIBLE_DELAY_MS = 3650 * _UNITS_MS["d"]
+"""The longest delay that is read from a queue entry. It does not follow from the configured levels, because messages
+may wait in levels that are no longer configured. Hashes of tags, which have 32 bits, are before every store time."""
 _LEVEL = re.compile(r"([1-9][0-9]{0,8})([smhd])")
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,10}")
 
@@ -24,8 +26,6 @@ class Levels:
 
     def __init__(self, delays_ms: list[int]) -> None:
         self._delays_ms = delays_ms
-        self.longest_ms = max(*delays_ms, _DAY_MS)
-        """The longest possible delay; a queue entry with a longer one is damaged."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -60,7 +60,7 @@ class Levels:
 
         It is implausible if the entry is damaged, or was written while the plugin was disabled.
         """
-        return code if stored <= code <= stored + self.longest_ms else self.due_code(0, properties, stored)
+        return code if stored <= code <= stored + PLAUSIBLE_DELAY_MS else self.due_code(0, properties, stored)
 
 
 def read_level(properties: bytes) -> int | None:

@@ -293,14 +293,16 @@ def test_after_a_power_cut_the_entries_still_say_when_their_messages_are_due() -
     assert world.bodies() == [b"a"]
 
 
-def test_levels_that_are_no_longer_configured_are_delivered_when_they_were_promised() -> None:
-    world = DelayedStore(MemoryEnv(), "1s 5s 2h")
+@pytest.mark.parametrize(("levels", "delay_ms"), [("1s 5s 2h", 2 * HOUR_MS), ("1s 5s 3d", 72 * HOUR_MS)])
+def test_levels_that_are_no_longer_configured_are_delivered_when_they_were_promised(levels: str, delay_ms: int) -> None:
+    world = DelayedStore(MemoryEnv(), levels)
     world.send(b"a", 3)
     world.close()
     world = DelayedStore(world.env, "1s")
-    world.env.advance(2 * HOUR_MS - 1)
-    world.settle()
-    assert world.bodies() == []
+    for passed_ms in (HOUR_MS, delay_ms - HOUR_MS - 1):
+        world.env.advance(passed_ms)
+        world.settle()
+        assert world.bodies() == []
     world.env.advance(1)
     world.settle()
     assert world.bodies() == [b"a"]
