@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source
 from gantrymq.kernel.layouts import ENTRY, SIZE_AND_MAGIC
 from gantrymq.kernel.store.log.record import (
     BLANK_BYTES,
@@ -34,6 +34,8 @@ KIND: Final = "plain"
 _CACHE_LIMIT: Final = 10_000
 _U16 = struct.Struct(">H")
 _TAGS: Final = b"TAGS\x01"
+_FROM_LOG: Final = (Source.RETRY, Source.DELAY, Source.TIMER, Source.TRANSACTION)
+"""Rows of messages in the log already: a lower ``store.max_message_bytes`` must not lose them."""
 
 _make_batch: Callable[..., DispatchBatch] = DispatchBatch
 
@@ -81,10 +83,12 @@ def encode_rows(
 
     A record fits if 8 bytes remain behind it for a blank. Fills the columns ``offsets``, ``sizes`` and
     ``queue_offsets`` (which already have a value for every row), increases ``next_offsets``, and refuses rows that are
-    too large for the limits or the format. Returns the pieces to write, the index of the first row that was not
-    encoded, and the log offset behind the last one.
+    too large for the limits or the format; ``max_body_bytes`` applies to messages that are new to the log. Returns the
+    pieces to write, the index of the first row that was not encoded, and the log offset behind the last one.
     """
     store_host, max_body, max_record = layout
+    if batch.source in _FROM_LOG:
+        max_body = max_record
     bits = STORE_HOST_V6 if len(store_host) == 20 else 0
     pack, fixed_size = HEADS[bits].pack, HEADS[bits].size + 2
     offsets, sizes, queue_offsets, stored = batch.offsets, batch.sizes, batch.queue_offsets, batch.store_timestamp

@@ -264,7 +264,7 @@ class SpoilTwice(RefuseTwice):
         for row in batch.live:
             if self.left:
                 type(self).left -= 1
-                batch.bodies[row] = bytes(5 * 1024 * 1024)
+                batch.properties[row] = b"x" * 40_000
 
 
 @pytest.mark.parametrize("kind", [RefuseTwice, SpoilTwice])

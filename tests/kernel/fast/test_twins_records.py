@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.fast import Layout, plain
 
 pytestmark = pytest.mark.once  # it runs both twins
@@ -74,13 +74,22 @@ def batch_of(rows: list[Any], refused: set[int]) -> AppendBatch:
     st.integers(0, 3000),
     st.integers(10, 2000),
     st.integers(0, 40),
+    st.sampled_from([Source.CLIENT, Source.DELAY]),
 )
 def test_both_twins_encode_the_same_rows(
-    rows: list[Any], refused: set[int], store_host: bytes, offset: int, room: int, record_max: int, body_max: int
+    rows: list[Any],
+    refused: set[int],
+    store_host: bytes,
+    offset: int,
+    room: int,
+    record_max: int,
+    body_max: int,
+    source: str,
 ) -> None:
     results = []
     for twin in (plain, compiled):
         batch = batch_of(rows, refused)
+        batch.source = source
         table = {("T", 1): 5}
         parts, index, end = twin.encode_rows(
             batch, batch.live, 0, offset, room, table, Layout(store_host, body_max, record_max)

@@ -308,6 +308,17 @@ def test_levels_that_are_no_longer_configured_are_delivered_when_they_were_promi
     assert world.bodies() == [b"a"]
 
 
+def test_a_message_that_is_larger_than_a_later_limit_is_delivered() -> None:
+    world = DelayedStore(MemoryEnv())
+    for body in (b"a" * 1500, b"b"):
+        world.send(body, 1)
+    world.close()
+    world = DelayedStore(world.env, config=attrs.evolve(TINY, max_message_bytes=1000))
+    world.env.advance(1000)
+    world.settle()
+    assert world.bodies() == [b"a" * 1500, b"b"]
+
+
 def test_entries_written_without_the_plugin_are_not_taken_for_due() -> None:
     world = DelayedStore(MemoryEnv())
     world.store.queues.tag_code_rules.clear()

@@ -29,7 +29,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.remoting.properties import find_property
 from gantrymq.testing.memory_env import MemoryEnv
-from support.timers import SMALL, TimedStore
+from support.timers import LARGER, SMALL, TimedStore
 from support.unreadable import break_queue
 
 HOUR_MS = 3_600_000
@@ -596,6 +596,20 @@ def test_a_message_that_could_not_be_stored_is_tried_again() -> None:
     told = [each for each in logs if each["event"] in ("delayed_messages_refused", "outage_ended")]
     assert [each["event"] for each in told] == ["delayed_messages_refused", "outage_ended"], "not for each attempt"
     assert told[1]["failures"] >= 4
+
+
+@pytest.mark.parametrize("delay", [5000, 70_000], ids=["once", "enqueued again on the way"])
+def test_a_message_that_is_larger_than_a_later_limit_is_delivered(delay: int) -> None:
+    env = MemoryEnv()
+    world = TimedStore(env)
+    world.send_in(b"a" * 1500, delay)
+    world.settle()
+    world.close()
+    world = TimedStore(env, config=attrs.evolve(LARGER, max_message_bytes=1000))
+    for _ in range(delay // 1000):
+        env.advance(1000)
+        world.settle()
+    assert world.bodies() == [b"a" * 1500]
 
 
 def test_waiting_timed_messages_hold_log_files_until_they_are_delivered() -> None:

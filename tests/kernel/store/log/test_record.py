@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, queue_entries, scan, tag_code
 from gantrymq.kernel.store.log.record import (
     BadRecord,
@@ -284,6 +284,18 @@ def test_encoding_stops_when_the_file_is_full_but_for_eight_bytes() -> None:
         parts, index, end = encode_rows(batch, batch.live, 0, 50, room, next_offsets, LAYOUT)
         assert (index, end, len(b"".join(parts))) == (rows, 50 + 114 * rows, 114 * rows)
         assert next_offsets.get(("TopicTest", 2), 0) == rows
+
+
+@pytest.mark.parametrize("source", Source.ALL)
+def test_the_limit_of_a_body_does_not_apply_to_messages_that_are_stored_already(source: str) -> None:
+    batch = batch_of([GOLDEN_RECORD] * 3)
+    batch.source = source
+    batch.bodies[1] = b"x" * (LAYOUT.max_body_bytes + 1)
+    batch.bodies[2] = b"x" * (2 * LAYOUT.max_body_bytes)
+    layout = LAYOUT._replace(max_record_bytes=2 * LAYOUT.max_body_bytes)
+    encode_rows(batch, batch.live, 0, 0, 1 << 30, {}, layout)
+    is_stored = source in (Source.RETRY, Source.DELAY, Source.TIMER, Source.TRANSACTION)
+    assert batch.statuses == [0, 0 if is_stored else 13, 13]
 
 
 def test_only_the_rows_that_cannot_be_stored_are_refused() -> None:
