@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.store.log.record import PREPARED_BIT
+from gantrymq.kernel.store.log.record import PREPARED_BIT, PROPERTIES_LIMIT
 from gantrymq.plugins.delay.levels.levels import Levels, read_level
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
@@ -37,6 +38,9 @@ _NO_TIMES: dict[bytes, bytes | None] = {TIMER_DELAY_SEC: None, TIMER_DELAY_MS: N
 _ORDINARY: dict[bytes, bytes | None] = {WAIT: None}
 """As in RocketMQ, a message that goes directly to its topic is stored without WAIT, a delayed one with it."""
 _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
+TIMED_PROPERTIES_MAX: Final = PROPERTIES_LIMIT - 160
+"""The most bytes of properties of a timed message as stored: later properties need room, 62 bytes when it is delivered
+and about 40 if it is enqueued again on the way."""
 
 
 @attrs.frozen
@@ -57,8 +61,8 @@ class TimerTerms:
 def move_delayed(batch: AppendBatch, levels: Levels, timer: TimerTerms) -> None:
     """Give every live row with a level above 0, or with a future time, the topic and queue where it waits.
 
-    Prepared and rolled back messages are not changed, because they enter no queue. Invalid numbers and times that are
-    too late are refused.
+    Prepared and rolled back messages are not changed, because they enter no queue. Invalid numbers, times that
+    are too late, and properties without room for those of the delivery are refused.
     """
     for row in batch.live:
         properties = batch.properties[row]
@@ -122,9 +126,18 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
         )
         return
     out = slot_of(due)
-    batch.properties[row] = replace_properties(
+    moved = replace_properties(
         properties, {TIMER_OUT_MS: b"%d" % out, REAL_TOPIC: topic.encode(), REAL_QID: b"%d" % batch.queue_ids[row]}
     )
+    if len(moved) > TIMED_PROPERTIES_MAX:
+        batch.refuse(
+            row,
+            _ILLEGAL,
+            f"timer message illegal: the properties have {len(moved)} bytes as stored, more than the "
+            f"{TIMED_PROPERTIES_MAX} allowed",
+        )
+        return
+    batch.properties[row] = moved
     batch.topics[row] = TIMER_TOPIC
     batch.queue_ids[row] = 0
     timer.moved(out, recalls)

@@ -16,6 +16,7 @@ from trio.testing import MockClock
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.log.record import PROPERTIES_LIMIT
 from gantrymq.maintenance import store_repair
 from gantrymq.maintenance.store_check import StoreCheck
 from gantrymq.plugins.delay.levels.delivery import RETRY_MS
@@ -610,6 +611,20 @@ def test_a_message_that_is_larger_than_a_later_limit_is_delivered(delay: int) ->
         env.advance(1000)
         world.settle()
     assert world.bodies() == [b"a" * 1500]
+
+
+@pytest.mark.parametrize("time", [b"TIMER_DELAY_MS\x015000", b"TIMER_DELAY_SEC\x01150"], ids=["once", "rolled"])
+@pytest.mark.parametrize("left", [0, 40, 150, 159, 160, 200])
+def test_properties_without_room_for_those_of_the_delivery_are_refused_at_the_send(time: bytes, left: int) -> None:
+    world = TimedStore(MemoryEnv())
+    added = len(world.send(b"short", time + b"\x02P\x01").properties[0])
+    padding = PROPERTIES_LIMIT - left - added
+    batch = world.send(b"long", time + b"\x02P\x01" + b"x" * padding)
+    assert batch.statuses == [0 if left >= 160 else ResponseCode.MESSAGE_ILLEGAL]
+    for _ in range(150):
+        world.env.advance(1000)
+        world.settle()
+    assert world.bodies() == ([b"short", b"long"] if left >= 160 else [b"short"])
 
 
 def test_waiting_timed_messages_hold_log_files_until_they_are_delivered() -> None:
