@@ -19,6 +19,9 @@ CHUNK_MAX_BYTES: Final = 4 * 1024 * 1024 - HEADER.size
 """The most that a RocketMQ slave accepts at once: with its header it must fit into ``READ_MAX_BUFFER_SIZE``."""
 RECORD_EXTRA_BYTES: Final = 256 * 1024
 """The largest size of a record without its body, in bytes."""
+RECORD_MAX_BYTES: Final = 16 * 1024 * 1024 + RECORD_EXTRA_BYTES
+"""The largest record in bytes, with the highest ``store.max_message_bytes``: that of the configuration may have been
+higher when the record was stored."""
 
 
 class BadFrame(Exception):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
-from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES
+from gantrymq.plugins.ha.frames import RECORD_MAX_BYTES
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse
@@ -49,7 +49,7 @@ class MatchRequests:
         if not self._peers.admits(host):
             raise RemoteFault(ResponseCode.NO_PERMISSION, f"{host} is not in plugin.ha.peers: it is not a slave")
         header = request.header(CompareLogHeader)
-        if not 0 < header.size <= self._broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES:
+        if not 0 < header.size <= RECORD_MAX_BYTES:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"no record has {header.size} bytes")
         match = await trio.to_thread.run_sync(self._compare, header)
         ext = CompareLogResponse(match=match.value, log_end=self._broker.log.end).to_ext()

@@ -15,7 +15,7 @@ from gantrymq.kernel.errors import CorruptRange, NoRoom, OutOfLog, StartError
 from gantrymq.kernel.store.log.record import BadRecord, check_begun
 from gantrymq.plugins.ha.compare import Comparison, Diverged, Unlike, UnrelatedStore, plan_cut
 from gantrymq.plugins.ha.find import find_master
-from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, REPORT, TICKET_MARK, BadFrame, Pieces
+from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, RECORD_MAX_BYTES, REPORT, TICKET_MARK, BadFrame, Pieces
 from gantrymq.plugins.ha.streams import Link, secured
 from gantrymq.plugins.interfaces import Encryption
 from gantrymq.remoting.address import parse_address
@@ -295,8 +295,8 @@ class Tail:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._file_bytes = broker.log.segments.file_bytes
-        self._limit = broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES
-        self._room = memoryview(bytearray(self._limit + _RECEIVE_BYTES))
+        usual = broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES
+        self._room = memoryview(bytearray(usual + _RECEIVE_BYTES))
         self._size = 0
         self._at = broker.log.end
         self._full = False
@@ -324,6 +324,10 @@ class Tail:
                 raise BadFrame(f"the master sends from the offset {offset}, this log ends at {expected}")
             self._at = self._committed = offset  # RocketMQ lets a new slave begin with the master's last file
         end = self._size + len(data)
+        if end > len(self._room):  # a record from a time with a higher store.max_message_bytes
+            room = memoryview(bytearray(RECORD_MAX_BYTES + _RECEIVE_BYTES))
+            room[: self._size] = self._room[: self._size]
+            self._room = room
         self._room[self._size : end] = data
         self._size = end
 
@@ -352,6 +356,6 @@ class Tail:
                 self._room[:rest] = self._room[done : self._size]
             self._size = rest
         self._full = False
-        if rest > self._limit:
-            raise BadRecord(f"the record at {self._at} has more than {self._limit} bytes")
+        if rest > RECORD_MAX_BYTES:
+            raise BadRecord(f"the record at {self._at} has more than {RECORD_MAX_BYTES} bytes")
         return True

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import structlog.testing
 
 from gantrymq.kernel.errors import OutOfLog
 from gantrymq.kernel.store.log.record import BLANK_MAGIC, BadRecord
-from gantrymq.kernel.store.store import Store
-from gantrymq.plugins.ha.frames import HEADER, BadFrame, Pieces
+from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.plugins.ha.frames import CHUNK_MAX_BYTES, HEADER, BadFrame, Pieces
 from gantrymq.plugins.ha.slave import Tail
 from gantrymq.testing.memory_env import MemoryEnv
-from gantrymq.testing.tinystore import batch_of, commit, open_store, read_all
+from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_all, read_queue
 
 CHECKSUM_AT, BODY_SIZE_AT = 8, 84
 """In a record of RocketMQ's with IPv4 addresses."""
@@ -36,17 +37,19 @@ def master() -> Store:
 class Slave:
     """A store that takes what a stream brings; each connection begins at its log's end."""
 
-    def __init__(self) -> None:
-        self.store = open_store(MemoryEnv())[0]
-        config = SimpleNamespace(store=SimpleNamespace(max_message_bytes=4096))
-        self._broker: Any = SimpleNamespace(config=config, log=self.store.log, append_encoded=self.store.append_encoded)
+    def __init__(self, config: StoreConfig = TINY) -> None:
+        self.store = open_store(MemoryEnv(), config=config)[0]
+        section = SimpleNamespace(max_message_bytes=config.max_message_bytes)
+        self._broker: Any = SimpleNamespace(
+            config=SimpleNamespace(store=section), log=self.store.log, append_encoded=self.store.append_encoded
+        )
 
-    def connect(self, stream: bytes) -> str:
+    def connect(self, stream: bytes, at_once: int = 97) -> str:
         """One connection that brings these bytes; what ended it, if it was not its end."""
         tail, pieces = Tail(self._broker), Pieces()
         try:
-            for at in range(0, len(stream), 97):
-                for piece in pieces.feed(stream[at : at + 97]):
+            for at in range(0, len(stream), at_once):
+                for piece in pieces.feed(stream[at : at + at_once]):
                     tail.add(piece.offset, piece.data)
                 assert tail.settle()
         except (BadFrame, BadRecord, OutOfLog) as error:
@@ -65,6 +68,18 @@ def test_pieces_are_committed_together_on_request(master: Store) -> None:
     tail.commit()
     tail.commit()
     assert (asked, tail.uncommitted) == ([master.log.end], 0)
+
+
+def test_records_from_a_time_with_a_higher_limit_of_bodies_are_received() -> None:
+    config = attrs.evolve(TINY, commit_log_file_bytes=8 << 20)
+    bodies = [b"first", bytes(3 << 20), b"last"]
+    store = open_store(MemoryEnv(), config=attrs.evolve(config, max_message_bytes=4 << 20))[0]
+    store.append(batch_of(bodies))
+    commit(store)
+    slave = Slave(config)
+    assert slave.connect(stream_from(store, 0, batch=CHUNK_MAX_BYTES), at_once=512 * 1024) == ""
+    commit(slave.store)
+    assert list(read_queue(slave.store).values()) == bodies
 
 
 def bytes_of(store: Store) -> bytes:
