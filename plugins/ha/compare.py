@@ -9,6 +9,7 @@ RocketMQ master, which does not support 47001, GET_BROKER_RUNTIME_INFO (28) and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from typing import TYPE_CHECKING, Final
@@ -27,7 +28,7 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, epoch_in
-from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.query import ViewMessageHeader
 from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse, SlaveTicketResponse
@@ -159,7 +160,8 @@ class Comparison:
                 f"delete {self._broker.root}/{FILE} before the start"
             )
         if epoch is not None and known.outranks(epoch):
-            await send_epoch(channel.address, known)
+            with contextlib.suppress(ConnectError, RemoteFault, trio.TooSlowError):
+                await send_epoch(channel.address, known)  # the next comparison repeats it
             raise Unlike(f"{channel.address} was the master of epoch {epoch}, and epoch {known} has begun")
         if says.get("haFenced"):
             raise Unlike(f"{channel.address} is no longer a master: {says['haFenced']}")

@@ -91,6 +91,8 @@ class Link:
                 self._failed(error.reason)
             except RemoteFault as fault:
                 self._failed(str(fault))
+            except OSError as error:  # the epoch stays unknown, and the next answer reports it again
+                self._failed(f"an epoch that it reports cannot be stored: {error}")
             self.tried.set()
             with trio.move_on_after(self._delay):
                 await self._leaving.wait()

@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 import structlog.testing
+import trio
 
 import gantrymq
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.admin.overrides import Overrides
-from gantrymq.plugins.ha import HaPlugin
+from gantrymq.plugins.ha import HaPlugin, compare
 from gantrymq.plugins.ha import slave as ha_slave
 from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.plugins.ha.streams import secured
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import EPOCH_FIELD, read_epoch
+from gantrymq.remoting.epoch import EPOCH_FIELD, Epoch, read_epoch
 from gantrymq.remoting.javaproperties import read_properties
 from gantrymq.testing.harness import make_broker, run_broker
 
@@ -189,3 +190,21 @@ async def test_a_slave_that_learns_an_epoch_while_it_connects_acknowledges_nothi
         assert answers[0].code == 0
         assert slave.log.end == int((answers[0].ext or {})["logEnd"])
         assert "following_master" not in [entry["event"] for entry in logs]
+
+
+async def test_a_deposed_master_that_does_not_answer_the_epoch_stops_no_slave(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs, as during a failover."""
+    unanswered: list[str] = []
+
+    async def hang(address: str, epoch: Epoch) -> None:
+        unanswered.append(address)
+        raise trio.TooSlowError
+
+    monkeypatch.setattr(compare, "send_epoch", hang)
+    async with pair.master() as master, pair.slave(master) as slave:
+        await pair.connected(master)
+        ha_of(slave).learn_epoch(read_epoch("7-00000001"), "a test")
+        await pair.until(lambda: len(unanswered) > 1)
+        assert set(unanswered) == {master.address}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.nameserver.server import NameServer, NameServerConfig
-from gantrymq.plugins.interfaces import Registration, TopicTable
+from gantrymq.plugins.ha.epochs import Epochs
+from gantrymq.plugins.interfaces import Registration, Replication, TopicTable
 from gantrymq.plugins.register import link
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
@@ -24,9 +26,11 @@ from gantrymq.remoting.bodies.routes import TopicRouteData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_FIELD, Epoch
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.nameserver import BrokerHeader, RegisterBrokerHeader, RouteHeader
+from gantrymq.testing.memory_env import MemoryEnv
 
 FIRST, SECOND = "127.0.0.1:9876", "127.0.0.2:9876"
 
@@ -465,3 +469,50 @@ async def test_a_slave_that_came_before_its_master_asks_soon_and_then_less_often
         await trio.sleep(31.5)
         assert pauses()[-6:] == [30, 0.25, 0.5, 1, 2, 4]
         assert told[-1] == ("", "")
+
+
+class SlaveReplication:
+    """What the links use of a slave's plugin ``ha``."""
+
+    fenced = ""
+    has_lease = True
+    beat = inf
+    ha_address = ""
+
+    def __init__(self, epochs: Epochs) -> None:
+        self._epochs = epochs
+
+    @property
+    def epoch(self) -> Epoch:
+        return self._epochs.known
+
+    def learn_epoch(self, epoch: Epoch, source: str) -> None:
+        self._epochs.learn(epoch, source, is_master=False)
+
+    def nameserver_answered(self, asked_at: float) -> None:
+        """It has no lease."""
+
+    def master_is(self, broker: str, ha: str) -> None:
+        """It follows nobody."""
+
+
+@pytest.mark.trio
+async def test_a_slave_that_cannot_store_a_new_epoch_keeps_running_and_stores_it_when_there_is_room(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    """The nameserver reports the epoch of a promotion, and the disk is full."""
+    disk = MemoryEnv()
+    epochs = Epochs(disk, "store")
+    epochs.begin_as_slave()
+    broker = make(make_broker, **{"broker.id": "1"})
+    broker.registry.provide(Replication, SlaveReplication(epochs))
+    disk.free_bytes = 0
+    nameservers[FIRST].ext = {EPOCH_FIELD: "7-x"}
+    with structlog.testing.capture_logs() as logs:
+        async with running(broker):
+            await trio.sleep(5)
+            assert "space" in next(each for each in logs if each["event"] == "nameserver_unreachable")["reason"].lower()
+            assert epochs.known == Epoch()
+            disk.free_bytes = None
+            await trio.sleep(60)
+            assert epochs.known == Epoch(7, "x")
