@@ -24,7 +24,7 @@ from gantrymq.failover.brokers import FENCED, UNREACHABLE
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import EPOCH_FIELD, FIRST, LOG_END_FIELD, LOG_EPOCH_FIELD, Epoch, epoch_in
+from gantrymq.remoting.epoch import CANNOT_BEGIN, EPOCH_FIELD, FIRST, LOG_END_FIELD, LOG_EPOCH_FIELD, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 TOKEN_BYTES: Final = 4
@@ -164,10 +164,10 @@ async def promote(
     _check_promotable(slaves, number)
     epoch = Epoch(max(max(map(_known, rows)) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
     report(f"epoch {epoch} begins: sending it to {', '.join(row['address'] for row in slaves)}")
-    logs = await _send_epoch_to_all(
-        {str(row["address"]): _known(row) for row in slaves}, epoch, response_timeout, check
-    )
+    known = {str(row["address"]): _known(row) for row in slaves}
+    logs, refusals = await _send_epoch_to_all(known, epoch, response_timeout, check)
     wanted = [str(row["address"]) for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
+    wanted = _without_refusing(wanted, refusals, report, accept_loss=accept_loss)
     address = choose(logs, wanted, accept_loss=accept_loss)
     end = logs[address].end
     if end < end_at_least and not accept_loss:
@@ -207,9 +207,9 @@ def _check_promotable(slaves: Sequence[Row], number: int | None) -> None:
 
 async def _send_epoch_to_all(
     known: Mapping[str, int], epoch: Epoch, timeout: float, check: Callable[[], None]
-) -> dict[str, SlaveLog]:
-    """Send the epoch to all brokers concurrently; returns their logs. ``known``: the highest epoch number that each
-    address knew before."""
+) -> tuple[dict[str, SlaveLog], dict[str, PromotionRefused]]:
+    """Send the epoch to all brokers concurrently; returns the logs of those that have stored it, and why the others
+    have not. ``known``: the highest epoch number that each address knew before."""
     logs: dict[str, SlaveLog] = {}
     refusals: dict[str, PromotionRefused] = {}
 
@@ -223,10 +223,27 @@ async def _send_epoch_to_all(
     async with trio.open_nursery() as nursery:
         for address in known:
             nursery.start_soon(send, address)
-    for address in known:
-        if address in refusals:
-            raise refusals[address]
-    return logs
+    return logs, refusals
+
+
+def _without_refusing(
+    wanted: Sequence[str], refusals: Mapping[str, PromotionRefused], report: Report, *, accept_loss: bool
+) -> list[str]:
+    """Return the addresses of ``wanted`` that have stored the epoch.
+
+    Raises one of ``refusals`` unless ``accept_loss``, and also with it if no address of ``wanted`` remains, or if
+    another promotion is running.
+    """
+    for address, refusal in refusals.items():
+        if CANNOT_BEGIN in str(refusal):
+            raise refusal
+        if not accept_loss:
+            raise PromotionRefused(f"{refusal}; {ACCEPT_LOSS}")
+        report(f"{refusal}: continuing without {address}")
+    remaining = [address for address in wanted if address not in refusals]
+    if not remaining:
+        raise refusals[wanted[0]]
+    return remaining
 
 
 async def _send_epoch(address: str, epoch: Epoch, timeout: float, *, master: bool = False) -> SlaveLog:

@@ -24,6 +24,8 @@ LOG_EPOCH_FIELD: Final = "logEpoch"
 """The field of the response to NOTIFY_BROKER_ROLE_CHANGED with the epoch of the broker's log."""
 LOG_END_FIELD: Final = "logEnd"
 """The field of the same response with the end of the log (bytes)."""
+CANNOT_BEGIN: Final = "cannot begin"
+"""Part of the remark with which a broker refuses an epoch that is not above the highest known one."""
 NUMBER_MAX: Final = 2**62
 TOKEN_MAX: Final = 64
 

@@ -17,7 +17,7 @@ from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import EPOCH_FIELD, LOG_END_FIELD, LOG_EPOCH_FIELD, Epoch, epoch_in
+from gantrymq.remoting.epoch import CANNOT_BEGIN, EPOCH_FIELD, LOG_END_FIELD, LOG_EPOCH_FIELD, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.headers.replication import RoleChangedHeader
 
@@ -86,7 +86,7 @@ class RoleChanges:
         known = self._epochs.known
         if known.contradicts(epoch):
             raise RemoteFault(
-                ResponseCode.SYSTEM_ERROR, f"epoch {epoch} cannot begin: the broker knows {known}; use a higher one"
+                ResponseCode.SYSTEM_ERROR, f"epoch {epoch} {CANNOT_BEGIN}: the broker knows {known}; use a higher one"
             )
         header = request.header(RoleChangedHeader)
         is_master = self._broker.broker_id == 0

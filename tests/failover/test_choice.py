@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
+from gantrymq.failover import promotion
 from gantrymq.failover.promotion import PromotionRefused, SlaveLog, choose, promote
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import FIRST, Epoch
 
 ONE, TWO = Epoch(1, "aa"), Epoch(2, "bb")
@@ -70,14 +76,15 @@ def test_the_logs_of_two_masters_with_one_epoch_number_are_not_compared_by_their
     assert choose(logs, list(logs), accept_loss=True) == "a"
 
 
+def row(number: int, address: str, epoch: str | None) -> dict[str, Any]:
+    return {
+        "broker": "broker-a", "id": number, "address": address, "role": "slave", "epoch": epoch, "offset": 10,
+        "not_promotable": "",
+    }  # fmt: skip
+
+
 def test_a_requested_slave_without_epochs_is_refused_while_another_one_supports_them() -> None:
     """Also if messages may be lost: the brokers that know the new epoch would not follow it."""
-
-    def row(number: int, address: str, epoch: str | None) -> dict[str, Any]:
-        return {
-            "broker": "broker-a", "id": number, "address": address, "role": "slave", "epoch": epoch, "offset": 10,
-            "not_promotable": "",
-        }  # fmt: skip
 
     async def rows() -> list[dict[str, Any]]:
         return [row(1, "new:1", "0-"), row(2, "old:2", None)]
@@ -87,3 +94,54 @@ def test_a_requested_slave_without_epochs_is_refused_while_another_one_supports_
             await promote("broker-a", rows, number=2, accept_loss=True)
 
     trio.run(scenario)
+
+
+class Slaves:
+    """The slaves ``good:1`` and ``bad:2``; ``bad:2`` refuses an epoch with ``remark``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, remark: str) -> None:
+        self.remark = remark
+        self.promoted: list[str] = []
+        self.reports: list[str] = []
+        monkeypatch.setattr(promotion, "open_channel", self.open)
+
+    async def rows(self) -> list[dict[str, Any]]:
+        return [row(1, "good:1", "0-"), row(2, "bad:2", "0-")]
+
+    @asynccontextmanager
+    async def open(self, address: str) -> AsyncIterator[Any]:
+        async def call(command: Command) -> Command:
+            if address == "bad:2":
+                return command.answer(1, self.remark)
+            if "masterAddress" in (command.ext or {}):
+                self.promoted.append(address)
+            return command.answer(0, None, {"logEnd": "10", "logEpoch": "0-"})
+
+        yield SimpleNamespace(call=call)
+
+    def promote(self, **options: Any) -> None:
+        trio.run(partial(promote, "broker-a", self.rows, report=self.reports.append, **options))
+
+
+def test_a_slave_that_cannot_store_the_epoch_is_left_out_with_accept_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    slaves = Slaves(monkeypatch, "OSError: no space left on device")
+    with pytest.raises(PromotionRefused, match=r"bad:2 refuses: OSError: no space left on device; --accept-loss"):
+        slaves.promote()
+    assert slaves.promoted == []
+    slaves.promote(accept_loss=True)
+    assert slaves.promoted == ["good:1"]
+    assert "bad:2 refuses: OSError: no space left on device: continuing without bad:2" in slaves.reports
+
+
+def test_the_refusal_of_the_only_wanted_slave_ends_the_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
+    slaves = Slaves(monkeypatch, "OSError: no space left on device")
+    with pytest.raises(PromotionRefused, match=r"bad:2 refuses: OSError"):
+        slaves.promote(number=2, accept_loss=True)
+    assert slaves.promoted == []
+
+
+def test_a_competing_promotion_ends_this_one_also_with_accept_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    slaves = Slaves(monkeypatch, "epoch 1-aa cannot begin: the broker knows 1-bb; use a higher one")
+    with pytest.raises(PromotionRefused, match=r"bad:2 refuses: epoch 1-aa cannot begin"):
+        slaves.promote(accept_loss=True)
+    assert slaves.promoted == []
