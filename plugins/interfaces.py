@@ -176,6 +176,9 @@ class ConsumerOffsets(Protocol):
     def groups_of(self, topic: str) -> list[str]:
         """Return the groups that have committed offsets in ``topic``."""
 
+    def forget(self, group: str, topic: str) -> None:
+        """Remove the group's offsets in the topic."""
+
     def forget_group(self, group: str) -> None:
         """Remove the offsets of a deleted group."""
 

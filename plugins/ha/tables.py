@@ -146,16 +146,26 @@ class MasterOffsets:
     Higher offsets are adopted. A lower one is adopted only if the master has reported a higher one before over this
     connection: then an administrator has reset the group. Otherwise consumers may have progressed at this slave, and a
     master that returns after a crash with its last written offsets must not set them back.
+
+    If the master no longer reports a group's offsets in a topic, an administrator has deleted them: they are deleted
+    here too, or they would be back after a promotion of this broker. Offsets that the master has not reported over this
+    connection stay.
     """
 
     def __init__(self) -> None:
         self._received: dict[tuple[str, str, int], int] = {}
 
     def merge(self, offsets: ConsumerOffsets, body: bytes) -> None:
-        """Adopt the offsets in the body of a response to code 43. :class:`RemoteFault` if it is invalid."""
-        for topic, group, queue_id, offset in read_offsets(body):
-            if group == TRANS_GROUP:
-                continue
+        """Adopt the offsets, and deletions, in the body of a response to code 43. :class:`RemoteFault` if it is
+        invalid."""
+        entries = [entry for entry in read_offsets(body) if entry[1] != TRANS_GROUP]
+        deleted = {key[:2] for key in self._received} - {entry[:2] for entry in entries}
+        if deleted:
+            self._received = {key: offset for key, offset in self._received.items() if key[:2] not in deleted}
+            for topic, group in sorted(deleted):
+                offsets.forget(group, topic)
+                log.info("offsets_deleted_by_master", group=group, topic=topic)
+        for topic, group, queue_id, offset in entries:
             before = self._received.get((topic, group, queue_id), -1)
             self._received[topic, group, queue_id] = offset
             own = offsets.query(group, topic, queue_id)

@@ -125,6 +125,10 @@ class Offsets:
         """Return whether this new pair exceeds the limit."""
         return (topic, group) not in self._table and len(self._table) >= self._max_entries
 
+    def forget(self, group: str, topic: str) -> None:
+        """Remove the group's offsets in the topic."""
+        self._drop([(topic, group)] if (topic, group) in self._table else [])
+
     def forget_group(self, group: str) -> None:
         """Remove the offsets of a deleted group."""
         self._drop(key for key in self._table if key[1] == group)

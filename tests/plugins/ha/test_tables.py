@@ -35,6 +35,9 @@ class Offsets:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         self.table[group, topic, queue_id] = offset
 
+    def forget(self, group: str, topic: str) -> None:
+        self.table = {key: offset for key, offset in self.table.items() if key[:2] != (group, topic)}
+
 
 def said(**offsets: int) -> bytes:
     return json.dumps({"offsetTable": {"T@G": {queue_id[1:]: offset for queue_id, offset in offsets.items()}}}).encode()
@@ -55,6 +58,53 @@ def test_a_restart_of_the_master_resets_no_group() -> None:
     MasterOffsets().merge(offsets, said(q0=100))
     MasterOffsets().merge(offsets, said(q0=90))
     assert offsets.table == {("G", "T", 0): 100}
+
+
+def test_offsets_that_the_master_deletes_are_deleted_once() -> None:
+    """Consumers of the slave may commit again later."""
+    offsets: Any = Offsets(q0=10, q1=10)
+    offsets.commit("slave-only", "T", 0, 7)
+    life = MasterOffsets()
+    life.merge(offsets, said(q0=20))
+    life.merge(offsets, said())
+    assert offsets.table == {("slave-only", "T", 0): 7}, "the master never had it"
+    offsets.commit("G", "T", 0, 5)
+    life.merge(offsets, said())
+    assert offsets.query("G", "T", 0) == 5
+    life.merge(offsets, said(q0=3))
+    assert offsets.query("G", "T", 0) == 5, "an offset from before the deletion does not make this a reset"
+
+
+def test_a_master_that_has_lost_its_table_deletes_no_offsets() -> None:
+    offsets: Any = Offsets(q0=10)
+    MasterOffsets().merge(offsets, said())
+    assert offsets.table == {("G", "T", 0): 10}
+
+
+def test_the_progress_of_transactions_is_not_deleted() -> None:
+    offsets: Any = Offsets()
+    offsets.commit("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0, 7)
+    life = MasterOffsets()
+    life.merge(offsets, json.dumps({"offsetTable": {f"{TRANS_HALF_TOPIC}@CID_RMQ_SYS_TRANS": {"0": 7}}}).encode())
+    life.merge(offsets, said())
+    assert offsets.query("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0) == 7
+
+
+@pytest.mark.trio
+async def test_the_offsets_of_a_group_deleted_at_the_master_stay_deleted_after_a_promotion(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master) as slave, open_channel(master.address) as channel:
+        assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
+        await pair.until(lambda: slave.store.dispatched == master.log.end)
+        offsets = slave.registry.get(ConsumerOffsets)
+        for group in ("gone", "kept"):
+            master.registry.get(ConsumerOffsets).commit(group, "T", 0, 1)
+        await pair.until(lambda: offsets.query("gone", "T", 0) == offsets.query("kept", "T", 0) == 1)
+        deletion = Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "gone", "cleanOffset": "true"})
+        assert (await channel.call(deletion)).code == ResponseCode.SUCCESS
+        await pair.until(lambda: offsets.query("gone", "T", 0) is None)
+    async with pair.master(home="slave") as promoted:
+        offsets = promoted.registry.get(ConsumerOffsets)
+        assert (offsets.query("gone", "T", 0), offsets.query("kept", "T", 0)) == (None, 1)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"offsetTable":7}'])

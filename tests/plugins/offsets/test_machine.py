@@ -45,6 +45,11 @@ class OffsetsMachine(RuleBasedStateMachine):
         self.table.forget_group(group)
         self.now = {key: offset for key, offset in self.now.items() if key[0] != group}
 
+    @rule(group=GROUPS, topic=st.sampled_from("TUV"))
+    def forget(self, group: str, topic: str) -> None:
+        self.table.forget(group, topic)
+        self.now = {key: offset for key, offset in self.now.items() if key[:2] != (group, topic)}
+
     @rule(topic=st.sampled_from("TUV"))
     def forget_topic(self, topic: str) -> None:
         self.table.forget_topic(topic)
