@@ -84,8 +84,9 @@ def promote(
     responds: stop the master first. It can come back as a slave (broker.id above 0).
 
     The promotion begins a new epoch. The command first sends it to all slaves, which then acknowledge nothing more to
-    the old master; if the old master continues, it is fenced. The command refuses if a slave does not respond, or if
-    another slave has a longer log than the one with this id. It reports each step on stderr.
+    the old master; if the old master continues, it is fenced. The command refuses if a slave does not respond, if
+    another slave has a longer log than the one with this id, or if its log lacks the beginning of its master's. It
+    reports each step on stderr.
     """
 
     async def work(client: Client) -> str:

@@ -2,7 +2,8 @@
 
 A slave that has received the new epoch confirms nothing more to the old master, and returns the epoch and the end of
 its log. As in Raft, the slave whose log has the highest epoch and, among several of them, the longest log has
-everything that was acknowledged, whatever the old master does meanwhile. The length alone does not decide: a log of a
+everything that was acknowledged, whatever the old master does meanwhile, if the log is complete: a new slave may have
+begun with the last file of its master's log. The length alone does not decide: a log of a
 lower epoch may end with records of a former master that no slave has confirmed. Slaves of older versions do not report
 the epoch of their log, see :class:`SlaveLog`.
 
@@ -24,7 +25,16 @@ from gantrymq.failover.brokers import FENCED, UNREACHABLE
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import CANNOT_BEGIN, EPOCH_FIELD, FIRST, LOG_END_FIELD, LOG_EPOCH_FIELD, Epoch, epoch_in
+from gantrymq.remoting.epoch import (
+    CANNOT_BEGIN,
+    EPOCH_FIELD,
+    FIRST,
+    LOG_END_FIELD,
+    LOG_EPOCH_FIELD,
+    LOG_LACKS_FIELD,
+    Epoch,
+    epoch_in,
+)
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 TOKEN_BYTES: Final = 4
@@ -58,11 +68,14 @@ class SlaveLog:
 
     ``known``: the number of the highest epoch that the slave knew before the promotion. An epoch that is not reported
     is at most that.
+    ``lacks_before``: the offset before which the log lacks records that its master had, 0 if it is complete. A new
+    slave gets only the last file of a master without ``full_copy``. Slaves of older versions do not report it.
     """
 
     end: int
     epoch: Epoch | None
     known: int = 0
+    lacks_before: int = 0
 
     @property
     def least(self) -> tuple[int, int]:
@@ -74,21 +87,39 @@ class SlaveLog:
         """The highest possible epoch number and the end."""
         return (self.known if self.epoch is None else self.epoch.number), self.end
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The lowest possible epoch number, and the bytes that the log has of its master's."""
+        return self.least[0], self.end - self.lacks_before
+
     def __str__(self) -> str:
-        return f"up to {self.end}" + ("" if self.epoch is None else f" of epoch {self.epoch}")
+        of_epoch = "" if self.epoch is None else f" of epoch {self.epoch}"
+        lacking = f" without what its master had before {self.lacks_before}" if self.lacks_before else ""
+        return f"up to {self.end}{of_epoch}{lacking}"
 
 
 def choose(logs: Mapping[str, SlaveLog], wanted: Collection[str], *, accept_loss: bool = False) -> str:
-    """Return the address among ``wanted`` that has the most complete one of ``logs``.
+    """Return the address among ``wanted`` that has the most complete one of ``logs``: with ``accept_loss``, the one
+    that has the most of the highest epoch.
 
     Raises :class:`PromotionRefused` if another log may have acknowledged messages that this one lacks, unless
     ``accept_loss``.
     """
-    address = max(wanted, key=lambda each: logs[each].least)
     if accept_loss:
-        return address
+        return max(wanted, key=lambda each: logs[each].size)
+    address = max(wanted, key=lambda each: (not logs[each].lacks_before, *logs[each].least))
     chosen = logs[address]
-    best = max(logs, key=lambda each: logs[each].least)
+    best = max(logs, key=lambda each: (logs[each].least, not logs[each].lacks_before))
+    if chosen.lacks_before:
+        raise PromotionRefused(
+            f"{address} has the log {chosen}: these messages would be lost. Start the master or promote a slave with a "
+            f"complete log; {ACCEPT_LOSS}"
+        )
+    if chosen.least < logs[best].least and logs[best].lacks_before:
+        raise PromotionRefused(
+            f"{address} has the log {chosen}, and {best} {logs[best]}: each of them has messages that the other one "
+            f"lacks; {ACCEPT_LOSS}"
+        )
     if chosen.least < logs[best].least:
         raise PromotionRefused(
             f"{address} has the log {chosen}, and {best} {logs[best]}: messages that only the latter has would be "
@@ -250,8 +281,10 @@ async def _send_epoch(address: str, epoch: Epoch, timeout: float, *, master: boo
     """Send the broker the epoch, or make it that epoch's master; returns its log."""
     ext = {EPOCH_FIELD: str(epoch)} | ({"masterAddress": address} if master else {})
     answer = await _call(address, Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext), timeout)
+    said = answer.ext or {}
     try:
-        return SlaveLog(int((answer.ext or {})[LOG_END_FIELD]), epoch_in(answer.ext, LOG_EPOCH_FIELD))
+        lacks_before = int(said.get(LOG_LACKS_FIELD, 0))
+        return SlaveLog(int(said[LOG_END_FIELD]), epoch_in(said, LOG_EPOCH_FIELD), lacks_before=lacks_before)
     except (KeyError, ValueError):
         raise PromotionRefused(f"{address} does not say where its log ends") from None
 

@@ -24,6 +24,11 @@ LOG_EPOCH_FIELD: Final = "logEpoch"
 """The field of the response to NOTIFY_BROKER_ROLE_CHANGED with the epoch of the broker's log."""
 LOG_END_FIELD: Final = "logEnd"
 """The field of the same response with the end of the log (bytes)."""
+LOG_LACKS_KEY: Final = "haLogLacksBefore"
+"""The name in a slave's runtime information of the offset (bytes) before which its log lacks records that its master
+had; absent if the log is complete."""
+LOG_LACKS_FIELD: Final = "logLacksBefore"
+"""The field of the response to NOTIFY_BROKER_ROLE_CHANGED with the same offset; absent if the log is complete."""
 CANNOT_BEGIN: Final = "cannot begin"
 """Part of the remark with which a broker refuses an epoch that is not above the highest known one."""
 NUMBER_MAX: Final = 2**62

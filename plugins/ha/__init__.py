@@ -56,7 +56,7 @@ from gantrymq.plugins.ha.timer_progress import TimerReports
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.interfaces import Encryption, Health, LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, LOG_EPOCH_KEY, Epoch
+from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, LOG_EPOCH_KEY, LOG_LACKS_KEY, Epoch
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
@@ -306,6 +306,8 @@ class HaPlugin:
         epoch = {EPOCH_KEY: str(self.epoch), "haFenced": self.fenced}
         if self._epochs.of_log is not None:
             epoch[LOG_EPOCH_KEY] = str(self._epochs.of_log.epoch)
+        if self.slave is not None and self._epochs.lacks_before:
+            epoch[LOG_LACKS_KEY] = str(self._epochs.lacks_before)
         if self.slave is not None:
             return epoch | {"haNotPromotable": fixed_number(broker)} | slave_info(broker, self.slave)
         epoch["haLease"] = str(self.has_lease).lower()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -42,6 +43,8 @@ log = structlog.get_logger("gantrymq.ha")
 
 CUT_FILE: Final = "config/ha-cut.json"
 """The offset at which the next start truncates the log."""
+LOG_START_KEY: Final = "commitLogMinOffset"
+"""The name in a broker's runtime information, RocketMQ's too, of the offset at which its log begins."""
 ABSENT_S: Final = 30.0
 """How long a RocketMQ master must lack a record of the slave, in seconds, before the record counts as absent."""
 
@@ -77,13 +80,15 @@ class Comparison:
         """The epoch that the last :meth:`check` has accepted: the master's, or the highest known one then."""
         self.epoch_start: int | None = None
         """The end of the master's log when that epoch began, in bytes; None if the master does not report it."""
+        self.master_start: int | None = None
+        """The offset at which the master's log began at the last :meth:`check`; None if it is unknown."""
 
     async def check(self, address: str) -> None:
         """Return if the log's last record is equal to the master's, or if the log is empty.
 
         Raises :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, and the errors of a call.
         """
-        self.epoch, self.epoch_start = self._epochs.known, None
+        self.epoch, self.epoch_start, self.master_start = self._epochs.known, None, None
         if not address:
             if not self._broker.log.end:
                 return
@@ -166,8 +171,8 @@ class Comparison:
         if says.get("haFenced"):
             raise Unlike(f"{channel.address} is no longer a master: {says['haFenced']}")
         self.epoch = known if epoch is None else epoch
-        start = says.get(EPOCH_START_KEY, "")
-        self.epoch_start = int(start) if start.isascii() and start.isdigit() else None
+        self.epoch_start = _offset_in(says, EPOCH_START_KEY)
+        self.master_start = _offset_in(says, LOG_START_KEY)
         if epoch is not None:
             self._epochs.learn(epoch, channel.address, is_master=False)
 
@@ -250,6 +255,19 @@ class Comparison:
         if answer.code != ResponseCode.SUCCESS or not answer.body:
             return LogMatch.ABSENT
         return LogMatch.SAME if bytes(answer.body) == record else LogMatch.OTHER
+
+
+async def master_log_start(address: str) -> int | None:
+    """Return the offset at which the log of the master at ``address`` begins; None if it does not report it. Raises the
+    errors of a call."""
+    async with open_channel(address) as channel:
+        answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+    return _offset_in(KVTable.from_bytes(answer.body or b"{}").table, LOG_START_KEY) if answer.code == 0 else None
+
+
+def _offset_in(table: Mapping[str, str], name: str) -> int | None:
+    text = table.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def plan_cut(broker: Broker, end: int) -> None:

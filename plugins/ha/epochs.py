@@ -11,6 +11,9 @@ The epoch of the log is that of the last master whose log this one has, up to th
 further. It corresponds to the term of the last entry in Raft, which records of RocketMQ do not have: of two slaves, the
 one whose log has the higher epoch has everything that was acknowledged, even if the other one's log is longer. A slave
 stores it before it acknowledges the first record of the epoch.
+
+A new slave gets only the last file of its master's log, unless the master has ``full_copy``. It stores the offset at
+which its log begins before it appends the first record: a promotion prefers a complete log.
 """
 
 from __future__ import annotations
@@ -49,9 +52,9 @@ BEFORE_PROMOTIONS: Final = LogEpoch(FIRST, 0)
 """True of each log: before any promotion there is one master, whose log begins empty."""
 
 
-def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Role | None, int | None]:
-    """Return the highest known epoch, the own one, the log's, the master's role and the slave's number in the file
-    ``data``.
+def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Role | None, int | None, int]:
+    """Return the highest known epoch, the own one, the log's, the master's role, the slave's number, and the offset
+    before which the log is incomplete in the file ``data``.
 
     Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` if it is invalid.
     """
@@ -66,6 +69,7 @@ def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Ro
         of_log,
         _ROLES.get(str(said.get("masterRole"))),
         None if said.get("slaveNumber") is None else int(said["slaveNumber"]),
+        int(said.get("lacksBefore", 0)),
     )
 
 
@@ -85,6 +89,9 @@ class Epochs:
         """The role of the last master that this broker followed, as reported by it; None if there was none."""
         self.slave_number: int | None = None
         """The ``broker.id`` before the last promotion at run time; None without one."""
+        self.lacks_before = 0
+        """The offset before which the log lacks records that the master had when the log began; 0 if it is
+        complete."""
         self.returns = False
         """Whether the broker becomes a slave again automatically when it is fenced."""
         self._is_new = not env.exists(self._path)
@@ -191,6 +198,31 @@ class Epochs:
         if found != self.of_log:
             self._write(self.known, self.own, found)
 
+    def log_begins(self, offset: int, master_start: int | None) -> None:
+        """Record that this slave's log begins at ``offset``. Call this before the first record is appended.
+
+        ``master_start`` is the offset at which the master's log begins, None if it is unknown. A log that begins
+        behind it lacks records of the master. OSError if the file cannot be written.
+        """
+        lacks_before = 0 if master_start is not None and master_start >= offset else offset
+        if lacks_before != self.lacks_before:
+            self._write(self.known, self.own, self.of_log, lacks_before)
+            if lacks_before:
+                log.warning(
+                    "log_incomplete", offset=offset, master_start=master_start,
+                    action="for a slave that can replace the master, set plugin.ha.full_copy there, and empty this "
+                    "broker's folder",
+                )  # fmt: skip
+
+    def master_begins(self, offset: int) -> None:
+        """Record that the master's log begins at ``offset`` now: it may have deleted what this log lacks.
+
+        OSError if the file cannot be written.
+        """
+        if 0 < self.lacks_before <= offset:
+            log.info("log_complete", offset=self.lacks_before)
+            self._write(self.known, self.own, self.of_log, 0)
+
     def _fence(self, mine: Epoch, epoch: Epoch, source: str) -> None:
         if not self.fenced:
             self.fenced = f"epoch {epoch} has begun, reported by {source}; this broker was the master of epoch {mine}"
@@ -214,14 +246,14 @@ class Epochs:
     def _read(self) -> None:
         try:
             found = decode_epochs(self._env.read_bytes(self._path))
-            self.known, self.own, self.of_log, self.master_role, self.slave_number = found
+            self.known, self.own, self.of_log, self.master_role, self.slave_number, self.lacks_before = found
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StartError(
                 f"{self._path} cannot be read: {error!r:.200}. It has the epoch of which this broker is the master. "
                 "Restore it, or start with an empty folder as a slave of the current master"
             ) from None
 
-    def _write(self, known: Epoch, own: Epoch | None, of_log: LogEpoch | None) -> None:
+    def _write(self, known: Epoch, own: Epoch | None, of_log: LogEpoch | None, lacks_before: int | None = None) -> None:
         said: dict[str, object] = {"known": str(known), "own": None if own is None else str(own)}
         if of_log is not None:
             said["log"] = {"epoch": str(of_log.epoch), "start": of_log.start}
@@ -229,5 +261,9 @@ class Epochs:
             said["masterRole"] = self.master_role
         if self.slave_number is not None:
             said["slaveNumber"] = self.slave_number
+        lacks_before = self.lacks_before if lacks_before is None else lacks_before
+        if lacks_before:
+            said["lacksBefore"] = lacks_before
         self._env.replace(self._path, json.dumps(said).encode())
         self.known, self.own, self.of_log, self._is_new = known, own, of_log, False
+        self.lacks_before = lacks_before

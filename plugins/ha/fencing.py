@@ -2,7 +2,8 @@
 
 ``NOTIFY_BROKER_ROLE_CHANGED`` (1008) with the field ``gantryEpoch`` notifies a broker of an epoch. With the broker's
 own address as ``masterAddress`` it makes the broker the master of that epoch; with another address, and
-``haServerAddr``, a slave follows that broker. The response has the known epoch, and the end and the epoch of the log.
+``haServerAddr``, a slave follows that broker. The response has the known epoch, the end and the epoch of the log, and
+the offset before which the log is incomplete, if it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.epoch import CANNOT_BEGIN, EPOCH_FIELD, LOG_END_FIELD, LOG_EPOCH_FIELD, Epoch, epoch_in
+from gantrymq.remoting.epoch import (
+    CANNOT_BEGIN,
+    EPOCH_FIELD,
+    LOG_END_FIELD,
+    LOG_EPOCH_FIELD,
+    LOG_LACKS_FIELD,
+    Epoch,
+    epoch_in,
+)
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.headers.replication import RoleChangedHeader
 
@@ -99,6 +108,8 @@ class RoleChanges:
         state = {EPOCH_FIELD: str(self._epochs.known), LOG_END_FIELD: str(self._broker.log.end)}
         if self._epochs.of_log is not None:
             state[LOG_EPOCH_FIELD] = str(self._epochs.of_log.epoch)
+        if self._epochs.lacks_before:
+            state[LOG_LACKS_FIELD] = str(self._epochs.lacks_before)
         return command.answer(ResponseCode.SUCCESS, None, state)
 
     def _promote(self, epoch: Epoch, is_master: bool) -> None:

@@ -6,6 +6,8 @@ Source: RocketMQ 4.9.7 ``HAService.HAClient``, which appends the data without ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -13,7 +15,7 @@ import trio
 
 from gantrymq.kernel.errors import CorruptRange, NoRoom, OutOfLog, StartError
 from gantrymq.kernel.store.log.record import BadRecord, check_begun
-from gantrymq.plugins.ha.compare import Comparison, Diverged, Unlike, UnrelatedStore, plan_cut
+from gantrymq.plugins.ha.compare import Comparison, Diverged, Unlike, UnrelatedStore, master_log_start, plan_cut
 from gantrymq.plugins.ha.find import find_master
 from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, RECORD_MAX_BYTES, REPORT, TICKET_MARK, BadFrame, Pieces
 from gantrymq.plugins.ha.streams import Link, secured
@@ -39,6 +41,8 @@ CONNECT_S: Final = 5.0
 ROOM_PAUSE_S: Final = 1.0
 SETTLE_S: Final = 5.0
 """How long a start waits, in seconds, for a master that does not respond or cannot be compared with."""
+COMPLETE_S: Final = 60.0
+"""How often, in seconds, a slave with an incomplete log checks whether its master has deleted what it lacks."""
 _RECEIVE_BYTES: Final = 512 * 1024
 """The most bytes received at once: they fit into a processor's cache while they are checked and written."""
 _UNCOMMITTED_BYTES: Final = 4 * 1024 * 1024
@@ -223,6 +227,7 @@ class Slave:
         self._check_epoch()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._leave_deposed, self._following)
+            nursery.start_soon(self._watch_master_start, self._compared_with)
             self.connected_to = address
             self.heard_at = broker.env.monotonic()
             if not self._is_announced:
@@ -230,7 +235,7 @@ class Slave:
                 log.info("following_master", master=address, offset=broker.log.end)
             nursery.start_soon(self._end_outage)
             nursery.start_soon(self._report, stream)
-            tail = Tail(broker)
+            tail = Tail(broker, lambda offset: self._epochs.log_begins(offset, self._comparison.master_start))
             try:
                 await self._receive(stream, tail)
             finally:
@@ -241,6 +246,18 @@ class Slave:
         """Disconnect from a master when another one is promoted: do not append its data or acknowledge it."""
         await self._epochs.wait_raised(epoch)
         raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {epoch}")
+
+    async def _watch_master_start(self, address: str) -> None:
+        """Until this log is complete, compare the start of the master's log with the part that this log lacks."""
+        start = self._comparison.master_start
+        while address:
+            if start is not None:
+                with suppress(OSError):  # a full disk: the next round repeats it
+                    self._epochs.master_begins(start)
+            await trio.sleep(COMPLETE_S)
+            if self._epochs.lacks_before:
+                with suppress(ConnectError, RemoteFault):
+                    start = await master_log_start(address)
 
     async def _end_outage(self) -> None:
         """Not when the connection begins: the outage of a master that takes connections and ends them continues."""
@@ -292,8 +309,10 @@ class Slave:
 class Tail:
     """Received data that is not in the log yet: at most one incomplete record and one receive buffer."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, begins: Callable[[int], None] = lambda _: None) -> None:
+        """``begins`` is called with the first offset of an empty log before the first record is appended."""
         self._broker = broker
+        self._begins = begins
         self._file_bytes = broker.log.segments.file_bytes
         usual = broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES
         self._room = memoryview(bytearray(usual + _RECEIVE_BYTES))
@@ -319,9 +338,10 @@ class Tail:
         Between two calls of :meth:`settle`, at most one receive may be added.
         """
         expected = self._at + self._size
-        if offset != expected:
-            if expected:
-                raise BadFrame(f"the master sends from the offset {offset}, this log ends at {expected}")
+        if offset != expected and expected:
+            raise BadFrame(f"the master sends from the offset {offset}, this log ends at {expected}")
+        if not expected:
+            self._begins(offset)
             self._at = self._committed = offset  # RocketMQ lets a new slave begin with the master's last file
         end = self._size + len(data)
         if end > len(self._room):  # a record from a time with a higher store.max_message_bytes

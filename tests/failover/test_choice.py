@@ -76,6 +76,30 @@ def test_the_logs_of_two_masters_with_one_epoch_number_are_not_compared_by_their
     assert choose(logs, list(logs), accept_loss=True) == "a"
 
 
+def test_a_log_that_begins_in_the_middle_of_its_masters_loses_against_a_complete_one() -> None:
+    """The first slave was replaced, and got only the last file."""
+    logs = {"a-replaced": SlaveLog(900, ONE, 1, lacks_before=800), "b-complete": SlaveLog(900, ONE, 1)}
+    assert choose(logs, list(logs)) == choose(logs, list(logs), accept_loss=True) == "b-complete"
+    with pytest.raises(PromotionRefused, match=r"a-replaced has the log up to 900 of epoch 1-aa without what .* 800.*"):
+        choose(logs, ["a-replaced"])
+
+
+def test_an_incomplete_log_is_promoted_only_with_accept_loss() -> None:
+    logs = {"a": SlaveLog(900, ONE, 1, lacks_before=800)}
+    with pytest.raises(PromotionRefused, match=r"without what its master had before 800.*--accept-loss"):
+        choose(logs, ["a"])
+    assert choose(logs, ["a"], accept_loss=True) == "a"
+
+
+def test_no_slave_is_promoted_while_each_one_lacks_another_part() -> None:
+    logs = {"longer": SlaveLog(900, ONE, 1, lacks_before=800), "complete": SlaveLog(850, ONE, 1)}
+    with pytest.raises(PromotionRefused, match=r"complete has the log up to 850 .* longer up to 900 .*--accept-loss"):
+        choose(logs, list(logs))
+    assert choose(logs, list(logs), accept_loss=True) == "complete", "it has more"
+    logs = {"longer": SlaveLog(900, ONE, 1, lacks_before=800), "empty": SlaveLog(0, ONE, 1)}
+    assert choose(logs, list(logs), accept_loss=True) == "longer"
+
+
 def row(number: int, address: str, epoch: str | None) -> dict[str, Any]:
     return {
         "broker": "broker-a", "id": number, "address": address, "role": "slave", "epoch": epoch, "offset": 10,

@@ -159,6 +159,41 @@ def test_a_master_that_does_not_report_the_start_of_its_epoch_makes_that_of_the_
     assert first.of_log == BEFORE_PROMOTIONS, "RocketMQ's master has no epoch"
 
 
+def test_a_log_that_began_behind_its_masters_is_incomplete_until_the_master_begins_there_too() -> None:
+    disk = Disk()
+    epochs = disk.start_slave()
+    epochs.log_begins(800, 300)
+    epochs = disk.start()
+    assert epochs.lacks_before == 800
+    epochs.learn(TWO, "a promotion", is_master=False)
+    epochs.master_begins(799)
+    epochs = disk.start()
+    assert epochs.lacks_before == 800
+    epochs.master_begins(800)
+    assert epochs.lacks_before == 0
+    assert disk.start().lacks_before == 0
+
+
+@pytest.mark.parametrize(("start", "master", "lacks"), [(0, 0, 0), (800, 800, 0), (800, None, 800), (0, None, 0)])
+def test_a_log_is_complete_if_it_begins_where_its_masters_does(start: int, master: int | None, lacks: int) -> None:
+    disk = Disk()
+    epochs = disk.start_slave()
+    epochs.log_begins(1600, 0)  # in an earlier attempt, before the folder lost its log
+    epochs.log_begins(start, master)
+    assert disk.start().lacks_before == lacks
+
+
+def test_a_note_that_could_not_be_stored_is_stored_with_the_next_attempt() -> None:
+    disk = Disk()
+    epochs = disk.start_slave()
+    disk.env.free_bytes = 0
+    with pytest.raises(OSError, match="space"):
+        epochs.log_begins(800, 0)
+    disk.env.free_bytes = None
+    epochs.log_begins(800, 0)
+    assert disk.start().lacks_before == 800
+
+
 async def fence(broker: Broker) -> dict[str, str]:
     """The response to the first step of a promotion."""
     async with open_channel(broker.address) as channel:

@@ -15,14 +15,19 @@ from structlog.testing import capture_logs
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.errors import NoRoom, StartError
+from gantrymq.kernel.expiry import drop_before
 from gantrymq.plugins.ha import master as master_module
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
 from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, Replication, TopicTable
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.bodies.topics import TopicConfig
-from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_FIELD, LOG_LACKS_FIELD, LOG_LACKS_KEY
 from gantrymq.testing.harness import make_broker
 from support.processes import free_ports
 
@@ -68,6 +73,42 @@ async def test_a_new_slave_starts_with_the_last_file_unless_all_is_requested(pai
             await pair.until(lambda: slave.store.dispatched == master.log.end)
             assert slave.log.min_offset == (0 if full_copy == "true" else last)
             assert pair.bytes_of(slave) == pair.bytes_of(master)[slave.log.min_offset :]
+            lacks = None if full_copy == "true" else str(last)
+            assert await lacks_before(slave) == (lacks, lacks)
+        async with pair.slave("127.0.0.1:1") as slave:
+            assert await lacks_before(slave) == (lacks, lacks), "the note is durable"
+
+
+async def test_a_slave_is_complete_once_its_master_has_deleted_what_the_slave_lacks(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slave_module, "COMPLETE_S", 0.05)
+    async with pair.master() as master:
+        for _ in range(11):
+            await pair.send(master, *[b"y" * 100_000] * 10)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert await lacks_before(slave) == (str(slave.log.min_offset),) * 2
+            await drop_before(master, slave.log.min_offset)
+            assert master.log.min_offset == slave.log.min_offset
+            with trio.fail_after(10):
+                while await lacks_before(slave) != (None, None):
+                    pass
+        async with pair.slave(master, home="new") as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert slave.log.min_offset > 0
+            assert await lacks_before(slave) == (None, None), "the master has no more"
+
+
+async def lacks_before(slave: Any) -> tuple[str | None, str | None]:
+    """The offset before which the slave lacks what its master had: in its runtime information, and in its answer to an
+    epoch."""
+    async with open_channel(slave.address) as channel:
+        info = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+        answer = await channel.call(Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, {EPOCH_FIELD: "0-"}))
+    assert answer.code == ResponseCode.SUCCESS
+    reported = KVTable.from_bytes(info.body or b"{}").table.get(LOG_LACKS_KEY)
+    return reported, (answer.ext or {}).get(LOG_LACKS_FIELD)
 
 
 async def test_a_sync_master_waits_for_a_slave_and_reports_when_there_is_none(pair: Any) -> None:
