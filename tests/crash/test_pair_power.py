@@ -140,9 +140,10 @@ class PowerCuts:
     def after_both(self) -> None:
         """Whichever is the master afterwards; with asynchronous flush a tail of both may be lost.
 
-        A broker that lost its whole log is not made the master: the other refuses to follow it, and keeps its own.
+        A broker that lost its whole log is not made the master: the other refuses to follow it, and keeps its own. With
+        asynchronous flush the slave is promoted, because it refuses to follow a master that has lost what it has.
         """
-        if self.chance.random() < 0.5 and self._has_log(self.slave):
+        if self._has_log(self.slave) and (not self.flushes or self.chance.random() < 0.5):
             self.master, self.slave = self.slave, self.master
         if not self.flushes:
             for ledger in self.ledgers.values():

@@ -27,8 +27,11 @@ class Pair:
 
     @asynccontextmanager
     async def master(self, home: str = "master", *, env: Env | None = None, **settings: str) -> AsyncIterator[Broker]:
-        """A running master; ``sync_slaves="2"`` is a setting of the plugin."""
-        given = {"plugin.ha.listen": "127.0.0.1:0", **{f"plugin.ha.{key}": value for key, value in settings.items()}}
+        """A running master; ``sync_slaves="2"`` is a setting of the plugin, keys with a dot are whole."""
+        given = {
+            "plugin.ha.listen": "127.0.0.1:0",
+            **{key if "." in key else f"plugin.ha.{key}": value for key, value in settings.items()},
+        }
         async with run_broker(make_broker(self.root / home, settings=given, enable=[PLUGIN], env=env)) as broker:
             yield broker
 

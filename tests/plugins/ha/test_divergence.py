@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.compare import CUT_FILE
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
@@ -56,6 +58,56 @@ async def test_a_divergent_tail_is_truncated_and_saved(pair: Any, masters: list[
             assert slave.queues.get("T", 0).max_offset == master.queues.get("T", 0).max_offset
     (kept,) = (pair.root / "slave" / "lost+found").iterdir()
     assert kept.read_bytes() == log[common:].rstrip(b"\0")
+
+
+async def lose_last_messages(pair: Any, flush: str) -> None:
+    """A slave with 20 messages, and its master's store with 10 of them, as after a power cut of the master."""
+    master_home, before = pair.root / "master", pair.root / "before"
+    async with pair.master(**{"plugin.flush.mode": flush}) as master, pair.slave(master) as slave:
+        await pair.send(master, *[b"early"] * 10)
+        await pair.until(lambda: slave.store.dispatched == master.log.end)
+    shutil.copytree(master_home, before)
+    async with pair.master(**{"plugin.flush.mode": flush}) as master, pair.slave(master) as slave:
+        await pair.send(master, *[b"late"] * 10)
+        await pair.until(lambda: slave.store.dispatched == master.log.end)
+    shutil.rmtree(master_home)
+    before.rename(master_home)
+
+
+@pytest.mark.parametrize("since", [0, 1, 30], ids=["nothing", "shorter", "longer"])
+async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
+    pair: Any, since: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the master has accepted since."""
+    monkeypatch.setattr(slave_module, "SETTLE_S", 0.2)
+    await lose_last_messages(pair, "async")
+    async with pair.master(**{"plugin.flush.mode": "async"}) as master:
+        if since:
+            await pair.send(master, *[b"new"] * since)
+        with structlog.testing.capture_logs() as logs:
+            async with pair.slave(master) as slave:
+                await pair.until(lambda: any(entry["event"] == "master_not_connected" for entry in logs))
+                assert not slave.restarting
+                assert slave.queues.get("T", 0).max_offset == 20
+        reason = next(entry["reason"] for entry in logs if entry["event"] == "master_not_connected")
+        assert "has lost" in reason
+        assert "promote this slave" in reason
+    async with pair.master(home="slave") as promoted:
+        assert promoted.queues.get("T", 0).max_offset == 20
+        async with pair.slave(promoted, home="master") as deposed:
+            await pair.until(lambda: deposed.restarting or deposed.log.end == promoted.log.end)
+        async with pair.slave(promoted, home="master") as deposed:
+            await pair.until(lambda: deposed.log.end == promoted.log.end)
+
+
+async def test_a_slave_loses_what_a_master_with_synchronous_flush_has_not_acknowledged(pair: Any) -> None:
+    """The master had not flushed it."""
+    await lose_last_messages(pair, "sync")
+    async with pair.master(**{"plugin.flush.mode": "sync"}) as master:
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.restarting)
+        async with pair.slave(master) as slave:
+            assert slave.queues.get("T", 0).max_offset == 10
 
 
 async def test_a_planned_truncation_does_not_survive_a_time_as_the_master(pair: Any) -> None:
