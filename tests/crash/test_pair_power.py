@@ -40,6 +40,8 @@ BLOCKS = 64 * 1024
 """Of 4 KiB; the image is sparse."""
 SETTINGS = {
     "plugin.ha.role": "sync_master",
+    # A slave that has lost its whole log is promoted later, so it needs more than the last file.
+    "plugin.ha.full_copy": "true",
     "plugin.ha.heartbeat": "200ms",
     "plugin.ha.housekeeping": "2s",
     "plugin.ha.sync_tables": "200ms",
