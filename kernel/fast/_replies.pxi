@@ -11,11 +11,11 @@ cdef class Output:
         """Make room for ``more`` bytes; returns where to write them."""
         cdef void* moved
         if self.size + more > self.room:
-            self.room = 2 * (self.size + more)
-            moved = PyMem_Realloc(self.start, self.room)
+            moved = PyMem_Realloc(self.start, 2 * (self.size + more))
             if moved == NULL:
                 raise MemoryError
             self.start = <uint8_t*>moved
+            self.room = 2 * (self.size + more)
         return self.start + self.size
 
     cdef int let_go(self, connection) except -1:

@@ -129,6 +129,14 @@ cdef class HotRequest:
         self.block = block
         return 0
 
+    def own_frame(self):
+        """Copy the request's frame if the request keeps other received bytes alive, which its size does not include.
+
+        For requests that wait.
+        """
+        if self.block is not None and PyBytes_GET_SIZE(self.block.data) > self.header_size + self.body_size + 8:
+            self.move_out()
+
     @property
     def command(self):
         """The request as :mod:`gantrymq.remoting` decodes it."""
@@ -350,6 +358,7 @@ def read_requests(connection, buffer, limit, Readers readers=None):
     """See :func:`gantrymq.kernel.fast.plain_requests.read_requests`."""
     cdef const uint8_t[::1] view = buffer
     cdef Py_ssize_t size = len(view), taken, position = 0, header_size, length, sent = 0
+    cdef bint keeps_all = True, has_others = False
     cdef const uint8_t* data = &view[0] if size else NULL
     cdef uint32_t mark
     cdef Block block
@@ -376,6 +385,8 @@ def read_requests(connection, buffer, limit, Readers readers=None):
             requests.append(request)
             if request.keeps_frame:
                 sent += length
+            else:
+                has_others = True
         else:
             if effort_until is None:
                 effort_until = EFFORT.values + plain.UNUSUAL_VALUES
@@ -388,10 +399,11 @@ def read_requests(connection, buffer, limit, Readers readers=None):
             if EFFORT.values >= effort_until:
                 taken = position + 4 + length
         position += 4 + length
-    if 4 * sent < size:
-        # A waiting request must not keep many received bytes alive that are not its own.
+    keeps_all = 4 * sent >= size
+    if has_others or not keeps_all:
+        # A request that waits must not keep many received bytes alive that are not its own.
         for one in requests:
-            if isinstance(one, HotRequest):
+            if isinstance(one, HotRequest) and not (keeps_all and (<HotRequest>one).keeps_frame):
                 (<HotRequest>one).move_out()
     return requests, taken
 

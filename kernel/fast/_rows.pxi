@@ -8,12 +8,12 @@ cdef class Arena:
         """Room for ``size`` bytes; ``put_back`` returns the part that is not needed."""
         cdef bytes block
         if size > self.left:
-            self.left = max(size, 16384)
-            block = PyBytes_FromStringAndSize(NULL, self.left)
+            block = PyBytes_FromStringAndSize(NULL, max(size, 16384))
             if self.blocks is None:
                 self.blocks = []
             self.blocks.append(block)
             self.at = <uint8_t*>PyBytes_AS_STRING(block)
+            self.left = PyBytes_GET_SIZE(block)
         cdef uint8_t* result = self.at
         self.at += size
         self.left -= size

@@ -53,6 +53,7 @@ cdef bint read_hot_frames(connection, bytes data, Py_ssize_t size, Readers reade
     cdef Py_ssize_t first = len(requests), number
     cdef uint32_t mark
     cdef HotRequest request
+    cdef bint keeps_all, has_others = False
     cdef Block block = Block.__new__(Block)
     block.data = data
     while position < size:
@@ -69,10 +70,15 @@ cdef bint read_hot_frames(connection, bytes data, Py_ssize_t size, Readers reade
         requests.append(request)
         if request.keeps_frame:
             kept += length
+        else:
+            has_others = True
         position += 4 + length
-    if 4 * kept < PyBytes_GET_SIZE(data):
+    keeps_all = 4 * kept >= PyBytes_GET_SIZE(data)
+    if has_others or not keeps_all:
         for number in range(first, len(requests)):
-            (<HotRequest>requests[number]).move_out()
+            request = <HotRequest>requests[number]
+            if not (keeps_all and request.keeps_frame):
+                request.move_out()
     return True
 
 

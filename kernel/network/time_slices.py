@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -73,6 +73,7 @@ class WaitingRequests:
             connection.pause()
             self._ready.append(connection)
         peer.queue.append(request)
+        _own_frame(request)
         self._bytes += size_of(request)
 
     def first(self) -> Request:
@@ -108,6 +109,8 @@ class WaitingRequests:
             connection.pause()
             self._ready.append(connection)
         peer.queue.extendleft(reversed(requests))
+        for request in requests:
+            _own_frame(request)
         self._bytes += sum(map(size_of, requests))
 
     def hold(self, request: Request) -> None:
@@ -174,6 +177,13 @@ class WaitingRequests:
     def _forget(self, connection: Connection, peer: _Peer) -> None:
         if not (peer.queue or peer.in_flight or peer.is_held):
             del self._peers[connection]
+
+
+def _own_frame(request: Any) -> None:
+    """Let a compiled request keep only its own frame alive, not all bytes that were received with it."""
+    own_frame = getattr(request, "own_frame", None)
+    if own_frame is not None:
+        own_frame()
 
 
 def size_of(request: Request) -> int:

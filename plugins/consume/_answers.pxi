@@ -36,21 +36,27 @@ cdef class Frames:
 
     cdef uint8_t* reserve(self, Py_ssize_t more) except NULL:
         """Make room for ``more`` bytes; returns where to write them."""
+        cdef PyObject* larger
         if self.data == NULL:
             self.data = new_bytes(NULL, more)
             self.room = more
         elif self.size + more > self.room:
+            # Not in place: without memory, the frames so far can still be sent.
+            larger = new_bytes(NULL, 2 * (self.size + more))
+            memcpy(PyBytes_AS_STRING(<object>larger), PyBytes_AS_STRING(<object>self.data), self.size)
+            release(self.data)
+            self.data = larger
             self.room = 2 * (self.size + more)
-            _PyBytes_Resize(&self.data, self.room)
         return <uint8_t*>PyBytes_AS_STRING(<object>self.data) + self.size
 
     cdef object take(self):
         cdef object taken
-        _PyBytes_Resize(&self.data, self.size)
+        cdef Py_ssize_t size = self.size
+        self.size = 0  # also if the next line fails, which drops the data
+        _PyBytes_Resize(&self.data, size)
         taken = <object>self.data
         release(self.data)
         self.data = NULL
-        self.size = 0
         return taken
 
 
@@ -429,11 +435,12 @@ cdef class PullAnswers:
             self.commit(group, topic, queue_id, commit_offset[0])
         if self.pulled is not None:
             self.pulled(group, topic, queue_id, messages, total, offset + scanned)
-        request.answered = True
         form = self.found if messages else self.unmatched
         if suggest is not None:
             form = self.form_for(suggest(<int64_t>get64(entry + 20 * (scanned - 1))), messages)
-        at = form.write(self.frames.reserve(form.most + total), request, offset + scanned, low, high, total)
+        at = self.frames.reserve(form.most + total)
+        request.answered = True
+        at = form.write(at, request, offset + scanned, low, high, total)
         if data is None:
             for number in range(self.run_count):
                 memcpy(at, self.runs[number].at, self.runs[number].size)

@@ -46,8 +46,13 @@ cdef class PullRequest(HotRequest):
     cdef int64_t numbers[8]
 
     cdef int move_out(self) except -1:
-        """Copy nothing: a held pull has dropped its bytes already, and others are answered at once."""
+        """Copy nothing: nearly all pulls are answered at once, and a held pull has dropped its bytes already."""
         return 0
+
+    def own_frame(self):
+        """See :meth:`HotRequest.own_frame`."""
+        if self.block is not None and PyBytes_GET_SIZE(self.block.data) > self.header_size + self.body_size + 8:
+            HotRequest.move_out(self)
 
 
 cdef int pull_field(Text* name) noexcept nogil:

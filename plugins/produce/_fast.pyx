@@ -540,7 +540,8 @@ cdef int answer_lists(AppendRows some, form, fallback) except -1:
     cdef Row fields
     cdef object connection = None
     if not count == len(origins) == len(statuses) == len(queue_ids) == len(queue_offsets) == len(offsets):
-        return plain.answer_sends(some, form, fallback)
+        plain.answer_sends(some, form, fallback)
+        return 0
     while row < count:
         if (
             type(origins[row]) is SendRequest and statuses[row] == SUCCESS and row not in some.remarks

@@ -327,6 +327,16 @@ def test_columns_changed_behind_the_batch_do_not_crash(change: str, when: str) -
     shake()
 
 
+def test_senders_are_answered_if_a_plugin_has_added_to_a_column() -> None:
+    batch = batch_of(compiled, requests_of(compiled, *sends(2)))
+    batch.place(0, 5)
+    compiled.encode_rows(batch, batch.live, 0, 0, 90_000, {}, LAYOUT)
+    batch.statuses.append(0)
+    answered: list[int] = []
+    compiled.answer_sends(batch, FORM, lambda batch, row: answered.append(row) or row + 1)
+    assert answered == [0, 1]
+
+
 @pytest.mark.parametrize("rows", [[3], [-1], [10**6], [2**62], [0, 1, 2, 3], range(4)])
 def test_rows_beyond_the_batch_are_not_encoded(rows: Any) -> None:
     batch = batch_of(compiled, requests_of(compiled, *sends(3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.network.requests import RequestTable
-from gantrymq.kernel.network.time_slices import Pace
+from gantrymq.kernel.network.time_slices import Pace, WaitingRequests
 from gantrymq.kernel.processors import AnswerSteps, Heavy, Request
 from gantrymq.remoting.codes import ONEWAY_FLAG, ResponseCode
 from gantrymq.remoting.command import Command
@@ -369,3 +370,15 @@ async def test_long_work_yields_when_its_slice_ends() -> None:
         now += 0.25
         await pace.rest()
     assert rests == 10
+
+
+def test_a_compiled_request_that_waits_owns_its_frame() -> None:
+    """Otherwise it would keep all bytes alive that were received with it, which no limit counts."""
+    owned: list[str] = []
+    waiting = WaitingRequests(LimitsSection())
+    request: Any = SimpleNamespace(connection=Connection(), size=3, own_frame=lambda: owned.append("frame"))
+    waiting.put(request)
+    assert owned == ["frame"]
+    owned.clear()
+    waiting.put_back(waiting.take(lambda _: True, 1))
+    assert owned == ["frame"]

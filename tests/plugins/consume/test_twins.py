@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from typing import Any
 
 import hypothesis.strategies as st
@@ -64,6 +65,16 @@ def test_pull_headers(changes: dict[str, str], kind: int) -> None:
             result = outcome(lambda twin=twin, request=request: twin.read_pull_header(request))  # type: ignore[misc]
         results.append(result)
     assert results[0] == results[1]
+
+
+def test_a_pull_that_waits_for_its_turn_keeps_nothing_else_alive() -> None:
+    data = encode(Command(999, {}, bytes(30_000))) + encode(Command(11, PULL, opaque=5))
+    requests, _ = compiled.read_requests(Peer(), data, LIMIT)
+    del requests[0]
+    assert sys.getrefcount(data) == 3
+    requests[0].own_frame()
+    assert sys.getrefcount(data) == 2
+    assert (requests[0].ext, requests[0].command.opaque) == (PULL, 5)
 
 
 @given(

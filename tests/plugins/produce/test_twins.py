@@ -343,6 +343,23 @@ def test_a_send_that_waits_keeps_no_more_alive_than_its_frame() -> None:
     assert batch.origins[0].command.body == b"body"
 
 
+def test_a_request_that_is_no_send_keeps_no_send_alive() -> None:
+    data = encode(Command(310, SEND, bytes(30_000))) + encode(Command(999, {"a": "b"}))
+    requests, _ = compiled.read_requests(Peer(), data, LIMIT)
+    del requests[0]
+    assert sys.getrefcount(data) == 2
+    assert requests[0].ext == {"a": "b"}
+
+
+def test_a_send_that_waits_for_its_turn_keeps_no_other_send_alive() -> None:
+    data = encode(Command(310, SEND, bytes(30_000))) + encode(Command(310, SEND, b"own"))
+    requests, _ = compiled.read_requests(Peer(), data, LIMIT)
+    requests[1].own_frame()
+    del requests[0]
+    assert sys.getrefcount(data) == 2
+    assert (requests[0].ext, requests[0].command.body) == (SEND, b"own")
+
+
 @pytest.mark.parametrize(("more", "traits"), [("", 0), ("\x02TRAN_MSG\x01true", Trait.PREPARED)])
 @pytest.mark.parametrize("twin", [plain, compiled])
 def test_a_usual_send_never_becomes_a_command(twin: Any, more: str, traits: int) -> None:
