@@ -28,9 +28,10 @@ def etcd(tmp_path: Path, etcd_program: Path) -> Iterator[EtcdServer]:
 
 
 def lock(
-    address: str, holder: str, lease_s: float = 2.0, credentials: Credentials | None = None, key: str = "/test/a"
-) -> EtcdLock:
-    return EtcdLock(parse_endpoints(address), key, holder, lease_s, 1.0, credentials)
+    address: str, holder: str, lease_s: float = 2.0, credentials: Credentials | None = None, key: str = "/test/a",
+    timeout: float = 1.0,
+) -> EtcdLock:  # fmt: skip
+    return EtcdLock(parse_endpoints(address), key, holder, lease_s, timeout, credentials)
 
 
 async def take(wanted: EtcdLock) -> int:
@@ -135,14 +136,16 @@ async def test_etcd_authenticates_a_user_with_a_password(etcd: EtcdServer) -> No
     await post(etcd, "/v3/auth/enable")
     with pytest.raises(StoreUnavailable, match=r"user name is empty"):
         await lock(etcd.address, "one").take()
+    # Checking a password is slow on a busy machine.
+    wrong, right = (Credentials(user="root", password=password) for password in ("wrong", "secret"))
     with pytest.raises(StoreUnavailable, match="authentication failed"):
-        await lock(etcd.address, "one", credentials=Credentials(user="root", password="wrong")).take()
-    one = lock(etcd.address, "one", credentials=Credentials(user="root", password="secret"))
+        await lock(etcd.address, "one", 30.0, wrong, timeout=10.0).take()
+    one = lock(etcd.address, "one", 30.0, right, timeout=10.0)
     assert await one.take()
     assert await one.write(b"text")
     etcd.kill()  # its tokens are forgotten
     etcd.start()
-    with trio.fail_after(20):
+    with trio.fail_after(30):
         while not await renewed(one):  # noqa: ASYNC110 - a server that has just started may be slow
             await trio.sleep(0.1)
     assert await one.read() == b"text"
