@@ -416,7 +416,7 @@ cdef const char* next_pair(const char* at, const char* end, Pair* pair) noexcept
     if stop == NULL:
         stop = end
     middle = <const char*>memchr(at, 1, stop - at)
-    if middle != NULL and middle > at and middle + 1 < stop and memchr(middle + 1, 1, stop - middle - 1) == NULL:
+    if middle != NULL and middle > at and middle + 1 < stop:
         pair.name, pair.name_size = at, middle - at
         pair.value, pair.value_size = middle + 1, stop - middle - 1
     return stop + 1
@@ -448,6 +448,6 @@ cdef bytes squeeze(bytes data):
     pairs = {}
     for piece in data.split(b"\x02"):
         name, separator, value = piece.partition(b"\x01")
-        if separator and name and value and b"\x01" not in value:
+        if separator and name and value:
             pairs[name] = value
     return b"\x02".join([name + b"\x01" + value for name, value in pairs.items()])
