@@ -11,12 +11,14 @@ with and without it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
 import trio
 
+from gantrymq.client.errors import NoRoute
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.api import Broker
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
@@ -83,6 +85,19 @@ def _next(consumer: Consumer) -> ReceivedMessage:
     if not batch:
         raise AssertionError(f"no message arrived within {WAIT_S:g} seconds")
     return batch[0]
+
+
+def _wait_for_route(running: PluginBroker, topic: str) -> None:
+    """Return when the nameserver knows the topic. A member that joins before that looks for it 20 seconds later."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            running.client.admin.route(topic)
+            return
+        except NoRoute:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _body(message: DeliveredRecord) -> bytes:
@@ -204,6 +219,7 @@ def a_resent_body_is_changed_once(plugin_broker: StartPluginBroker, case: Transf
                     raise AssertionError(f"sent to the retry topic: {answer.code} {answer.remark}")
 
     trio.run(resend)
+    _wait_for_route(running, retry_topic("readers"))
     found = _receive(running, case.topic, len(BODIES))
     attrs.evolve(case, delivered=_unchanged).check(found, delivered, "sent to the retry topic by its consumer")
 
