@@ -1,9 +1,12 @@
-"""Consume queues whose files cannot be opened or read."""
+"""Consume queues whose files cannot be opened or read, and records that the disk cannot read."""
 
 from __future__ import annotations
 
 import pytest
 
+from gantrymq.kernel.errors import UnreadableRange
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 
 
@@ -25,3 +28,15 @@ def break_queue(patch: pytest.MonkeyPatch, topic: str, queue_id: int = 0) -> Non
 
     patch.setattr(ConsumeQueue, "entries", failing_entries)
     patch.setattr(ConsumeQueue, "peek", failing_peek)
+
+
+def fail_reads(patch: pytest.MonkeyPatch, offset: int) -> None:
+    """Let the disk fail to read the record at the log offset ``offset``, until ``patch`` is undone."""
+    read = CommitLog.read_record
+
+    def read_record(self: CommitLog, at: int) -> Record:
+        if at == offset:
+            raise UnreadableRange(at, 4, "I/O error")
+        return read(self, at)
+
+    patch.setattr(CommitLog, "read_record", read_record)

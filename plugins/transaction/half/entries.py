@@ -26,11 +26,10 @@ def read_half(store: Store, offset: int, *, repair: bool = False) -> Record | No
     ``UnreadableRange`` if the disk cannot read it now, ``WrongEntry`` if its queue entry will be repaired: then it is
     not lost, and must stay open. ``repair``: see :func:`read_message`.
     """
-    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
-    entry = b"" if queue is None else queue.entries(offset, 1)
-    if queue is None or not entry:
+    found = _entry_of(store, offset)
+    if found is None:
         return None
-    at, size, _ = ENTRY.unpack(entry)
+    queue, at, size = found
     try:
         return read_message(store, queue, offset, at, size, repair=repair)
     except UnreadableRange:
@@ -63,6 +62,16 @@ def read_message(
     return None
 
 
+def _entry_of(store: Store, offset: int) -> tuple[ConsumeQueue, int, int] | None:
+    """Return the queue of half messages, and log offset and size in its entry at a queue offset; None without one."""
+    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
+    entry = b"" if queue is None else queue.entries(offset, 1)
+    if queue is None or not entry:
+        return None
+    at, size, _ = ENTRY.unpack(entry)
+    return queue, at, size
+
+
 def _read_own(store: Store, queue: ConsumeQueue, offset: int, at: int, size: int) -> Record:
     failure: Exception = BadRecord("another message")
     try:
@@ -81,11 +90,10 @@ def half_stored_at(store: Store, offset: int) -> int | None:
 
     ``WrongEntry`` as in :func:`read_half`.
     """
-    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
-    entry = b"" if queue is None else queue.entries(offset, 1)
-    if queue is None or not entry:
+    found = _entry_of(store, offset)
+    if found is None:
         return None
-    at, size, _ = ENTRY.unpack(entry)
+    queue, at, size = found
     if at < store.log.min_offset:
         return None  # deleted
     try:
@@ -97,15 +105,14 @@ def half_stored_at(store: Store, offset: int) -> int | None:
 
 def floor_of(store: Store, offset: int) -> int:
     """Return a log offset that is not above that of the half message at a queue offset."""
-    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
-    entry = b"" if queue is None else queue.entries(offset, 1)
-    if queue is None or not entry:
+    found = _entry_of(store, offset)
+    if found is None:
         return store.dispatched
-    at, size, _ = ENTRY.unpack(entry)
+    queue, at, size = found
     log_min = store.log.min_offset
     if size == FILLER_SIZE or at < log_min or is_wrong_entry(store.log, queue, offset, at, size):
         return log_min
-    return int(at)
+    return at
 
 
 def report_wrong_entry(store: Store, queue: ConsumeQueue, offset: int) -> None:

@@ -8,10 +8,7 @@ import pytest
 import structlog.testing
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.kernel.store.log.commitlog import CommitLog
-from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.plugins.transaction.half import check_scan
 from gantrymq.remoting.codes import ResponseCode
@@ -19,7 +16,8 @@ from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import decode_properties, java_hash
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.memory_env import MemoryEnv
-from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, TransactedStore, in_order, killed
+from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, Half, TransactedStore, in_order, killed
+from support.unreadable import fail_reads
 
 CONSUMER = "CID_RMQ_SYS_TRANS"
 INTERVAL_S = 60
@@ -28,6 +26,18 @@ HOUR_MS = 3_600_000
 
 def world_of(**settings: Any) -> TransactedStore:
     return TransactedStore(MemoryEnv(), **settings)
+
+
+def copied_once() -> tuple[TransactedStore, Half, Half]:
+    """A store with an open transaction, its half message, and the copy as which it continues after a check-back."""
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    producer = world.producers.join()
+    world.pass_time(INTERVAL_S)
+    world.scan()
+    [check_back] = producer.take_check_backs()
+    return world, half, check_back.half
 
 
 def asked(world: TransactedStore) -> list[bytes]:
@@ -462,18 +472,6 @@ def test_a_damaged_half_message_is_given_up_and_the_others_are_not() -> None:
     assert world.plugin.strategy.open_count == 2
 
 
-def fail_reads(patch: pytest.MonkeyPatch, offset: int) -> None:
-    """Let the disk fail to read the record at the log offset ``offset``."""
-    read = CommitLog.read_record
-
-    def read_record(self: CommitLog, at: int) -> Record:
-        if at == offset:
-            raise UnreadableRange(at, 4, "I/O error")
-        return read(self, at)
-
-    patch.setattr(CommitLog, "read_record", read_record)
-
-
 @pytest.mark.parametrize("at_the_start", [False, True])
 def test_a_half_message_that_the_disk_could_not_read_for_a_while_is_still_open(
     at_the_start: bool, monkeypatch: pytest.MonkeyPatch
@@ -502,15 +500,9 @@ def test_a_half_message_that_the_disk_could_not_read_for_a_while_is_still_open(
 def test_a_copy_that_a_start_could_not_read_is_joined_with_its_transaction_later(
     is_scanned: bool, names_the_copy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = world_of()
-    half = world.half(b"x")
-    world.commit()
-    producer = world.producers.join()
-    world.pass_time(INTERVAL_S)
-    world.scan()
-    [check_back] = producer.take_check_backs()
+    world, half, copy = copied_once()
     with monkeypatch.context() as patch:
-        fail_reads(patch, check_back.half.offset)
+        fail_reads(patch, copy.offset)
         world = in_order(world, "half")
         assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR, "it may be open or not"
         assert world.bodies() == []
@@ -520,7 +512,7 @@ def test_a_copy_that_a_start_could_not_read_is_joined_with_its_transaction_later
     elif not names_the_copy:
         assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR, "until the copy was read"
         world.scan()
-    assert world.end_now(check_back.half if names_the_copy else half, COMMIT) == ResponseCode.SUCCESS
+    assert world.end_now(copy if names_the_copy else half, COMMIT) == ResponseCode.SUCCESS
     assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "it was committed before"
     assert world.bodies() == [b"x"]
     assert world.plugin.strategy.open_count == 0
@@ -563,13 +555,7 @@ def test_a_commit_of_a_lost_half_message_is_refused_until_it_can_be_read() -> No
 
 
 def test_a_transaction_whose_copy_is_lost_is_committed_from_its_first_half_message() -> None:
-    world = world_of()
-    half = world.half(b"x")
-    world.commit()
-    producer = world.producers.join()
-    world.pass_time(INTERVAL_S)
-    world.scan()
-    [copy] = [check_back.half for check_back in producer.take_check_backs()]
+    world, half, copy = copied_once()
     world.log.quarantine_range(copy.offset, copy.offset + 10)
     world.pass_time(INTERVAL_S)
     world.scan()
@@ -579,13 +565,7 @@ def test_a_transaction_whose_copy_is_lost_is_committed_from_its_first_half_messa
 
 
 def test_a_commit_that_a_lost_copy_may_belong_to_is_refused_after_a_start() -> None:
-    world = world_of()
-    half = world.half(b"x")
-    world.commit()
-    producer = world.producers.join()
-    world.pass_time(INTERVAL_S)
-    world.scan()
-    [copy] = [check_back.half for check_back in producer.take_check_backs()]
+    world, half, copy = copied_once()
     later = world.half(b"later")
     assert world.end_now(later, COMMIT) == ResponseCode.SUCCESS
     world.commit()

@@ -11,9 +11,6 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.errors import UnreadableRange
-from gantrymq.kernel.store.log.commitlog import CommitLog
-from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.plugins.transaction.state_table import strategy as state_strategy
 from gantrymq.plugins.transaction.state_table.marks import read_marks
@@ -29,24 +26,13 @@ from gantrymq.testing.harness import broker_and_channel
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.requests import pull, send
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, TransactedStore
+from support.unreadable import fail_reads
 
 ROOMY = StoreConfig(commit_log_file_bytes=4 * 1024 * 1024, queue_file_units=30_000)
 
 
 def fresh(env: MemoryEnv | FaultEnv | None = None, **settings: Any) -> TransactedStore:
     return TransactedStore(env or MemoryEnv(), "state_table", config=ROOMY, **settings)
-
-
-def fail_reads(patch: pytest.MonkeyPatch, offset: int) -> None:
-    """Let the disk fail to read the record at the log offset ``offset``."""
-    read = CommitLog.read_record
-
-    def read_record(self: CommitLog, at: int) -> Record:
-        if at == offset:
-            raise UnreadableRange(at, 4, "I/O error")
-        return read(self, at)
-
-    patch.setattr(CommitLog, "read_record", read_record)
 
 
 @pytest.mark.parametrize("restart", [False, True])
