@@ -323,9 +323,12 @@ class Group:
         raise AssertionError(f"no watcher has promoted a slave in {limit:g} s")
 
     async def back(self, old: int) -> None:
-        """The old master comes back as a slave, sometimes as a master first."""
+        """The old master comes back as a slave, sometimes as a master first.
+
+        If it has heard of the promotion and become a slave already, its start as a master would be another promotion.
+        """
         self.cluster.links.heal()
-        if self.chance.random() < 0.3:
+        if self.chance.random() < 0.3 and self.cluster.was_master(old):
             self.figures.faults["back as a master"] += 1
             self.tell(f"{old} comes back as a master")
             await self.cluster.start(old, master=True, ready=False)

@@ -21,6 +21,8 @@ import gantrymq
 from gantrymq.failover import promotion
 from gantrymq.failover.brokers import broker_rows
 from gantrymq.kernel.config.sources import OVERRIDES_PATH
+from gantrymq.plugins.ha.epochs import FILE as EPOCHS_PATH
+from gantrymq.plugins.ha.epochs import decode_epochs
 from support.etcd import EtcdServer
 from support.links import Links
 from support.loopdisk import LoopDisk
@@ -215,6 +217,10 @@ class HaCluster:
         disk.mount()
 
     # ------------------------------------------------------------------------------------------------------- views
+
+    def was_master(self, number: int) -> bool:
+        """Whether the broker, which does not run, last served as a master."""
+        return decode_epochs((self.store(number) / EPOCHS_PATH).read_bytes())[1] is not None
 
     def log(self, number: int) -> Path:
         """Where all lives of the broker log."""

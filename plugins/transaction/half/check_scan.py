@@ -77,11 +77,7 @@ class _Slice:
 
 
 class HalfScan:
-    """Scans a table. ``undispatched`` gets the copies that are written.
-
-    ``unnoted`` has the half messages that ended without an op message, for example because the disk was full; the next
-    scan writes their op messages.
-    """
+    """Scans a table. ``undispatched`` gets the copies that are written."""
 
     def __init__(self, context: StrategyContext, table: HalfTable, undispatched: UndispatchedHalves) -> None:
         self._context = context
@@ -92,11 +88,10 @@ class HalfScan:
             context.env, context.registry.get(ProducerGroups), context.registry.find(Deliveries)
         )
         self._host = context.store.config.store_host
-        self.unnoted: list[int] = []
 
     def run(self) -> Iterator[None]:
         """Scan once; yields after each slice."""
-        self._note_rest()
+        self.note_rest()
         config = self._context.config
         steps_max = max(int(config.checks_per_second * SLICE_S), 1)
         queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
@@ -156,10 +151,7 @@ class HalfScan:
     def is_joined(self, record: Record) -> bool:
         """Join a half message that could not be read at the start; False if its transaction has ended or continues as
         another one."""
-        if join_late(self._store, self._table, record):
-            self.unnoted.append(record.queue_offset)
-            return False
-        return True
+        return not join_late(self._store, self._table, record)
 
     def _began(self, record: Record) -> int:
         """Return when the transaction began, in ms by the store's clock.
@@ -210,6 +202,7 @@ class HalfScan:
         steps, batch, table = part.steps, part.batch, self._table
         if not steps:
             return
+        self.note_rest()
         batch.done = lambda done: self._ask(done, steps)
         self._context.append(batch)
         self._undispatched.note(batch, [2 * number for number, step in enumerate(steps) if step.is_copy])
@@ -225,21 +218,23 @@ class HalfScan:
             if is_written(batch, 2 * number + 1):
                 table.noted(batch.queue_offsets[2 * number + 1], step.offset)
             else:
-                self.unnoted.append(step.offset)
+                table.unnoted.append(step.offset)
 
-    def _note_rest(self) -> None:
-        """Write missing op messages."""
-        offsets, self.unnoted = self.unnoted, []
+    def note_rest(self) -> None:
+        """Write missing op messages; call this before a batch that ends copies."""
+        table = self._table
+        offsets, table.unnoted = table.unnoted, []
+        if not offsets:
+            return
         batch = AppendBatch(source=Source.TRANSACTION)
         for offset in offsets:
             add_end(batch, offset, self._store.log.clock.now_ms(), self._host)
-        if offsets:
-            self._context.append(batch)
+        self._context.append(batch)
         for row, offset in enumerate(offsets):
             if is_written(batch, row):
-                self._table.noted(batch.queue_offsets[row], offset)
+                table.noted(batch.queue_offsets[row], offset)
             else:
-                self.unnoted.append(offset)
+                table.unnoted.append(offset)
 
     # ---------------------------------------------------------------------------------------------------- check-backs
 

@@ -87,8 +87,9 @@ def _ends(store: Store, begin: int) -> Iterator[tuple[int, int]]:
 
 
 def _join_copies(store: Store, table: HalfTable) -> None:
-    """Let each transaction continue as its newest copy: a crash may have come between writing a copy and ending the
-    previous one."""
+    """Let each transaction continue as its newest copy: a crash may have come between writing a copy and the op message
+    of the previous one. That op message is missing, and must be written before the copy ends: a start does not read
+    copies that have ended."""
     offset, end = table.base, table.end
     while (found := table.next_open(offset, end)) is not None:
         offset = found + 1
@@ -113,7 +114,7 @@ def _join(table: HalfTable, record: Record) -> bool:
     offset = record.queue_offset
     first = number_in(record, TRAN_PREPARED_QUEUE_OFFSET)
     if first is not None:
-        table.close(table.current(first), GONE)
+        table.close_unnoted(table.current(first))
         table.moved[first] = offset
     elif number_in(record, TRANSACTION_CHECK_TIMES) and (key := copy_key(record)):
         table.copies[key] = max(table.copies.get(key, offset), offset)
@@ -124,7 +125,7 @@ def _join(table: HalfTable, record: Record) -> bool:
 def join_late(store: Store, table: HalfTable, record: Record) -> bool:
     """Join a half message in ``table.unjoined`` with its transaction, now that it can be read.
 
-    Returns whether it was closed because the transaction has ended meanwhile. Then its op message is missing.
+    Returns whether it was closed because the transaction has ended meanwhile, or continues as a newer copy.
     """
     offset = record.queue_offset
     table.unjoined.discard(offset)
@@ -133,10 +134,11 @@ def join_late(store: Store, table: HalfTable, record: Record) -> bool:
     state = table.state(current)
     if state in (COMMITTED, ROLLED_BACK):
         table.close(offset, state)
+        table.unnoted.append(offset)
         return True
     copied = table.copies.get(copy_key(record) or b"", offset) if table.copies else offset
     if max(current, copied) > offset:  # a newer copy was joined before
-        table.close(offset, GONE)
+        table.close_unnoted(offset)
         return True
     if _join(table, record):
         _close_originals(store, table)
@@ -155,4 +157,4 @@ def _close_originals(store: Store, table: HalfTable) -> None:
             continue
         key = None if record is None else copy_key(record)
         if table.copies.get(key or b"", -1) > found:
-            table.close(found, GONE)
+            table.close_unnoted(found)

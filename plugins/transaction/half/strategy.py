@@ -185,6 +185,7 @@ class HalfStrategy:
             terms = EndTerms(states, origin, table.moved, now, self._host, self._fitting)
             loops.add_ends(batch, endings, ended, terms, end_one)
         if len(batch):
+            self._scan.note_rest()
             self._context.append(batch)
             self._close(batch, ended)
 
@@ -266,7 +267,7 @@ class HalfStrategy:
         for current in unnoted:
             ending = ended.pop(current)
             if ending.is_commit and is_written(batch, ending.row - 1):
-                self._scan.unnoted.append(current)
+                table.unnoted.append(current)
                 table.close(current, COMMITTED)
                 ended[current] = ending
         if table.moved or table.aside or table.lost:

@@ -38,6 +38,9 @@ class HalfTable:
         self.copies: dict[bytes, int] = {}
         """The newest copy by ``copy_key``, of copies by RocketMQ, which do not have their first offset; set by a
         start."""
+        self.unnoted: list[int] = []
+        """The half messages that have ended without an op message, because the disk was full or a crash came between:
+        a start would find them open."""
         self._ops: deque[tuple[int, int, int]] = deque()
 
     def refresh(self) -> None:
@@ -79,6 +82,12 @@ class HalfTable:
         if self.state(offset) == OPEN:
             self._states[offset - self._origin] = state
             self.closed(1, {offset: state})
+
+    def close_unnoted(self, offset: int) -> None:
+        """Close a half message that has no op message, if it is open, and record it in :attr:`unnoted`."""
+        if self.state(offset) == OPEN:
+            self.close(offset, GONE)
+            self.unnoted.append(offset)
 
     @property
     def states(self) -> tuple[bytearray, int]:

@@ -433,6 +433,28 @@ def test_copies_made_by_another_broker_without_op_messages_are_checked_back_once
     assert world.bodies() == [b"x"]
 
 
+@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
+@pytest.mark.parametrize("names_the_first", [True, False])
+def test_a_transaction_that_ended_as_a_copy_stays_ended_though_a_crash_took_the_op_message_of_the_original(
+    names_the_first: bool, state: int
+) -> None:
+    world = world_of()
+    half = world.half(b"x")
+    open_half = world.half(b"open")
+    world.commit()
+    properties = world.messages(TRANS_HALF_TOPIC)[0].properties + b"\x02TRANSACTION_CHECK_TIMES\x011"
+    first = b"\x02TRAN_PREPARED_QUEUE_OFFSET\x010" if names_the_first else b""
+    foreign(world, TRANS_HALF_TOPIC, b"x", properties + first)
+    world = killed(world, "half")
+    assert world.end_now(half, state) == ResponseCode.SUCCESS
+    world.commit()
+    world = killed(world, "half")
+    assert world.plugin.strategy.open_count == 1
+    assert world.end_now(half, state) == ResponseCode.SUCCESS
+    assert world.end_now(open_half, ROLLBACK) == ResponseCode.SUCCESS
+    assert world.bodies() == ([b"x"] if state == COMMIT else [])
+
+
 def test_progress_is_the_consumer_offsets_of_the_brokers_own_group() -> None:
     world = world_of()
     halves = [world.half(b"%d" % number) for number in range(4)]
