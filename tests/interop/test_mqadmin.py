@@ -80,10 +80,10 @@ def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) ->
                 value.update(
                     msg_id=ids[number][MESSAGE], unique_id=unique_id(MESSAGE), consumer=clients[number]["consumer"]
                 )
-            run(READS)
-            for name, fields in RAW.items():
+            for name, fields in RAW.items():  # first: the statistics of the last minute are asked for
                 theirs, ours = (ask_raw(site, name, fields) for site in sites)
                 found[name] = (theirs, ours)
+            run(READS)
             for site in sites:
                 trace(site, unique_id(MESSAGE))
             run(CHANGES)
