@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from gantrymq.kernel.env import Listener
+from gantrymq.remoting.outages import Outages
 
 log = structlog.get_logger("gantrymq.listening")
 
@@ -44,14 +45,18 @@ async def serve_connections(
 ) -> None:
     """Run ``serve`` for each connection until cancelled, then close the listener.
 
-    More than ``connections_max`` at a time are closed at once. ``whom``: as for :func:`accept_from`.
+    More than ``connections_max`` at a time are closed at once. ``whom``: as for :func:`accept_from`. An error of
+    ``serve``, which must close its stream, ends only its own connection, and is logged at most every 30 s.
     """
     connections = 0
+    outages = Outages(log, trio.current_time)
 
     async def serve_one(sock: socket.socket) -> None:
         nonlocal connections
         try:
             await serve(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+        except Exception as error:
+            outages.error("connection_failed", peer=whom, error=repr(error), exc_info=True)
         finally:
             connections -= 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import attrs
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -11,6 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gantrymq.kernel.metrics import Distribution, Family, Metrics
+
+_VERSION: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}")
 
 
 @attrs.frozen
@@ -23,9 +27,18 @@ class Text:
 
 def expose(metrics: Metrics, common: Mapping[str, str], accept: str) -> Text:
     """Return all ``metrics`` in the format that ``accept`` (a request's header) selects; ``common`` labels precede each
-    series' own."""
-    encode, content_type = choose_encoder(accept)
+    series' own.
+
+    Media types whose version is no number are passed over; if nothing is left, the format is the classic one.
+    """
+    encode, content_type = choose_encoder(",".join(filter(_has_valid_version, accept.split(","))))
     return Text(content_type, encode(_Collected(metrics, common)))
+
+
+def _has_valid_version(media_type: str) -> bool:
+    """Whether the library can compare the version, if there is one, and put it into the response's ``Content-Type``."""
+    parameters = (each.strip().partition("=") for each in media_type.split(";"))
+    return all(_VERSION.fullmatch(value) for name, _, value in parameters if name == "version")
 
 
 class _Collected(Collector):

@@ -19,6 +19,7 @@ import trio
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.network.listening import serve_connections
 from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.peers import is_loopback, names_loopback
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class MetricsServer:
         self.encryption: Encryption | None = None
         self._config = config
         self._render = render
+        self._outages = Outages(log, env.monotonic)
         self._listener = _listen(env, config.listen)
         self._is_local = is_loopback(self._listener.address[0])
         self.address = format_address(*self._listener.address)
@@ -74,23 +76,36 @@ class MetricsServer:
         try:
             async with connected:
                 stream = (None if self.encryption is None else self.encryption.wrap(connected, "metrics")) or connected
-                reader = _Reader(stream, self._render, self._config.timeout, is_local=self._is_local)
+                reader = _Reader(stream, self._answer, self._config.timeout, is_local=self._is_local)
                 while await reader.answer_one():
                     pass
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             log.debug("metrics_reader_gone", reason=str(error) or "too slow")
+
+    async def _answer(self, accept: str) -> _Answer:
+        try:
+            text = await self._render(accept)
+        except Exception as error:
+            self._outages.error("metrics_page_failed", error=repr(error), exc_info=True)
+            return _text(500, "The page could not be made; the log has the reason.")
+        return _Answer(200, text.content_type, text.body)
 
 
 class _Reader:
     """Serve one connection."""
 
     def __init__(
-        self, stream: trio.SocketStream | EncryptedStream, render: Render, timeout: float, *, is_local: bool
+        self,
+        stream: trio.SocketStream | EncryptedStream,
+        page: Callable[[str], Awaitable[_Answer]],
+        timeout: float,
+        *,
+        is_local: bool,
     ) -> None:
         """``is_local``: the server is for this machine only."""
         self._is_local = is_local
         self._stream = stream
-        self._render = render
+        self._page = page
         self._timeout = timeout
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX_BYTES)
 
@@ -132,8 +147,7 @@ class _Reader:
             answer = _text(405, f"{PATH} can be read, with GET or HEAD, and nothing else.")
             return attrs.evolve(answer, headers=(("Allow", "GET, HEAD"),))
         accept = ", ".join(value.decode("latin-1") for name, value in request.headers if name == b"accept")
-        text = await self._render(accept)
-        return _Answer(200, text.content_type, text.body)
+        return await self._page(accept)
 
     async def _send(self, answer: _Answer, *, last: bool, head_only: bool = False) -> None:
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):

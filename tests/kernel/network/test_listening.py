@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from gantrymq.kernel.env.system import SystemListener
-from gantrymq.kernel.network.listening import accept_from
+from gantrymq.kernel.network.listening import accept_from, serve_connections
 from support.processes import free_ports
 
 
@@ -100,3 +100,37 @@ async def test_connections_without_a_free_descriptor_are_accepted_later_and_logg
     listener.close()
     assert trio.current_time() == pytest.approx(2.0, abs=0.2)
     assert [(entry["event"], entry["peer"]) for entry in logs] == [("accept_failed", "a slave")]
+
+
+@pytest.mark.trio
+async def test_an_error_in_serving_a_connection_closes_only_this_one_and_is_logged_at_intervals(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            if await stream.receive_some(10) == b"bad":
+                raise TypeError("not expected")
+            await stream.send_all(b"answer")
+
+    async def exchange(request: bytes) -> bytes:
+        async with await trio.open_tcp_stream(*listener.address) as stream:
+            await stream.send_all(request)
+            return bytes(await stream.receive_some(10))
+
+    listener = SystemListener("127.0.0.1", 0)
+    listener.listen(4)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_connections, listener, "a reader", 4, serve)
+            async with await trio.open_tcp_stream(*listener.address) as open_before:
+                for _ in range(6):
+                    assert await exchange(b"bad") == b""
+                    assert await exchange(b"good") == b"answer"
+                await open_before.send_all(b"good")
+                assert await open_before.receive_some(10) == b"answer"
+            nursery.cancel_scope.cancel()
+    failures = [entry for entry in logs if entry["event"] == "connection_failed"]
+    assert [(entry["log_level"], entry["peer"], entry["error"]) for entry in failures] == [
+        ("error", "a reader", "TypeError('not expected')")
+    ]
+    assert failures[0]["exc_info"] is True

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.metrics.config import MetricsConfig
 from gantrymq.plugins.metrics.exposition import Text
-from gantrymq.plugins.metrics.server import HEAD_MAX_BYTES, MetricsServer
+from gantrymq.plugins.metrics.server import HEAD_MAX_BYTES, MetricsServer, Render
 from gantrymq.remoting.address import parse_address
 
 pytestmark = pytest.mark.trio
@@ -24,9 +25,9 @@ async def page(accept: str) -> Text:
 
 
 @asynccontextmanager
-async def running(listen: str = "127.0.0.1:0", **settings: float) -> AsyncIterator[str]:
+async def running(listen: str = "127.0.0.1:0", render: Render = page, **settings: float) -> AsyncIterator[str]:
     config = MetricsConfig(listen=listen, **settings)  # type: ignore[arg-type]
-    server = MetricsServer(SystemEnv(), config, page)
+    server = MetricsServer(SystemEnv(), config, render)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
         yield server.address
@@ -149,6 +150,38 @@ async def test_a_head_without_end_is_cut_off() -> None:
     async with running() as address:
         answer = await exchange(address, b"GET /metrics HTTP/1.1\r\nHost: " + b"x" * (HEAD_MAX_BYTES + 1))
         assert answer.startswith(b"HTTP/1.1 431")
+
+
+async def test_a_page_that_cannot_be_made_is_answered_with_500_and_the_connection_stays() -> None:
+    async def fail(accept: str) -> Text:
+        if accept == "bad":
+            raise TypeError("'>=' not supported")
+        return await page(accept)
+
+    with capture_logs() as logs:
+        async with running(render=fail) as address, await connect(address) as stream:
+            for _ in range(2):
+                await stream.send_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: bad\r\n\r\n")
+                answer = await stream.receive_some(65536)
+                assert answer.startswith(b"HTTP/1.1 500 ")
+                assert b"the log has the reason" in answer
+            await stream.send_all(GET)
+            assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200 ")
+    (failure,) = [line for line in logs if line["log_level"] == "error"]
+    assert (failure["event"], failure["error"]) == ("metrics_page_failed", """TypeError("'>=' not supported")""")
+
+
+async def test_a_media_type_that_http_does_not_allow_costs_only_its_own_connection() -> None:
+    async def odd(accept: str) -> Text:
+        return Text(accept, b"odd\n")
+
+    with capture_logs() as logs:
+        async with running(render=odd) as address, await connect(address) as other:
+            request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: a/b; version=\xb2\r\n\r\n"
+            assert await exchange(address, request) == b""
+            await other.send_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: a/b\r\n\r\n")
+            assert (await other.receive_some(65536)).startswith(b"HTTP/1.1 200 ")
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["connection_failed"]
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /metr"])
