@@ -1,8 +1,8 @@
 """Statistics: messages stored and pulled by topic, queue and group, rates, and latencies.
 
 Slot: none.
-Hooks: acked, collect_metrics, config_section, configure, register_processors, register_tasks, runtime_info,
-started.
+Hooks: acked, collect_metrics, config_section, configure, recovered, register_processors, register_tasks,
+runtime_info.
 Config ``[plugin.stats]``: by_queue, max_items.
 Files: none: all counters begin at 0 at the start, as in RocketMQ.
 Provides: Statistics.
@@ -68,6 +68,12 @@ class StatsPlugin:
         broker.registry.provide(Statistics, self._table)
 
     @hookimpl
+    def recovered(self, broker: Broker) -> None:
+        """Count only messages that arrive from now on: the tasks run, and metrics are read, before the broker listens,
+        for which a slave waits until it has settled with its master."""
+        self._table.begin()
+
+    @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """Return the handlers of 315."""
         return {RequestCode.VIEW_BROKER_STATS_DATA: self._view}
@@ -76,11 +82,6 @@ class StatsPlugin:
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """Return the task that counts and takes snapshots."""
         return [BackgroundTask("stats.sample", self._sample)]
-
-    @hookimpl
-    def started(self, broker: Broker) -> None:
-        """Count only messages that arrive from now on."""
-        self._table.begin()
 
     @hookimpl
     def acked(self, batch: AckedBatch) -> None:

@@ -11,16 +11,18 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from gantrymq.kernel import hookimpl
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.plugins.interfaces import Statistics
 from gantrymq.plugins.stats.sizes import sizes_of
 from gantrymq.plugins.stats.table import ENTRIES_AT_ONCE, measure
 from gantrymq.remoting.bodies.stats import StatsData
 from gantrymq.remoting.bodies.tables import KVTable
-from gantrymq.remoting.channel import Channel
+from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.command import Command
-from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 from support.unreadable import break_queue
 
@@ -141,6 +143,39 @@ async def test_messages_stored_before_the_start_are_not_counted(tmp_path: Path) 
         assert await again.told("TOPIC_PUT_NUMS", "orders") == (1, 1.0)
         table = KVTable.from_bytes((await channel.call(Command(28))).body).table
         assert table["msgPutTotalTodayNow"] == "1"
+
+
+class SlowStart:
+    """Metrics are read before the broker listens: at that time a slave settles with its master."""
+
+    name = "slow_start"
+
+    def __init__(self) -> None:
+        self.puts_seen = -1
+
+    @hookimpl
+    def configure(self, broker: Any) -> None:
+        async def read_metrics() -> None:
+            broker.manager.call_each("collect_metrics", broker=broker, metrics=Metrics(100))
+            self.puts_seen = broker.registry.get(Statistics).messages_put
+
+        broker.before_listening.append(read_metrics)
+
+
+async def test_messages_stored_before_a_slow_start_are_not_counted(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        await Bench(broker, channel).send(4)
+    slow_start = SlowStart()
+    async with (
+        run_broker(make_broker(tmp_path, enable=[slow_start])) as broker,
+        open_channel(broker.address) as channel,
+    ):
+        again = Bench(broker, channel)
+        await again.send(1)
+        again.sample()
+        assert slow_start.puts_seen == 0
+        assert await again.told("TOPIC_PUT_NUMS", "orders") == (1, 1.0)
+        assert broker.registry.get(Statistics).messages_put == 1
 
 
 async def test_messages_of_a_queue_that_cannot_be_read_are_not_counted_and_all_others_are(
