@@ -30,6 +30,8 @@ class Exporter:
             raise ValueError(f"endpoint = {config.endpoint!r} must begin with http:// or https://")
         logging.getLogger(_LIBRARY).addHandler(_LAST)  # the plugin reports errors itself, once for each outage
         logging.getLogger(_LIBRARY).propagate = False
+        # It warns about each invalid tracestate, and producers may write anything there.
+        logging.getLogger(TraceState.__module__).disabled = True
         self._exporter = OTLPSpanExporter(config.endpoint or None, timeout=config.export_timeout)
         self._resource = Resource.create(resource)
         self._scope = InstrumentationScope("gantrymq.broker", version)

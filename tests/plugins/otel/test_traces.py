@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -318,6 +319,25 @@ def test_a_refused_message_has_a_span_with_the_reason(collector: Collector, plug
 def test_a_wrong_endpoint_refuses_the_start(plugin_broker: StartPluginBroker) -> None:
     with pytest.raises(StartError, match=r"plugin\.otel: endpoint = 'collector:4318' must begin with http"):
         plugin_broker(OTEL, settings={"plugin.otel.endpoint": "collector:4318"})
+
+
+@pytest.mark.parametrize(
+    "tracestate", ["nonsense", "a=b,=", "A=b", "a=\u00e9", ",".join(f"k{number}=v" for number in range(33))]
+)
+def test_an_invalid_tracestate_is_left_out_and_writes_nothing_to_standard_error(
+    collector: Collector, plugin_broker: StartPluginBroker, tracestate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenTelemetry warns with :mod:`logging`, whose last resort is the standard error of the broker."""
+    warnings: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert logging.lastResort is not None
+    monkeypatch.setattr(logging.lastResort, "emit", warnings.append)
+    broker = plugin_broker(OTEL, settings=settings(collector))
+    with broker.client.producer("p") as producer:
+        producer.send("T", b"x", properties={"traceparent": TRACEPARENT, "tracestate": tracestate})
+        producer.send("U", b"x", properties={"traceparent": TRACEPARENT, "tracestate": "a=b,c=d"})
+    assert [collector.one(name).trace_state for name in ("store T", "store U")] == ["", "a=b,c=d"]
+    assert [record.getMessage() for record in warnings] == []
 
 
 def test_long_properties_are_cut_before_spans_wait(collector: Collector, plugin_broker: StartPluginBroker) -> None:
