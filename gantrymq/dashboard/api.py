@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from mimetypes import guess_type
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ import structlog
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gantrymq._version import __version__
@@ -472,8 +473,12 @@ def make_app(source: Source, access: Access) -> Starlette:
     async def openapi(request: Request) -> Response:
         return JSONResponse(openapi_document())
 
+    files = {path: (STATIC / name).read_bytes() for path, name in FILES.items()}
+
     async def file(request: Request) -> Response:
-        return FileResponse(STATIC / FILES[request.scope["path"]], headers={"Cache-Control": "no-cache"})
+        path: str = request.scope["path"]
+        # FileResponse would cancel its own sending, and with it the end or the reuse of the connection.
+        return Response(files[path], media_type=guess_type(FILES[path])[0], headers={"Cache-Control": "no-cache"})
 
     routes = [Route(PREFIX + each.path, endpoint(each), methods=[each.method]) for each in OPERATIONS]
     routes += [
