@@ -19,7 +19,7 @@ OPTIONAL: Final[dict[str, tuple[str, ...]]] = {
     "acl": ("pyyaml",),
     "tls": ("cryptography",),
     "metrics": ("h11", "prometheus-client"),
-    "dashboard": ("hypercorn", "starlette"),
+    "dashboard": ("h11", "hypercorn", "starlette"),
     "compression": ("lz4", "zstandard"),
     "objectstore": ("obstore", "pyarrow"),
     "backup": ("fsspec", "obstore"),

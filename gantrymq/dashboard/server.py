@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import structlog
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve
 
 from gantrymq.client import connect
 from gantrymq.client.connect_options import outgoing_of
 from gantrymq.client.errors import GantryError
 from gantrymq.dashboard.access import Access
 from gantrymq.dashboard.api import Source, make_app
+from gantrymq.dashboard.connection import serve_connection
+from gantrymq.kernel.network.listening import serve_connections
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.peers import is_loopback
@@ -25,9 +26,10 @@ from gantrymq.remoting.tls import ServerTls, TlsUnusable
 log = structlog.get_logger("gantrymq.dashboard")
 
 BACKLOG: Final = 64
+CONNECTIONS_MAX: Final = 256
 HEAD_MAX_BYTES: Final = 16 * 1024
 IDLE_S: Final = 15.0
-"""How long a connection may be silent before and between requests."""
+"""How long a connection may take for its TLS handshake, and be silent before and between requests."""
 UNREAD_S: Final = 20.0
 """How long a peer may leave what was sent to it unread; on Linux only."""
 RETRY_S: Final = 1.0
@@ -91,19 +93,6 @@ class Certificates:
                 log.info("tls_files_loaded", certificate=self._files.certificate)
 
 
-class _Config(Config):
-    """With a context of ours: the versions and ciphers of the broker's port."""
-
-    context: ssl.SSLContext | None = None
-
-    @property
-    def ssl_enabled(self) -> bool:
-        return self.context is not None
-
-    def create_ssl_context(self) -> ssl.SSLContext | None:
-        return self.context
-
-
 async def run(
     sock: socket.socket,
     nameservers: str,
@@ -120,21 +109,26 @@ async def run(
     settings = dict(settings or {})
     OUTGOING.set(outgoing_of(settings))
     source = Source()
-    config = _Config()
-    config.context = None if certificates is None else certificates.context
-    config.bind = [f"fd://{sock.detach()}"]
-    config.h11_max_incomplete_size = HEAD_MAX_BYTES
-    config.keep_alive_timeout = IDLE_S
-    config.graceful_timeout = 0.5
-    config.include_server_header = False
-    config.accesslog = None
-    config.errorlog = None
+    context = None if certificates is None else certificates.context
+    serve = partial(serve_connection, make_app(source, access), _config(), context)
+    sock.setblocking(False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_connect, source, nameservers, settings)
         nursery.start_soon(source.sample)
         if certificates is not None:
             nursery.start_soon(certificates.watch)
-        await serve(make_app(source, access), config, shutdown_trigger=trio.sleep_forever)  # type: ignore[arg-type]
+        await serve_connections(sock, "a reader of the dashboard", CONNECTIONS_MAX, serve)
+
+
+def _config() -> Config:
+    config = Config()
+    config.h11_max_incomplete_size = HEAD_MAX_BYTES
+    config.keep_alive_timeout = IDLE_S
+    config.ssl_handshake_timeout = IDLE_S
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = None
+    return config
 
 
 async def _connect(source: Source, nameservers: str, settings: dict[str, Any]) -> None:

@@ -6,12 +6,11 @@ import contextlib
 import errno
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 import trio
 
-from gantrymq.kernel.env import Listener
 from gantrymq.remoting.outages import Outages
 
 log = structlog.get_logger("gantrymq.listening")
@@ -21,7 +20,23 @@ OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 ACCEPT_PAUSE_S: Final = 0.1
 
 
-async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tuple[str, int]]:
+class Acceptor(Protocol):
+    """What connections come from: a :class:`~gantrymq.kernel.env.Listener` that listens, or such a socket of Python's.
+
+    No method blocks.
+    """
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while a connection waits to be accepted."""
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        """The next connection, with host and port of the peer. ``BlockingIOError`` if none waits; OSError."""
+
+    def close(self) -> None:
+        """Release the address; accepted connections stay open."""
+
+
+async def accept_from(listener: Acceptor, whom: str) -> tuple[socket.socket, tuple[str, int]]:
     """Wait for the next connection; returns it with its address. Peers that disconnected meanwhile are skipped.
 
     While this process has no file descriptors left, connections wait, and ``accept_failed`` is logged with ``whom``
@@ -41,7 +56,7 @@ async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tup
 
 
 async def serve_connections(
-    listener: Listener, whom: str, connections_max: int, serve: Callable[[trio.SocketStream], Awaitable[None]]
+    listener: Acceptor, whom: str, connections_max: int, serve: Callable[[trio.SocketStream], Awaitable[None]]
 ) -> None:
     """Run ``serve`` for each connection until cancelled, then close the listener.
 
