@@ -8,12 +8,13 @@ of another origin can send without our consent (cross-site request forgery).
 from __future__ import annotations
 
 import hmac
+import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 from starlette.datastructures import MutableHeaders
@@ -177,6 +178,17 @@ class Guard:
             self._open -= 1
 
 
+class Answer(JSONResponse):
+    """An answer of the API. RuntimeError if JSON cannot express it."""
+
+    def render(self, content: Any) -> bytes:
+        """In ASCII: half of a surrogate pair, which a peer can send in JSON, has no other form."""
+        try:
+            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+        except ValueError as error:  # which would be a fault of the request
+            raise RuntimeError(f"the answer is no JSON: {error}") from error
+
+
 def refuse(status: int, code: str, text: str) -> JSONResponse:
     """An error of the API: ``{"error": {"code": ..., "message": ...}}``."""
-    return JSONResponse({"error": {"code": code, "message": text}}, status)
+    return Answer({"error": {"code": code, "message": text}}, status)

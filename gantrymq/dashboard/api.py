@@ -27,7 +27,7 @@ from starlette.routing import Route
 from gantrymq._version import __version__
 from gantrymq.client.errors import BrokerError, GantryError, NoRoute
 from gantrymq.dashboard import views
-from gantrymq.dashboard.access import COOKIE, Access, Guard, refuse
+from gantrymq.dashboard.access import COOKIE, Access, Answer, Guard, refuse
 from gantrymq.dashboard.schemas import ANSWERS, ERROR, FLAG, ROLE, SESSION, TEXT, WHOLE, Schema, fields, optional
 from gantrymq.message import Message
 from gantrymq.operations import dead_letters, groups
@@ -60,7 +60,6 @@ MISSING_S: Final = 3600.0
 LOGIN_PAUSE_S: Final = 1.0
 """How long the answer to an unknown token takes."""
 RECALL_GROUP: Final = "GANTRYMQ_DASHBOARD"
-EVENTS_SHOWN: Final = 200
 REPLAY_MAX: Final = 10_000
 """The most dead letters that one request sends again."""
 BODY_S: Final = 10.0
@@ -69,6 +68,10 @@ BODY_S: Final = 10.0
 
 class BadRequest(Exception):
     """The request cannot be carried out as it is."""
+
+
+class Running(Exception):
+    """The same is being done already."""
 
 
 class SlowBody(Exception):
@@ -84,6 +87,8 @@ class Source:
         self.samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES_KEPT)
         self.sampled = anyio.Event()
         self.streams = 0
+        self.replaying: set[str] = set()
+        """Groups whose dead letters are being replayed."""
         self._seen: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
 
     async def sample(self) -> None:
@@ -161,7 +166,7 @@ def _int(values: Any, name: str, default: int, least: int = 0) -> int:
     given = values.get(name, default)
     try:
         number = int(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last one for 1e400, which is infinite
         raise BadRequest(f"{name} must be a whole number, not {given!r}") from None
     if not least <= number < 1 << 62:
         raise BadRequest(f"{name} must be at least {least}, not {number}")
@@ -333,7 +338,7 @@ async def _log_events(client: Client, request: Request, body: dict[str, Any]) ->
     level = request.query_params.get("level", "info")
     if level not in RANKS:
         raise BadRequest(f"level must be one of {', '.join(RANKS)}, not {level!r}")
-    return {"events": recent_events(level, request.query_params.get("search", ""), EVENTS_SHOWN)}
+    return {"events": recent_events(level, request.query_params.get("search", ""))}
 
 
 async def _dead_letters(client: Client, request: Request, body: dict[str, Any]) -> Any:
@@ -349,7 +354,14 @@ async def _replay(client: Client, request: Request, body: dict[str, Any]) -> Any
     name = request.path_params["group"]
     _confirmed(body, name)
     most = min(_int(body, "max", REPLAY_MAX, 1), REPLAY_MAX)
-    return {"group": name, "sent": await dead_letters.replay(client, name, limit=most)}
+    replaying: set[str] = request.app.state.source.replaying
+    if name in replaying:  # two at the same time would send each dead letter twice
+        raise Running(f"the dead letters of group {name} are being replayed already; try again later")
+    replaying.add(name)
+    try:
+        return {"group": name, "sent": await dead_letters.replay(client, name, limit=most)}
+    finally:
+        replaying.remove(name)
 
 
 async def _delayed(client: Client, request: Request, body: dict[str, Any]) -> Any:
@@ -497,6 +509,7 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
         with anyio.fail_after(TIMEOUT_S):
             client = source.ready() if operation.needs_cluster else None
             found = await operation.handler(client, request, body)  # type: ignore[arg-type]
+        response = Answer(found)
     except (BadRequest, ValueError, NotRecalled) as error:
         return refuse(400, "bad_request", str(error))
     except SlowBody as error:
@@ -505,10 +518,12 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
         return refuse(404, "not_found", str(error))
     except (BrokerError, RemoteFault) as error:
         return refuse(409, "broker", str(error))
+    except Running as error:
+        return refuse(409, "running", str(error))
+    except TimeoutError as error:  # an OSError too
+        return refuse(504, "timeout", str(error) or f"the cluster did not answer in {TIMEOUT_S:g} s")
     except (GantryError, OSError) as error:
         return refuse(502, "cluster", str(error))
-    except TimeoutError:
-        return refuse(504, "timeout", f"the cluster did not answer in {TIMEOUT_S:g} s")
     except Exception as error:
         log.exception("dashboard_request_failed", path=request.scope["path"])
         return refuse(500, "internal", f"{type(error).__name__}: see the log")
@@ -519,7 +534,7 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
             path=request.scope["path"],
             peer=request.client and request.client.host,
         )
-    return JSONResponse(found)
+    return response
 
 
 async def _read_body(request: Request) -> dict[str, Any]:

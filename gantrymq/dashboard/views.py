@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -407,6 +408,7 @@ def _whole(text: str | None) -> int | None:
 
 def _number(text: str | None) -> float | None:
     try:
-        return None if text is None else float(text)
+        number = None if text is None else float(text)
     except ValueError:
         return None
+    return number if number is None or math.isfinite(number) else None  # JSON has no other numbers

@@ -1,0 +1,184 @@
+"""What the API answers if a request fails or takes too long, or if JSON cannot express what it found; no cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[dashboard])")
+
+from starlette.applications import Starlette
+
+from gantrymq.client import Client
+from gantrymq.client.errors import GantryError
+from gantrymq.dashboard import views
+from gantrymq.dashboard.access import Access
+from gantrymq.dashboard.api import PREFIX, TIMEOUT_S, Source, make_app
+from gantrymq.operations import dead_letters
+from gantrymq.remoting.recent_events import EVENTS_KEPT, keep_recent
+from support.dashboard import check_answer
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.trio]
+
+REPLAY = "/dead-letters/billing/replay"
+HALF_PAIR = "\ud800"
+
+
+@pytest.fixture
+def app() -> Starlette:
+    source = Source()
+    source.client = cast("Client", object())
+    return make_app(source, Access())
+
+
+async def ask(app: Starlette, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[int, Any]:
+    """Status and body of an answer."""
+    scope = {
+        "type": "http", "method": method, "scheme": "http", "path": PREFIX + path, "query_string": query.encode(),
+        "headers": [(b"host", b"localhost"), (b"x-gantrymq-change", b"1")], "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+    sent = list[Any]()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    answer = json.loads(sent[1]["body"])
+    check_answer(method, PREFIX + path, sent[0]["status"], answer)
+    return sent[0]["status"], answer
+
+
+def find_plugins(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float) -> None:
+    """Let the cluster have one plugin."""
+    row = {"broker": "b", "plugin": name, "version": "1", "tasks": {}, "calls": 0, "seconds": seconds, "errors": 0}
+
+    async def found(client: Client) -> list[dict[str, Any]]:
+        return [row]
+
+    monkeypatch.setattr(views, "plugins", found)
+
+
+async def test_a_cluster_that_does_not_answer_in_time_is_a_timeout(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def silent(client: Client) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(views, "plugins", silent)
+    began = trio.current_time()
+    status, found = await ask(app, "GET", "/plugins")
+    assert (status, found["error"]["code"]) == (504, "timeout")
+    assert found["error"]["message"] == "the cluster did not answer in 30 s"
+    assert trio.current_time() - began == pytest.approx(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(TimeoutError(110, "timed out"), 504), (ConnectionResetError(104, "reset"), 502), (GantryError(HALF_PAIR), 502)],
+    ids=["timed out", "reset", "no UTF-8"],
+)
+async def test_an_error_of_the_connection_says_what_it_is(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    async def fail(client: Client) -> None:
+        raise error
+
+    monkeypatch.setattr(views, "plugins", fail)
+    given, found = await ask(app, "GET", "/plugins")
+    assert (given, found["error"]["message"]) == (status, str(error))
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
+async def test_a_number_without_a_value_is_refused(app: Starlette, number: str) -> None:
+    status, found = await ask(app, "POST", "/topics", b'{"topic": "x", "queues": %s}' % number.encode())
+    assert (status, found["error"]["code"]) == (400, "bad_request")
+    assert "queues must be a whole number" in found["error"]["message"]
+
+
+async def test_a_counter_without_a_value_is_shown_as_missing(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = dict.fromkeys(("cluster", "broker", "role", "address"), "x") | {"id": 0, "offset": 0, "lag_seconds": 0}
+
+    async def rows(client: Client) -> list[dict[str, Any]]:
+        return [row]
+
+    async def runtime(client: Client, address: str) -> dict[str, str]:
+        return {"commitLogDiskRatio": "NaN"}
+
+    monkeypatch.setattr(views, "broker_rows", rows)
+    monkeypatch.setattr(views, "runtime_info", runtime)
+    status, found = await ask(app, "GET", "/brokers")
+    assert (status, found["brokers"][0]["disk_ratio"]) == (200, None)
+
+
+async def test_an_answer_that_is_no_json_is_an_error_that_is_logged(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_plugins(monkeypatch, "p", float("nan"))
+    with capture_logs() as logs:
+        status, found = await ask(app, "GET", "/plugins")
+    assert (status, found["error"]["code"]) == (500, "internal")
+    assert [each["event"] for each in logs] == ["dashboard_request_failed"]
+
+
+async def test_a_name_that_is_no_utf_8_is_shown(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_plugins(monkeypatch, HALF_PAIR, 0.5)
+    status, found = await ask(app, "GET", "/plugins")
+    assert (status, found["plugins"][0]["plugin"]) == (200, HALF_PAIR)
+
+
+async def test_dead_letters_of_a_group_are_replayed_once_at_a_time(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, done = trio.Event(), trio.Event()
+    calls: list[str] = []
+    answers: list[tuple[int, Any]] = []
+
+    async def replay(client: Client, group: str, *, limit: int) -> int:
+        calls.append(group)
+        if group == "billing":
+            begun.set()
+            await done.wait()
+        return 1
+
+    async def ask_for_replay() -> None:
+        answers.append(await ask(app, "POST", REPLAY, b'{"confirm": "billing"}'))
+
+    monkeypatch.setattr(dead_letters, "replay", replay)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_for_replay)
+        await begun.wait()
+        status, found = await ask(app, "POST", REPLAY, b'{"confirm": "billing"}')
+        assert (status, found["error"]["code"]) == (409, "running")
+        assert (await ask(app, "POST", "/dead-letters/mailing/replay", b'{"confirm": "mailing"}'))[0] == 200
+        done.set()
+    await ask_for_replay()
+    assert answers == [(200, {"group": "billing", "sent": 1})] * 2
+    assert calls == ["billing", "mailing", "billing"]
+
+
+async def test_a_replay_that_fails_can_be_repeated(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def replay(client: Client, group: str, *, limit: int) -> int:
+        raise GantryError("gone")
+
+    monkeypatch.setattr(dead_letters, "replay", replay)
+    for _ in range(2):
+        assert (await ask(app, "POST", REPLAY, b'{"confirm": "billing"}'))[0] == 502
+
+
+async def test_all_log_events_that_are_kept_are_shown(app: Starlette) -> None:
+    component = uuid4().hex
+    for number in range(EVENTS_KEPT + 1):
+        keep_recent(None, "info", {"event": str(number), "component": component})
+    status, found = await ask(app, "GET", "/log-events", query=f"search={component}")
+    assert status == 200
+    assert [each["event"] for each in found["events"]] == [str(number) for number in range(EVENTS_KEPT, 0, -1)]
