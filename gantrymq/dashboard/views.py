@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -32,6 +33,7 @@ from gantrymq.remoting.versions import version_name
 if TYPE_CHECKING:
     from gantrymq.client import Client
     from gantrymq.message import DeliveredRecord
+    from gantrymq.remoting.bodies.queues import MessageQueue
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -309,25 +311,38 @@ async def delay_levels(client: Client) -> list[dict[str, Any]]:
 
 
 async def peek(client: Client, topic_name: str, start: str, most: int) -> list[dict[str, Any]]:
-    """Messages of a topic without a group; ``start``: first, last (the newest), or ms since 1970."""
-    from datetime import UTC, datetime
+    """Messages of a topic without a group; ``start``: first, last (the newest), or ms since 1970.
 
+    Each queue is read as far as ``most`` messages, because all of them may be in one queue.
+    """
     most = max(1, min(most, MESSAGES_MAX))
-    begin: Any = datetime.fromtimestamp(int(start) / 1000, UTC) if start.isdecimal() else "first"
-    async with client.reader(topic_name, start=begin, until="end") as reader:
+    found: list[dict[str, Any]] = []
+
+    async def read(queue: MessageQueue) -> None:
+        nonlocal found
+        begin, end = await client.admin.min_offset(queue), await client.admin.max_offset(queue)
         if start == "last":
-            ends, begins = await reader.end_offsets(), await reader.begin_offsets()
-            share = -(-most // max(1, len(ends)))
-            for queue, end in ends.items():
-                await reader.seek(queue, max(begins.get(queue, 0), end - share))
-        found: list[DeliveredRecord] = []
-        while len(found) < most:
-            messages = await reader.poll(max=most - len(found))
-            if not messages:
-                break
-            found += messages
-    found.sort(key=lambda message: message.store_timestamp, reverse=start == "last")
-    return [shown(message) for message in found]
+            begin = max(begin, end - most)
+        elif start != "first":
+            begin = await client.admin.search_offset(queue, int(start))
+        if begin >= end:
+            return
+        left = most
+        async with client.reader(topic_name, until="end") as reader:
+            await reader.assign([queue])
+            await reader.seek(queue, begin)
+            while left > 0 and (messages := await reader.poll(max=left)):
+                left -= len(messages)
+                found += [shown(message) for message in messages]
+                found = sorted(found, key=_STORED, reverse=start == "last")[:most]
+                if start != "last" and len(found) == most and messages[-1].store_timestamp > found[-1]["stored"]:
+                    break  # later ones of this queue are later still
+
+    await each(await client.admin.queues(topic_name), read)
+    return found
+
+
+_STORED: Final = itemgetter("stored", "broker", "queue", "offset")
 
 
 async def find(client: Client, topic_name: str, *, key: str = "", message_id: str = "") -> list[dict[str, Any]]:

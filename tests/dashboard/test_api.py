@@ -88,6 +88,27 @@ def test_a_body_that_is_no_text_and_a_long_one_are_shown_as_far_as_they_go(site:
     assert (long["body_bytes"], long["body_text"]) == (40_000, "ä" * 8192)
 
 
+def test_the_oldest_and_newest_messages_are_shown_however_full_each_queue_is(site: Site) -> None:
+    site.client.admin.create_topic("skewed", 40)
+    with site.client.producer("P") as producer:
+        for queue in [*range(40), *[0] * 20]:
+            producer.send("skewed", b"x", queue=queue)
+
+    def places(query: str) -> list[tuple[int, int]]:
+        found = site.get(f"/topics/skewed/messages?{query}")["messages"]
+        return [(one["queue"], one["offset"]) for one in found]
+
+    assert places("from=first&max=4") == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert places("from=0&max=4") == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert places("from=last&max=4") == [(0, 20), (0, 19), (0, 18), (0, 17)]
+    assert places("from=last&max=21")[-2:] == [(0, 1), (39, 0)]
+    stored = [one["stored"] for one in site.get("/topics/skewed/messages?from=first&max=64")["messages"]]
+    assert len(stored) == 60
+    assert stored == sorted(stored)
+    later = site.get(f"/topics/skewed/messages?from={stored[30]}&max=8")["messages"]
+    assert [one["stored"] for one in later] == [each for each in stored if each >= stored[30]][:8]
+
+
 def test_the_lag_of_a_group_is_seen_and_its_offsets_are_reset(site: Site) -> None:
     site.client.admin.create_topic("lagging", 1)
     with site.client.producer("P") as producer:
