@@ -172,6 +172,43 @@ def test_a_viewer_sees_all_and_changes_nothing(open_page: Callable[..., Any], tm
         page.get_by_label("Token").wait_for()
 
 
+def test_a_page_whose_event_stream_was_refused_goes_on_by_itself(site: Site, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    statuses = [503, 502]
+
+    def handle(route: Any) -> None:
+        if statuses:
+            route.fulfill(status=statuses.pop(0), content_type="application/json", body="{}")
+        else:
+            route.continue_()
+
+    page.route("**/api/v1/stream", handle)
+    page.goto(f"http://{site.address}/")
+    sync_api.expect(page.locator("#state-text")).to_have_text("no connection to the dashboard", timeout=PATIENCE_MS)
+    sync_api.expect(page.locator("#state-text")).to_have_text("live", timeout=PATIENCE_MS)
+
+
+def test_a_page_whose_session_has_ended_asks_for_the_token(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("admin does-all-0123456789\n")
+    page = open_page()
+    with started_site(tmp_path / "store", dashboard__tokens=tokens) as site:
+        page.goto(f"http://{site.address}/#/topics")
+        page.get_by_label("Token").fill("does-all-0123456789")
+        page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
+        sync_api.expect(page.locator("#state-text")).to_have_text("live", timeout=PATIENCE_MS)
+        (plugin,) = (info.plugin for info in site.cluster.broker.manager.plugins if info.name == "dashboard")
+
+        def forget_sessions(route: Any) -> None:  # as a restart
+            plugin._access._sessions.clear()
+            route.continue_()
+
+        page.route("**/api/v1/stream", forget_sessions)
+        page.goto(f"http://{site.address}/#/api")  # a page that asks for nothing that needs a token
+        page.reload()
+        page.get_by_label("Token").wait_for()
+
+
 def test_offsets_are_reset_after_a_preview(site: Site, open_page: Callable[..., Any]) -> None:
     site.client.admin.create_topic("refunds", 1)
     with site.client.producer("P") as producer:

@@ -628,13 +628,27 @@ function state(good, text) {
   document.getElementById("state-text").textContent = text;
 }
 
-let events;
+const LISTEN_AGAIN_MS = 5000;
+let events, listening;
 function listen() {
   events?.close();
+  clearTimeout(listening);
   events = new EventSource(`${API}/stream`);
   events.addEventListener("history", (event) => { samples = JSON.parse(event.data); update(); });
   events.addEventListener("sample", (event) => { samples = [...samples, JSON.parse(event.data)].slice(-150); update(); });
-  events.onerror = () => state(false, "no connection to the dashboard");
+  events.onerror = () => {
+    state(false, "no connection to the dashboard");
+    if (events.readyState === EventSource.CLOSED) listening = setTimeout(listenAgain, LISTEN_AGAIN_MS);
+  };
+}
+
+// A browser reconnects after a broken connection, but not after a refusal: a session that has ended, or a busy server.
+async function listenAgain() {
+  const found = await api("/session").catch(() => null); // null: nobody answers
+  if (found) { session = found; foot(); }
+  if (found?.role) listen();
+  else if (found && !dialog.open) askToken();
+  else listening = setTimeout(listenAgain, LISTEN_AGAIN_MS);
 }
 
 function update() {
