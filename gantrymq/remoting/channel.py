@@ -30,7 +30,15 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.advice import ADVICE
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
-from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault, TlsFailed
+from gantrymq.remoting.errors import (
+    CallTimeout,
+    ChannelClosed,
+    ConnectFailed,
+    FatalRemoteFault,
+    FrameTooLong,
+    RemoteFault,
+    TlsFailed,
+)
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
@@ -368,7 +376,7 @@ class Channel:
 
     def _put_nowait(self, frame: bytes, *, at_once: bool) -> None:
         if len(frame) > FRAME_MAX_BYTES:
-            raise ValueError(f"a frame of {len(frame)} bytes, {FRAME_MAX_BYTES} is the limit")
+            raise FrameTooLong(f"a frame of {len(frame)} bytes, {FRAME_MAX_BYTES} is the limit")
         self._queue(frame, at_once=at_once)
 
     def _queue(self, frame: bytes, *, at_once: bool) -> None:

@@ -33,6 +33,10 @@ class TlsHandshake(FatalRemoteFault):
         )
 
 
+class FrameTooLong(ValueError):
+    """A request or response does not fit into a frame; nothing was sent."""
+
+
 class GantryError(Exception):
     """Base of all errors that the calling side raises intentionally."""
 

@@ -5,15 +5,20 @@ Source: RocketMQ 4.9.7 ``BrokerOuterAPI``; its nameserver and 5.3.3's read the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.interfaces import Replication
 from gantrymq.remoting.address import format_address, parse_address
-from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
+from gantrymq.remoting.bodies.registration import (
+    RegisterBrokerBody,
+    body_crc32,
+    join_compressed,
+    topic_for_compressed,
+)
 from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode
@@ -30,14 +35,54 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.register")
 
 
+COMPRESSED_FROM_BYTES: Final = 8 * 1024 * 1024
+"""The size of the topics as JSON from which the body is compressed: it must fit into a frame. The compressed form lacks
+the system flags and attributes of topics."""
+
+
+class _TopicTexts:
+    """The texts of all topics, each cached until its configuration changes."""
+
+    def __init__(self, encode: Callable[[str, TopicConfig], bytes]) -> None:
+        self._encode = encode
+        self._topics: dict[str, TopicConfig] = {}
+        self._texts: dict[str, bytes] = {}
+        self.size = 0
+        """The bytes of all texts."""
+        self.changes = 0
+        """The number of topics that were added, changed or removed."""
+
+    def update(self, topics: Mapping[str, TopicConfig]) -> Collection[bytes]:
+        """Return the texts of ``topics``."""
+        known, texts = self._topics, self._texts
+        find = known.get
+        changed = [(name, topic) for name, topic in topics.items() if find(name) is not topic]
+        self.changes += len(changed)
+        for name, topic in changed:
+            known[name] = topic
+            text = self._encode(name, topic)
+            self.size += len(text) - len(texts.get(name, b""))
+            texts[name] = text
+        if len(known) > len(topics):
+            for name in known.keys() - topics.keys():
+                del known[name]
+                self.size -= len(texts.pop(name))
+                self.changes += 1
+        return texts.values()
+
+
 class Announcement:
     """Builds the requests. The text of each topic is cached until its configuration changes, so that a registration is
-    a join."""
+    a join; a compressed body is cached until a topic changes."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._topics: dict[str, TopicConfig] = {}
-        self._texts: dict[str, bytes] = {}
+        self._json = _TopicTexts(_to_json)
+        self._compressible: _TopicTexts | None = None
+        """Exists while the body is compressed."""
+        self._compressed = b""
+        self._compressed_of: tuple[bytes, int] | None = None
+        """What is compressed: the JSON of all but the topics, and the number of changes of the topics."""
         self._version = DataVersion()
         """As it was registered last."""
 
@@ -46,7 +91,7 @@ class Announcement:
         broker = self._broker
         replication = broker.registry.find(Replication)
         epoch = None if replication is None else replication.epoch
-        body = self._encode(RegisterBrokerBody(**self._collect()), epoch)
+        body, is_compressed = self._encode(RegisterBrokerBody(**self._collect()), epoch)
         host, port = parse_address(broker.address)
         header = RegisterBrokerHeader(
             broker_name=broker.name,
@@ -54,7 +99,7 @@ class Announcement:
             cluster_name=broker.cluster,
             ha_server_addr=(replication and replication.ha_address) or format_address(host, port + 1),
             broker_id=broker.broker_id,
-            compressed=False,
+            compressed=is_compressed,
             body_crc32=body_crc32(body),
             # As 5.x brokers set it: a nameserver that supports it accepts topics from a slave while there is no master,
             # so a restarted nameserver still returns the slave to consumers.
@@ -101,7 +146,8 @@ class Announcement:
             parts.update(part)
         return parts
 
-    def _encode(self, body: RegisterBrokerBody, epoch: Epoch | None) -> bytes:
+    def _encode(self, body: RegisterBrokerBody, epoch: Epoch | None) -> tuple[bytes, bool]:
+        """Return the body, and whether it is compressed."""
         wrapper = body.topic_config_serialize_wrapper
         version = wrapper.data_version
         if epoch is not None and not self._broker.broker_id:  # RocketMQ 5's nameserver lets the higher one stay
@@ -111,19 +157,25 @@ class Announcement:
             dumps(body.filter_server_list),
             version.to_bytes(),
         )
-        return join_between(begin, self._topic_texts(wrapper.topic_config_table), b"}}}")
+        texts = self._json.update(wrapper.topic_config_table)
+        if self._json.size < COMPRESSED_FROM_BYTES:
+            self._compressible, self._compressed, self._compressed_of = None, b"", None
+            return join_between(begin, texts, b"}}}"), False
+        if self._compressible is None:
+            self._compressible = _TopicTexts(_to_compressible)
+        if self._compressed_of != (begin, self._json.changes):
+            texts = self._compressible.update(wrapper.topic_config_table)
+            self._compressed = join_compressed(version, texts, body.filter_server_list)
+            self._compressed_of = begin, self._json.changes
+        return self._compressed, True
 
-    def _topic_texts(self, topics: Mapping[str, TopicConfig]) -> Iterable[bytes]:
-        known, texts = self._topics, self._texts
-        find = known.get
-        changed = [(name, topic) for name, topic in topics.items() if find(name) is not topic]
-        for name, topic in changed:
-            known[name] = topic
-            texts[name] = dumps(name) + b":" + topic.to_bytes()
-        if len(known) > len(topics):
-            for name in known.keys() - topics.keys():
-                del known[name], texts[name]
-        return texts.values()
+
+def _to_json(name: str, topic: TopicConfig) -> bytes:
+    return dumps(name) + b":" + topic.to_bytes()
+
+
+def _to_compressible(_: str, topic: TopicConfig) -> bytes:
+    return topic_for_compressed(topic)
 
 
 def _checked(part: Any) -> dict[str, Any]:

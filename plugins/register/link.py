@@ -16,7 +16,7 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import epoch_in
-from gantrymq.remoting.errors import ConnectError, RemoteFault
+from gantrymq.remoting.errors import ConnectError, FrameTooLong, RemoteFault
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.nameserver import RegisterBrokerResponse
 from gantrymq.remoting.outages import Outages
@@ -93,6 +93,9 @@ class Link:
                 self._failed(str(fault))
             except OSError as error:  # the epoch stays unknown, and the next answer reports it again
                 self._failed(f"an epoch that it reports cannot be stored: {error}")
+            except FrameTooLong as error:
+                self.registered = False
+                self._outages.error("registration_too_large", address=self.address, reason=str(error))
             self.tried.set()
             with trio.move_on_after(self._delay):
                 await self._leaving.wait()
@@ -119,6 +122,7 @@ class Link:
                 log.info("nameserver_registered", address=self.address)
             self.registered = self._duplicate_check.has_registered = True
             self._outages.over("nameserver_unreachable")
+            self._outages.over("registration_too_large")
             self._delay = FIRST_RETRY_S
             self.tried.set()
             until = trio.current_time() + pause

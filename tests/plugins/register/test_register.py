@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +21,20 @@ from gantrymq.kernel.manager import PluginManager
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.plugins.interfaces import Registration, Replication, TopicTable
+from gantrymq.plugins.register import body as announcement_body
 from gantrymq.plugins.register import link
 from gantrymq.plugins.register.body import Announcement
+from gantrymq.plugins.register.link import Link
 from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
 from gantrymq.remoting.bodies.routes import TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.epoch import EPOCH_FIELD, Epoch
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed
+from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.nameserver import BrokerHeader, RegisterBrokerHeader, RouteHeader
 from gantrymq.testing.memory_env import MemoryEnv
@@ -170,6 +177,110 @@ def test_a_topic_that_changed_or_went_is_said_so_the_next_time(make_broker: Any)
     table = RegisterBrokerBody.decode(announcement.register().body).topic_config_serialize_wrapper.topic_config_table
     assert (table["orders"].read_queue_nums, table["orders"].perm) == (2, 4)
     assert "gone" not in table
+
+
+def test_a_large_registration_is_compressed_and_has_each_change(
+    make_broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def registered() -> dict[str, tuple[int, int, int]]:
+        command = announcement.register()
+        header = read_header(RegisterBrokerHeader, command.ext)
+        assert (header.compressed, header.body_crc32) == (True, body_crc32(command.body))
+        body = RegisterBrokerBody.decode(command.body, compressed=True)
+        wrapper = body.topic_config_serialize_wrapper
+        assert body.filter_server_list == []
+        assert wrapper.data_version.counter > 0
+        table = wrapper.topic_config_table
+        assert set(table) == set(topics.names())
+        return {name: (each.read_queue_nums, each.write_queue_nums, each.perm) for name, each in table.items()}
+
+    monkeypatch.setattr(announcement_body, "COMPRESSED_FROM_BYTES", 500)
+    broker = make(make_broker)
+    topics = broker.registry.get(TopicTable)
+    announcement = Announcement(broker)
+    topics.for_send("orders", "TBW102", 4)
+    topics.for_send("gone", "TBW102", 4)
+    assert registered()["orders"] == (4, 4, 6)
+    assert announcement.register().body is announcement.register().body, "compressed once"
+    broker.ask(17, {
+        "topic": "orders", "defaultTopic": "", "readQueueNums": 2, "writeQueueNums": 3, "perm": 4,
+        "topicFilterType": "SINGLE_TAG",
+    })  # fmt: skip
+    assert registered()["orders"] == (2, 3, 4)
+    broker.ask(215, {"topic": "gone"})
+    assert "gone" not in registered()
+    monkeypatch.undo()
+    assert not read_header(RegisterBrokerHeader, announcement.register().ext).compressed
+    plain = RegisterBrokerBody.decode(announcement.register().body).topic_config_serialize_wrapper
+    assert set(plain.topic_config_table) == set(topics.names())
+
+
+@pytest.mark.trio
+@pytest.mark.slow
+async def test_topics_of_more_than_a_frame_are_registered(make_broker: Any) -> None:
+    class Advertiser:
+        name = "advertiser"
+
+        @hookimpl
+        def advertise(self) -> dict[str, object]:
+            return {"topic_config_serialize_wrapper": TopicConfigSerializeWrapper(table, DataVersion(1, 1))}
+
+    table = {name: TopicConfig(name, 8, 8) for name in (f"{number:0127}" for number in range(45_000))}
+    async with trio.open_nursery() as nursery:
+        nameserver = NameServer(NameServerConfig(port=0))
+        await nursery.start(nameserver.serve)
+        settings = {"broker.nameservers": nameserver.address, "plugin.register.timeout": "60s"}
+        broker = make_broker("register", **settings)
+        broker.manager = PluginManager(
+            [*((info.origin, info.plugin) for info in broker.manager.plugins), ("x", Advertiser())], hookspecs
+        )
+        assert len(TopicConfigSerializeWrapper(table).to_bytes()) > FRAME_MAX_BYTES
+        async with running(broker):
+            assert await broker.registry.get(Registration).wait_first(60.0)
+            assert nameserver.routes.topics().topic_list == list(table)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_registration_that_fits_no_frame_is_an_error_in_the_log_and_tried_again() -> None:
+    size = FRAME_MAX_BYTES
+    announcement: Any = SimpleNamespace(
+        register=lambda: Command(RequestCode.REGISTER_BROKER, {}, bytes(size)),
+        unregister=lambda: Command(RequestCode.UNREGISTER_BROKER, {}),
+    )
+
+    async def check(*_: object) -> bool:
+        return False
+
+    duplicates: Any = SimpleNamespace(
+        check=check, monotonic=lambda: 0.0, settle=lambda: None, is_fenced=False, lost=True, replication=None
+    )
+
+    async def answer(stream: trio.SocketStream) -> None:
+        received = bytearray()
+        while data := await stream.receive_some(65536):
+            received += data
+            frames, used = cut_frames(received)
+            del received[:used]
+            for each in frames:
+                await stream.send_all(encode(decode(each).answer(0)))
+
+    async with trio.open_nursery() as nursery:
+        (listener, *_) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        to = Link(f"127.0.0.1:{listener.socket.getsockname()[1]}", announcement, duplicates, 30.0, 6.0)
+        with structlog.testing.capture_logs() as logs:
+            nursery.start_soon(to.run)
+            with trio.fail_after(60):
+                await to.tried.wait()
+            assert not to.registered
+            size = 100
+            with trio.fail_after(60):
+                while not to.registered:  # noqa: ASYNC110 - there is no event for it
+                    await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    [failed] = [each for each in logs if each["log_level"] == "error"]
+    assert failed["event"] == "registration_too_large"
+    assert f"{FRAME_MAX_BYTES} is the limit" in failed["reason"]
 
 
 def test_an_ipv6_address_gets_an_ipv6_ha_address(make_broker: Any) -> None:
