@@ -24,6 +24,8 @@ class KVRequests:
     def __init__(self, kv: KVConfig, changed: Callable[[], None]) -> None:
         self._kv = kv
         self._changed = changed
+        self.deleted: Callable[[str, str], None] | None = None
+        """Called with the namespace and key that an administrator has deleted."""
         self._turn = trio.Lock()
         self.handlers: dict[int, Handler] = {
             RequestCode.PUT_KV_CONFIG: self._put,
@@ -40,6 +42,8 @@ class KVRequests:
     async def _delete(self, request: Command, connection: object) -> Command:
         header = read_header(KVConfigHeader, request.ext)
         await self.change(self._kv.delete, header.namespace, header.key)
+        if self.deleted is not None:
+            self.deleted(header.namespace, header.key)
         return success(request)
 
     async def change(self, change: Callable[..., None], *arguments: str) -> None:

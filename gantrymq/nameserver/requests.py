@@ -107,7 +107,8 @@ class Requests:
         self._refusals = RefusalLog(trio.current_time)
         self._registering = trio.Lock()
         kv_requests = KVRequests(kv, self._cache.clear)
-        self._epochs = KnownEpochs(kv, kv_requests.change)
+        self._epochs = KnownEpochs(kv, kv_requests.change, trio.current_time)
+        kv_requests.deleted = self._epochs.forget
         self.handlers: dict[int, Handler] = {
             **kv_requests.handlers,
             RequestCode.REGISTER_BROKER: self._register,
@@ -200,7 +201,9 @@ class Requests:
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         # One at a time, so that partly decoded registrations do not fill the memory and those of one broker do not mix.
         async with self._registering:
-            return await self._take_registration(request, connection, header, identity)
+            response = await self._take_registration(request, connection, header, identity)
+        await self._epochs.store(identity)
+        return response
 
     async def _take_registration(
         self, request: Command, connection: object, header: RegisterBrokerHeader, identity: BrokerIdentity
@@ -208,7 +211,7 @@ class Requests:
         wrapper, filter_servers = await _in_steps(_read_register_body(request, header.compressed))
         lifetime = header.heartbeat_timeout_millis
         said = epoch_in(request.ext)
-        known = None if said is None else await self._epochs.learn(identity, said)
+        known = None if said is None else self._epochs.learn(identity, said)
         if said is not None and known is not None and not identity.broker_id and known.contradicts(said):
             if self._routes.unregister(identity):
                 log.warning("deposed_master_refused", **_fields(identity), epoch=str(said), known=str(known))
@@ -261,13 +264,14 @@ class Requests:
         changed = known is None or known != DataVersion.from_request(request.body)
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         said = epoch_in(request.ext)
-        highest = None if said is None else await self._epochs.learn(identity, said)
+        highest = None if said is None else self._epochs.learn(identity, said)
         is_deposed = said is not None and highest is not None and not identity.broker_id and highest.contradicts(said)
         if not (changed or is_deposed):
             self._routes.renew(header.broker_addr)
         response = success(request, DataVersionResponse(changed=changed), known)
         if highest is not None:
             response.ext = {**(response.ext or {}), EPOCH_FIELD: str(highest)}
+            await self._epochs.store(identity)
         return response
 
     async def _heartbeat(self, request: Command, connection: object) -> Command:

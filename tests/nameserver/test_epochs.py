@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
+from gantrymq.nameserver import epochs, kv
 from gantrymq.nameserver.epochs import EPOCHS_NAMESPACE
 from gantrymq.nameserver.kv import KVConfig
 from gantrymq.nameserver.requests import Requests
@@ -53,6 +56,14 @@ class Nameserver:
 OLD, NEW = Epoch(), Epoch(1, "aa")
 
 
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """The path of a KV file that cannot be written until its folder, which is a file, is removed."""
+    folder = tmp_path / "folder"
+    folder.write_text("a file stands for a full disk")
+    return folder / "kv.json"
+
+
 async def test_a_deposed_master_is_refused_with_the_reason_also_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
     first = Nameserver(path)
@@ -96,3 +107,92 @@ async def test_the_higher_of_two_simultaneous_epochs_wins(tmp_path: Path) -> Non
             nursery.start_soon(nameserver.register, f"h:{number}", Epoch(number, "x"))
     assert nameserver.master() == "h:4"
     assert nameserver.kv.get(EPOCHS_NAMESPACE, "a@C") == "4-x"
+
+
+async def test_a_nameserver_that_cannot_store_an_epoch_accepts_the_promoted_master_and_refuses_the_old_one(
+    broken: Path,
+) -> None:
+    nameserver = Nameserver(broken)
+    assert await nameserver.register("h:1", OLD) == OLD
+    with capture_logs() as logs:
+        assert await nameserver.register("h:2", NEW) == NEW
+        assert await nameserver.beat("h:1", OLD) == NEW, "its lease is not renewed"
+        assert await nameserver.register("h:1", OLD) == NEW
+        assert await nameserver.register("h:3", NEW, broker_id=1) == NEW
+    assert nameserver.master() == "h:2"
+    [failed] = [each for each in logs if each["log_level"] == "error"]
+    assert (failed["event"], failed["broker"], failed["epoch"]) == ("epoch_not_stored", "a", "1-aa")
+
+    broken.parent.unlink()
+    assert await nameserver.register("h:2", NEW) == NEW
+    assert Nameserver(broken).kv.get(EPOCHS_NAMESPACE, "a@C") == "1-aa", "the next report stores it"
+
+
+async def test_an_administrator_deletes_an_epoch_that_could_not_be_stored(broken: Path) -> None:
+    nameserver = Nameserver(broken)
+    assert await nameserver.register("h:2", NEW) == NEW
+    delete = Command(RequestCode.DELETE_KV_CONFIG, {"namespace": EPOCHS_NAMESPACE, "key": "a@C"})
+    assert (await nameserver.requests.answer(delete, object())).code == 0
+    assert await nameserver.register("h:1", OLD) == OLD
+    assert nameserver.master() == "h:1"
+
+
+async def test_other_brokers_register_while_an_epoch_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nameserver = Nameserver(tmp_path / "kv.json")
+    writing, released, write = trio.Event(), Event(), kv._write_atomically
+
+    def wait_and_write(path: Path, data: bytes) -> None:
+        trio.from_thread.run_sync(writing.set)
+        released.wait()
+        write(path, data)
+
+    monkeypatch.setattr(kv, "_write_atomically", wait_and_write)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nameserver.register, "h:2", NEW)
+            try:
+                await writing.wait()
+                assert nameserver.master() == "h:2"
+                assert await nameserver.register("h:1", OLD) == NEW
+                assert await nameserver.register("h:2", NEW) == NEW, "only the first report waits"
+            finally:
+                released.set()
+    assert nameserver.kv.get(EPOCHS_NAMESPACE, "a@C") == "1-aa"
+
+
+async def test_a_higher_epoch_that_comes_during_the_write_is_stored_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nameserver = Nameserver(tmp_path / "kv.json")
+    writing, released, write = trio.Event(), Event(), kv._write_atomically
+
+    def wait_and_write(path: Path, data: bytes) -> None:
+        trio.from_thread.run_sync(writing.set)
+        released.wait()
+        write(path, data)
+
+    monkeypatch.setattr(kv, "_write_atomically", wait_and_write)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nameserver.register, "h:2", NEW)
+            try:
+                await writing.wait()
+                assert await nameserver.register("h:3", Epoch(2, "cc")) == Epoch(2, "cc")
+            finally:
+                released.set()
+    assert Nameserver(tmp_path / "kv.json").kv.get(EPOCHS_NAMESPACE, "a@C") == "2-cc"
+
+
+async def test_epochs_that_cannot_be_stored_take_limited_memory(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs, "UNSTORED_MAX", 1)
+    nameserver = Nameserver(broken)
+    assert await nameserver.register("h:2", NEW) == NEW
+    header = BrokerHeader(broker_name="b", broker_addr="h:9", cluster_name="C", broker_id=0)
+    for name, remark in (("b", "1 epochs wait"), ("b" * 1000, "a name of 1000 characters")):
+        ext = {**header.to_ext(), "brokerName": name, EPOCH_FIELD: str(NEW)}
+        answer = await nameserver.requests.answer(Command(RequestCode.QUERY_DATA_VERSION, ext, b"{}"), object())
+        assert answer.code == 1
+        assert remark in (answer.remark or "")
+    assert await nameserver.register("h:3", Epoch(2, "cc")) == Epoch(2, "cc"), "of a name that is known"
