@@ -25,6 +25,7 @@ from gantrymq.nameserver.routecache import RouteCache, RouteView
 from gantrymq.nameserver.routes import UNIT_FLAG, UNIT_SUB_FLAG, Routes
 from gantrymq.nameserver.switches import Switches
 from gantrymq.nameserver.views import of_zone, with_acting_masters
+from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
 from gantrymq.remoting.bodies.routes import BrokerMemberGroup, BrokerMemberGroupBody, TopicRouteData
 from gantrymq.remoting.bodies.tables import DataVersion, KVTable
@@ -313,11 +314,18 @@ class Requests:
         return route.to_bytes(quoted_keys=view.strict)
 
     async def _cluster_info(self, request: Command, connection: object) -> Command:
-        return success(request, body=self._routes.cluster_info())
+        return self._list(request, self._routes.cluster_info)
 
     async def _topics(self, request: Command, connection: object) -> Command:
         self._check_lists(self.switches.enable_all_topic_list)
-        return success(request, body=self._routes.topics())
+        return self._list(request, self._routes.topics)
+
+    def _list(self, request: Command, read: Callable[[], Body]) -> Command:
+        body = self._cache.get_list(request.code)
+        if body is None:
+            body = read().to_bytes()
+            self._cache.put_list(request.code, body)
+        return request.answer(ResponseCode.SUCCESS, body=body)
 
     async def _topics_by_cluster(self, request: Command, connection: object) -> Command:
         self._check_lists(self.switches.enable_topic_list)

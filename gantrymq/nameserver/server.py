@@ -33,6 +33,7 @@ from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.peers import LOOPBACK, FairShares, PeerRule, is_loopback, site_of
 from gantrymq.remoting.tls import IN_TEST_MODE, ServerTls, TlsUnusable
 
@@ -76,6 +77,7 @@ class NameServerConfig:
     connections too.
     ``frame_seconds``: the longest time from the first byte of a frame to its last.
     ``buffered_max``: the most bytes of unfinished frames of all connections.
+    ``unread_max``: the most bytes of responses that wait for all connections' peers to read them.
     """
 
     host: str = "127.0.0.1"
@@ -91,6 +93,7 @@ class NameServerConfig:
     connections_max: int = 10_000
     frame_max: int = FRAME_MAX_BYTES
     buffered_max: int = 16 * FRAME_MAX_BYTES
+    unread_max: int = 16 * FRAME_MAX_BYTES
     idle_seconds: float = 120.0
     frame_seconds: float = 15.0
     write_seconds: float = 15.0
@@ -110,6 +113,8 @@ class Connection:
         """Whether peers at this address may change the tables: registrations, permissions, topics, the KV config,
         settings."""
         self.buffer = bytearray()
+        self.unread = 0
+        """The bytes of responses that wait for the peer to read them."""
         self.scope = trio.CancelScope()
 
     @property
@@ -154,7 +159,8 @@ class NameServer:
         self._peers = PeerRule((*LOOPBACK, *self.config.peers))
         self._connections_max = min(self.config.connections_max, descriptors_allowed(DESCRIPTOR_SHARE))
         self.address = ""
-        self._buffered = 0
+        self._buffered = self._unread = 0
+        self._outages = Outages(log, trio.current_time)
         self._refused = self._handshakes_refused = 0
         self._report_refusals_at = self._report_handshakes_at = 0.0
 
@@ -382,27 +388,62 @@ class NameServer:
                 return "bad bytes"
 
     async def _answer_all(self, connection: Connection, frames: list[Frame]) -> bool:
-        """Answer requests in their order; False if the peer does not read the responses in time."""
+        """Answer requests in their order, and empty ``frames``; False if the peer does not read the responses in
+        time, or too much waits to be read."""
         texts: list[bytes] = []
         size = 0
         turn_ends = time.perf_counter() + TURN_SECONDS
-        for number, frame in enumerate(frames, 1):
+        frames.reverse()
+        while frames:
             if time.perf_counter() > turn_ends:
                 await trio.lowlevel.checkpoint()
                 turn_ends = time.perf_counter() + TURN_SECONDS
-            request = decode(frame)
-            if not request.is_response:  # the nameserver sends no requests
-                response = await self.requests.answer(request, connection)
-                if not request.is_oneway:
-                    texts.append(encode(response))
-                    size += len(texts[-1])
-            if texts and (number == len(frames) or size > ANSWERS_BYTES):
-                with trio.move_on_after(self.config.write_seconds) as wait:
-                    await connection.stream.send_all(b"".join(texts))
-                if wait.cancelled_caught:
-                    return False
+            text = await self._answer(connection, frames.pop())
+            texts.append(text)
+            size += len(text)
+            if size and (not frames or size > ANSWERS_BYTES):
+                text = b"".join(texts)
                 texts.clear()
                 size = 0
+                if not await self._write(connection, text):
+                    return False
+        return True
+
+    async def _answer(self, connection: Connection, frame: Frame) -> bytes:
+        """The encoded response; empty if there is none."""
+        request = decode(frame)
+        if request.is_response:  # the nameserver sends no requests
+            return b""
+        response = await self.requests.answer(request, connection)
+        return b"" if request.is_oneway else encode(response)
+
+    async def _write(self, connection: Connection, data: bytes) -> bool:
+        """Send responses; False if the peer does not read them in time, or too much waits to be read."""
+        connection.unread = len(data)
+        self._unread += connection.unread
+        try:
+            if self._unread > self.config.unread_max and not self._keeps_place(connection):
+                return False
+            with trio.move_on_after(self.config.write_seconds) as wait:
+                await connection.stream.send_all(data)
+            return not wait.cancelled_caught
+        finally:
+            self._unread -= connection.unread
+            connection.unread = 0
+
+    def _keeps_place(self, connection: Connection) -> bool:
+        """Close the connections with the most unread bytes until those of all are within the limit; returns whether
+        ``connection`` is none of them."""
+        while self._unread > self.config.unread_max:
+            most = max(self.connections, key=lambda each: (each.unread, each is not connection))
+            self._outages.warning(
+                "unread_responses_limit_reached", peer=most.peer, unread=most.unread, limit=self.config.unread_max
+            )
+            if most is connection:
+                return False
+            self._unread -= most.unread
+            most.unread = 0
+            most.close()
         return True
 
 

@@ -69,6 +69,46 @@ async def topic_list(peer: Any, code: int, header: Any = None) -> list[str]:
     return TopicList.from_bytes(answer.body).topic_list
 
 
+async def test_the_lists_of_topics_and_brokers_are_encoded_once_until_they_change(
+    server: NameServer, peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+
+    def count(name: str) -> None:
+        method = getattr(server.routes, name)
+        monkeypatch.setattr(server.routes, name, lambda: (encoded.append(name), method())[1])
+
+    async def lists() -> tuple[list[str], ClusterInfo]:
+        info = [(await peer.ask(C.GET_BROKER_CLUSTER_INFO)).body for _ in range(3)]
+        found = [await topic_list(peer, C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) for _ in range(3)]
+        assert len(set(info)) == 1
+        assert found[0] == found[1] == found[2]
+        assert len(encoded) <= 2, "each once"
+        encoded.clear()
+        assert found[0] == server.routes.topics().topic_list
+        assert ClusterInfo.from_bytes(info[0]) == server.routes.cluster_info()
+        encoded.clear()
+        return found[0], ClusterInfo.from_bytes(info[0])
+
+    count("topics")
+    count("cluster_info")
+    assert await lists() == ([], ClusterInfo())
+    await register(peer)
+    topics, info = await lists()
+    assert (topics, info.cluster_addr_table) == (["T", "U"], {"c": ["broker-a"]})
+    await register(peer, broker_name="broker-b", broker_addr="10.0.0.2:1", cluster_name="d")
+    assert list((await lists())[1].broker_addr_table) == ["broker-a", "broker-b"]
+    await register(peer, broker_name="broker-b", broker_addr="10.0.0.2:1", cluster_name="e")
+    assert list((await lists())[1].cluster_addr_table) == ["c", "e"]
+    await peer.ask(C.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNameserverHeader(topic="T"))
+    assert (await lists())[0] == ["U"]
+    await peer.ask(C.UNREGISTER_BROKER, BrokerHeader(**IDENTITY))
+    await peer.ask(
+        C.UNREGISTER_BROKER, BrokerHeader(**{**IDENTITY, "broker_name": "broker-b", "broker_addr": "10.0.0.2:1"})
+    )
+    assert await lists() == ([], ClusterInfo())
+
+
 async def test_every_nameserver_code_of_the_table_has_a_handler(server: NameServer) -> None:
     assert set(server.requests.handlers) == {code for code, spec in REQUESTS.items() if spec.server == "nameserver"}
 

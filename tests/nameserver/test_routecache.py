@@ -52,3 +52,15 @@ def test_entries_count_their_zones() -> None:
     kept = [number for number in range(100) if cache.get("T", RouteView(zone=f"{number:0500}")) is not None]
     assert 0 < len(kept) < 100
     assert cache.size >= len(kept) * (4 * 500 + 57)
+
+
+def test_lists_are_dropped_with_each_change_and_count_for_the_limit() -> None:
+    cache = RouteCache(10 * ENTRY_BYTES)
+    for change in (cache.clear, lambda: cache.drop("T")):
+        cache.put_list(206, b"1234")
+        cache.put_list(206, b"12345")
+        assert (cache.get_list(206), cache.get_list(106), cache.size) == (b"12345", None, ENTRY_BYTES + 5)
+        change()
+        assert (cache.get_list(206), cache.size) == (None, 0)
+    cache.put_list(206, bytes(10 * ENTRY_BYTES))
+    assert (cache.get_list(206), cache.size) == (None, 0)

@@ -19,12 +19,17 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.nameserver.live import BrokerIdentity
+from gantrymq.nameserver.server import Connection
 from gantrymq.remoting.bodies.registration import RegisterBrokerBody
 from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode
 from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.frame import Frame
 from gantrymq.remoting.headers.nameserver import RegisterBrokerHeader
+
+from .conftest import Peer
 
 pytestmark = pytest.mark.trio
 
@@ -250,6 +255,73 @@ class TestBufferedLimit:
         third = connect()
         for _ in range(30):  # what was answered does not count
             assert (await third.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
+
+
+class TestUnreadLimit:
+    @pytest.fixture
+    def config(self) -> NameServerConfig:
+        return NameServerConfig(port=0, unread_max=1500)
+
+    @pytest.fixture
+    def stall(self, server: NameServer, nursery: trio.Nursery) -> Callable[[], Any]:
+        """Returns a peer that has asked for the topics, and whose response waits until it reads."""
+
+        async def ask() -> Peer:
+            ours, theirs = trio.testing.lockstep_stream_pair()
+            nursery.start_soon(server.serve_stream, theirs, "memory")
+            await ours.send_all(encode(TOPICS))
+            await trio.testing.wait_all_tasks_blocked()
+            return Peer(ours)
+
+        return ask
+
+    def add_topics(self, server: NameServer, name: str, characters: int) -> None:
+        wrapper = TopicConfigSerializeWrapper({f"{number:0{characters}}": TopicConfig() for number in range(5)})
+        server.routes.register(BrokerIdentity("c", name, 0, f"{name}:1"), wrapper)
+
+    async def test_unread_responses_share_a_limit_and_others_are_served(
+        self, server: NameServer, connect: Callable[[], Peer], stall: Any
+    ) -> None:
+        self.add_topics(server, "a", 100)
+        with capture_logs() as logs:
+            for _ in range(2):
+                await stall()
+            assert len(server.connections) == 2
+            for _ in range(5):
+                assert len((await connect().ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).body) > 500
+            await trio.testing.wait_all_tasks_blocked()
+        closed = [each for each in logs if each["event"] == "unread_responses_limit_reached"]
+        assert [(each["log_level"], each["peer"]) for each in closed] == [("warning", "memory")]
+        assert len(server.connections) == 5 + 1, "one of the two was enough"
+
+    async def test_what_was_read_does_not_count(self, server: NameServer, stall: Any) -> None:
+        self.add_topics(server, "a", 100)
+        for _ in range(10):
+            peer = await stall()
+            assert (await peer.receive()).code == 0
+        assert len(server.connections) == 10
+
+    async def test_a_response_beyond_the_limit_closes_its_own_connection(
+        self, server: NameServer, connect: Callable[[], Peer]
+    ) -> None:
+        self.add_topics(server, "a", 400)
+        small, large = connect(), connect()
+        await large.send(TOPICS)
+        assert await large.receive() is None
+        assert (await small.ask(C.GET_ROUTEINFO_BY_TOPIC, None)).code == 1
+
+
+async def test_a_waiting_response_keeps_no_frame_of_its_peer_in_memory(
+    server: NameServer, nursery: trio.Nursery
+) -> None:
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    connection = Connection(theirs, "memory")
+    frames = [Frame(0, encode(Command(9999, opaque=number))[8:], b"x" * 1000) for number in range(3)]
+    nursery.start_soon(server._answer_all, connection, frames)
+    await trio.testing.wait_all_tasks_blocked()
+    assert frames == []
+    assert await ours.receive_some()
+    nursery.cancel_scope.cancel()
 
 
 # ---- real sockets
