@@ -3,7 +3,8 @@
 Before a broker registers over a new connection, it asks which broker is registered under its name and id. If that is
 another address, and a broker with this name and id answers there, the new broker does not register: at start it exits
 with an error that names both, later it continues without this nameserver. RocketMQ's nameserver lets the later broker
-replace the earlier one.
+replace the earlier one. What refuses the question for want of rights counts as that broker at start; later the address
+may be another broker's, so a warning is logged.
 
 Two brokers that start at the same time both find the name free. A starting broker therefore checks a few more times:
 their run ids show which of them started first. That one registers again, the other exits.
@@ -165,7 +166,9 @@ class DuplicateCheck:
                 async with open_channel(address) as channel:
                     settings = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
                     runtime = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
-            if settings.code or runtime.code:
+            refusal = settings if settings.code else runtime
+            if refusal.code:
+                self._refused(address, refusal)
                 return None
             says = read_properties(bytes(settings.body or b""))
             reported = KVTable.from_bytes(runtime.body).table
@@ -178,3 +181,17 @@ class DuplicateCheck:
         if named != (broker.name, str(broker.broker_id), broker.cluster) or run == self.run:
             return None
         return _OtherBroker(run, reported.get(SETTLED_KEY) != "false", epoch_in(reported, EPOCH_KEY))
+
+    def _refused(self, address: str, answer: Command) -> None:
+        """What listens at ``address`` does not answer who it is. A settled or promoted broker continues: another broker
+        may have the address now. :class:`StartError` if keys are missing before that."""
+        broker, remark = self._broker, answer.remark or "no remark"
+        log.warning("registered_broker_refuses", address=address, broker=broker.name, code=answer.code, reason=remark)
+        is_promoted = self.replication is not None and self.replication.epoch.number > 0
+        if answer.code == ResponseCode.NO_PERMISSION and not self._settled and not is_promoted:
+            self.lost = True
+            raise StartError(
+                f"{address} is registered as the broker {broker.name!r} with the id {broker.broker_id} already, and"
+                f" refuses to tell this one at {broker.address} whether it is ({remark}): set plugin.acl.keys to the"
+                " keys of an administrator there; if it is another broker, start again in two minutes"
+            )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.register import duplicate_check, link
@@ -19,6 +20,7 @@ from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import Epoch
 from gantrymq.remoting.errors import ConnectFailed
 from gantrymq.remoting.fastjson import dumps
 
@@ -40,6 +42,8 @@ class Place:
         self.delay = delay
         self.reason = ""
         self.alive = True
+        self.refuses = 0
+        """The code with which it refuses every question; 0 if it answers them."""
         announcement: Any = SimpleNamespace(
             register=lambda: Command(RequestCode.REGISTER_BROKER, {"who": address}),
             unregister=lambda: Command(RequestCode.UNREGISTER_BROKER, {"who": ""}),
@@ -56,6 +60,8 @@ class Place:
             self.alive = False
 
     def answer(self, code: int) -> Command:
+        if self.refuses:
+            return Command(self.refuses, remark="No acl config")
         if code == RequestCode.GET_BROKER_CONFIG:
             text = b"brokerName=broker-a\nbrokerId=0\nbrokerClusterName=C\n"
             return Command(ResponseCode.SUCCESS, body=text)
@@ -184,3 +190,33 @@ async def test_a_rival_that_has_gone_is_none(
     start(place)
     await trio.sleep(sum(CHECK_DELAYS_S) + 1)
     assert (place.alive, net.registered) == (True, place.address)
+
+
+async def test_a_newcomer_that_a_registered_broker_refuses_ends_and_says_what_to_set(
+    net: Net, start: Callable[..., None], autojump_clock: trio.testing.MockClock
+) -> None:
+    other, newcomer = Place(net, "10.0.0.1:1", 1000), Place(net, "10.0.0.2:1", 2000)
+    other.refuses, net.registered = ResponseCode.NO_PERMISSION, other.address
+    start(newcomer)
+    await trio.sleep(1)
+    assert (newcomer.alive, net.history) == (False, [])
+    assert newcomer.reason.startswith(f"{other.address} is registered as the broker 'broker-a' with the id 0")
+    assert "plugin.acl.keys" in newcomer.reason
+
+
+@pytest.mark.parametrize("case", ["busy", "settled", "promoted"])
+async def test_an_address_that_refuses_is_replaced_with_a_warning_where_it_may_be_another_brokers(
+    net: Net, case: str
+) -> None:
+    other, place = Place(net, "10.0.0.1:1", 1000), Place(net, "10.0.0.2:1", 2000)
+    other.refuses = ResponseCode.SYSTEM_BUSY if case == "busy" else ResponseCode.NO_PERMISSION
+    net.registered = other.address
+    if case == "settled":
+        place.duplicate_check.settle()
+    elif case == "promoted":
+        place.duplicate_check.replication = cast("Any", SimpleNamespace(epoch=Epoch(1, "a")))
+    with capture_logs() as logs:
+        async with net.open_channel(NAMESERVER) as channel:
+            assert await place.duplicate_check.check(channel, 6.0)
+    [warning] = [each for each in logs if each["event"] == "registered_broker_refuses"]
+    assert (warning["log_level"], warning["address"], warning["code"]) == ("warning", other.address, other.refuses)
