@@ -141,8 +141,11 @@ class Routes:
 
     def unregister(self, identity: BrokerIdentity) -> bool:
         """Remove a broker, and its name with all queues if no other broker has it. Returns whether it was
-        registered."""
-        return self._remove(identity)
+        registered.
+
+        If another name is registered at its address, nothing is removed. RocketMQ keeps that name's route too, but
+        forgets when it expires."""
+        return self.name_at(identity.address) in (None, identity.name) and self._remove(identity)
 
     def renew(self, address: str) -> bool:
         """Record a heartbeat; returns whether the broker is registered."""

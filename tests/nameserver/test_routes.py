@@ -145,6 +145,19 @@ def test_unregistering_a_masters_former_address_removes_nothing(routes: Routes, 
     assert addresses(routes, "T") == {"broker-a": {0: moved.address}}
 
 
+def test_unregistering_a_former_name_of_an_address_leaves_the_broker_that_has_it_now(routes: Routes) -> None:
+    connection = object()
+    routes.register(MASTER, topics("T"), connection=connection, filter_servers=["f:1"])
+    assert not routes.unregister(attrs.evolve(MASTER, name="broker-x"))
+    assert routes.renew(MASTER.address)
+    assert addresses(routes, "T") == {"broker-a": {0: MASTER.address}}
+    route = routes.route("T")
+    assert route is not None
+    assert route.filter_server_table == {MASTER.address: ["f:1"]}
+    assert [live.identity for live in routes.remove_connection(connection)] == [MASTER]
+    assert (routes.route("T"), routes.count_brokers()) == (None, 0)
+
+
 def test_a_broker_without_heartbeats_expires_after_120_seconds(routes: Routes, clock: Clock) -> None:
     routes.register(MASTER, topics("T"))
     clock.now += 120
