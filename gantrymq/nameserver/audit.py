@@ -70,14 +70,16 @@ class Audit:
             code=int(request.code), request=request_name(request.code), about=_object_of(request),
             result=int(answer.code), remark=shown(answer.remark),
         )  # fmt: skip
-        (self._recorder.repeated if refused else self._recorder.add)(event)
+        self._record(event, is_repeated=refused)
 
     def handshake_refused(self, address: str, reason: str) -> None:
         """Record a TLS handshake that failed."""
         now, result = _now_ms(), ResponseCode.NO_PERMISSION
-        self._recorder.repeated(
-            refused_connection(TLS_HANDSHAKE, "nameserver", address, "nameserver", reason, now, result)
-        )
+        event = refused_connection(TLS_HANDSHAKE, "nameserver", address, "nameserver", reason, now, result)
+        self._record(event, is_repeated=True)
+
+    def _record(self, event: Event, *, is_repeated: bool) -> None:
+        (self._recorder.repeated if is_repeated else self._recorder.add)(event)
         if self._has_ended:  # the nameserver stops, and this task is cancelled after the writer
             self._store(self._recorder.take(all_counts=True))
 

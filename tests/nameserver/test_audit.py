@@ -7,17 +7,19 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+import trio.testing
 
-from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.nameserver import NameServer, NameServerConfig, kv
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode as C
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.signing import Credentials
 from gantrymq.remoting.tls import ServerTls
 from support.certificates import FOLDER
@@ -91,6 +93,35 @@ async def test_changes_and_refusals_are_events_with_who_where_what_and_the_resul
     assert "hush" not in str(found)
     assert "secret" not in str(found)
     assert mode_of(tmp_path / "audit.log") == 0o600
+
+
+async def test_a_change_that_ends_while_the_nameserver_stops_is_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, released, write = trio.Event(), Event(), kv._write_atomically
+
+    def wait_and_write(path: Path, data: bytes) -> None:
+        trio.from_thread.run_sync(writing.set)
+        released.wait()
+        write(path, data)
+
+    async def release() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        released.set()
+
+    monkeypatch.setattr(kv, "_write_atomically", wait_and_write)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            async with audited(tmp_path, kv_path=tmp_path / "kv.json") as server:
+                stream = await trio.open_tcp_stream(*parse_address(server.address))
+                await stream.send_all(encode(ADMIN.sign(put("k"))))
+                await writing.wait()
+                nursery.start_soon(release)  # after the cancellation
+            await stream.aclose()
+    assert kv.KVConfig(tmp_path / "kv.json").get("N", "k") == "hush-hush"
+    assert [(each["request"], each["identity"], each["result"]) for each in events(tmp_path)] == [
+        ("PUT_KV_CONFIG", "administrator", 0)
+    ]
 
 
 async def test_a_failed_tls_handshake_is_an_event_and_a_moved_file_is_created_again(tmp_path: Path) -> None:
