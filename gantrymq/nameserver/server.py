@@ -138,6 +138,7 @@ class NameServer:
         self.config = config or NameServerConfig()
         tls = self.config.tls
         self._context = None if tls is None else tls.make_context()
+        self._client_context: ssl.SSLContext | None = None
         self._tls_seen = () if tls is None else tls.fingerprint()
         if tls is not None and tls.test_mode:
             log.warning("tls_in_test_mode", reason=IN_TEST_MODE)
@@ -176,7 +177,8 @@ class NameServer:
             raise NotProtected(self.address)
         if self.config.tls is not None and not self.config.plain:
             # 905 goes to brokers that speak TLS only, as this nameserver does
-            OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self.config.tls.make_client_context()))
+            self._client_context = self.config.tls.make_client_context()
+            OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._client_context))
         self.requests.begin()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
@@ -283,6 +285,8 @@ class NameServer:
                     continue
                 self._tls_seen = seen
                 self._context = await trio.to_thread.run_sync(tls.make_context)
+                if self._client_context is not None:
+                    tls.load_client_context(self._client_context)
             except (TlsUnusable, OSError) as error:
                 self.totals.failed_reloads += 1
                 log.error("tls_files_refused", reason=str(error))

@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from structlog.testing import capture_logs
 
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.nameserver import server as nameserver_module
+from gantrymq.nameserver.live import MinimumChange
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
 from gantrymq.remoting.tls import ServerTls
+from support.authority import Authority
 from support.certificates import CA, FOLDER, OTHER_CA, client_context
 from support.tls_flood import flood
 
@@ -140,6 +144,36 @@ async def read_beside_a_flood(audit: Path) -> None:
         assert len(times) >= 5
         assert max(times) < 2.0
         assert sorted(times)[len(times) // 2] < 0.1
+
+
+async def test_notices_to_brokers_show_a_changed_certificate_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(nameserver_module, "WATCH_SECONDS", 0.05)
+    authority, file = Authority(tmp_path), tmp_path / "current.pem"
+    file.write_bytes(authority.issue("old").read_bytes())
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.file))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(authority.issue("broker"))
+    send, seen = trio.open_memory_channel[str](10)
+
+    async def broker(stream: trio.SocketStream) -> None:
+        encrypted = trio.SSLStream(stream, context, server_side=True)
+        await encrypted.do_handshake()
+        await send.send(str(encrypted.getpeercert()["subject"]))
+
+    (listener,) = await nursery.start(partial(trio.serve_tcp, broker, 0, host="127.0.0.1"))
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    with capture_logs() as logs, trio.fail_after(60):
+        async with secured(ServerTls(str(file), ca=str(authority.file))) as server:
+            for name in ("old", "renewed"):
+                if name == "renewed":
+                    file.write_bytes(authority.issue(name).read_bytes())
+                    while not any(each["event"] == "tls_files_loaded" for each in logs):  # noqa: ASYNC110 - a thread
+                        await trio.sleep(0.02)
+                server._notices.add(MinimumChange("b", 0, "a:1", (address,), ha_address="a:2"))
+                assert name in await seen.receive()
+    nursery.cancel_scope.cancel()
 
 
 async def test_files_that_cannot_be_used_are_named() -> None:
