@@ -153,9 +153,23 @@ class Link:
                 await self._duplicate_check.check(channel, self._timeout)
             asked_at = self._duplicate_check.monotonic()
             answer = await channel.call(self._announcement.query(), self._timeout)
+            if not self._is_answer(answer):
+                continue
             self._take_epoch(answer, asked_at)
             if self._knows_epochs and (answer.ext or {}).get("changed") == "true":
                 self.poke()
+        return False
+
+    def _is_answer(self, answer: Command) -> bool:
+        """Whether the nameserver has answered the query for the highest epoch, or does not support it.
+
+        A refusal says nothing about epochs, so it renews no lease. The connection stays open, because the nameserver
+        removes the routes when it ends."""
+        if answer.code in (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+            self._outages.over("nameserver_refused_query")
+            return True
+        reason = answer.remark or "no remark"
+        self._outages.warning("nameserver_refused_query", address=self.address, code=answer.code, reason=reason)
         return False
 
     def _take_epoch(self, answer: Command, asked_at: float) -> None:

@@ -52,6 +52,8 @@ class FakeNameserver:
         self.code = 0
         self.body = b""
         self.ext: dict[str, str] = {}
+        self.refused: dict[int, int] = {}
+        """The codes of responses by those of requests."""
         self.calls: list[tuple[float, Command]] = []
         self.attempts: list[float] = []
         self._lost = trio.Event()
@@ -96,8 +98,10 @@ class FakeChannel(Channel):
         if command.code == RequestCode.GET_BROKER_CLUSTER_INFO and not self._nameserver.code:
             return command.answer(0)  # it does not tell who is there, which these tests do not ask about
         self._nameserver.calls.append((trio.current_time(), command))
-        remark = "broken" if self._nameserver.code else None
-        return command.answer(self._nameserver.code, remark, self._nameserver.ext, self._nameserver.body)
+        code = self._nameserver.code or self._nameserver.refused.get(command.code, 0)
+        if code:
+            return command.answer(code, "broken")
+        return command.answer(0, None, self._nameserver.ext, self._nameserver.body)
 
 
 @pytest.fixture
@@ -580,6 +584,49 @@ async def test_a_slave_that_came_before_its_master_asks_soon_and_then_less_often
         await trio.sleep(31.5)
         assert pauses()[-6:] == [30, 0.25, 0.5, 1, 2, 4]
         assert told[-1] == ("", "")
+
+
+class MasterReplication:
+    """What the links use of a master's plugin ``ha``; ``answered``: when a nameserver renewed the lease."""
+
+    fenced = ""
+    has_lease = True
+    beat = 1.0
+    ha_address = "127.0.0.1:10912"
+    epoch = Epoch()
+
+    def __init__(self) -> None:
+        self.answered: list[float] = []
+
+    def learn_epoch(self, epoch: Epoch, source: str) -> None:
+        """It knows it."""
+
+    def nameserver_answered(self, asked_at: float) -> None:
+        self.answered.append(trio.current_time())
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("code", "renews"), [(0, True), (3, True), (1, False), (2, False), (16, False)])
+async def test_a_nameserver_that_refuses_to_say_the_epoch_does_not_renew_the_lease(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock,
+    code: int, renews: bool,
+) -> None:  # fmt: skip
+    """A nameserver without this request (3) has no epochs, and is asked for duplicates instead."""
+    broker, replication = make(make_broker), MasterReplication()
+    broker.registry.provide(Replication, replication)
+    nameservers[FIRST].ext = {EPOCH_FIELD: str(Epoch())}
+    nameservers[FIRST].refused[RequestCode.QUERY_DATA_VERSION] = code
+    with structlog.testing.capture_logs() as logs:
+        async with running(broker):
+            await trio.sleep(9.5)
+            queries = nameservers[FIRST].codes.count(RequestCode.QUERY_DATA_VERSION)
+            assert queries >= 5
+            assert len(replication.answered) == 1 + (queries if renews else 0), "the registration, and answers"
+            assert len(nameservers[FIRST].attempts) == 1, "the routes stay"
+            nameservers[FIRST].refused.clear()
+            await trio.sleep(3)
+    told = [each["event"] for each in logs if each["log_level"] == "warning"]
+    assert told == ([] if renews else ["nameserver_refused_query", "outage_ended"])
 
 
 class SlaveReplication:
