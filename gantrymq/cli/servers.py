@@ -24,7 +24,7 @@ from gantrymq.cli.end_deadline import EndDeadline, end_where_memory_ends
 from gantrymq.cli.failures import CommandFailed, advice_for
 from gantrymq.cli.loading import Loaded
 from gantrymq.cli.own_nameserver import NameserverTls, OwnNameserver
-from gantrymq.cli.processes.link import Link, Packet, serve_link
+from gantrymq.cli.processes.link import Link, Packet, serve_link, share_topics
 from gantrymq.cli.signals import ending_by_signal, reloading_by_signal
 from gantrymq.cli.systemd import Notifier
 from gantrymq.nameserver import NameServer, NameServerConfig
@@ -220,6 +220,8 @@ async def _live(
 
     notifier = Notifier()
     finished = trio.Event()
+    if link is not None:
+        share_topics(link, broker)
     await nursery.start(_run_to_end, broker, finished)
     settle_collector()
     # an unreachable nameserver is logged, and delays `ready` only for this time

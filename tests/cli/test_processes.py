@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import attrs
@@ -33,11 +34,14 @@ from gantrymq.cli.processes import unit as units
 from gantrymq.cli.processes.encryption import encryption_of
 from gantrymq.cli.processes.exposition import merge
 from gantrymq.cli.processes.layout import Layout, Member, make_layout, refuse_unit
-from gantrymq.cli.processes.link import PACKET_MAX_BYTES, Link, Packet, serve_link
+from gantrymq.cli.processes.link import PACKET_MAX_BYTES, Link, Packet, make_pair, serve_link, share_topics
 from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.processes.unit import BrokerProcess
 from gantrymq.cli.servers import tls_of
+from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.bodies.topics import TopicConfig
+from gantrymq.remoting.errors import RemoteFault
 from support.attempts import shared_or_new
 from support.certificates import FOLDER as CERTIFICATES
 from support.certificates import client_context
@@ -296,6 +300,14 @@ def test_restarts_that_cannot_fork_count_as_failures_for_healthz(seconds: float,
     assert ("could not be restarted 5 times in a row" in "".join(unit.not_alive().values())) == failing
 
 
+def test_a_broker_is_restarted_after_any_number_of_failures() -> None:
+    broker = ScriptedBroker(-9, *(no_process() for _ in range(1100)), 0)
+    unit = keep_for(1110 * units.RESTART_MAX_SECONDS, broker)
+    assert (len(broker.spawned_at), broker.state) == (1102, "ready")
+    assert broker.spawned_at[-1] - broker.spawned_at[-2] == units.RESTART_MAX_SECONDS
+    assert unit.not_alive()
+
+
 def test_a_first_start_that_cannot_fork_ends_the_unit() -> None:
     with pytest.raises(CommandFailed, match=r"broker-a-0 did not start: .*Resource temporarily unavailable"):
         keep_for(30, ScriptedBroker(no_process(), 0))
@@ -311,13 +323,20 @@ class LinkedBroker(BrokerProcess):
         super().__init__(Member("broker-a-0", []))
         self.signals: list[int] = []
         self.child: Link
+        self.end = trio.Event()
+        self.restarted = trio.Event()
 
     def spawn(self, arguments: Sequence[str], *, descriptors: Sequence[int] = (), **options: Any) -> None:
+        if self.end.is_set():
+            self.end = trio.Event()
+            self.restarted.set()
         self.child = Link(socket.socket(fileno=os.dup(descriptors[0])))
+        self.state = "starting"
 
     async def wait(self) -> int:
-        await trio.sleep_forever()
-        raise AssertionError
+        await self.end.wait()
+        self.state = "ended"
+        return -9
 
     def send_signal(self, number: int) -> None:
         self.signals.append(number)
@@ -376,6 +395,113 @@ def test_signals_reach_a_broker_that_restarts_in_its_process_and_a_new_process_o
         assert len(broker.signals) == 4
 
     while_it_runs(check)
+
+
+def test_failures_count_until_the_broker_was_ready_for_a_minute_without_a_restart() -> None:
+    state = Packet(not_alive={}, not_ready={})
+
+    async def check(broker: LinkedBroker, unit: units.Unit) -> None:
+        broker.failures = units.FAILURES_MAX
+        for packet in (Packet(ready="127.0.0.1:1"), Packet(restarting=True), Packet(ready="127.0.0.1:1")):
+            await trio.sleep(units.STEADY_SECONDS - 1)  # of recovery, or of work
+            await broker.report(packet)
+            await broker.report(state)
+            await trio.sleep(2)
+            await broker.report(state)
+            assert unit.not_alive()
+        await trio.sleep(units.STEADY_SECONDS)
+        await broker.report(state)
+        assert not unit.not_alive()
+
+    while_it_runs(check)
+
+
+def topic_named(name: str) -> str:
+    return TopicConfig(topic_name=name).to_bytes().decode()
+
+
+def test_a_topic_that_was_created_while_a_broker_was_down_reaches_it_when_it_is_ready_again() -> None:
+    first, second = map(topic_named, ("First", "Second"))
+
+    async def received(broker: LinkedBroker) -> list[str]:
+        found = []
+        with trio.move_on_after(1):
+            while (packet := await broker.child.receive()) is not None:
+                found.append(packet.topic)
+        return found
+
+    async def check(broker: LinkedBroker, unit: units.Unit) -> None:
+        creator = LinkedBroker()
+        unit.brokers.append(creator)
+        unit.share(creator, first)
+        assert await received(broker) == [], "it starts"
+        await broker.report(Packet(ready="127.0.0.1:1"))
+        assert await received(broker) == [first]
+        broker.child.close()
+        broker.end.set()
+        await trio.testing.wait_all_tasks_blocked()
+        unit.share(creator, second)
+        await broker.restarted.wait()
+        await broker.report(Packet(ready="127.0.0.1:1"))
+        assert await received(broker) == [first, second], "it ended before it confirmed the first one"
+        await broker.report(Packet(confirmed=first))
+        await broker.report(Packet(restarting=True))
+        await broker.report(Packet(ready="127.0.0.1:1"))
+        assert await received(broker) == [second]
+
+    while_it_runs(check)
+
+
+def test_a_bounded_number_of_topics_waits_for_a_broker_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "TOPICS_MAX", 2)
+    broker = LinkedBroker()
+    with capture_logs() as logs:
+        for name in ("A", "B", "B", "C"):
+            broker.send_topic(topic_named(name))
+    assert [each["event"] for each in logs] == ["topic_not_shared"]
+
+
+def test_a_broker_confirms_each_topic_that_it_gets_and_sends_those_that_clients_create_from_the_first_one_on() -> None:
+    ensured: list[str] = []
+    watching: list[Callable[[TopicConfig], None]] = []
+
+    def ensure(config: TopicConfig) -> TopicConfig:
+        ensured.append(config.topic_name)
+        if config.topic_name == "Refused":
+            raise RemoteFault(1, "the limit")
+        return config
+
+    topics = SimpleNamespace(ensure=ensure, watch_created=watching.append)
+    registry = SimpleNamespace(find=lambda kind: topics if kind is TopicTable else None)
+    broker: Any = SimpleNamespace(registry=registry, before_listening=[])
+    sent = [topic_named("Refused"), topic_named("Taken")]
+
+    async def run() -> None:
+        parent, sock = make_pair()
+        child = Link(sock)
+        share_topics(child, broker)
+        for wait in broker.before_listening:  # as the broker before it listens
+            await wait()
+        created = TopicConfig(topic_name="Created")
+        watching[0](created)
+        for topic in sent:
+            await parent.send_now(Packet(topic=topic))
+        found: dict[str, list[str]] = {"topic": [], "confirmed": []}
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve_link, child, broker)
+                while len(found["confirmed"]) < len(sent):
+                    packet = await parent.receive()
+                    assert packet is not None
+                    for name, values in found.items():
+                        values += filter(None, [getattr(packet, name)])
+                nursery.cancel_scope.cancel()
+        assert (found["topic"], found["confirmed"]) == ([created.to_bytes().decode()], sent)
+        child.close()
+        parent.close()
+
+    trio.run(run)
+    assert ensured == ["Refused", "Taken"]
 
 
 def test_a_broker_reports_a_restart_in_its_process_before_its_recovery(

@@ -2,7 +2,8 @@
 
 Each message is a packet with one JSON object. The broker sends that it is ready, that it restarts in its process, its
 state each second, and each topic that a first message created. The parent sends the topics of the other brokers, so
-that all brokers have them: clients send to every broker that has a topic.
+that all brokers have them: clients send to every broker that has a topic. The broker confirms each; one that it has not
+confirmed is sent again when it is ready after a restart.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Packet(msgspec.Struct, omit_defaults=True):
     stopped and starts again in its process; until the next ``ready`` it serves no clients and reports no state.
 
     ``not_alive`` and ``not_ready`` are the reasons by name, None in a packet that has no state. ``topic``: the body of
-    a :class:`TopicConfig`.
+    a :class:`TopicConfig`; ``confirmed``: the body that the broker received, once it has the topic or refuses it.
     """
 
     ready: str = ""
@@ -48,6 +49,7 @@ class Packet(msgspec.Struct, omit_defaults=True):
     not_alive: dict[str, str] | None = None
     not_ready: dict[str, str] | None = None
     topic: str = ""
+    confirmed: str = ""
 
 
 class Link:
@@ -107,15 +109,27 @@ def make_pair() -> tuple[Link, socket.socket]:
     return Link(ours), theirs
 
 
+def share_topics(link: Link, broker: Broker) -> None:
+    """In a broker of a unit, before :meth:`Broker.run`: let :func:`serve_link` send each topic that a first message
+    creates, from the first client on."""
+    from gantrymq.plugins.interfaces import TopicTable
+
+    async def watch() -> None:
+        topics = broker.registry.find(TopicTable)
+        if topics is not None:
+            topics.watch_created(lambda config: link.send(Packet(topic=config.to_bytes().decode())))
+
+    broker.before_listening.append(watch)
+
+
 async def serve_link(link: Link, broker: Broker) -> None:
-    """In a broker of a unit: exchange topics with the parent and report the state, until cancelled."""
+    """In a broker of a unit that is ready: exchange topics with the parent and report the state, until cancelled."""
     from gantrymq.plugins.interfaces import Health, TopicTable
 
     topics, health = broker.registry.find(TopicTable), broker.registry.find(Health)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.run_sender)
         if topics is not None:
-            topics.watch_created(lambda config: link.send(Packet(topic=config.to_bytes().decode())))
             nursery.start_soon(_take_topics, link, topics)
         while True:
             state = Packet(not_alive={}, not_ready={})
@@ -137,3 +151,4 @@ async def _take_topics(link: Link, topics: TopicTable) -> None:
                 topics.ensure(TopicConfig.from_bytes(packet.topic.encode()))
             except RemoteFault as fault:
                 log.warning("topic_not_shared", reason=fault.remark)
+            link.send(Packet(confirmed=packet.topic))

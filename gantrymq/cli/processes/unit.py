@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from gantrymq.cli.systemd import Notifier
 RESTART_SECONDS: Final = 1.0
 RESTART_MAX_SECONDS: Final = 30.0
 """The pause before the first restart, which doubles with each further one up to the longest."""
+DOUBLINGS_MAX: Final = 10
+"""More would not change the pause, and after a thousand failures the number would be too large for a float."""
 STEADY_SECONDS: Final = 60.0
 """After a broker was ready for this time, its next restart waits for the first pause only."""
 FAILURES_MAX: Final = 5
@@ -36,6 +39,8 @@ broker."""
 SILENCE_SECONDS: Final = 30.0
 """A broker that reports no state, or that it does not work, for this time is killed and restarted."""
 CHECK_SECONDS: Final = 5.0
+TOPICS_MAX: Final = 100_000
+"""The most topics that wait for a broker of the unit, for example while it is down."""
 
 log = structlog.get_logger("gantrymq.processes")
 
@@ -57,6 +62,8 @@ class BrokerProcess(ServerProcess):
         self.not_alive: dict[str, str] = {}
         self.not_ready: dict[str, str] = {}
         self.link: link.Link | None = None
+        self._unconfirmed: dict[str, None] = {}
+        """The topics that other brokers created and that this one has not confirmed yet, in order."""
         self._reported = False
         self._silent_checks = 0
         self._has_handlers = False
@@ -102,22 +109,27 @@ class BrokerProcess(ServerProcess):
         return code
 
     async def _listen(self, own: link.Link, share: Callable[[BrokerProcess, str], None]) -> None:
-        steady = trio.current_time() + STEADY_SECONDS
+        steady = math.inf
         while (packet := await own.receive()) is not None:
             if packet.ready:
                 self.address, self.pages, self.state = packet.ready, packet.pages, "ready"
                 self.ready.set()
+                steady = trio.current_time() + STEADY_SECONDS
                 self._has_handlers = True
                 while self._signals:
                     self.send_signal(self._signals.pop(0))
+                for topic in self._unconfirmed:
+                    own.send(link.Packet(topic=topic))
             if packet.restarting:
                 self.state, self.not_alive, self.not_ready = "starting", {}, {}
+                steady = math.inf
             if packet.topic:
                 share(self, packet.topic)
+            self._unconfirmed.pop(packet.confirmed, None)
             if packet.not_alive is not None and packet.not_ready is not None:
                 self.not_alive, self.not_ready = packet.not_alive, packet.not_ready
                 self._reported = not packet.not_alive
-            if self.state == "ready" and trio.current_time() > steady:
+            if trio.current_time() > steady:
                 self.failures = 0
 
     async def _check(self) -> None:
@@ -141,6 +153,17 @@ class BrokerProcess(ServerProcess):
             self.send_signal(number)
         elif number not in self._signals:
             self._signals.append(number)
+
+    def send_topic(self, topic: str) -> None:
+        """Send a topic that another broker created, once this one is ready; after a restart again, until it confirms
+        the topic."""
+        if topic not in self._unconfirmed and len(self._unconfirmed) >= TOPICS_MAX:
+            reason = f"{self.label}: {TOPICS_MAX} topics wait for it already"
+            log.warning("topic_not_shared", process=self.label, reason=reason)
+            return
+        self._unconfirmed[topic] = None
+        if self.state == "ready" and self.link is not None:
+            self.link.send(link.Packet(topic=topic))
 
     def reasons(self) -> dict[str, str]:
         """Why clients cannot work with this broker, by name."""
@@ -171,7 +194,7 @@ class Unit:
             if not broker.ready.is_set():
                 reason = error or f"exit code {code}; the log above has the reason"
                 raise CommandFailed(f"{broker.label} did not start: {reason}")
-            pause = min(RESTART_SECONDS * 2**broker.failures, RESTART_MAX_SECONDS)
+            pause = min(RESTART_SECONDS * 2 ** min(broker.failures, DOUBLINGS_MAX), RESTART_MAX_SECONDS)
             broker.failures += 1
             if error:
                 log.warning("process_not_started", process=broker.label, reason=error, restart_in=pause)
@@ -181,10 +204,10 @@ class Unit:
             await trio.sleep(pause)
 
     def share(self, creator: BrokerProcess, topic: str) -> None:
-        """Send a new topic of one broker to all others."""
+        """Send a new topic of one broker to all others, to those that are down when they are ready again."""
         for broker in self.brokers:
-            if broker is not creator and broker.link is not None:
-                broker.link.send(link.Packet(topic=topic))
+            if broker is not creator:
+                broker.send_topic(topic)
 
     def reload(self) -> None:
         """Send SIGHUP to all brokers. Those that start get it once they are ready, because they may have read the
