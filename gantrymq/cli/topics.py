@@ -36,9 +36,11 @@ def create(
 ) -> None:
     """Create a topic on every master broker, or change its number of queues.
 
-    A topic that exists changes only with --update, and keeps its permissions and other settings. Consumers do not read
-    messages in queues that were removed; the command refuses to remove such queues without --force. The messages can be
-    read again when the queues are added again.
+    A topic that exists changes only with --update, and keeps its permissions and other settings. A master that lacks a
+    topic of others, such as one that was down or is new, gets it with their settings, if --queues is their number.
+
+    Consumers do not read messages in queues that were removed; the command refuses to remove such queues without
+    --force. The messages can be read again when the queues are added again.
     """
 
     _set_queues(topic, queues, cluster, as_json, nameserver, update=update, force=force)
@@ -139,7 +141,10 @@ def peek(
 async def _check_existing(
     client: Client, name: str, queues: int, cluster: str | None, *, update: bool, force: bool
 ) -> None:
-    """Refuse to change a topic without --update, or to hide messages without --force."""
+    """Refuse to change a topic without --update, or to hide messages without --force.
+
+    Without --update a topic may be created on masters that lack it, if that does not change it on others.
+    """
     from gantrymq.client.errors import NoRoute
 
     try:
@@ -147,12 +152,19 @@ async def _check_existing(
     except NoRoute:
         return
     brokers = {data.broker_name for data in route.broker_datas if cluster in (None, data.cluster)}
-    counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.broker_name in brokers}
+    present = [data for data in route.queue_datas if data.broker_name in brokers]
+    counts = {data.broker_name: data.read_queue_nums for data in present}
     if not counts:
         return  # it exists in another cluster
     if not update:
+        lacking = await _masters_of(client, cluster) - counts.keys()
+        numbers = {number for data in present for number in (data.read_queue_nums, data.write_queue_nums)}
+        if lacking and numbers == {queues}:
+            return
         places = ", ".join(f"{count} queues on {broker}" for broker, count in sorted(counts.items()))
-        raise CommandFailed(f"topic {name} exists with {places}; --update changes it")
+        can_add = lacking and len(numbers) == 1
+        also = f"--queues {numbers.pop()} creates it on {', '.join(sorted(lacking))}, " if can_add else ""
+        raise CommandFailed(f"topic {name} exists with {places}; {also}--update changes it")
     if force or max(counts.values()) <= queues:
         return
     hidden = {}
@@ -166,6 +178,16 @@ async def _check_existing(
             f"consumers could no longer read {sum(hidden.values())} messages of topic {name}, in {', '.join(hidden)}; "
             "--force removes the queues all the same"
         )
+
+
+async def _masters_of(client: Client, cluster: str | None) -> set[str]:
+    """The names of the brokers that have a master, of one cluster or of all."""
+    from gantrymq.client.routes import MASTER_ID
+
+    brokers = (await client.admin.cluster()).broker_addr_table
+    return {
+        name for name, data in brokers.items() if MASTER_ID in data.broker_addrs and cluster in (None, data.cluster)
+    }
 
 
 @topic_commands.command("list")

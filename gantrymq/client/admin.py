@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import anyio
@@ -112,7 +113,8 @@ class Admin:
 
         ``perm``: the permissions of the topic (``PERM_READ | PERM_WRITE`` of ``gantrymq.remoting.codes``); None leaves
         those of an existing topic as they are, and a new one can be read and written. An existing topic also keeps its
-        filter type, its flags and its order. No broker changes it if one of them refuses to report its settings.
+        filter type, its flags and its order; a broker that lacks it gets these settings, and its attributes, from
+        another one. No broker changes it if one of them refuses to report its settings.
 
         Returns the addresses of the brokers, when a nameserver knows that they have the topic (or three seconds have
         passed). ValueError for less than one queue.
@@ -122,10 +124,11 @@ class Admin:
             raise ValueError(f"a topic needs at least one queue, not {queues}")
         masters = await self._masters(cluster, topic)
         exists = await self._cluster.nameservers.route(topic) is not None
-        headers = {}
-        for address in masters.values():
-            config = (await self._topic_config(address, topic) if exists else None) or TopicConfig()
-            headers[address] = CreateTopicHeader(
+        found = {address: await self._topic_config(address, topic) if exists else None for address in masters.values()}
+        model = next((config for config in found.values() if config is not None), TopicConfig())
+        for address, present in found.items():
+            config = present or model
+            header = CreateTopicHeader(
                 topic=topic,
                 default_topic=DEFAULT_TOPIC,
                 read_queue_nums=queues,
@@ -134,11 +137,11 @@ class Admin:
                 topic_filter_type=config.topic_filter_type,
                 topic_sys_flag=config.topic_sys_flag,
                 order=config.order,
+                attributes=None if present else _as_additions(config.attributes),
             )
-        for address, header in headers.items():
             await self.request(address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext()))
         await self._wait_for_route(topic, {(name, queues) for name in masters})
-        return list(headers)
+        return list(found)
 
     async def _masters(self, cluster: str | None, topic: str) -> dict[str, str]:
         """Broker name to the address of its master, of one cluster or of all; NoRoute without any."""
@@ -287,3 +290,8 @@ class Admin:
         if self._cluster.routes.broker(queue.broker_name) is None:
             await self._cluster.routes.get(queue.topic)
         return self._cluster.routes.master(queue)
+
+
+def _as_additions(attributes: Mapping[str, str] | None) -> str | None:
+    """The attributes of a new topic in the form of 5.3.3's request; None without any."""
+    return ",".join(f"+{key}={value}" for key, value in (attributes or {}).items()) or None
