@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
@@ -13,10 +12,15 @@ def main() -> None:
     """Run ``gantrymq`` with the process's arguments and exit with its code."""
     code = run(sys.argv[1:])
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (`| head`) has closed the pipe: redirect stdout, so that the exit does not write to it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:  # it was closed at the start (`>&-`)
+            sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        from gantrymq.cli.failures import discard_stdout, report
+
+        # The reader (`| head`) has closed the pipe, or the disk is full: the exit must not write to stdout again.
+        discard_stdout()
+        if not isinstance(error, BrokenPipeError):
+            code = code or report(error)
     sys.exit(code)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import click
 
@@ -133,3 +135,11 @@ def advice_for(error: OSError) -> str:
 def warn(text: str) -> None:
     """Print a warning for the user."""
     click.echo(f"gantrymq: {text}", err=True)
+
+
+def discard_stdout() -> None:
+    """Send to nowhere what is written to stdout, and what is in its buffer: a write has failed, as others would."""
+    with suppress(OSError, ValueError):  # stdout is closed, or no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

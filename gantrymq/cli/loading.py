@@ -82,22 +82,51 @@ def config_options(function: F) -> F:
     return function
 
 
+class Loader:
+    """Loads the configuration of a server at its start, and again while it runs."""
+
+    def __init__(self, flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> None:
+        self._flags, self._extra_sets = flags, extra_sets
+        self._file: bytes | None = None
+
+    def load(self) -> Loaded:
+        """As :func:`load`, with the present file."""
+        file = _read_file(self._flags)
+        loaded = _load(self._flags, self._extra_sets, file)
+        self._file = file
+        return loaded
+
+    def load_known(self) -> Loaded:
+        """As :func:`load`, with the file as :meth:`load` found it when it last succeeded, and present overrides."""
+        return _load(self._flags, self._extra_sets, self._file)
+
+
 def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
     """Read the file, the environment and the flags, load the plugins, decode the sections; prints notes to stderr.
 
     It also reads the settings that administrators changed at run time, from the store's folder. Raises ``ConfigError``
     and ``StartError``.
     """
-    from gantrymq.cli.failures import advice_for, warn
+    return _load(flags, extra_sets, _read_file(flags))
+
+
+def _read_file(flags: ConfigFlags) -> bytes | None:
+    from gantrymq.cli.failures import advice_for
+    from gantrymq.kernel.config.sources import ConfigError
+
+    try:
+        return Path(flags.config).read_bytes() if flags.config is not None else None
+    except OSError as error:
+        raise ConfigError([f"--config {flags.config}: {advice_for(error)}"]) from None
+
+
+def _load(flags: ConfigFlags, extra_sets: Sequence[str], data: bytes | None) -> Loaded:
+    from gantrymq.cli.failures import warn
     from gantrymq.kernel.config.sections import build_config
-    from gantrymq.kernel.config.sources import ConfigError, read_settings
+    from gantrymq.kernel.config.sources import read_settings
     from gantrymq.kernel.loading import load_plugins
     from gantrymq.plugins import DEFAULT_PLUGINS, optional_plugins
 
-    try:
-        data = Path(flags.config).read_bytes() if flags.config is not None else None
-    except OSError as error:
-        raise ConfigError([f"--config {flags.config}: {advice_for(error)}"]) from None
     named = [
         ("broker.data", flags.data),
         ("broker.listen", flags.listen),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
 
 from gantrymq.cli.end_deadline import ending_in_time
-from gantrymq.cli.loading import ConfigFlags, Loaded, config_options, load
+from gantrymq.cli.loading import ConfigFlags, Loaded, Loader, config_options
 from gantrymq.cli.logs import configure_logs, log_options
 from gantrymq.cli.own_nameserver import OwnNameserver
 from gantrymq.remoting.advice import SERVER, use_advice
@@ -212,8 +211,8 @@ def _run(
     """Run one broker in this process, or several ones as its children."""
     if pin and processes is None:
         raise click.UsageError("--pin needs --processes")
-    again = partial(load, flags, sets)
-    loaded = again()
+    loader = Loader(flags, sets)
+    loaded = loader.load()
 
     import trio
 
@@ -224,7 +223,7 @@ def _run(
 
         refuse_unit(Path(loaded.config.broker.data))
         with use_advice(SERVER), reopening_by_signal(), ending_in_time() as deadline:
-            trio.run(run_broker, loaded, again, deadline, nameserver)
+            trio.run(run_broker, loaded, loader.load, deadline, nameserver, loader.load_known)
     else:
         _run_unit(loaded, flags, sets, processes, pin, logs, nameserver)
 

@@ -21,7 +21,7 @@ import trio
 
 from gantrymq._version import __version__
 from gantrymq.cli.end_deadline import EndDeadline, end_where_memory_ends
-from gantrymq.cli.failures import CommandFailed, advice_for
+from gantrymq.cli.failures import CommandFailed, advice_for, discard_stdout
 from gantrymq.cli.loading import Loaded
 from gantrymq.cli.own_nameserver import NameserverTls, OwnNameserver
 from gantrymq.cli.processes.link import Link, Packet, serve_link, share_topics
@@ -91,10 +91,12 @@ async def run_broker(
     load: Callable[[], Loaded],
     deadline: EndDeadline,
     nameserver: OwnNameserver | None = None,
+    load_known: Callable[[], Loaded] | None = None,
 ) -> None:
     """Run a broker, and ``nameserver`` if it is given, until a signal.
 
-    A broker that requests a restart is started again, with the configuration that ``load`` returns then. SIGHUP loads
+    A broker that requests a restart is started again, with the configuration that ``load`` returns then, or where that
+    fails ``load_known``. SIGHUP loads
     the configuration and applies what may change while the broker runs; during a start this waits until the broker has
     started. ``deadline`` is armed when a task has failed,
     and when the broker has not ended in time after a signal.
@@ -130,8 +132,17 @@ async def run_broker(
                     break
                 if link is not None:
                     await link.send_now(Packet(restarting=True))
-                loaded = load()
+                loaded = _load_again(load, load_known or load)
             nursery.cancel_scope.cancel()
+
+
+def _load_again(load: Callable[[], Loaded], load_known: Callable[[], Loaded]) -> Loaded:
+    """The configuration for a restart within the process, which an error in the file must not turn into an end."""
+    try:
+        return load()
+    except Exception as error:  # also of a plugin's class
+        log.error("reload_failed", reason=str(error) or repr(error))
+    return load_known()
 
 
 class _Reloads:
@@ -312,9 +323,14 @@ def reachable(address: str) -> str:
 
 
 def print_line(line: str) -> None:
-    """One line on stdout, at once, also into a pipe."""
-    click.echo(line)
-    sys.stdout.flush()
+    """One line on stdout, at once, also into a pipe.
+
+    A server goes on without a stdout, or if its reader has gone, the disk is full or the terminal is closed.
+    """
+    try:
+        click.echo(line)  # flushes; does nothing without a stdout
+    except (OSError, ValueError):
+        discard_stdout()
 
 
 def nameservers_of(loaded: Loaded, listening: str) -> list[str]:

@@ -9,13 +9,15 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import trio
@@ -24,7 +26,7 @@ from structlog.testing import capture_logs
 
 from gantrymq.cli import servers, signals
 from gantrymq.cli.end_deadline import EndDeadline
-from gantrymq.cli.loading import ConfigFlags, load
+from gantrymq.cli.loading import ConfigFlags, Loader, load
 from gantrymq.cli.servers import COLLECTOR_THRESHOLDS, settle_collector
 from gantrymq.client import connect
 from gantrymq.remoting.codes import RequestCode
@@ -353,6 +355,72 @@ def test_sighup_while_a_broker_restarts_is_applied_when_it_has_started(
     assert [each["changed"] for each in logs if each["event"] == "settings_reloaded"] == [
         ["plugin.topics.default_queues"]
     ]
+
+
+def test_a_broker_restarts_in_its_process_with_the_configuration_in_force_if_the_file_has_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "gantrymq.toml"
+    config.write_text("[plugin.topics]\ndefault_queues = 3\n")
+    loader = Loader(
+        ConfigFlags(
+            config=str(config), data=str(tmp_path / "store"), listen="127.0.0.1:0", disable=["register"],
+            sets=["store.commit_log_file_bytes=4 MiB", "plugin.http.listen="],
+        )
+    )  # fmt: skip
+    lives: list[Any] = []
+
+    def banner(broker: Any, _server: Any) -> list[str]:
+        lives.append({f"{row.section}.{row.key}": row.value for row in broker.config.explain()})
+        if len(lives) == 1:
+            config.write_text("[plugin.topics\n")
+            overrides = tmp_path / "store" / "config" / "overrides.toml"
+            overrides.parent.mkdir(exist_ok=True)
+            overrides.write_text("[plugin.topics]\nmax_topics = 77\n")
+            broker.restart()
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    for name in ("raise_descriptor_limit", "end_where_memory_ends", "settle_collector"):
+        monkeypatch.setattr(servers, name, lambda: None)
+    monkeypatch.setattr(servers, "banner", banner)
+    with capture_logs() as logs:
+        trio.run(servers.run_broker, loader.load(), loader.load, EndDeadline(60), None, loader.load_known)
+    assert [(life["plugin.topics.default_queues"], life["plugin.topics.max_topics"] == 77) for life in lives] == [
+        (3, False), (3, True),
+    ]  # fmt: skip
+    (failed,) = [each for each in logs if each["event"] == "reload_failed"]
+    assert (failed["log_level"], f"{config}: invalid TOML" in failed["reason"]) == ("error", True)
+
+
+@pytest.mark.parametrize("kind", ["reader gone", "disk full", "closed", "none"])
+def test_a_server_goes_on_if_a_line_cannot_be_printed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        stdout: TextIO | None = None
+        if kind == "reader gone":
+            reader, writer = os.pipe()
+            os.close(reader)
+            stdout = stack.enter_context(open(writer, "w"))
+        elif kind != "none":
+            stdout = stack.enter_context(open("/dev/full", "w"))
+        if kind == "closed" and stdout is not None:
+            stdout.close()
+        monkeypatch.setattr(sys, "stdout", stdout)
+        for line in ("banner", "ready", "banner again"):
+            servers.print_line(line)
+        if stdout is not None and not stdout.closed:
+            stdout.flush()
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "text"),
+    [(">&-", 0, ""), (">/dev/full", 1, "gantrymq: No space left on device; the disk is full; free disk space")],
+)
+def test_a_command_without_a_usable_stdout_ends_without_a_traceback(redirection: str, code: int, text: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "gantrymq.cli", "version"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr.partition(", or")[0].strip()) == (code, text)
 
 
 ONCE = """
