@@ -29,14 +29,15 @@ BATCH_BYTES = 512 * 1024
 class Sending:
     """The progress of a command.
 
-    ``skipped``: the number of empty lines, which are not sent; ``late``: messages that were stored, but not flushed in
-    time; ``next_line``: the number of the next line to send, from 1.
+    ``skipped``: the number of empty lines, which are not sent; ``late``: messages that were stored, but not flushed or
+    replicated in time; ``late_statuses``: theirs; ``next_line``: the number of the next line to send, from 1.
     """
 
     sent: int = 0
     bytes: int = 0
     skipped: int = 0
     late: int = 0
+    late_statuses: set[str] = attrs.field(factory=set)
     seconds: float = 0.0
     next_line: int = 1
 
@@ -111,7 +112,9 @@ async def _send_block(
         done += len(batch)
         result.sent += len(batch)
         result.bytes += sum(len(message.body) for message in batch)
-        result.late += sum(outcome.status is not SendStatus.OK for outcome in outcomes)
+        late = [outcome.status.name for outcome in outcomes if outcome.status is not SendStatus.OK]
+        result.late += len(late)
+        result.late_statuses.update(late)
         if meter is not None:
             meter.advance(len(batch))
     result.next_line = first + len(lines)

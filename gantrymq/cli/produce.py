@@ -79,10 +79,11 @@ def produce(
 
     with Path(path).open("rb") if path is not None else nullcontext(sys.stdin) as source:
         result = with_client(nameserver, work)
+    statuses = ", ".join(sorted(result.late_statuses))
     text = (
         f"sent {result.sent} messages, {result.bytes} bytes in {result.seconds:.2f} s ({result.rate:.0f} messages/s)"
         + (f", skipped {result.skipped} empty lines" if result.skipped else "")
-        + (f", {result.late} stored but not flushed in time" if result.late else "")
+        + (f", {result.late} stored, but not yet safe ({statuses})" if result.late else "")
     )
     fields = {name: getattr(result, name) for name in ("sent", "bytes", "seconds", "skipped", "late")}
     print_result(text, {"topic": topic, **fields}, as_json)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gantrymq.client.errors import NoRoute
+from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.operations.dead_letters import _sender_to_group
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, TopicRouteData
@@ -44,6 +45,30 @@ async def test_a_broker_without_a_master_gets_no_replayed_dead_letters() -> None
     for _ in range(3):
         await send(LETTER)
     assert admin.asked == ["master:1"] * 3
+
+
+@pytest.mark.parametrize(
+    ("code", "stored"),
+    [
+        (ResponseCode.SLAVE_NOT_AVAILABLE, True),
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, True),
+        (ResponseCode.FLUSH_DISK_TIMEOUT, True),
+        (ResponseCode.SYSTEM_BUSY, False),
+    ],
+)
+async def test_a_dead_letter_that_is_stored_but_not_yet_safe_counts_as_replayed(
+    monkeypatch: pytest.MonkeyPatch, code: ResponseCode, stored: bool
+) -> None:
+    admin = FakeAdmin(a={0: "master:1"})
+    client: Any = SimpleNamespace(admin=admin)
+
+    async def request(address: str, command: Command) -> Command:
+        raise BrokerError(code, None, address)
+
+    monkeypatch.setattr(admin, "request", request)
+    send = await _sender_to_group(client, "g")
+    with nullcontext() if stored else pytest.raises(BrokerError):
+        await send(LETTER)
 
 
 async def test_a_replay_without_any_master_is_refused() -> None:

@@ -16,6 +16,7 @@ import pytest
 from gantrymq._version import __version__
 from gantrymq.cli.lines import BATCH_BYTES, BATCH_LINES, LINE_BYTES, cut_batches
 from gantrymq.message import Message
+from gantrymq.testing.harness import cluster_in_thread
 from support.processes import Child
 
 pytestmark = pytest.mark.timeout(60)
@@ -288,6 +289,16 @@ def test_batches_keep_order_and_bounds() -> None:
         assert len(batch) == 1 or sum(len(message.body) for message in batch) <= BATCH_BYTES
     assert cut_batches([]) == []
     assert [len(batch) for batch in cut_batches(messages, 1)] == [1] * len(messages)
+
+
+def test_messages_that_are_stored_but_not_replicated_are_reported_with_their_status(
+    cli: Cli, tmp_path: Path, lines: Callable[[bytes], str]
+) -> None:
+    settings = {"plugin.ha.role": "sync_master", "plugin.ha.sync_timeout": "50ms"}
+    with cluster_in_thread(tmp_path / "store", settings=settings, enable=["ha"]) as cluster:
+        sent = cli("produce", "alone", "--file", lines(b"a\nb\n"), "--nameserver", cluster.nameserver)
+    assert (sent.code, sent.err) == (0, "")
+    assert sent.out.strip().endswith(", 2 stored, but not yet safe (SLAVE_NOT_AVAILABLE)")
 
 
 def test_the_process_exits_with_the_right_code_and_signal(tmp_path: Path) -> None:
