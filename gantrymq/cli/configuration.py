@@ -32,17 +32,20 @@ def check_config(as_json: bool, **flags: Any) -> None:
 def print_config(as_json: bool, **flags: Any) -> None:
     """Print each value with its origin: default, file, override, environment or flag.
 
-    The output is TOML and can be used as a configuration file.
+    The output is TOML and can be used as a configuration file, to which secrets must be added: they are not shown.
     """
     import attrs
 
+    from gantrymq.kernel.config.fields import HIDDEN
     from gantrymq.kernel.config.sources import show
 
     rows = load(ConfigFlags(**flags)).config.explain()
     if as_json:
         click.echo(json.dumps([attrs.asdict(row) for row in rows], indent=2))
         return
-    assignments = [f"{row.key} = {show(row.value)}" for row in rows]
+    assignments = [
+        f"# {row.key} is set, not shown" if row.value == HIDDEN else f"{row.key} = {show(row.value)}" for row in rows
+    ]
     width = max(len(text) for text in assignments)
     section = ""
     for row, text in zip(rows, assignments, strict=True):

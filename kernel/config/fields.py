@@ -111,7 +111,12 @@ def plain(
 
 def secret() -> Any:
     """Return an attrs field of text that no command, response, log or error shows; empty by default."""
-    return attrs.field(default="", repr=False)
+    return attrs.field(default="", repr=False, validator=_refuse_hidden)
+
+
+def _refuse_hidden(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
+    if value == HIDDEN:
+        raise ValueError("this is what commands show instead of a secret; set the secret itself, or remove the key")
 
 
 def forget_secrets(section: attrs.AttrsInstance) -> None:

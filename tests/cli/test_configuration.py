@@ -44,6 +44,28 @@ def test_print_config_prints_a_valid_configuration_file(cli: Cli, file: Path, tm
     assert {row["origin"] for row in values[1]} == {"file"}
 
 
+def test_the_output_of_print_config_has_no_text_that_a_broker_would_take_for_a_secret(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "exporting.toml"
+    path.write_text('[plugins]\nenable = ["exporter"]\n[plugin.exporter]\nto = "s3://b/p"\nsecret_key = "hush-hush"\n')
+    shown = cli("print-config", "--config", str(path))
+    assert (shown.code, "hush-hush" in shown.out, "(hidden)" in shown.out) == (0, False, False)
+    assert [line.split("  ")[0] for line in shown.out.splitlines() if "secret_key" in line] == [
+        "# secret_key is set, not shown"
+    ]
+    again = tmp_path / "again.toml"
+    again.write_text(shown.out)
+    rows = json.loads(cli("print-config", "--config", str(again), "--json").out)
+    assert [row["value"] for row in rows if row["key"] == "secret_key"] == [""]
+
+    path.write_text(path.read_text().replace("hush-hush", "(hidden)"))
+    refused = cli("check-config", "--config", str(path))
+    assert refused.code == 2
+    assert refused.err == (
+        f"gantrymq: plugin.exporter.secret_key = (hidden) (file {path}): this is what commands show instead of a"
+        " secret; set the secret itself, or remove the key\n"
+    )
+
+
 def test_check_config_prints_nothing_for_a_valid_file(cli: Cli, file: Path) -> None:
     outcome = cli("check-config", "--config", str(file))
     assert (outcome.code, outcome.err) == (0, "")
