@@ -22,6 +22,7 @@ from gantrymq.cli.dev import plan as devplan
 from gantrymq.cli.dev.plan import ClusterSpec, Member, Plan, held, make_plan
 from gantrymq.cli.dev.view import Lines, LiveTable
 from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.loading import ConfigFlags, load
 from support.hapair import read_all
 from support.processes import Child, free_ports, gantrymq_child, wait_for
 
@@ -76,6 +77,25 @@ def test_each_broker_has_its_own_metrics_port(tmp_path: Path) -> None:
         assert f"plugin.http.listen=127.0.0.1:{member.port + 3}" in member.arguments
     ports = [member.port + distance for member in brokers for distance in devplan.BROKER_PORTS]
     assert len(set(ports)) == 20
+
+
+def test_one_broker_serves_the_dashboard_of_all(tmp_path: Path) -> None:
+    spec = ClusterSpec(brokers=2, slaves=1, enable=("dashboard",), settings=("plugin.dashboard.listen=127.0.0.1:0",))
+    brokers = [member for member in make_plan(spec, tmp_path).members if member.number is not None]
+    loaded = {}
+    for member in brokers:
+        words = member.arguments
+        values = {
+            option: [words[at + 1] for at, word in enumerate(words) if word == option]
+            for option in ("--enable", "--disable", "--set")
+        }
+        flags = ConfigFlags(
+            data=str(tmp_path / member.label), sets=values["--set"], enable=values["--enable"],
+            disable=values["--disable"],
+        )  # fmt: skip
+        loaded[member.label] = [info.name for info in load(flags).manager.plugins]
+    assert [label for label, plugins in loaded.items() if "dashboard" in plugins] == ["broker-a-0"]
+    assert len(loaded) == 4
 
 
 def promoted(folder: Path, label: str, number: int, at: int, other: str = "") -> Path:

@@ -63,7 +63,8 @@ def up(
     With `--data` the next start uses the same messages and ports; without it, the files are deleted at the end, unless
     a server failed. Kill one of the processes to see how the others and your program react.
 
-    With `--enable metrics` each broker serves its metrics two ports above its own.
+    With `--enable metrics` each broker serves its metrics two ports above its own. With `--enable dashboard` the first
+    broker serves one dashboard for all.
     """
     if sync and not slaves:
         raise click.BadParameter("--sync waits for slaves: give --slaves as well", param_hint="--sync")

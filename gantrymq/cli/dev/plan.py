@@ -28,6 +28,7 @@ BROKER_PORTS: Final = (-2, 0, 1, METRICS_DISTANCE, HTTP_DISTANCE)
 are at +2, the health pages at +3."""
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 """The range of chosen ports, below the ports that the system uses for outgoing connections."""
+FIRST_BROKER: Final = "broker-a-0"
 TRIES: Final = 2000
 SEGMENT: Final = "64 MiB"
 """The size of a commit log file; RocketMQ's gigabyte is too large for a development cluster."""
@@ -199,6 +200,8 @@ def _broker(
     arguments += ["--config", str(folder / f"{label}.toml")]  # settings in this file can be changed at run time
     for plugin in dict.fromkeys(enable):
         arguments += ["--enable", plugin]
+    if "dashboard" in enable and label != FIRST_BROKER:  # it shows all brokers, at one address
+        arguments += ["--disable", "dashboard"]
     for setting in (*settings, *spec.settings):
         arguments += ["--set", setting]
     return arguments
