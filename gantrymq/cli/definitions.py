@@ -38,7 +38,7 @@ def export_definitions(file: IO[str], nameserver: str) -> None:
 
 
 @definitions.command("import")
-@click.argument("file", type=click.File("r"))
+@click.argument("file", type=click.File("r", encoding="utf-8"))
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("--force", is_flag=True, help="Remove queues of topics that have more, even if they have messages.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per change.")
@@ -52,11 +52,13 @@ def import_definitions(file: IO[str], dry_run: bool, force: bool, as_json: bool,
     """
     from gantrymq.operations import definitions as work
 
-    text = file.read(FILE_MAX_BYTES + 1)
-    if len(text) > FILE_MAX_BYTES:
-        raise CommandFailed(f"{file.name} has more than {FILE_MAX_BYTES} bytes")
     try:
+        text = file.read(FILE_MAX_BYTES + 1)
+        if len(text) > FILE_MAX_BYTES:
+            raise CommandFailed(f"{file.name} has more than {FILE_MAX_BYTES} bytes")
         document: Any = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise CommandFailed(f"{file.name} is not UTF-8 text: {error}; export the definitions again") from None
     except (ValueError, RecursionError) as error:
         raise CommandFailed(f"{file.name} is not JSON: {error}") from None
 

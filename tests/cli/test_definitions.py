@@ -126,6 +126,13 @@ def test_an_invalid_document_changes_nothing_and_says_why(
     assert "unwanted" not in cli("topic", "list", "--nameserver", gantry_broker.nameserver).out
 
 
+def test_a_file_that_is_no_utf_8_is_a_clear_error(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text('{"version": 1, "topics": [{"name": "ü"', encoding="latin-1")
+    outcome = cli("definitions", "import", str(file), "--nameserver", "127.0.0.1:1")
+    assert (outcome.code, outcome.err.startswith(f"gantrymq: {file} is not UTF-8 text: ")) == (1, True)
+
+
 def test_a_file_that_is_no_json_is_a_clear_error(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("{")
     outcome = cli("definitions", "import", str(tmp_path / "file"), "--nameserver", "127.0.0.1:1")
