@@ -65,21 +65,23 @@ def consume(
     timeout: float | None,
     wait: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Print the bodies of messages, one per line, and acknowledge each after it is printed.
 
     Runs until Ctrl-C, --max or --timeout. The number of messages is printed to stderr.
     """
     wanted = Wanted(topic, group, tags, start, limit or math.inf, timeout or math.inf, as_json, wait)
 
-    async def work(client: Client) -> int:
+    async def work(client: Client) -> tuple[int, int]:
         return await print_messages(client, wanted)
 
-    click.echo(f"consumed {with_client(nameserver, work)} messages", err=True)
+    count, code = with_client(nameserver, work)
+    click.echo(f"consumed {count} messages", err=True)
+    return code
 
 
-async def print_messages(client: Client, wanted: Wanted) -> int:
-    """Print until the limit, the time-out, a signal, or until stdout is closed; returns the count."""
+async def print_messages(client: Client, wanted: Wanted) -> tuple[int, int]:
+    """Print until the limit, the time-out, a signal, or until stdout is closed; returns the count and the exit code."""
     import trio
 
     from gantrymq.cli.signals import ending_by_signal
@@ -90,7 +92,7 @@ async def print_messages(client: Client, wanted: Wanted) -> int:
     if not wanted.wait:
         await _find_topic(client, wanted.topic)
     async with subscribed as consumer:
-        with ending_by_signal(scope.cancel), scope:
+        with ending_by_signal(scope.cancel) as first, scope:
             while count < wanted.limit:
                 with trio.move_on_after(wanted.timeout) as silence:
                     message = await anext(consumer)
@@ -102,7 +104,7 @@ async def print_messages(client: Client, wanted: Wanted) -> int:
                     break
                 await message.ack()
                 count += 1
-    return count
+    return count, first.exit_code
 
 
 async def _find_topic(client: Client, topic: str) -> None:

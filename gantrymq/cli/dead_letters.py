@@ -43,7 +43,7 @@ def list_letters(group: str | None, as_json: bool, nameserver: str) -> None:
 @click.option("--max", "limit", type=click.IntRange(min=1), default=10, show_default=True, metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with properties and offsets.")
 @nameserver_option
-def peek(group: str, limit: int, as_json: bool, nameserver: str) -> None:
+def peek(group: str, limit: int, as_json: bool, nameserver: str) -> int:
     """Print the oldest dead letters of a group, one per line. Nothing is committed."""
     from gantrymq.cli.messages import print_all
     from gantrymq.remoting.names import dlq_topic
@@ -53,7 +53,7 @@ def peek(group: str, limit: int, as_json: bool, nameserver: str) -> None:
         async with client.reader(dlq_topic(group), until="end") as reader:
             return await print_all(reader, limit, as_json)
 
-    with_client(nameserver, work)
+    return with_client(nameserver, work)
 
 
 @dlq.command()

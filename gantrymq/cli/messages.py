@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 async def print_all(reader: Reader[DeliveredRecord], limit: int | None, as_json: bool) -> int:
-    """Returns the number of messages that were printed."""
+    """Returns the exit code of the command."""
     count = 0
     scope = trio.CancelScope()
-    with ending_by_signal(scope.cancel), scope:
+    with ending_by_signal(scope.cancel) as first, scope:
         while count < (limit or math.inf):
             messages = await reader.poll(max=32 if limit is None else min(limit - count, 32))
             if not messages:
@@ -28,6 +28,6 @@ async def print_all(reader: Reader[DeliveredRecord], limit: int | None, as_json:
                 try:
                     await trio.to_thread.run_sync(write_line, render(message, as_json))
                 except BrokenPipeError:
-                    return count
+                    return 0
                 count += 1
-    return count
+    return first.exit_code

@@ -50,8 +50,20 @@ def reopening_by_signal(also: Callable[[], None] = lambda: None) -> Iterator[Non
         signal.signal(signal.SIGUSR1, before)
 
 
+class FirstSignal:
+    """The first signal in a block of :func:`ending_by_signal`."""
+
+    number: int = 0
+    """0 until there is one."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that prints until it is ended: 130 after Ctrl-C, otherwise 0."""
+        return 128 + signal.SIGINT if self.number == signal.SIGINT else 0
+
+
 @contextmanager
-def ending_by_signal(stop: Callable[[], None], log: FilteringBoundLogger | None = None) -> Iterator[None]:
+def ending_by_signal(stop: Callable[[], None], log: FilteringBoundLogger | None = None) -> Iterator[FirstSignal]:
     """The first SIGINT or SIGTERM calls ``stop`` inside the running trio loop; another one ends the process at once.
 
     A server gives its ``log``, which gets the event ``stop_requested`` with the name of the first signal.
@@ -63,6 +75,7 @@ def ending_by_signal(stop: Callable[[], None], log: FilteringBoundLogger | None 
     """
     token = trio.lowlevel.current_trio_token()
     asked_at: float | None = None
+    first = FirstSignal()
 
     def end(signal_name: str) -> None:
         if log is not None:
@@ -74,6 +87,7 @@ def ending_by_signal(stop: Callable[[], None], log: FilteringBoundLogger | None 
         now = time.monotonic()
         if asked_at is None:
             asked_at = now
+            first.number = number
             token.run_sync_soon(end, signal.Signals(number).name)
         elif now - asked_at >= REPEAT_SECONDS:
             os.write(2, b"gantrymq: forced to end\n")
@@ -81,7 +95,7 @@ def ending_by_signal(stop: Callable[[], None], log: FilteringBoundLogger | None 
 
     before = {number: signal.signal(number, handle) for number in ENDING}
     try:
-        yield
+        yield first
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -114,7 +114,7 @@ def delete(topic: str, yes: bool, as_json: bool, nameserver: str) -> None:
 @nameserver_option
 def peek(
     topic: str, start: str, queue: int | None, limit: int | None, follow: bool, as_json: bool, nameserver: str
-) -> None:
+) -> int:
     """Print the messages of a topic, one per line, without a consumer group: nothing is committed.
 
     The order is kept within each queue.
@@ -135,7 +135,7 @@ def peek(
                 await reader.assign(chosen)
             return await print_all(reader, limit, as_json)
 
-    with_client(nameserver, work)
+    return with_client(nameserver, work)
 
 
 async def _check_existing(

@@ -17,7 +17,7 @@ from gantrymq._version import __version__
 from gantrymq.cli.lines import BATCH_BYTES, BATCH_LINES, LINE_BYTES, cut_batches
 from gantrymq.message import Message
 from gantrymq.testing.harness import cluster_in_thread
-from support.processes import Child
+from support.processes import Child, gantrymq_child
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -135,7 +135,7 @@ def test_a_line_from_a_slow_pipe_is_sent_at_once(shell: Cli, nameserver: str, tm
         producer.process.stdin.close()
         assert producer.wait() == 0
         consumer.process.send_signal(signal.SIGINT)
-        assert consumer.wait(10) == 0
+        assert consumer.wait(60) == 130
         assert consumer.log.read_text() == "consumed 2 messages\n"
     left = shell("consume", "--topic", "piped", "--group", "g", "--timeout", "0.5")
     assert left.err == "consumed 0 messages\n"
@@ -179,6 +179,21 @@ def test_a_producer_that_waits_for_lines_ends_at_a_signal(
         child.process.send_signal(number)
         assert child.wait(10) in (128 + number, -number)
     assert child.log.read_text().strip() == ""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("command", [["consume", "ended", "--group", "g"], ["topic", "peek", "ended", "--follow"]])
+def test_ctrl_c_ends_a_command_that_prints_messages_with_130_and_sigterm_with_0(
+    shell: Cli, nameserver: str, lines: Callable[[bytes], str], tmp_path: Path, command: list[str]
+) -> None:
+    shell("topic", "create", "ended", "--queues", "1")
+    shell("produce", "ended", "--file", lines(b"a line\n"))
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+        words = [f"{word}{number}" if word == "g" else word for word in command]
+        with gantrymq_child([*words, "--nameserver", nameserver], tmp_path / f"log{number}") as child:
+            assert child.wait_line(lambda line: line == "a line", 60)
+            child.process.send_signal(number)
+            assert child.wait(60) == code, child.log.read_text()
 
 
 def test_a_consumer_can_wait_for_its_topic(nameserver: str, tmp_path: Path) -> None:
