@@ -186,7 +186,7 @@ class Connection:
         asked = self._asked[command.opaque] = _Asked()
         try:
             self.send(command)
-            with trio.move_on_after(timeout_s):
+            with trio.move_on_after(max(0.0, timeout_s)):
                 await asked.done.wait()
         finally:
             self._asked.pop(command.opaque, None)

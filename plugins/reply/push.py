@@ -132,14 +132,17 @@ class Pusher:
     async def _ask(self, lane: _Lane, connection: Connection, command: Command) -> str | None:
         """Return why the client did not get the reply; None if it did."""
         timeout = self._config.push_timeout
+        too_late = f"it had not taken the replies before within {timeout:g} s"
         if not lane.has_room(connection):
             started = trio.current_time()
             with trio.move_on_after(timeout) as waiting:
                 await lane.wait_for_room(connection)
             if waiting.cancelled_caught:
-                return f"it had not taken the replies before within {timeout:g} s"
+                return too_late
             timeout -= trio.current_time() - started
         try:
+            if timeout <= 0:
+                return too_late
             answer = await connection.ask(command, timeout)
         except (ConnectError, RemoteFault) as error:
             return str(error)

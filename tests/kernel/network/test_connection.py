@@ -87,6 +87,8 @@ async def test_a_silent_peer_is_reported_after_the_timeout(tmp_path: Path):
         for _ in range(ASKED_MAX + 1):
             with pytest.raises(CallTimeout):
                 await peer.connection.ask(Command(307), 0.0)
+        with pytest.raises(CallTimeout):
+            await peer.connection.ask(Command(307), -0.001)
 
 
 async def test_a_peer_with_many_open_requests_gets_no_further_ones(tmp_path: Path):

@@ -11,12 +11,15 @@ import attrs
 import pytest
 import structlog.testing
 import trio
+import trio.testing
 
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
+from gantrymq.plugins.reply.config import ReplyConfig
+from gantrymq.plugins.reply.push import Pusher
 from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
@@ -183,6 +186,33 @@ async def test_a_requester_that_does_not_acknowledge_fails_the_reply_in_time(tmp
     async with running(tmp_path, push_timeout="50ms") as (broker, channel), requesting(broker, silent=True):
         answer = await channel.call(reply())
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "push reply message to askerfail.")
+
+
+async def test_a_client_that_has_room_again_when_the_time_is_up_fails_the_reply_only(
+    mock_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    class Congested:
+        """A connection that has room again only when the time of a push has passed."""
+
+        asked = 0
+
+        def is_congested(self) -> bool:
+            self.asked += 1
+            if self.asked == 2:
+                mock_clock.jump(1.5)
+            return self.asked == 1
+
+    results: list[str | None] = []
+    pusher = Pusher(ReplyConfig(push_timeout=1.0))
+    nursery.start_soon(pusher.run)
+    await trio.testing.wait_all_tasks_blocked()
+    connection: Any = Congested()
+    with structlog.testing.capture_logs() as logs:
+        pusher.push(connection, "asker", Command(326), 10, results.append)
+        await trio.testing.wait_all_tasks_blocked()
+    assert results == ["push reply message to askerfail."]
+    assert [line["reason"] for line in logs] == ["it had not taken the replies before within 1 s"]
+    assert pusher.waiting == 0
 
 
 async def test_a_requester_that_leaves_fails_the_replies_that_wait_for_it_at_once(tmp_path: Path) -> None:
