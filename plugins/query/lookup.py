@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
-from gantrymq.kernel.store.log.record import BadRecord, Record, decode
+from gantrymq.kernel.store.log.record import PREPARED_BIT, BadRecord, Record, decode
 from gantrymq.kernel.store.log.scan import checked_size
 from gantrymq.kernel.store.reading import find_named
 from gantrymq.plugins.interfaces import MessageIndex
@@ -34,7 +34,10 @@ class KeySearch:
     end: int
 
     def is_met(self, record: Record) -> bool:
-        """Return whether this message matches."""
+        """Return whether this message matches. Records without a queue entry (of a transaction that is open or was
+        rolled back) never do."""
+        if record.sys_flag & PREPARED_BIT:
+            return False
         if record.topic != self.topic or not self.begin <= record.store_timestamp <= self.end:
             return False
         properties = decode_properties(record.properties.decode("utf-8", "replace"))

@@ -11,6 +11,8 @@ from gantrymq.plugins.query import lookup
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
+from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 from gantrymq.testing.requests import send
@@ -179,3 +181,40 @@ async def test_a_damaged_message_is_not_shown(tmp_path: Path) -> None:
         assert await bodies(channel, query("k")) == ["whole"]
         offset = f"{int(identity[16:], 16)}"
         assert (await channel.call(Command(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset}))).code == 1
+
+
+async def begin(channel: Channel, body: str, outcome: TransactionState) -> EndTransactionHeader:
+    """Send a half message with the key "k" and the unique id "ID"; returns the header that ends its transaction."""
+    properties = "UNIQ_KEY\x01ID\x02KEYS\x01k\x02TRAN_MSG\x01true\x02PGROUP\x01orders"
+    half = await channel.call(send("T", body.encode(), properties=properties))
+    assert half.code == ResponseCode.SUCCESS, half.remark
+    assert half.ext is not None
+    return EndTransactionHeader(
+        producer_group="orders",
+        tran_state_table_offset=int(half.ext["queueOffset"]),
+        commit_log_offset=int(half.ext["msgId"][16:], 16),
+        commit_or_rollback=outcome,
+        msg_id="ID",
+    )
+
+
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+async def test_a_transaction_is_found_once_and_only_after_its_commit(tmp_path: Path, strategy: str) -> None:
+    unique = {"_UNIQUE_KEY_QUERY": "true"}
+    async with broker_and_channel(tmp_path, plugin__transaction__strategy=strategy) as (_, channel):
+        rolled_back = await begin(channel, "rolled back", TransactionState.ROLLBACK)
+        committed = await begin(channel, "committed", TransactionState.COMMIT)
+        assert await bodies(channel, query("k")) == await bodies(channel, query("ID", **unique)) == []
+        for end in (rolled_back, committed):
+            ended = await channel.call(Command(RequestCode.END_TRANSACTION, end.to_ext()))
+            assert ended.code == ResponseCode.SUCCESS, ended.remark
+        assert await bodies(channel, query("k")) == ["committed"]
+        assert await bodies(channel, query("ID", **unique)) == ["committed"]
+
+
+async def test_half_messages_are_found_under_the_topic_in_which_they_wait_as_in_rocketmq(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        half = await begin(channel, "open", TransactionState.COMMIT)
+        assert await bodies(channel, query("k", topic=TRANS_HALF_TOPIC)) == ["open"]
+        by_offset = Command(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": f"{half.commit_log_offset}"})
+        assert (await channel.call(by_offset)).code == ResponseCode.SYSTEM_ERROR
