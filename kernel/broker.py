@@ -23,6 +23,7 @@ from gantrymq.kernel.env import Env, Waker
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.fast import Readers
 from gantrymq.kernel.filters import FilterCompiler
+from gantrymq.kernel.guarded_filters import FilterGuards
 from gantrymq.kernel.housekeeping import maintain_disk, repair_queues, watch_deadlines
 from gantrymq.kernel.kept_rows import KeptRows
 from gantrymq.kernel.manager import PluginInfo, PluginManager
@@ -325,13 +326,14 @@ class Broker:
             "register_ack_gates", lambda gate: hasattr(gate, "watermark"), "objects with a 'watermark'"
         )
         self._acks = Acks([gate for _, gate in gates], self._acked)
+        guards = FilterGuards(self.manager, self.env.monotonic)
         for info, compilers in self.manager.call_each("register_filters", dict, broker=self):
             for kind, compiler in compilers.items():
                 if kind in self.filters:
                     raise StartError(
                         f"plugin {info.name!r}: another plugin compiles expressions of type {kind!r} too: disable one"
                     )
-                self.filters[kind] = compiler
+                self.filters[kind] = guards.guard(info, kind, compiler)
         self.requests = RequestTable(
             self.manager, self, self._spawn, self.config.limits, self.env.monotonic, self.sweep.wake
         )

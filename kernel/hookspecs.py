@@ -127,7 +127,8 @@ def register_filters(broker: Broker) -> dict[str, FilterCompiler]:  # type: igno
     """Return compilers of subscription expressions by expression type (``TAG``).
 
     When: once. A compiler returns a filter of consume queue entries for an expression, and raises ``RemoteFault`` for
-    an expression that it cannot read. Errors: stop the start. First user: filter.
+    an expression that it cannot read. Errors: stop the start; those of a compiler or a filter are the response to the
+    pull. First user: filter.
     """
 
 

@@ -156,10 +156,10 @@ class Subscriptions:
             if owner is not None:
                 self._log_refusal(group, topic, kind, expression, fault)
             raise
+        weakref.finalize(found, self._forget, len(expression)).atexit = False
+        self._in_use += len(expression)
         self._compiled[key] = found
         self._characters += len(expression)
-        self._in_use += len(expression)
-        weakref.finalize(found, self._forget, len(expression)).atexit = False
         while len(self._compiled) > FILTERS_KEPT or self._characters > CHARACTERS_KEPT:
             (_, oldest), _ = self._compiled.popitem(last=False)
             self._characters -= len(oldest)

@@ -8,6 +8,7 @@ from itertools import count
 
 from gantrymq.kernel.batch import DispatchBatch, Pull, PullBatch
 from gantrymq.kernel.network.connection import Connection
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.peers import FairShares
 
 Resume = Callable[[list[Pull]], None]
@@ -63,7 +64,11 @@ class HeldPulls:
             for pull in by_queue.get(key, ()):
                 if not pull.filter.matches_all and tag_codes is None:
                     tag_codes = batch.tag_codes_of(*key)
-                if pull.filter.matches_all or any(map(pull.filter.matches, tag_codes or ())):
+                try:
+                    is_wanted = pull.filter.matches_all or any(map(pull.filter.matches, tag_codes or ()))
+                except RemoteFault:
+                    is_wanted = True  # its filter fails again in the read, whose response says so
+                if is_wanted:
                     wanted.append(pull)
         self._resume(wanted)
 

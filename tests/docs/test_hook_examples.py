@@ -21,6 +21,7 @@ from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.stopped_store import StoppedStore
+from gantrymq.testing import filterkit
 from gantrymq.testing.plugin_broker import PluginBroker
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "hooks.md"
@@ -126,6 +127,15 @@ def test_an_example_of_a_hook_runs_in_a_broker(example: Example, tmp_path: Path)
     if "check_files" in hooks:
         check_files(kind(), tmp_path)
     assert called == hooks
+
+
+def test_the_example_of_a_filter_lets_entries_with_an_unknown_tag_pass() -> None:
+    (example,) = (each for each in examples() if each.hook == "register_filters")
+    compilers = plugin_of(example.source, set())().register_filters(None)
+    for compiler in compilers.values():
+        case = filterkit.Filter(compiler, examples=[("*", {}, True)])
+        filterkit.an_entry_with_an_unknown_tag_passes(case)
+        filterkit.properties_of_any_bytes_are_decided(case)
 
 
 def test_each_hook_has_an_example() -> None:

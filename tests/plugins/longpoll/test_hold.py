@@ -10,6 +10,7 @@ import attrs
 from gantrymq.kernel.batch import DispatchBatch, Pull, PullBatch
 from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.plugins.longpoll.hold import HeldPulls
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
 
 
@@ -59,6 +60,21 @@ def test_an_arrival_wakes_only_the_pulls_of_its_queue_whose_filter_lets_it_throu
     assert holder.resumed == [everything, wanted]
     assert holder.calls == 1, "one call for all of one processor"
     assert len(holder.table) == 2
+
+
+def test_an_arrival_wakes_a_pull_whose_filter_fails_because_its_response_says_so() -> None:
+    class Failing:
+        matches_all = False
+
+        def matches(self, tag_code: int) -> bool:
+            raise RemoteFault(1, "the filter failed")
+
+    holder = Holder()
+    failing, other_tag, wanted = pull(), pull(tags="B"), pull(tags="A")
+    failing.filter = Failing()
+    holder.hold(failing, other_tag, wanted)
+    holder.table.resume_arrived(arrival(("T", 0, "A")))
+    assert holder.resumed == [failing, wanted]
 
 
 def test_a_pull_is_answered_once_whatever_happens_later() -> None:
