@@ -13,10 +13,10 @@ import attrs
 import structlog
 
 from gantrymq.kernel.errors import CorruptRange, UnreadableRange
-from gantrymq.kernel.filters import MessageFilter, RecordFilter
+from gantrymq.kernel.filters import CodeFilter, MessageFilter, RecordFilter
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.kernel.store.log.windows import LogWindows, NotCached
-from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC, ConsumeQueue
+from gantrymq.kernel.store.log.windows import FETCH_BYTES, LogWindows, NotCached
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, LIGHT_TOPIC, ConsumeQueue
 from gantrymq.plugins.consume.fast import gather
 from gantrymq.plugins.consume.plain import PullLimits, QueuePart
 from gantrymq.plugins.consume.select import SCAN_ENTRIES, select_records
@@ -85,9 +85,10 @@ def read_queue(
 ) -> PullResult:
     """Return the records of ``queue`` from ``offset`` on, within ``limits``.
 
-    :class:`NotCached` for records that are only on the disk, unless ``wait`` is set. ``UnreadableRange`` if the first
-    record cannot be read, :class:`QueueDisagrees` if its entry is wrong, :class:`OSError` if the queue's entries cannot
-    be read.
+    :class:`NotCached` for records that are only on the disk. With ``wait``, the caller waits for the queue's entries
+    and the first record, so that each read makes progress; further records that are only on the disk are left for the
+    next read. ``UnreadableRange`` if the first record cannot be read, :class:`QueueDisagrees` if its entry is wrong,
+    :class:`OSError` if the queue's entries cannot be read.
     """
     if queue is None:
         return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
@@ -105,10 +106,19 @@ def read_queue(
     count = limits.most if wanted.matches_all else max(limits.most, scan_entries)
     entries = queue.entries(offset, count) if wait else queue.peek(offset, count)
     if entries is None:
-        raise NotCached(partial(queue.entries, offset, count))
+        raise NotCached(partial(_fetch, windows, queue, offset, count, wanted))
     if not entries:
         return PullResult(PullStatus.OFFSET_FOUND_NULL, high, low, high)
     return _gather(windows, queue, entries, offset, (low, high), limits, wanted, wait=wait)
+
+
+def _fetch(windows: LogWindows, queue: ConsumeQueue, offset: int, count: int, wanted: MessageFilter) -> None:
+    """Read entries of ``queue`` into memory, and the record that a read needs first; for a worker thread."""
+    for at, size, code in ENTRY.iter_unpack(queue.entries(offset, count)):
+        if size == FILLER_SIZE or (isinstance(wanted, CodeFilter) and not wanted.matches(code)):
+            continue
+        windows.fetch(at, min(max(size, 0), FETCH_BYTES))
+        return
 
 
 class QueueDisagrees(Exception):
@@ -117,7 +127,7 @@ class QueueDisagrees(Exception):
 
 
 class _Stop(Exception):
-    """The response must end before the entry with this ``number``, because of the exception's cause."""
+    """The response must end before the entry with this ``number``, because of the exception's cause if it has one."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -134,9 +144,17 @@ def _gather(
     *,
     wait: bool,
 ) -> PullResult:
+    waits = wait
+
     def window(number: int, at: int, size: int) -> memoryview | bytes | None:
+        nonlocal waits
+        waits_now, waits = waits, False
         try:
-            return windows.record(at, size, wait=wait)
+            return windows.record(at, size, wait=waits_now)
+        except NotCached:
+            if not wait:
+                raise
+            raise _Stop(number) from None  # all other clients would wait for this record, too
         except UnreadableRange as error:
             raise _Stop(number) from error  # it may be readable next time: the consumer must not skip it
         except CorruptRange as error:
