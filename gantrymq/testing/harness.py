@@ -25,8 +25,11 @@ from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.interfaces import Registration
 from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.errors import leaves
 
 _START_S = 10.0
+_SMALL_INDEX = {"plugin.index.slots": "10000", "plugin.index.entries": "40000"}
+"""Files of less than a megabyte: the usual ones of 420 MB are sparse, and a copy of a store would fill them."""
 
 
 @attrs.frozen
@@ -49,8 +52,8 @@ def make_broker(
     file: bytes = b"",
     overrides: bytes = b"",
 ) -> Broker:
-    """Create a broker without running it, with any free port, the default plugins, and ``settings`` as ``section.key:
-    value``.
+    """Create a broker without running it, with any free port, the default plugins, small files, and ``settings`` as
+    ``section.key: value``.
 
     ``enable``: further plugins, as names for ``--enable``, classes or objects. ``file`` and ``overrides``: the contents
     of the configuration file, and of the file with changes at run time. Raises ``StartError`` and ``ConfigError``.
@@ -60,6 +63,7 @@ def make_broker(
         "broker.listen": "127.0.0.1:0",
         "store.commit_log_file_bytes": "8 MiB",
         **({} if "http" in disable else {"plugin.http.listen": ""}),
+        **({} if "index" in disable else _SMALL_INDEX),
         **(settings or {}),
     }
     without = [*disable, *([] if nameservers else ["register"])]
@@ -122,7 +126,10 @@ def cluster_in_thread(
     enable: Sequence[Any] = (),
     disable: Sequence[str] = (),
 ) -> Iterator[Cluster]:
-    """:func:`run_cluster` in a separate thread, for tests with asyncio and for blocking ones."""
+    """:func:`run_cluster` in a separate thread, for tests with asyncio and for blocking ones.
+
+    Raises the error that ended the broker, if one did; if the block raises, that error gets a note about it.
+    """
     ready = threading.Event()
     found: list[tuple[Cluster, trio.lowlevel.TrioToken, trio.Event]] = []
     failed: list[BaseException] = []
@@ -142,19 +149,27 @@ def cluster_in_thread(
         finally:
             ready.set()
 
-    thread = threading.Thread(target=body, name="gantrymq-cluster")
-    thread.start()
-    try:
-        ready.wait()
-        if found:
-            yield found[0][0]
-    finally:
+    def end() -> None:
         ready.wait()  # an interrupt may have ended the first wait, and the cluster can be stopped only once it runs
         if found:
             _, token, stop = found[0]
             with suppress(trio.RunFinishedError):  # the broker has ended with the error that is raised below
                 token.run_sync_soon(stop.set)
         thread.join()
+
+    thread = threading.Thread(target=body, name="gantrymq-cluster")
+    thread.start()
+    try:
+        ready.wait()
+        if found:
+            yield found[0][0]
+    except BaseException as error:
+        end()
+        for reason in failed:  # mostly the cause, such as of a client's error
+            causes = (f"{type(leaf).__name__}: {leaf}" for leaf in leaves(reason))
+            error.add_note(f"the cluster ended with {'; '.join(causes)}")
+        raise
+    end()
     if failed:
         raise failed[0]
 

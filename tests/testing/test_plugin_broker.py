@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import attrs
 import pytest
 
@@ -9,7 +12,9 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.sources import ConfigError
 from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.remoting.errors import GantryError
+from gantrymq.sync import connect
 from gantrymq.testing.fixtures import StartPluginBroker
+from gantrymq.testing.harness import cluster_in_thread
 from gantrymq.testing.plugin_broker import PluginBroker
 
 pytestmark = pytest.mark.once
@@ -137,3 +142,34 @@ def test_a_fatal_error_of_the_broker_is_raised_by_stop(plugin_broker: StartPlugi
     with pytest.raises(BaseExceptionGroup) as failed:
         running.stop()
     assert failed.group_contains(PluginError, match="plugin 'broken': before_append failed")
+
+
+def test_an_error_of_the_test_names_the_error_that_ended_the_broker(tmp_path: Path) -> None:
+    with (
+        pytest.raises(GantryError) as failed,
+        cluster_in_thread(tmp_path, enable=[Broken]) as cluster,
+        connect(cluster.nameserver) as client,
+        client.producer(timeout=0.5) as producer,
+    ):
+        producer.send("orders", b"x")
+    notes = failed.value.__notes__
+    assert [note.partition(" failed")[0] for note in notes] == [
+        "the cluster ended with PluginError: plugin 'broken': before_append"
+    ]
+
+
+@pytest.mark.slow
+def test_the_store_of_a_killed_broker_is_small(tmp_path: Path) -> None:
+    """The files of the index are sparse, and a copy is not."""
+    running = PluginBroker(tmp_path, [Counter], settings={**SETTINGS, "plugin.index.flush_interval": "10ms"})
+    try:
+        with running.client.producer() as producer:
+            producer.send("orders", b"x", keys="k")
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("*/index/*")) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert [file.stat().st_size < 1_000_000 for file in tmp_path.glob("*/index/*")] == [True]
+        running.restart(killed=True)
+        assert running.client.admin.find("orders", "k")
+    finally:
+        running.stop()
