@@ -175,6 +175,8 @@ def settle_range(options: SourceOptions, queue: Queue, lowest: int, highest: int
         raise WrongOption(f"{queue}: startingOffsets ({start}) lies behind endingOffsets ({end})")
     end = highest if end == LATEST else end
     if 0 <= start < min(lowest, end):
+        if queue.is_slave:
+            refuse_shortened_slave(queue, lowest)
         report_loss(queue, start, lowest, min(lowest, end) - start, options.fail_on_data_loss)
     start = max(start, lowest)
     return QueueRange(queue, start, max(start, end))
@@ -267,6 +269,12 @@ def refuse_lagging_slave(queue: Queue, end: int) -> NoReturn:
     """Raise :class:`Unreachable` because the slave that serves ``queue`` ends at ``end``, and only the master has the
     messages from there on: they are not lost."""
     raise Unreachable(f"{queue.address}, a slave, has {queue} up to offset {end} only")
+
+
+def refuse_shortened_slave(queue: Queue, lowest: int) -> NoReturn:
+    """Raise :class:`Unreachable` because the slave that serves ``queue`` begins at ``lowest``, and the master may have
+    the messages before: only the master knows whether they are lost."""
+    raise Unreachable(f"{queue.address}, a slave, has {queue} from offset {lowest} on only")
 
 
 def find_offset(offsets: int | Offsets, queue: Queue, otherwise: int) -> int:

@@ -12,7 +12,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.spark.columns import make_builder
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
 from gantrymq.spark.options import SourceOptions
-from gantrymq.spark.ranges import QueueRange, refuse_lagging_slave, report_loss
+from gantrymq.spark.ranges import QueueRange, refuse_lagging_slave, refuse_shortened_slave, report_loss
 from gantrymq.spark.wire import ALL_MESSAGES, Pulled, Queue, Wire
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ class _PatientSource:
         answer = self._wire.pull(queue, offset, subscription=subscription, until=self._wanted.end)
         if queue.is_slave and answer.max_offset <= offset:
             refuse_lagging_slave(queue, answer.max_offset)  # the range was planned from the master's offsets
+        if queue.is_slave and offset < answer.min_offset:
+            refuse_shortened_slave(queue, answer.min_offset)
         return answer
 
     def _find_master(self) -> Queue:

@@ -311,6 +311,26 @@ def test_a_slave_that_ends_before_the_export_is_waited_for(orders: FakeCluster, 
         go(orders, folder)
 
 
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_messages_before_the_beginning_of_a_slave_are_exported_once_the_master_is_back(
+    orders: FakeCluster, folder: Path, fail_on_data_loss: bool
+) -> None:
+    queue = orders.queues["orders", 0]
+    orders.broker_ids, queue.min_offset = (1,), 4
+    with pytest.raises(Unreachable, match="a slave, has orders broker-a queue 0 from offset 4 on only"):
+        go(orders, folder, fail_on_data_loss=fail_on_data_loss)
+    orders.broker_ids, queue.min_offset = (0,), 0
+    go(orders, folder)
+    orders.fill(10)
+    orders.broker_ids, queue.min_offset = (1,), 12
+    with pytest.raises(Unreachable, match="a slave, has orders broker-a queue 0 from offset 12 on only"):
+        go(orders, folder, fail_on_data_loss=fail_on_data_loss)
+    orders.broker_ids, queue.min_offset = (0,), 0
+    result = go(orders, folder, fail_on_data_loss=fail_on_data_loss)
+    assert (result.rows, result.lost) == (10, 0)
+    assert rows(export_files(folder)) == orders.everything("orders")
+
+
 def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: Path) -> None:
     orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
     with pytest.raises(Unreachable):

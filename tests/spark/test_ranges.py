@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gantrymq.spark.errors import DataLoss, UnknownTopic, WrongOption
+from gantrymq.spark.errors import DataLoss, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import QueueRange, plan_ranges, settle_ranges, split_ranges
 from gantrymq.spark.security import Security
@@ -129,6 +129,14 @@ def test_a_start_below_the_first_message_is_data_loss_that_names_all(orders: Fak
         plan(orders, wire, startingOffsets='{"orders": {"broker-a": {"0": 3}}}')
     assert "orders broker-a queue 0: offset 3 is wanted, but messages from there on are gone" in str(caught.value)
     assert "(7 of them; the queue's min offset is 10)" in str(caught.value)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_start_below_the_beginning_of_a_slave_is_no_data_loss(orders: FakeCluster, wire: Wire, fail: str) -> None:
+    """The master may have the messages."""
+    orders.broker_ids = (1,)
+    with pytest.raises(Unreachable, match="a slave, has orders broker-a queue 0 from offset 10 on only"):
+        plan(orders, wire, startingOffsets='{"orders": {"broker-a": {"0": 3}}}', failOnDataLoss=fail)
 
 
 @pytest.mark.parametrize(("end", "lost", "expected"), [("30", 7, [(0, 10, 30), (1, 0, 5)]), ("8", 5, [(1, 0, 5)])])

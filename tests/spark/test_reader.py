@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -13,7 +14,7 @@ from gantrymq.spark.errors import DataLoss, Refused, Unreachable
 from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import QueueRange
 from gantrymq.spark.reader import read_range
-from gantrymq.spark.wire import Queue, Wire
+from gantrymq.spark.wire import Pulled, Queue, Wire
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -79,6 +80,39 @@ def test_a_task_reads_on_from_a_slave_and_waits_until_it_has_copied_the_messages
     alone = QueueRange(Queue("orders", "broker-a", 0, silent), 0, 12)
     with pytest.raises(Unreachable, match=silent):
         list(read_range(wire, alone, attrs.evolve(options, retry_seconds=0), ["queueOffset"]))
+
+
+class MasterAndSlave(Wire):
+    """The master answers from its third request on; the slave has the messages from 900 on only."""
+
+    def __init__(self, make_record: Callable[..., bytes]) -> None:
+        super().__init__()
+        self.asked = 0
+        self.make_record = make_record
+
+    def find_queues(self, nameservers: object, topic: str) -> list[Queue]:
+        return [Queue(topic, "broker-a", 0, "master:1", slaves=("slave:1",))]
+
+    def pull(self, queue: Queue, offset: int, *_: Any, **__: Any) -> Pulled:
+        if queue.is_slave:
+            return Pulled(ResponseCode.PULL_OFFSET_MOVED, 900, 900, 1000, b"")
+        self.asked += 1
+        if self.asked < 3:
+            raise Unreachable("master:1 restarts")
+        return Pulled(ResponseCode.SUCCESS, offset + 1, 0, 1000, self.make_record("orders", 0, offset, b"x"))
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_messages_before_the_beginning_of_a_slave_are_read_from_the_master(
+    monkeypatch: pytest.MonkeyPatch, make_record: Callable[..., bytes], fail: str
+) -> None:
+    monkeypatch.setattr(reader_module, "RETRY_PAUSE_SECONDS", 0.01)
+    options = read_options({"nameserver": "h:1", "topic": "orders", "failOnDataLoss": fail})
+    wanted = QueueRange(Queue("orders", "broker-a", 0, "master:1", slaves=("slave:1",)), 100, 105)
+    with capture_logs() as logs:
+        batches = list(read_range(MasterAndSlave(make_record), wanted, options, ["queueOffset"]))
+    assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == list(range(100, 105))
+    assert not logs
 
 
 def test_messages_that_expire_while_reading_are_data_loss(orders: FakeCluster, wire: Wire) -> None:

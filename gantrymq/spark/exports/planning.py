@@ -16,6 +16,7 @@ from gantrymq.spark.ranges import (
     find_queues,
     measure_messages,
     refuse_lagging_slave,
+    refuse_shortened_slave,
     report_loss,
     settle_range,
     settle_times,
@@ -42,8 +43,8 @@ def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, ov
     A queue that the export has continues where it ended; starting offsets count for the others. Raises
     :class:`WrongOption` for offsets that do not fit, :class:`~gantrymq.spark.errors.DataLoss` for messages that
     expired before they were exported (``lost`` has their span if ``fail_on_data_loss`` is off),
-    :class:`~gantrymq.spark.errors.Unreachable` for a slave that has not copied yet what is exported, and what
-    :class:`Wire` raises.
+    :class:`~gantrymq.spark.errors.Unreachable` for a slave that has not copied yet what is exported, or that begins
+    behind it, and what :class:`Wire` raises.
     """
     known = {} if overwrite else state.ends
     ranges: list[QueueRange] = []
@@ -55,6 +56,8 @@ def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, ov
         settled = settle_times(asked, wire, queue, *bounds)
         item = _continue(settled, queue, known, *bounds) or settle_range(settled, queue, *bounds)
         start = known.get(_key(queue), find_offset(settled.starting, queue, EARLIEST))
+        if start == EARLIEST and queue.is_slave and bounds[0] > 0:
+            refuse_shortened_slave(queue, bounds[0])  # the next run would continue behind what the master has
         if 0 <= start < item.start:
             lost.append(_span(queue, start, item.start))
         ranges.append(item)
@@ -94,6 +97,8 @@ def _continue(
     end = max(highest if end == LATEST else end, position)
     start = min(max(position, lowest), end)
     if start > position:
+        if queue.is_slave:
+            refuse_shortened_slave(queue, lowest)
         report_loss(queue, position, lowest, start - position, options.fail_on_data_loss)
     return QueueRange(queue, start, end)
 
