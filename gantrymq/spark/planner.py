@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import attrs
 import msgspec
 
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.events import log
 from gantrymq.spark.options import EARLIEST, LATEST, Offsets, StreamOptions
@@ -59,7 +61,11 @@ class StreamPlanner:
     _committed: dict[QueueKey, int] = attrs.field(factory=dict)
     _last_batch: float | None = None
     _silent_since: float | None = None
+    _failed: dict[str, SparkError] = attrs.field(factory=dict)
+    """The brokers whose queues could not all be asked last, by address."""
     _unreachable: set[str] = attrs.field(factory=set)
+    _without_master: set[str] = attrs.field(factory=set)
+    """The brokers whose new queues wait for their master."""
 
     def initial(self) -> dict[str, Any]:
         """Where a new query starts. Raises as :meth:`prepare_available_now`, and :class:`WrongOption`."""
@@ -68,17 +74,24 @@ class StreamPlanner:
     def prepare_available_now(self) -> None:
         """Let the run end at what the queues have now.
 
-        Raises :class:`Unreachable`, :class:`UnknownTopic` or :class:`Refused` if a nameserver or broker does not answer
-        for ``retry_seconds``.
+        A queue whose broker does not answer for ``retry_seconds``, or refuses to, is not read in this run. Raises
+        :class:`Unreachable`, :class:`UnknownTopic` or :class:`Refused` if no nameserver or no broker answers.
         """
-        self._target = self._patiently(self._find_all_ends)
+        target: dict[QueueKey, int] = {}
+        try:
+            self._patiently(lambda: self._find_all_ends(target))
+        except (Unreachable, Refused):
+            if not target:
+                raise
+        self._target = target
 
     def latest(self, start: Mapping[str, Any], read_all: bool = False) -> dict[str, Any]:
         """The end of the batch that starts at ``start``; ``start`` if there is to be no batch now.
 
         The options limit a batch, unless ``read_all``. A queue that has become known is in the end of this batch with
         the offset of its first message, and its messages are in the next batch: so the checkpoint has its start before
-        it is read. A queue that the route does not list, or whose broker does not answer, keeps its offset until it is
+        it is read. While only a slave answers for it, it waits, because the slave may begin later than the master. A
+        queue that the route does not list, or whose broker does not answer or refuses to, keeps its offset until it is
         back. While no nameserver gives a route, the queues of the last one are asked, and those that end before
         ``start`` keep their offsets.
 
@@ -93,7 +106,7 @@ class StreamPlanner:
             return pack(known)
         ends = self._find_ends(known)
         self.commit(start)  # Spark's own call comes with the next batch, for the last batch of a run never
-        added = {key: self.wire.find_bounds(self._queues[key])[0] for key in ends if key not in known}
+        added = self._find_added([key for key in ends if key not in known])
         moved_back = {key: end for key, end in ends.items() if key in known and end < known[key]}
         for key, end in moved_back.items():
             self._report_shorter(key, known[key], end)
@@ -123,25 +136,27 @@ class StreamPlanner:
     def commit(self, end: Mapping[str, Any]) -> None:
         """Commit ``end`` for the group of the options, if there is one, so that tools show the lag of the stream.
 
-        A commit that fails is logged; the checkpoint alone decides what the stream reads.
+        Commits that fail are logged, once for each broker; the checkpoint alone decides what the stream reads.
         """
-        if self.options.source.group is None:
+        group = self.options.source.group
+        if group is None:
             return
+        failed: dict[str, SparkError] = {}
+        silent = set(self._unreachable)
         for key, offset in unpack(end).items():
             queue = self._present.get(key)
-            if (
-                queue is None
-                or queue.is_slave
-                or queue.address in self._unreachable
-                or self._committed.get(key) == offset
-            ):
+            if queue is None or queue.is_slave or queue.address in silent or self._committed.get(key) == offset:
                 continue
             try:
-                self.wire.commit(queue, self.options.source.group, offset)
-            except SparkError as error:
-                log.warning("stream_offsets_not_committed", group=self.options.source.group, reason=str(error))
-                return
+                self.wire.commit(queue, group, offset)
+            except (Unreachable, Refused) as error:
+                failed.setdefault(queue.address, error)
+                if _is_temporary(error):
+                    silent.add(queue.address)
+                continue
             self._committed[key] = offset
+        for address, reason in failed.items():
+            log.warning("stream_offsets_not_committed", group=group, broker=address, reason=str(reason))
 
     def report(self) -> dict[str, Any] | None:
         """The last known ends of all queues; None before any is known."""
@@ -160,17 +175,58 @@ class StreamPlanner:
                 raise WrongOption(
                     f"startingOffsets: {queue} ends at offset {highest}, {wanted} lies behind its last message"
                 )
+            self._ends[key] = highest
+            if wanted == EARLIEST and queue.is_slave:
+                self._note_missing_master(queue)
+                continue
             moves |= wanted == LATEST or by_time is not None
             start[key] = {EARLIEST: lowest, LATEST: highest}.get(wanted, wanted)
-            self._ends[key] = highest
         if moves:
             self._unrecorded = start
         self._committed = dict(start)  # brokers make the group when the first pull comes; before, they refuse commits
         return start
 
-    def _find_all_ends(self) -> dict[QueueKey, int]:
+    def _find_added(self, keys: Iterable[QueueKey]) -> dict[QueueKey, int]:
+        """The first offsets of new queues, as their masters have them."""
+        added: dict[QueueKey, int] = {}
+        for key in keys:
+            queue = self._queues[key]
+            if queue.is_slave:
+                self._note_missing_master(queue)
+                continue
+            with suppress(Unreachable, Refused):  # the next batch asks again
+                added[key] = self.wire.find_bounds(queue)[0]
+        return added
+
+    def _note_missing_master(self, queue: Queue) -> None:
+        if queue.broker not in self._without_master:
+            self._without_master.add(queue.broker)
+            log.warning("stream_queues_wait_for_master", broker=queue.broker, topic=queue.topic)
+
+    def _find_all_ends(self, ends: dict[QueueKey, int]) -> None:
+        """Put the ends of the queues into ``ends`` that it does not have yet. Raises if a broker does not tell one."""
         self._remember(find_present_queues(self.options.source, self.wire))
-        return {key: self.wire.find_end(queue) for key, queue in self._present.items()}
+        self._ask_ends([key for key in self._present if key not in ends], ends)
+        for error in sorted(self._failed.values(), key=_is_temporary, reverse=True):
+            raise error
+
+    def _ask_ends(self, keys: Iterable[QueueKey], ends: dict[QueueKey, int]) -> None:
+        """Put the ends of ``keys`` into ``ends``, as far as the brokers tell them, and log which ones do not."""
+        failed: dict[str, SparkError] = {}
+        silent: set[str] = set()
+        for key in keys:
+            queue = self._present[key]
+            if queue.address in silent:
+                continue
+            try:
+                ends[key] = self.wire.find_end(queue)
+            except (Unreachable, Refused) as error:
+                failed.setdefault(queue.address, error)
+                if _is_temporary(error):
+                    silent.add(queue.address)
+        for address in failed.keys() - self._failed.keys():
+            log.warning("stream_broker_unreachable", broker=address, reason=str(failed[address]))
+        self._failed, self._unreachable = failed, silent
 
     def _find_wanted(self, wanted: Mapping[QueueKey, object]) -> None:
         self._remember(find_present_queues(self.options.source, self.wire))
@@ -189,19 +245,14 @@ class StreamPlanner:
             self._remember(present)
         except (Unreachable, UnknownTopic, Refused) as error:
             failure = error  # the brokers may well answer while the nameservers do not
+        answers: dict[QueueKey, int] = {}
+        # A queue that is in neither came after the run began.
+        asked = [key for key in self._present if self._target is None or key in self._target or key in known]
+        self._ask_ends(asked, answers)
         ends: dict[QueueKey, int] = {}
-        unreachable: dict[str, Unreachable] = {}
-        for key, queue in self._present.items():
-            if self._target is not None and key not in self._target and key not in known:
-                continue  # it came after the run began
-            if queue.address in unreachable:
-                continue
-            try:
-                end = answer = self.wire.find_end(queue)
-            except Unreachable as error:
-                unreachable[queue.address] = error
-                continue
-            if queue.is_slave:
+        for key, answer in answers.items():
+            end = answer
+            if self._present[key].is_slave:
                 end = max(end, known.get(key, 0))  # a slave may not have copied everything yet
             if failure is not None and end < known.get(key, 0):
                 continue  # perhaps its topic was deleted or it has moved: the next route tells
@@ -209,10 +260,7 @@ class StreamPlanner:
                 continue  # so brokers answer for a queue of a deleted topic
             self._ends[key] = end
             ends[key] = end if self._target is None else min(end, max(self._target.get(key, 0), known.get(key, 0)))
-        for address in unreachable.keys() - self._unreachable:
-            log.warning("stream_broker_unreachable", broker=address, reason=str(unreachable[address]))
-        self._unreachable = set(unreachable)
-        failure = next(iter(unreachable.values()), failure)
+        failure = next(iter(self._failed.values()), failure)
         if ends or failure is None:
             self._silent_since = None
         else:
@@ -266,7 +314,7 @@ class StreamPlanner:
         for key in backlogs:
             try:
                 size = measure_messages(self.wire, self._queues[key], begins[key])
-            except Unreachable:
+            except (Unreachable, Refused):
                 continue
             if size is not None:
                 sizes[key] = size
@@ -278,10 +326,15 @@ class StreamPlanner:
         while True:
             try:
                 return ask()
-            except Unreachable:
-                if self.clock() >= deadline:
+            except (Unreachable, Refused) as error:
+                if self.clock() >= deadline or not _is_temporary(error):
                     raise
             self.sleep(RETRY_PAUSE_SECONDS)
+
+
+def _is_temporary(error: SparkError) -> bool:
+    """Whether the server as a whole does not answer now, which each further request would have to wait for."""
+    return isinstance(error, Unreachable) or (isinstance(error, Refused) and error.code == ResponseCode.SYSTEM_BUSY)
 
 
 def pack(offsets: Mapping[QueueKey, int]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.spark.errors import DataLoss, UnknownTopic, Unreachable, WrongOption
+from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.options import read_stream_options
 from gantrymq.spark.planner import StreamPlanner, pack, unpack
-from gantrymq.spark.wire import Wire
+from gantrymq.spark.wire import Queue, Wire
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -411,6 +411,25 @@ def test_a_slave_that_is_behind_is_no_data_loss(make: Callable[..., StreamPlanne
     assert planner.latest(at(30, 5, 0)) == at(31, 5, 0)
 
 
+def test_new_queues_wait_for_their_master_while_only_a_slave_answers(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    """The slave may have only the newest messages."""
+    orders.broker_ids = (1,)
+    orders.queues["orders", 0].min_offset = 25
+    planner = make(startingOffsets='{"orders": {"broker-a": {"1": 2}}}')
+    with capture_logs() as logs:
+        start = planner.latest(planner.initial())
+        end = planner.latest(start)
+    assert start == end == {"orders": {"broker-a": {"1": 5}}}, "a given offset needs no master"
+    assert [(entry["event"], entry["broker"]) for entry in logs] == [("stream_queues_wait_for_master", "broker-a")]
+    orders.broker_ids = (0,)
+    orders.queues["orders", 0].min_offset = 10
+    recorded = planner.latest(end)
+    assert recorded == at(10, 5, 0)
+    assert rows(planner, recorded, planner.latest(recorded)) == [(0, 10, 30)]
+
+
 def silence(cluster: FakeCluster, *codes: RequestCode) -> None:
     cluster.script = lambda request: b"" if request.code in codes else None
 
@@ -511,6 +530,112 @@ def test_offsets_are_committed_for_the_group_and_failures_are_logged(
     silent = make(startingOffsets="earliest")
     silent.commit(silent.initial())
     assert not orders.committed
+
+
+class TwoBrokers(Wire):
+    """``broker-a`` fails with ``error``; the queues of both end at 50."""
+
+    def __init__(self, error: SparkError | None = None) -> None:
+        super().__init__()
+        self.error = error
+        self.asked: list[str] = []
+        self.commits: list[tuple[str, int, int]] = []
+
+    def find_queues(self, nameservers: object, topic: str) -> list[Queue]:
+        brokers = ("broker-a", "broker-b")
+        return [Queue(topic, broker, queue_id, f"{broker}:1") for broker in brokers for queue_id in (0, 1)]
+
+    def _answer(self, queue: Queue) -> None:
+        self.asked.append(queue.broker)
+        if self.error is not None and queue.broker == "broker-a":
+            raise self.error
+
+    def find_end(self, queue: Queue) -> int:
+        self._answer(queue)
+        return 50
+
+    def find_bounds(self, queue: Queue) -> tuple[int, int]:
+        self._answer(queue)
+        return 0, 50
+
+    def commit(self, queue: Queue, group: str, offset: int) -> None:
+        self._answer(queue)
+        self.commits.append((queue.broker, queue.queue_id, offset))
+
+
+def of_two(first: int, second: int) -> dict[str, Any]:
+    return {"orders": {"broker-a": {"0": first, "1": first}, "broker-b": {"0": second, "1": second}}}
+
+
+SILENT = Unreachable("broker-a is silent")
+BUSY = Refused("broker-a:1", "the last offset", ResponseCode.SYSTEM_BUSY, "busy")
+FORBIDDEN = Refused("broker-a:1", "the last offset", ResponseCode.NO_PERMISSION, "no")
+
+
+@pytest.fixture
+def of_both(clock: Clock) -> Callable[..., StreamPlanner]:
+    def make(wire: TwoBrokers, **options: str) -> StreamPlanner:
+        given = read_stream_options({"nameserver": "h:1", "topic": "orders"} | options)
+        return StreamPlanner(given, wire, clock, clock.sleep)
+
+    return make
+
+
+@pytest.mark.parametrize(("error", "asked"), [(SILENT, 1), (BUSY, 1), (FORBIDDEN, 2)])
+def test_offsets_of_other_brokers_are_committed_when_one_fails(
+    of_both: Callable[..., StreamPlanner], error: SparkError, asked: int
+) -> None:
+    wire = TwoBrokers()
+    planner = of_both(wire, groupId="dashboard")
+    planner.latest(of_two(10, 10))
+    wire.error = error
+    wire.asked.clear()
+    wire.commits.clear()
+    with capture_logs() as logs:
+        planner.commit(of_two(20, 20))
+    assert wire.commits == [("broker-b", 0, 20), ("broker-b", 1, 20)]
+    assert wire.asked.count("broker-a") == asked, "a broker that does not answer is asked once"
+    assert [(entry["event"], entry["broker"]) for entry in logs] == [("stream_offsets_not_committed", "broker-a:1")]
+    wire.error = None
+    planner.commit(of_two(20, 20))
+    assert wire.commits[2:] == [("broker-a", 0, 20), ("broker-a", 1, 20)]
+
+
+@pytest.mark.parametrize("error", [SILENT, BUSY, FORBIDDEN])
+def test_queues_of_other_brokers_are_read_while_one_refuses_or_is_silent(
+    of_both: Callable[..., StreamPlanner], clock: Clock, error: SparkError
+) -> None:
+    wire = TwoBrokers(error)
+    planner = of_both(wire)
+    with capture_logs() as logs:
+        for clock.now in (0.0, 100.0, 200.0):
+            assert planner.latest(of_two(10, 10)) == of_two(10, 50)
+    assert [(entry["event"], entry["broker"]) for entry in logs] == [("stream_broker_unreachable", "broker-a:1")]
+    only_b = {"orders": {"broker-b": {"0": 10, "1": 10}}}
+    assert planner.latest(only_b) == {"orders": {"broker-b": {"0": 50, "1": 50}}}, "new queues wait for their broker"
+    wire.error = None
+    assert planner.latest(of_two(10, 10)) == of_two(50, 50)
+
+
+@pytest.mark.parametrize(("error", "waited"), [(SILENT, 60.0), (BUSY, 60.0), (FORBIDDEN, 0.0)])
+def test_a_run_of_available_now_goes_on_without_a_broker_that_does_not_answer(
+    of_both: Callable[..., StreamPlanner], clock: Clock, error: SparkError, waited: float
+) -> None:
+    wire = TwoBrokers(error)
+    planner = of_both(wire)
+    planner.prepare_available_now()
+    assert clock.now == waited, "a broker that may come back is waited for"
+    assert planner.latest(of_two(10, 10)) == of_two(10, 50)
+    wire.error = None
+    assert planner.latest(of_two(10, 50)) == of_two(10, 50), "what the next run reads"
+    planner.prepare_available_now()
+    assert planner.latest(of_two(10, 50)) == of_two(50, 50)
+
+
+def test_a_first_start_waits_for_a_busy_broker(of_both: Callable[..., StreamPlanner], clock: Clock) -> None:
+    with pytest.raises(Refused, match="busy"):
+        of_both(TwoBrokers(BUSY)).initial()
+    assert clock.now == 60.0
 
 
 def test_the_last_known_ends_are_reported(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
