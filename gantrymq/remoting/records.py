@@ -76,6 +76,10 @@ class BodyError(GantryError):
     """A message's body cannot be decompressed: damaged, larger than allowed, or its compressor is not installed."""
 
 
+class CompressorMissing(BodyError):
+    """The compressor of a message's body is not installed."""
+
+
 class PlainFields:
     """The fields of a :class:`Record` without compiled code: the reference. Most are decoded when one is first used."""
 
@@ -350,7 +354,7 @@ def _unpack_lz4(body: bytes, limit: int) -> bytes:
     try:
         import lz4.frame
     except ImportError:
-        raise BodyError("an LZ4 body needs the extra: pip install 'gantrymq[compression]'") from None
+        raise CompressorMissing("an LZ4 body needs the extra: pip install 'gantrymq[compression]'") from None
     unpacker = lz4.frame.LZ4FrameDecompressor()
     try:
         result: bytes = unpacker.decompress(body, limit + 1)
@@ -363,7 +367,7 @@ def _unpack_zstandard(body: bytes, limit: int) -> bytes:
     try:
         import zstandard
     except ImportError:
-        raise BodyError("a Zstandard body needs the extra: pip install 'gantrymq[compression]'") from None
+        raise CompressorMissing("a Zstandard body needs the extra: pip install 'gantrymq[compression]'") from None
     unpacker = zstandard.ZstdDecompressor().decompressobj()
     parts: list[bytes] = []
     size = 0

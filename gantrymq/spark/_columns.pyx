@@ -132,7 +132,8 @@ cdef inline bint is_name(Pair* pair, const char* name, Py_ssize_t size) noexcept
 cdef class Columns:
     """The messages of one queue, as columns. ``names`` are those to build.
 
-    ``rows`` and ``size`` (bytes of bodies) say when a batch is full.
+    ``rows`` and ``size`` say when a batch is full; at ``size_max`` bytes no message is added. ``read_body`` gets each
+    stored body that is not the column's value, its flags and its queue offset; the body is null if it returns None.
     """
 
     cdef Column columns[COUNT]
@@ -143,13 +144,14 @@ cdef class Columns:
     cdef Pair pairs[PAIRS_MAX]
     cdef readonly Py_ssize_t rows
     cdef readonly Py_ssize_t size
-    cdef Py_ssize_t body_max
-    cdef object decompress, show_host
+    cdef readonly int64_t next_offset
+    cdef Py_ssize_t size_max
+    cdef object read_body, show_host
     cdef uint64_t shown_host  # the bytes of the last IPv4 host, and its text: a queue has few producers
     cdef char host_text[32]
     cdef int host_length
 
-    def __cinit__(self, names, Py_ssize_t body_max, decompress, show_host):
+    def __cinit__(self, names, Py_ssize_t size_max, read_body, show_host):
         memset(self.columns, 0, sizeof(self.columns))
         memset(self.wants, 0, sizeof(self.wants))
         memset(&self.pairs_ends, 0, sizeof(self.pairs_ends))
@@ -160,8 +162,8 @@ cdef class Columns:
         self.reads_properties = (
             self.wants_properties or self.wants[MESSAGE_ID] or self.wants[KEYS_COLUMN] or self.wants[TAGS_COLUMN]
         )
-        self.body_max = body_max
-        self.decompress = decompress
+        self.size_max = size_max
+        self.read_body = read_body
         self.show_host = show_host
 
     def __dealloc__(self):
@@ -172,22 +174,23 @@ cdef class Columns:
             free(self.columns[number].valid.data)
         free(self.pairs_ends.data)
 
-    def add(self, bytes data not None, int64_t first, int64_t end):
-        """Add the messages with ``first <= queue offset < end``, each offset once, in ascending order.
+    def add(self, bytes data not None, Py_ssize_t start, int64_t first, int64_t end):
+        """Add the messages from byte ``start`` on with ``first <= queue offset < end``, each offset once, in ascending
+        order, until ``size_max`` is reached.
 
-        Returns their number, the bytes that were read, and the queue offset of a record that is a batch of messages
-        (-1: none). Reading stops before the first record that is not intact.
+        Returns their number and the byte where reading stopped. It also stops before a record that is not intact.
         """
         cdef const uint8_t* begin = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef const uint8_t* at
         cdef Py_ssize_t whole = PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t start = 0, room, head, before = self.rows
+        cdef Py_ssize_t room, head, before = self.rows
         cdef int64_t size, body_size, topic_at, topic_end, queue_offset
         cdef int32_t sys_flag
         cdef uint32_t magic
         cdef const char* body
         cdef bytes inflated
-        while start < whole:
+        first = max(first, self.next_offset)
+        while start < whole and self.size < self.size_max:
             at = begin + start
             room = whole - start
             if room < SHORTEST_HEAD:
@@ -218,20 +221,17 @@ cdef class Columns:
                 break
             queue_offset = get64(at + 20)
             if first <= queue_offset < end:
-                first = queue_offset + 1
-                if sys_flag & INNER_BATCH:
-                    return self.rows - before, start, queue_offset
+                first = self.next_offset = queue_offset + 1
                 body = <const char*>at + head
-                if sys_flag & COMPRESSED:
-                    try:
-                        inflated = self.decompress(PyBytes_FromStringAndSize(body, body_size), sys_flag, self.body_max)
-                    except Exception as error:
-                        error.queue_offset = queue_offset
-                        raise
-                    body, body_size = PyBytes_AS_STRING(inflated), PyBytes_GET_SIZE(inflated)
+                if sys_flag & INNER_BATCH or (sys_flag & COMPRESSED and self.wants[BODY]):
+                    inflated = self.read_body(PyBytes_FromStringAndSize(body, body_size), sys_flag, queue_offset)
+                    if inflated is None:
+                        body, body_size = NULL, 0
+                    else:
+                        body, body_size = PyBytes_AS_STRING(inflated), PyBytes_GET_SIZE(inflated)
                 self.put_row(at, sys_flag, body, body_size, <const char*>at + topic_end + 2, size - topic_end - 2)
             start += size
-        return self.rows - before, start, -1
+        return self.rows - before, start
 
     cdef int put_row(
         self, const uint8_t* at, int32_t sys_flag, const char* body, Py_ssize_t body_size, const char* properties,
@@ -244,7 +244,6 @@ cdef class Columns:
         cdef Py_ssize_t store_size = 20 if sys_flag & STORE_HOST_V6 else 8
         cdef bytes shown
         self.rows += 1
-        self.size += body_size
         if self.wants[QUEUE_ID]:
             put32(&self.columns[QUEUE_ID], <int32_t>get32(at + 12))
         if self.wants[FLAG]:
@@ -262,6 +261,8 @@ cdef class Columns:
         if self.wants[RECONSUMES]:
             put32(&self.columns[RECONSUMES], <int32_t>get32(store_host + store_size))
         if self.wants[BODY]:
+            self.size += body_size
+            put_valid(&self.columns[BODY], body != NULL)
             put_text(&self.columns[BODY], body, body_size)
         if self.wants[BORN_HOST]:
             if born_size == 8:
@@ -271,6 +272,7 @@ cdef class Columns:
                 shown = self.show_host(PyBytes_FromStringAndSize(<const char*>born_host, born_size)).encode()
                 put_text(&self.columns[BORN_HOST], PyBytes_AS_STRING(shown), PyBytes_GET_SIZE(shown))
         if self.reads_properties:
+            self.size += size
             self.put_properties(properties, size, at + 28, store_host, store_size)
         return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -10,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.properties import KEYS, TAGS
-from gantrymq.remoting.records import COMPRESSED, BodyError, Record, cut_records, decode_records, decompress, show_host
+from gantrymq.remoting.records import (
+    COMPRESSED,
+    BodyError,
+    CompressorMissing,
+    Record,
+    cut_records,
+    decode_records,
+    decompress,
+    show_host,
+)
 from gantrymq.spark.errors import BrokenRecord
 from gantrymq.spark.wire import Queue
 
@@ -53,7 +63,7 @@ if os.environ.get("GANTRYMQ_PURE") != "1":
 class ColumnBuilder(Protocol):
     """Collects messages of one queue and converts them into record batches.
 
-    With ``rows`` and ``size`` (bytes of bodies) the caller decides when a batch is full.
+    With ``rows`` and ``size`` the caller decides when a batch is full.
     """
 
     @property
@@ -62,10 +72,15 @@ class ColumnBuilder(Protocol):
 
     @property
     def size(self) -> int:
-        """The bytes of their bodies."""
+        """The bytes of their bodies and properties, as far as columns are made of these."""
 
-    def add(self, raw: bytes, start: int, end: int) -> int:
-        """Add the messages of ``raw`` with ``start <= queue offset < end``; returns their number.
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last message that was added; 0 before."""
+
+    def add(self, raw: bytes, start: int, end: int, at: int = 0) -> tuple[int, int]:
+        """Add the messages of ``raw`` from byte ``at`` on with ``start <= queue offset < end``, until the builder is
+        full; returns their number, and the byte where it stopped.
 
         Ignores others, because the response to a pull may have messages behind ``end``, which belong to the next range.
         Raises :class:`BrokenRecord`; the builder is of no use then.
@@ -75,19 +90,66 @@ class ColumnBuilder(Protocol):
         """The collected messages as one batch; the builder is empty afterwards."""
 
 
-def make_builder(queue: Queue, names: Sequence[str], body_max_bytes: int) -> ColumnBuilder:
-    """A builder of the columns ``names``. ``body_max_bytes`` is the most bytes of a decompressed body."""
+BadBody = Callable[[int, str], None]
+"""Called with the queue offset of a message whose body cannot be read, and the reason."""
+
+
+def make_builder(
+    queue: Queue,
+    names: Sequence[str],
+    body_max_bytes: int,
+    size_max: int = sys.maxsize,
+    bad_body: BadBody | None = None,
+) -> ColumnBuilder:
+    """A builder of the columns ``names``, which is full when ``size`` has reached ``size_max``.
+
+    ``body_max_bytes`` is the most bytes of a decompressed body. A body that cannot be read is null, and ``bad_body`` is
+    called; without it, that raises :class:`BrokenRecord`.
+    """
     kind = PlainColumns if compiled is None else CompiledColumns
-    return kind(queue, names, body_max_bytes)
+    return kind(queue, names, body_max_bytes, size_max, bad_body)
+
+
+class _Bodies:
+    """Reads the bodies that are not stored as they are, for both twins."""
+
+    def __init__(self, queue: Queue, body_max_bytes: int, bad_body: BadBody | None) -> None:
+        self._queue, self._body_max_bytes, self._bad_body = queue, body_max_bytes, bad_body
+
+    def read(self, stored: bytes, sys_flag: int, queue_offset: int) -> bytes | None:
+        """The decompressed body, or None."""
+        if sys_flag & INNER_BATCH:
+            reason = "a batch kept as one record (a topic of type BatchCQ), which cannot be read"
+        else:
+            try:
+                return decompress(stored, sys_flag, self._body_max_bytes)
+            except CompressorMissing as error:
+                raise _broken(self._queue, f"offset {queue_offset}: {error}") from None
+            except BodyError as error:
+                reason = str(error)
+        if self._bad_body is None:
+            raise _broken(self._queue, f"offset {queue_offset}: {reason}")
+        self._bad_body(queue_offset, reason)
+        return None
 
 
 class CompiledColumns:
     """:class:`ColumnBuilder`, which makes no object of a message."""
 
-    def __init__(self, queue: Queue, names: Sequence[str], body_max_bytes: int) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        names: Sequence[str],
+        body_max_bytes: int,
+        size_max: int = sys.maxsize,
+        bad_body: BadBody | None = None,
+    ) -> None:
         self._queue = queue
         self._names = tuple(names)
-        self._columns = compiled.Columns(self._names, body_max_bytes, decompress, show_host)
+        self._size_max = size_max
+        self._columns = compiled.Columns(
+            self._names, size_max, _Bodies(queue, body_max_bytes, bad_body).read, show_host
+        )
 
     @property
     def rows(self) -> int:
@@ -99,21 +161,21 @@ class CompiledColumns:
         """See :class:`ColumnBuilder`."""
         return int(self._columns.size)
 
-    def add(self, raw: bytes, start: int, end: int) -> int:
+    @property
+    def next_offset(self) -> int:
         """See :class:`ColumnBuilder`."""
-        try:
-            count, stop, inner_batch = self._columns.add(raw, start, end)
-        except BodyError as error:
-            raise _broken(self._queue, f"offset {error.queue_offset}: {error}") from None  # type: ignore[attr-defined]
-        if inner_batch >= 0:
-            raise _broken(self._queue, _inner_batch(inner_batch))
-        if stop < len(raw):
+        return int(self._columns.next_offset)
+
+    def add(self, raw: bytes, start: int, end: int, at: int = 0) -> tuple[int, int]:
+        """See :class:`ColumnBuilder`."""
+        count, stop = self._columns.add(raw, at, start, end)
+        if stop < len(raw) and self.size < self._size_max:
             try:
                 cut_records(raw, Record, True, stop)
             except FatalRemoteFault as error:
                 raise _broken(self._queue, _unreadable(start, error)) from None
             raise _broken(self._queue, f"the record at byte {stop} of a pull at offset {start} is damaged")
-        return int(count)
+        return int(count), int(stop)
 
     def build(self) -> pa.RecordBatch:
         """See :class:`ColumnBuilder`."""
@@ -152,34 +214,57 @@ def _count(column: tuple[bytes | None, bytes | None, bytes, int]) -> int:
 class PlainColumns:
     """:class:`ColumnBuilder` without compiled code: the reference."""
 
-    def __init__(self, queue: Queue, names: Sequence[str], body_max_bytes: int) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        names: Sequence[str],
+        body_max_bytes: int,
+        size_max: int = sys.maxsize,
+        bad_body: BadBody | None = None,
+    ) -> None:
         self._queue = queue
         self._names = tuple(names)
-        self._body_max_bytes = body_max_bytes
+        self._size_max = size_max
+        self._read_body = _Bodies(queue, body_max_bytes, bad_body).read
         self._records: list[Record] = []
-        self._bodies: list[bytes] = []
+        self._bodies: list[bytes | None] = []
+        self._has_body = "body" in self._names
+        self._has_properties = not {"properties", "msgId", "keys", "tags"}.isdisjoint(self._names)
         self.size = 0
+        self.next_offset = 0
 
     @property
     def rows(self) -> int:
         """See :class:`ColumnBuilder`."""
         return len(self._records)
 
-    def add(self, raw: bytes, start: int, end: int) -> int:
+    def add(self, raw: bytes, start: int, end: int, at: int = 0) -> tuple[int, int]:
         """See :class:`ColumnBuilder`."""
         try:
-            records = decode_records(raw)
+            records = decode_records(raw[at:])  # the first call for ``raw`` has read it to its end
         except FatalRemoteFault as error:
             raise _broken(self._queue, _unreadable(start, error)) from None
         before = self.rows
         for record in records:
-            if start <= record.queue_offset < end:
-                start = record.queue_offset + 1  # a repeated message, or one out of order, adds no row
-                body = self._inflate(record)
-                self.size += len(body)
-                self._records.append(record)
-                self._bodies.append(body)
-        return self.rows - before
+            if self.size >= self._size_max:
+                break
+            at += record.stored_size
+            # A repeated message, or one out of order, adds no row.
+            if max(start, self.next_offset) <= record.queue_offset < end:
+                self.next_offset = record.queue_offset + 1
+                self._put(record)
+        return self.rows - before, at
+
+    def _put(self, record: Record) -> None:
+        body: bytes | None = record.stored_body
+        if record.sys_flag & INNER_BATCH or (record.sys_flag & COMPRESSED and self._has_body):
+            body = self._read_body(record.stored_body, record.sys_flag, record.queue_offset)
+        if self._has_body:
+            self.size += len(body or b"")
+        if self._has_properties:
+            self.size += len(record.raw_properties)
+        self._records.append(record)
+        self._bodies.append(body)
 
     def build(self) -> pa.RecordBatch:
         """See :class:`ColumnBuilder`."""
@@ -204,23 +289,9 @@ class PlainColumns:
             values = [millis * 1000 if abs(millis) <= _MILLIS_MAX else None for millis in values]
         return pa.array(values, kind)
 
-    def _inflate(self, record: Record) -> bytes:
-        if record.sys_flag & INNER_BATCH:
-            raise _broken(self._queue, _inner_batch(record.queue_offset))
-        if not record.sys_flag & COMPRESSED:
-            return record.stored_body
-        try:
-            return decompress(record.stored_body, record.sys_flag, self._body_max_bytes)
-        except BodyError as error:
-            raise _broken(self._queue, f"offset {record.queue_offset}: {error}") from None
-
 
 def _broken(queue: Queue, what: str) -> BrokenRecord:
     return BrokenRecord(f"{queue} on {queue.address}: {what}")
-
-
-def _inner_batch(offset: int) -> str:
-    return f"offset {offset} is a batch kept as one record (a topic of type BatchCQ), which cannot be read"
 
 
 def _unreadable(start: int, error: Exception) -> str:

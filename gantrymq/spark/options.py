@@ -38,7 +38,7 @@ _BOTH = (
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
     "failOnDataLoss", "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition",
-    "maxMessageBytes", "groupId", "retrySeconds", *SECURITY_OPTIONS,
+    "maxMessageBytes", "badBodies", "groupId", "retrySeconds", *SECURITY_OPTIONS,
 )  # fmt: skip
 BATCH_OPTIONS = (*_BOTH, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "storeTimeTolerance")
 STREAM_OPTIONS = (
@@ -72,7 +72,8 @@ class SourceOptions:
     ``topics`` is empty if ``topic_pattern`` selects the topics by their whole names; ``assigned`` limits a read to some
     queues of ``topics``. ``subscription`` is what the broker filters by, None without a filter.
     ``time_tolerance_seconds`` is how far brokers' clocks may have been set back for filters by store time to leave out
-    queue ranges; None: by any time, so that they leave out none.
+    queue ranges; None: by any time, so that they leave out none. With ``null_bad_bodies`` a body that cannot be
+    decompressed is null.
     """
 
     nameservers: tuple[Address, ...]
@@ -95,6 +96,7 @@ class SourceOptions:
     subscription: SubscriptionData | None = None
     include_properties: bool = True
     time_tolerance_seconds: float | None = TIME_TOLERANCE_SECONDS
+    null_bad_bodies: bool = False
 
 
 @attrs.frozen
@@ -220,6 +222,7 @@ def _read_source(values: Mapping[str, str], start: str) -> SourceOptions:
         _read_subscription(values),
         read_flag("includeProperties", values.get("includeProperties", "true")),
         _read_tolerance(values.get("storeTimeTolerance")),
+        _read_bad_bodies(values.get("badBodies", "fail")),
     )
 
 
@@ -365,6 +368,12 @@ def _read_tolerance(text: str | None) -> float | None:
     if text is None:
         return TIME_TOLERANCE_SECONDS
     return None if text.lower() == "none" else _read_duration("storeTimeTolerance", text)
+
+
+def _read_bad_bodies(text: str) -> bool:
+    if text.lower() not in ("fail", "null"):
+        raise WrongOption(f"badBodies is fail or null, not {text!r}")
+    return text.lower() == "null"
 
 
 def _read_group(text: str, name: str = "groupId") -> str:

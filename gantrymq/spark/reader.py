@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.spark.columns import make_builder
+from gantrymq.spark.columns import BadBody, make_builder
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
+from gantrymq.spark.events import log
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.ranges import QueueRange, refuse_lagging_slave, refuse_shortened_slave, report_loss
 from gantrymq.spark.wire import ALL_MESSAGES, Pulled, Queue, Wire
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 8192
 BATCH_BYTES = 8 * 1024 * 1024
-"""A batch is yielded when it has this many rows, or this many bytes of bodies."""
+"""A batch is yielded when it has this many rows, or this many bytes of bodies and properties."""
+BAD_BODIES_LOGGED = 10
+"""The most messages of a range with unreadable bodies that are logged, except the 100th, the 1000th and so on."""
 RETRY_PAUSE_SECONDS = 0.5
 """The pause before a broker that does not answer is asked again."""
 EMPTY_ANSWERS_MAX = 16
@@ -42,15 +46,22 @@ def read_range(
     """
     tags = None if options.subscription is None else options.subscription.tags_set or None
     columns = (*names, "tags") if tags is not None and "tags" not in names else names
-    builder = make_builder(wanted.queue, columns, options.body_max_bytes)
+    log_bad_body = _log_bad_bodies(wanted.queue) if options.null_bad_bodies else None
+    builder = make_builder(wanted.queue, columns, options.body_max_bytes, BATCH_BYTES, log_bad_body)
     source = _PatientSource(wire, wanted, options)
     offset = wanted.start
     empty_answers = 0
     while offset < wanted.end:
         answer = source.pull(offset)
-        taken = builder.add(answer.records, offset, wanted.end)
-        next_offset = min(answer.next_offset, wanted.end)
-        if next_offset <= offset:
+        asked = offset
+        taken, read = builder.add(answer.records, offset, wanted.end)
+        while read < len(answer.records):  # decompressed bodies may be a thousand times as large as the answer
+            _check_loss(wanted.queue, options, answer, offset, builder.next_offset, taken)
+            offset = builder.next_offset
+            yield _only(builder.build(), tags, names)
+            taken, read = builder.add(answer.records, offset, wanted.end, read)
+        next_offset = max(min(answer.next_offset, wanted.end), offset)
+        if next_offset == asked:
             ended = answer.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
             if ended and answer.max_offset <= offset:
                 next_offset = wanted.end  # the queue is shorter than it was when the range was planned
@@ -60,16 +71,35 @@ def read_range(
             else:
                 what = f"a pull of {wanted.queue} at {offset} leads nowhere"
                 raise Refused(wanted.queue.address, what, answer.code, f"next offset {answer.next_offset}")
-        lost = next_offset - offset - taken
-        if options.subscription is not None:
-            lost = 0 if taken else min(answer.min_offset, next_offset) - offset
-        if lost > 0:
-            report_loss(wanted.queue, offset, answer.min_offset, lost, options.fail_on_data_loss)
+        _check_loss(wanted.queue, options, answer, offset, next_offset, taken)
         offset = next_offset
         if builder.rows >= BATCH_ROWS or builder.size >= BATCH_BYTES:
             yield _only(builder.build(), tags, names)
     if builder.rows:
         yield _only(builder.build(), tags, names)
+
+
+def _check_loss(queue: Queue, options: SourceOptions, answer: Pulled, first: int, end: int, taken: int) -> None:
+    """Report the messages ``first <= offset < end`` that are not among the ``taken`` ones of ``answer``."""
+    lost = end - first - taken
+    if options.subscription is not None:
+        lost = 0 if taken else min(answer.min_offset, end) - first
+    if lost > 0:
+        report_loss(queue, first, answer.min_offset, lost, options.fail_on_data_loss)
+
+
+def _log_bad_bodies(queue: Queue) -> BadBody:
+    numbers = itertools.count(1)
+
+    def log_bad_body(queue_offset: int, reason: str) -> None:
+        number = next(numbers)
+        if number <= BAD_BODIES_LOGGED or str(number).strip("0") == "1":
+            log.warning(
+                "body_not_readable", topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id,
+                queue_offset=queue_offset, reason=reason, number=number,
+            )  # fmt: skip
+
+    return log_bad_body
 
 
 def _only(batch: pa.RecordBatch, tags: Collection[str] | None, names: Sequence[str]) -> pa.RecordBatch:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,8 @@ def _twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def build(raw: bytes, start: int = 0, end: int = 100, limit: int = 1000) -> list[dict[str, Any]]:
     builder = kind(QUEUE, list(COLUMNS), limit)
-    count = builder.add(raw, start, end)
+    count, read = builder.add(raw, start, end)
+    assert read == len(raw)
     rows: list[dict[str, Any]] = builder.build().to_pylist()
     assert len(rows) == count
     return rows
@@ -139,6 +141,72 @@ def test_a_body_that_cannot_be_decompressed_is_reported(
 ) -> None:
     with pytest.raises(BrokenRecord, match=f"orders broker-a queue 3 on 127.0.0.1:10911: offset 9.*{says}"):
         build(make_record("orders", 3, 9, body, sys_flag=sys_flag))
+
+
+BAD_BODIES = [(b"plain", 0x1), (zlib.compress(b"z" * 1001), 0x1), (b"plain", 0x401), (b"many", 0x80)]
+
+
+@pytest.mark.parametrize(("body", "sys_flag"), BAD_BODIES[:3])
+def test_a_body_that_is_not_wanted_is_not_decompressed(make_record: Maker, body: bytes, sys_flag: int) -> None:
+    builder = kind(QUEUE, ["queueOffset", "tags"], 1000)
+    assert builder.add(make_record("orders", 3, 9, body, {"TAGS": "t"}, sys_flag=sys_flag), 0, 100)[0] == 1
+    assert builder.build().to_pylist() == [{"queueOffset": 9, "tags": "t"}]
+
+
+@pytest.mark.parametrize("names", [["queueOffset", "body"], ["queueOffset"]])
+def test_bodies_that_cannot_be_read_may_be_null(make_record: Maker, names: list[str]) -> None:
+    found: list[tuple[int, str]] = []
+    good, bad = make_record("orders", 3, 0, b"good"), BAD_BODIES if "body" in names else BAD_BODIES[3:]
+    raw = good + b"".join(
+        make_record("orders", 3, at, body, sys_flag=sys_flag) for at, (body, sys_flag) in enumerate(bad, 1)
+    )
+    raw += make_record("orders", 3, 9, zlib.compress(b"more"), sys_flag=1)
+    builder = kind(QUEUE, names, 1000, bad_body=lambda offset, reason: found.append((offset, reason)))
+    assert builder.add(raw, 0, 100) == (len(bad) + 2, len(raw))
+    batch = builder.build()
+    batch.validate(full=True)
+    offsets = range(1, len(bad) + 1)
+    assert batch["queueOffset"].to_pylist() == [0, *offsets, 9]
+    assert [offset for offset, _ in found] == [*offsets]
+    assert found[-1][1].startswith("a batch kept as one record")
+    if "body" in names:
+        assert batch["body"].to_pylist() == [b"good", *[None] * len(bad), b"more"]
+        builder.add(make_record("orders", 3, 10, b"next"), 0, 100)
+        assert builder.build()["body"].to_pylist() == [b"next"], "the next batch has no null"
+
+
+def test_a_missing_compressor_is_an_error_although_bad_bodies_are_null(
+    make_record: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lz4", None)
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    builder = kind(QUEUE, ["body"], 1000, bad_body=lambda offset, reason: None)
+    with pytest.raises(BrokenRecord, match=r"pip install 'gantrymq\[compression\]'"):
+        builder.add(make_record("orders", 3, 0, b"x", sys_flag=0x101), 0, 1)
+
+
+def test_a_full_builder_stops_and_goes_on_where_it_stopped(make_record: Maker) -> None:
+    packed = zlib.compress(bytes(1000))
+    raw = b"".join(make_record("orders", 3, at, packed, sys_flag=1) for at in (0, 1, 1, 2, 3, 4, 5))
+    builder = kind(QUEUE, ["queueOffset", "body"], 1000, 2000)
+    read, found = 0, []
+    while read < len(raw):
+        count, read = builder.add(raw, 0, 5, read)
+        assert (builder.rows, builder.size) == (count, count * 1000)
+        assert count <= 2
+        found.append(builder.build()["queueOffset"].to_pylist())
+        assert builder.next_offset == found[-1][-1] + 1
+    assert found == [[0, 1], [2, 3], [4]]
+
+
+def test_the_size_has_the_properties_that_columns_are_made_of(make_record: Maker) -> None:
+    raw = make_record("orders", 3, 0, b"four", {"TAGS": "t" * 5000})
+    sizes = []
+    for names in (["body"], ["tags"], ["body", "properties"], ["queueOffset"]):
+        builder = kind(QUEUE, names, 1000)
+        builder.add(raw, 0, 1)
+        sizes.append(builder.size)
+    assert sizes == [4, 5005, 5009, 0]
 
 
 def test_every_damage_to_a_record_is_reported(make_record: Maker) -> None:

@@ -42,8 +42,10 @@ def test_every_option_is_read_with_any_case_of_its_name() -> None:
             "groupId": "dashboard",
             "retrySeconds": "0",
             "storeTimeTolerance": "90s",
+            "badBodies": "NULL",
         }
     )
+    assert options.null_bad_bodies
     assert options.time_tolerance_seconds == 90
     assert read_options(NEEDED | {"storeTimeTolerance": "None"}).time_tolerance_seconds is None
     assert options.nameservers == (("a", 1), ("::1", 2))
@@ -60,6 +62,7 @@ def test_every_option_is_read_with_any_case_of_its_name() -> None:
     ("given", "says"),
     [
         ({"topic": ""}, "option topic is missing"),
+        ({"badBodies": "skip"}, "badBodies is fail or null, not 'skip'"),
         ({"topicPattern": "a.*"}, "topic and topicPattern both select topics"),
         ({"topic": "", "topicPattern": "a(*"}, "topicPattern 'a.* is no regular expression"),
         (
@@ -172,6 +175,7 @@ def test_the_reference_page_has_the_defaults_of_the_code() -> None:
     assert shown["retrySeconds"] == str(source.retry_seconds)
     assert shown["failOnDataLoss"] == str(source.fail_on_data_loss).lower()
     assert shown["includeProperties"] == str(source.include_properties).lower()
+    assert shown["badBodies"] == ("null" if source.null_bad_bodies else "fail")
     assert shown["tls"] == str(source.security.tls).lower()
     assert shown["storeTimeTolerance"] == f"{(source.time_tolerance_seconds or 0) // 60:.0f}m"
     assert shown["maxTriggerDelay"] == f"{stream.max_delay_seconds // 60:.0f}m"

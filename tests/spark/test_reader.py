@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from structlog.testing import capture_logs
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark import reader as reader_module
-from gantrymq.spark.errors import DataLoss, Refused, Unreachable
+from gantrymq.spark.errors import BrokenRecord, DataLoss, Refused, Unreachable
 from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import QueueRange
 from gantrymq.spark.reader import read_range
@@ -54,7 +55,52 @@ def test_batches_are_cut_by_rows_and_by_bytes(orders: FakeCluster, wire: Wire, m
     monkeypatch.setattr(reader_module, "BATCH_ROWS", 4)
     assert [batch.num_rows for batch in read_range(wire, wanted, options, ["body"])] == [6, 4]
     monkeypatch.setattr(reader_module, "BATCH_BYTES", 10)
-    assert [batch.num_rows for batch in read_range(wire, wanted, options, ["body"])] == [3, 3, 3, 1]
+    assert [batch.num_rows for batch in read_range(wire, wanted, options, ["body"])] == [2, 2, 2, 2, 2]
+
+
+def test_a_batch_of_compressed_messages_is_cut_by_the_bytes_of_their_bodies(
+    cluster: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pull of some KiB would otherwise become a batch of any size."""
+    monkeypatch.setattr(reader_module, "BATCH_BYTES", 1 << 20)
+    cluster.add_topic("orders")
+    cluster.pull_rows = 32
+    for _ in range(40):
+        cluster.put("orders", 0, zlib.compress(bytes(1 << 19)), sys_flag=1)
+    options = read_options({"nameserver": cluster.address, "topic": "orders"})
+    wanted = QueueRange(Queue("orders", "broker-a", 0, cluster.address), 0, 39)
+    batches = list(read_range(wire, wanted, options, ["queueOffset", "body"]))
+    assert [batch.num_rows for batch in batches] == [2] * 19 + [1]
+    assert [offset for batch in batches for offset in batch["queueOffset"].to_pylist()] == list(range(39))
+    del cluster.queues["orders", 0].records[5]
+    with pytest.raises(DataLoss, match=r"offset 4 is wanted.*\(1 of them"):
+        list(read_range(wire, wanted, options, ["queueOffset", "body"]))
+    with capture_logs() as logs:
+        lossy = attrs.evolve(options, fail_on_data_loss=False)
+        batches = list(read_range(wire, wanted, lossy, ["queueOffset", "body"]))
+    assert sum(batch.num_rows for batch in batches) == 38
+    assert [(entry["wanted"], entry["lost"]) for entry in logs] == [(4, 1)]
+
+
+def test_bodies_that_cannot_be_read_fail_the_read_or_are_null_and_logged(
+    cluster: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "BAD_BODIES_LOGGED", 2)
+    cluster.add_topic("orders")
+    for _ in range(101):
+        cluster.put("orders", 0, b"not zlib", sys_flag=1)
+    cluster.put("orders", 0, b"good")
+    given = {"nameserver": cluster.address, "topic": "orders"}
+    wanted = QueueRange(Queue("orders", "broker-a", 0, cluster.address), 0, 102)
+    with pytest.raises(BrokenRecord, match="offset 0: a zlib body cannot be unpacked"):
+        list(read_range(wire, wanted, read_options(given), ["body"]))
+    assert sum(batch.num_rows for batch in read_range(wire, wanted, read_options(given), ["tags"])) == 102
+    with capture_logs() as logs:
+        batches = list(read_range(wire, wanted, read_options(given | {"badBodies": "null"}), ["body"]))
+    assert [body for batch in batches for body in batch["body"].to_pylist()] == [None] * 101 + [b"good"]
+    assert {entry["event"] for entry in logs} == {"body_not_readable"}
+    where = [(entry["topic"], entry["broker"], entry["queue_id"], entry["queue_offset"]) for entry in logs]
+    assert where == [("orders", "broker-a", 0, offset) for offset in (0, 1, 9, 99)], "the 10th and the 100th as well"
 
 
 def test_a_task_reads_on_from_a_slave_and_waits_until_it_has_copied_the_messages(
