@@ -61,7 +61,9 @@ def run(job: Job, report: Callable[[Report], None]) -> None:
     security = read_security(job.security)
     export = _export_to_table if job.format in TABLE_FORMATS else _export_to_files(_find_engine(job))
     for topic in job.topics:
-        options = SourceOptions((), (topic,), fail_on_data_loss=not job.skip_lost, security=security)
+        options = SourceOptions(
+            (), (topic,), fail_on_data_loss=not job.skip_lost, security=security, null_bad_bodies=job.null_bad_bodies
+        )
         report(export(job, options, known, report))
 
 

@@ -128,7 +128,8 @@ class _Bodies:
             except BodyError as error:
                 reason = str(error)
         if self._bad_body is None:
-            raise _broken(self._queue, f"offset {queue_offset}: {reason}")
+            advice = "Set badBodies to null to read the message without its body"
+            raise _broken(self._queue, f"offset {queue_offset}: {reason}. {advice}")
         self._bad_body(queue_offset, reason)
         return None
 

@@ -61,7 +61,7 @@ from gantrymq.spark.planner import StreamPlanner
 from gantrymq.spark.ranges import QueueRange, plan_ranges
 from gantrymq.spark.reader import read_range
 from gantrymq.spark.selection import Selection
-from gantrymq.spark.wire import GROUP, Wire
+from gantrymq.spark.wire import connect
 from gantrymq.spark.workers import TaskObject, keep_modules
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class GantryReader(TaskObject, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for each queue range, determined now: messages that arrive later are not read."""
         selection, tolerance = self._selection, self._options.time_tolerance_seconds
-        with _connect(self._options) as wire:
+        with connect(self._options) as wire:
 
             def cut(item: QueueRange) -> QueueRange:
                 return selection.cut_by_time(selection.cut(item), wire, tolerance)
@@ -144,7 +144,7 @@ class GantryReader(TaskObject, DataSourceReader):
         options = self._options
         if options.subscription is None:
             options = attrs.evolve(options, subscription=self._selection.subscription)
-        with _connect(options) as wire:
+        with connect(options) as wire:
             yield from read_range(wire, partition.value, options, self._names)
 
 
@@ -206,7 +206,7 @@ class GantryStreamReader(TaskObject, DataSourceStreamReader, SupportsTriggerAvai
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one partition as Arrow batches."""
         keep_modules()
-        with _connect(self._options.source) as wire:
+        with connect(self._options.source) as wire:
             yield from read_range(wire, partition.value, self._options.source, self._names)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ class GantryStreamReader(TaskObject, DataSourceStreamReader, SupportsTriggerAvai
     @property
     def _planner(self) -> StreamPlanner:
         if self._opened is None:
-            self._opened = StreamPlanner(self._options, _connect(self._options.source))
+            self._opened = StreamPlanner(self._options, connect(self._options.source))
         return self._opened
 
 
@@ -279,10 +279,6 @@ def _task() -> TaskContext:
     task = TaskContext.get()
     assert task is not None  # Spark calls writers in tasks only
     return task
-
-
-def _connect(options: SourceOptions) -> Wire:
-    return Wire(group=options.group or GROUP, security=options.security)
 
 
 def _column_names(schema: StructType) -> list[str]:

@@ -41,7 +41,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
-from gantrymq.spark.options import Address
+from gantrymq.spark.options import Address, SourceOptions
 from gantrymq.spark.security import NO_SECURITY, Security
 
 GROUP = "CID_GANTRYMQ_SPARK"
@@ -59,7 +59,8 @@ ALL_MESSAGES = SubscriptionData.for_tags("")
 class Queue:
     """One queue of a topic, and the address of its broker: of the master, unless ``is_slave``.
 
-    ``slaves`` are addresses to read from while that one does not answer.
+    ``slaves`` are addresses to read from while that one does not answer. ``cluster`` is the name of the broker's
+    cluster, if a route has told it.
     """
 
     topic: str
@@ -68,6 +69,7 @@ class Queue:
     address: str
     slaves: tuple[str, ...] = attrs.field(default=(), eq=False)
     is_slave: bool = attrs.field(default=False, eq=False)
+    cluster: str = attrs.field(default="", eq=False)
 
     def __str__(self) -> str:
         return f"{self.topic} {self.broker} queue {self.queue_id}"
@@ -286,6 +288,11 @@ class Wire:
         return self.call(address, request)
 
 
+def connect(options: SourceOptions, known: Sequence[Queue] = ()) -> Wire:
+    """A :class:`Wire` with the group and the security of ``options``."""
+    return Wire(group=options.group or GROUP, security=options.security, known=known)
+
+
 @attrs.frozen
 class _Ahead:
     """A pull whose answer nobody has read yet."""
@@ -301,13 +308,15 @@ class _Ahead:
 
 def _read_queues(topic: str, nameserver: str, route: TopicRouteData) -> list[Queue]:
     brokers = {broker.broker_name: addresses_to_read(broker) for broker in route.broker_datas}
+    clusters = {broker.broker_name: broker.cluster for broker in route.broker_datas}
     masters = {broker.broker_name for broker in route.broker_datas if MASTER_ID in broker.broker_addrs}
     queues: list[Queue] = []
     for found in queues_to_subscribe(topic, route):
         name = found.broker_name
         if addresses := brokers.get(name):
             slaves = tuple(addresses[1:])
-            queues.append(Queue(topic, name, found.queue_id, addresses[0], slaves, name not in masters))
+            is_slave = name not in masters
+            queues.append(Queue(topic, name, found.queue_id, addresses[0], slaves, is_slave, clusters[name]))
     if not queues:
         raise UnknownTopic(f"topic {topic!r} has no queue that may be read (nameserver {nameserver})")
     return queues

@@ -42,6 +42,8 @@ class ExporterConfig:
     """The most bytes of the bodies in a file, before Parquet compresses them."""
     skip_lost: bool = True
     """Whether a run exports what is left when messages were deleted before they were exported; else it fails."""
+    bad_bodies: Literal["fail", "null"] = "fail"
+    """What a run does with a body that cannot be decompressed: ``fail``, or export ``null`` instead."""
     hold_bytes: int = size("16 GiB")
     """Keep log files with messages that are not exported yet, at most so many bytes of the log; 0: do not."""
     hold_age: float = duration("7d")

@@ -207,7 +207,7 @@ class Exporter:
         return Job(
             self._broker.name, format_address(_ANY_HOST.get(host, host), port), topics, self.to, config.format,
             config.engine, config.file_rows, config.file_bytes, config.skip_lost, security, config.nice, config.cores,
-            config.memory, recreated,
+            config.memory, recreated, config.bad_bodies == "null",
         )  # fmt: skip
 
     def _now(self) -> float:

@@ -110,6 +110,13 @@ class ExportGroup(click.RichGroup):
     help="With --follow: from the end of one run to the start of the next.",
 )
 @click.option("--skip-lost", is_flag=True, help="Export what is left when wanted messages are no longer there.")
+@click.option(
+    "--bad-bodies",
+    type=click.Choice(["fail", "null"]),
+    default="fail",
+    show_default=True,
+    help="With null, a body that cannot be decompressed is null; with fail, it ends the run.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace what the export has of these topics.")
 @click.option("--discard-plan", is_flag=True, help="Drop what a stopped run has not published instead of finishing it.")
 @click.option(
@@ -177,7 +184,7 @@ def _export_once(
 ) -> ExportResult:
     from gantrymq import spark
 
-    options = security_options()
+    options = security_options() | {"badBodies": given["bad_bodies"]}
     if given["since"]:
         options["startingTimestamp"] = _read_time("--since", given["since"])
     if given["until"]:

@@ -27,6 +27,7 @@ from gantrymq.cli.__main__ import run
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark import (
+    BrokenRecord,
     DataLoss,
     ExportDamaged,
     ExportFenced,
@@ -66,6 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def go(cluster: FakeCluster, folder: Path, topic: str = "orders", **options: Any) -> Any:
+    options["options"] = {"retrySeconds": "0"} | options.get("options", {})
     return export(topic, folder, cluster.address, engine="local", **options)
 
 
@@ -803,6 +805,65 @@ def test_times_may_be_given_for_single_queues(orders: FakeCluster, folder: Path)
     wrong = json.dumps({"orders": {"broker-b": {"1": late}}})
     with pytest.raises(WrongOption, match="startingOffsetsByTimestamp: orders has no queue 1 on 'broker-b'"):
         go(orders, folder, options={"startingOffsetsByTimestamp": wrong})
+
+
+def test_a_run_waits_for_its_broker_and_pulls_for_its_group(
+    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.spark.reader.RETRY_PAUSE_SECONDS", 0.01)
+    groups: list[str | None] = []
+
+    def script(request: Command) -> bytes | None:
+        if request.code != RequestCode.PULL_MESSAGE:
+            return None
+        groups.append((request.ext or {}).get("consumerGroup"))
+        return b"" if len(groups) < 3 else None
+
+    orders.script = script
+    result = go(orders, folder, options={"groupId": "exports", "retrySeconds": "60"})
+    assert (result.rows, result.resumed) == (20, False)
+    assert set(groups) == {"exports"}
+
+
+@pytest.mark.parametrize("name", ["minPartitions", "MAXRECORDSPERPARTITION", "maxBytesPerPartition"])
+@pytest.mark.parametrize("file_format", ["parquet", "delta"])
+def test_options_about_partitions_are_refused(orders: FakeCluster, folder: Path, name: str, file_format: str) -> None:
+    with pytest.raises(WrongOption, match=f"{name} is not for exports"):
+        go(orders, folder, file_format=file_format, options={name: "2"})
+    assert not folder.exists()
+
+
+def test_bodies_that_cannot_be_read_end_a_run_or_are_null(
+    orders: FakeCluster, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow.parquet as pq
+
+    orders.put("orders", 0, b"not zlib", sys_flag=1)
+    with pytest.raises(BrokenRecord, match="Set badBodies to null to read the message without its body"):
+        go(orders, folder)
+    assert run([*_export_command(orders, folder), "--bad-bodies", "null"]) == 0
+    assert re.findall(r'"queue_offset": (\d+).*"event": "(\w+)"', capsys.readouterr().err) == [
+        ("10", "body_not_readable")
+    ]
+    assert rows(visible(folder)) == orders.everything("orders"), "the stopped run was finished"
+    bodies = pq.ParquetFile(visible(folder)[0]).read()["body"].to_pylist()
+    assert bodies == [b"body %d" % number for number in range(0, 20, 2)] + [None]
+
+
+def test_row_groups_are_bounded_by_properties_as_well(
+    cluster: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr("gantrymq.spark.exports.parquet_output.GROUP_BYTES", 100_000)
+    monkeypatch.setattr("gantrymq.spark.reader.BATCH_BYTES", 20_000)
+    cluster.add_topic("orders")
+    for _ in range(40):
+        cluster.put("orders", 0, b"", properties={"p": "x" * 10_000})
+    go(cluster, folder)
+    (file,) = visible(folder)
+    footer = pq.read_metadata(file)
+    assert {footer.row_group(number).num_rows for number in range(footer.num_row_groups)} == {10}
 
 
 def test_large_messages_make_more_tasks(cluster: FakeCluster, folder: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,6 +149,47 @@ def test_a_run_makes_a_commit_for_each_full_file_and_a_failure_keeps_them(
     assert (seen[0].rows, seen[0].lag, seen[-1].rows, seen[-1].lag, seen[-1].bytes) == (0, 10, 10, 4, result.bytes)
     place.export(orders)
     assert place.rows() == orders.everything()
+
+
+def test_a_commit_is_bounded_by_what_is_read_not_by_the_first_messages(
+    cluster: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first messages of the queue are small, and the others are compressed. One of these is gone."""
+    monkeypatch.setattr("gantrymq.spark.reader.BATCH_BYTES", 200_000)
+    cluster.add_topic("orders")
+    cluster.pull_rows = 8
+    for _ in range(40):
+        cluster.put("orders", 0, b"small")
+    for _ in range(40):
+        cluster.put("orders", 0, zlib.compress(bytes(100_000)), sys_flag=1)
+    del cluster.queues["orders", 0].records[50]
+    commits: list[tuple[int, int, int]] = []
+    table = type(find_table(place.file_format, place.to))
+    append = table.append
+
+    def note(self: Any, rows: Any, queues: Any) -> Any:
+        (queue,) = queues.values()
+        commits.append((rows.nbytes, queue.next_offset, queue.lost))
+        return append(self, rows, queues)
+
+    monkeypatch.setattr(table, "append", note)
+    sizes = {"file_bytes": 1_000_000, "options": {"retrySeconds": "0"}}
+    with pytest.raises(DataLoss, match=r"\(1 of them"):
+        place.export(cluster, **sizes)
+    cluster.script = lambda request: (
+        b"" if request.code == RequestCode.PULL_MESSAGE and int((request.ext or {})["queueOffset"]) > 66 else None
+    )
+    with pytest.raises(Unreachable):
+        place.export(cluster, fail_on_data_loss=False, **sizes)
+    cluster.script = lambda request: None
+    kept = commits[-1][1]
+    assert kept > 50, "a run that fails keeps what it has committed of its span"
+    result = place.export(cluster, fail_on_data_loss=False, **sizes)
+    assert (result.rows, place.rows()) == (80 - kept, cluster.everything())
+    assert len(commits) >= 4
+    assert max(size for size, _, _ in commits) <= 1_300_000
+    assert [end for _, end, _ in commits] == sorted({end for _, end, _ in commits})
+    assert {lost for _, end, lost in commits if end > 50} == {1}, "counted once"
 
 
 def test_messages_that_are_gone_are_counted(orders: FakeCluster, place: Place) -> None:

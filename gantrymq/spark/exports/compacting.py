@@ -96,7 +96,6 @@ def _groups(state: State, file_rows: int, file_bytes: int) -> Iterator[list[Data
 
 
 def _merge(export: Destination, number: int, run: str, group: list[DataFile]) -> DataFile:
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     span = attrs.evolve(group[0].span, end=group[-1].span.end)
@@ -109,7 +108,7 @@ def _merge(export: Destination, number: int, run: str, group: list[DataFile]) ->
             check_file(source, file, f"{export.name}/{file.path}")
             with pq.ParquetFile(source) as opened:
                 for batch in opened.iter_batches(batch_size=BATCH_ROWS):
-                    output.add(batch, pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0)
+                    output.add(batch)
         return DataFile(path, span, output.close(path))
     except BaseException:
         output.abandon()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Output(Protocol):
     """A Parquet file that is being written."""
 
-    def add(self, batch: pa.RecordBatch, size: int) -> None:
-        """Write a batch whose bodies have ``size`` bytes."""
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write a batch."""
 
     def close(self, path: str) -> int:
         """Make the file complete and durable under ``path``, relative to the export; its size in bytes."""

@@ -20,7 +20,7 @@ FILE_COLUMNS = [name for name in COLUMNS if name != "topic"]
 """The columns of a file; its topic and the date are in its path, as Hive has partitions."""
 GROUP_ROWS = 100_000
 GROUP_BYTES = 32 * 1024 * 1024
-"""A row group is written when it has this many messages, or bytes of bodies: what one task keeps in memory."""
+"""A row group is written when it has this many messages, or bytes: what one task keeps in memory."""
 
 
 class _ParquetOutput:
@@ -35,11 +35,11 @@ class _ParquetOutput:
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
 
-    def add(self, batch: pa.RecordBatch, size: int) -> None:
-        """Write a batch whose bodies have ``size`` bytes."""
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write a batch."""
         self._waiting.append(batch)
         self._rows += batch.num_rows
-        self._bytes += size
+        self._bytes += batch.nbytes
         if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
             self._write_group()
 

@@ -23,10 +23,14 @@ from gantrymq.spark.exports.writing import Task, make_task
 from gantrymq.spark.local import arrow_status
 from gantrymq.spark.options import SourceOptions, read_options
 from gantrymq.spark.ranges import find_queues
-from gantrymq.spark.wire import Queue, Wire
+from gantrymq.spark.wire import Queue, Wire, connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+NOT_FOR_EXPORTS = ("minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "storeTimeTolerance")
+"""Options of the data source about its own partitions."""
 
 
 @attrs.frozen
@@ -78,7 +82,8 @@ def export(
     a table (a folder or URL; ``catalog.namespace.table``) that its own library writes, in this process; overwrite and
     discard_plan are not for tables. A file has at most ``file_rows`` messages and about ``file_bytes`` of
     bodies. Offsets are those of the data source; they count for queues that the export does not have yet.
-    ``options`` are further options of the data source, such as ``accessKey`` and ``tls``. ``progress`` is called with
+    ``options`` are further options of the data source, such as ``accessKey``, ``retrySeconds`` and ``badBodies``; those
+    about its partitions are refused. ``progress`` is called with
     an :class:`ExportProgress` now and then.
 
     Raises :class:`SparkMissing`, :class:`FolderInUse`, :class:`ExportDamaged`, :class:`ExportFenced` and what reading
@@ -89,6 +94,9 @@ def export(
         given["startingOffsets"] = starting_offsets
     if ending_offsets != "latest":
         given["endingOffsets"] = ending_offsets
+    for name in options or {}:
+        if name.lower() in map(str.lower, NOT_FOR_EXPORTS):
+            raise WrongOption(f"{name} is not for exports, whose tasks are bounded by file_rows and file_bytes")
     settings = read_options(given | dict(options or {}))
     if settings.subscription is not None or not settings.include_properties:
         raise WrongOption("subExpression and includeProperties are not for exports, which have complete queues")
@@ -142,7 +150,7 @@ def export_with(
     destination = find_destination(to)
     destination.check()
     run = _Run(destination, options, engine, sizes, progress)
-    with _clear_errors(destination), Wire(security=options.security, known=known) as wire:
+    with _clear_errors(destination), connect(options, known) as wire:
         if not destination.exists():
             # What is wrong makes no folder.
             make_plan(run.options, destination.read_state(), wire, run.sizes, overwrite)
@@ -228,8 +236,7 @@ class _Run:
                 continue
             if span.key not in found:
                 raise Unreachable(f"{span.topic} {span.broker} queue {span.queue_id} is planned, but no broker has it")
-            arguments = (found[span.key], self.options.fail_on_data_loss, self.options.security)
-            tasks.append(make_task(self._destination.name, plan, index, *arguments))
+            tasks.append(make_task(self._destination.name, plan, index, found[span.key], self.options))
         return tasks
 
 

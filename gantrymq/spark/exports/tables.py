@@ -21,7 +21,7 @@ from gantrymq.spark.exports.planning import Sizes, make_plan
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.ranges import QueueRange, find_queues
 from gantrymq.spark.reader import read_range
-from gantrymq.spark.wire import Queue, Wire
+from gantrymq.spark.wire import Queue, Wire, connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,7 @@ def write_table(
     Messages that come after the start are for the next run. Raises what reading raises, and what ``table`` raises.
     """
     run = TableRun()
-    with Wire(security=options.security, known=known) as wire:
+    with connect(options, known) as wire:
         queues = {(queue.topic, queue.broker, queue.queue_id): queue for queue in find_queues(options, wire)}
         state = table.read_state(queues)
         run.number = state.number
@@ -115,6 +115,7 @@ def write_table(
         known_queues = dict(state.queues)
         for spans, rows, missing in reader.slices(sizes):
             _commit(run, table, known_queues, [*gone, *spans], rows, _add(missing, _count(gone)))
+            del rows  # the next ones take as much memory
             reader.report(committed=run)
             gone = []
         if gone:
@@ -146,6 +147,39 @@ def _commit(
     run.lost += sum(lost.values())
 
 
+@attrs.define
+class _Slice:
+    """What the next commit has."""
+
+    spans: list[Span] = attrs.field(factory=list)
+    lost: dict[QueueKey, int] = attrs.field(factory=dict)
+    _batches: list[pa.RecordBatch] = attrs.field(factory=list)
+    _size: int = 0
+
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Add rows, whose span comes later."""
+        self._batches.append(batch)
+        self._size += batch.nbytes
+
+    def add_span(self, span: Span, found: int) -> int:
+        """Add a span of which ``found`` messages were there; the number of the others."""
+        self.spans.append(span)
+        missing = span.rows - found
+        if missing:
+            self.lost[span.key] = self.lost.get(span.key, 0) + missing
+        return missing
+
+    def is_full(self, sizes: Sizes, more: int = 0) -> bool:
+        """Whether it is enough for a commit, with ``more`` offsets than its spans have."""
+        return sum(span.rows for span in self.spans) + more >= sizes.file_rows or self._size >= sizes.file_bytes
+
+    def table(self) -> pa.Table:
+        """All rows."""
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self._batches, _schema())
+
+
 class _Reader:
     """Reads the spans of a plan, and reports how far it is."""
 
@@ -164,32 +198,31 @@ class _Reader:
         self._tasks = self._rows = self._bytes = 0
 
     def slices(self, sizes: Sizes) -> Iterator[tuple[list[Span], pa.Table, dict[QueueKey, int]]]:
-        """Spans, their rows, and how many messages of each queue are gone, until a commit is full."""
-        import pyarrow as pa
+        """Spans, their rows, and how many messages of each queue are gone, until a commit is full.
 
-        spans: list[Span] = []
-        batches: list[pa.RecordBatch] = []
-        lost: dict[QueueKey, int] = {}
-        size = 0
+        The size of a span is an estimate, so a commit may end within one.
+        """
+        piece = _Slice()
         self.report()
         for span in self._spans:
-            found = 0
+            rest, found = span, 0
             for batch in self._read(span):
-                batches.append(batch)
+                piece.add_batch(batch)
                 found += batch.num_rows
-                size += batch.nbytes
                 self._rows += batch.num_rows
                 self.report()
-            if found < span.rows:
-                lost[span.key] = lost.get(span.key, 0) + span.rows - found
-                self._rows += span.rows - found
+                end = batch.column("queueOffset")[-1].as_py() + 1
+                if end < span.end and piece.is_full(sizes, end - rest.first):
+                    self._rows += piece.add_span(attrs.evolve(rest, end=end), found)
+                    yield piece.spans, piece.table(), piece.lost
+                    piece, rest, found = _Slice(), attrs.evolve(rest, first=end), 0
+            self._rows += piece.add_span(rest, found)
             self._tasks += 1
-            spans.append(span)
-            if sum(item.rows for item in spans) >= sizes.file_rows or size >= sizes.file_bytes:
-                yield spans, pa.Table.from_batches(batches, _schema()), lost
-                spans, batches, lost, size = [], [], {}, 0
-        if spans:
-            yield spans, pa.Table.from_batches(batches, _schema()), lost
+            if piece.is_full(sizes):
+                yield piece.spans, piece.table(), piece.lost
+                piece = _Slice()
+        if piece.spans:
+            yield piece.spans, piece.table(), piece.lost
 
     def report(self, committed: TableRun | None = None) -> None:
         """Tell how far it is."""

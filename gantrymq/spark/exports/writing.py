@@ -16,8 +16,7 @@ from gantrymq.spark.exports.parquet_output import FILE_COLUMNS
 from gantrymq.spark.options import SourceOptions
 from gantrymq.spark.ranges import QueueRange
 from gantrymq.spark.reader import read_range
-from gantrymq.spark.security import NO_SECURITY, Security
-from gantrymq.spark.wire import Queue, Wire
+from gantrymq.spark.wire import Queue, Wire, connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,16 +34,13 @@ class Task:
     index: int
     span: Span
     queue: Queue
-    fail_on_data_loss: bool
-    security: Security = NO_SECURITY
+    options: SourceOptions
 
 
-def make_task(
-    to: Path | str, plan: Plan, index: int, queue: Queue, fail_on_data_loss: bool, security: Security = NO_SECURITY
-) -> Task:
+def make_task(to: Path | str, plan: Plan, index: int, queue: Queue, options: SourceOptions) -> Task:
     """Task ``index`` of ``plan``, with no more of the plan than it needs."""
     needed = attrs.evolve(plan, tasks=[], ends=[], lost=[])
-    return Task(to, needed, index, plan.tasks[index], queue, fail_on_data_loss, security)
+    return Task(to, needed, index, plan.tasks[index], queue, options)
 
 
 def run_task(task: Task, report: Callable[[int], None] | None = None) -> int:
@@ -56,7 +52,7 @@ def run_task(task: Task, report: Callable[[int], None] | None = None) -> int:
     destination = find_destination(task.to)
     written = Written([], [])
     next_offset = task.span.first
-    with Wire(security=task.security) as wire:
+    with connect(task.options) as wire:
         file: _File | None = None
         try:
             for piece in _pieces(wire, task):
@@ -113,7 +109,7 @@ class _File:
         return fits and piece.first == self._end and piece.date == self._date
 
     def add(self, piece: _Piece) -> None:
-        self._output.add(piece.batch, piece.size)
+        self._output.add(piece.batch)
         self._end = piece.end
         self._size += piece.size
 
@@ -128,9 +124,7 @@ class _File:
 
 
 def _pieces(wire: Wire, task: Task) -> Iterator[_Piece]:
-    options = SourceOptions(
-        (), (task.span.topic,), fail_on_data_loss=task.fail_on_data_loss, body_max_bytes=task.plan.body_max_bytes
-    )
+    options = attrs.evolve(task.options, topics=(task.span.topic,), body_max_bytes=task.plan.body_max_bytes)
     for batch in read_range(wire, QueueRange(task.queue, task.span.first, task.span.end), options, FILE_COLUMNS):
         yield from _cut(batch, task.plan.file_bytes)
 
@@ -140,7 +134,7 @@ def _cut(batch: pa.RecordBatch, bytes_max: int) -> Iterator[_Piece]:
 
     offsets = batch.column("queueOffset").to_pylist()
     days = [None if stored is None else stored // _DAY_MICROS for stored in _micros(batch)]
-    sizes = pc.binary_length(batch.column("body")).to_pylist()
+    sizes = pc.fill_null(pc.binary_length(batch.column("body")), 0).to_pylist()
     start, size = 0, 0
     for row in range(len(offsets) + 1):
         if row == len(offsets) or (
