@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import attrs
 
-from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topic
+from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topic, reply_topic
 from gantrymq.spark.errors import DataLoss, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.events import log
 from gantrymq.spark.options import EARLIEST, LATEST, Assignment, Offsets, SourceOptions
@@ -113,13 +113,21 @@ def find_present_queues(
 
 def _find_matching(options: SourceOptions, wire: Wire, pattern: str) -> list[Queue]:
     queues: list[Queue] = []
+    has_namespace = bool(options.security.namespace)  # brokers' own topics have none
     for topic in wire.find_topics(options.nameservers):
         is_own = is_system_topic(topic) or is_retry_topic(topic) or is_dlq_topic(topic)
         if is_own or re.fullmatch(pattern, topic) is None:
             continue
         with suppress(UnknownTopic):  # it was deleted just now, or must not be read
-            queues += wire.find_queues(options.nameservers, topic)
+            found = wire.find_queues(options.nameservers, topic)
+            if has_namespace or not any(_is_named_after(queue) for queue in found):
+                queues += found
     return queues
+
+
+def _is_named_after(queue: Queue) -> bool:
+    """Whether the topic is one that each broker makes for itself, under the name of its cluster or its own."""
+    return queue.topic in (queue.broker, queue.cluster, reply_topic(queue.cluster))
 
 
 def _choose_assigned(assigned: Assignment, queues: list[Queue], recorded: Collection[QueueKey] | None) -> list[Queue]:

@@ -14,7 +14,7 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import PERM_READ
-from gantrymq.remoting.names import DLQ_PREFIX, is_retry_topic, is_system_topic
+from gantrymq.remoting.names import DLQ_PREFIX, is_retry_topic, is_system_topic, reply_topic
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -29,9 +29,10 @@ def find_topics(broker: Broker, patterns: list[str]) -> dict[str, int]:
     """Return the readable topics of this broker that match ``patterns``, with the number of their read queues."""
     table = broker.registry.get(TopicTable)
     exact = {pattern for pattern in patterns if not _MAGIC & set(pattern)}
+    named_after = {broker.name, broker.cluster, reply_topic(broker.cluster)}
     found: dict[str, int] = {}
     for name in sorted(table.names()):
-        is_own = is_system_topic(name) or is_retry_topic(name) or name.startswith(DLQ_PREFIX)
+        is_own = name in named_after or is_system_topic(name) or is_retry_topic(name) or name.startswith(DLQ_PREFIX)
         if name in exact or (not is_own and any(fnmatchcase(name, pattern) for pattern in patterns)):
             config = table.get(name)
             if config is not None and config.perm & PERM_READ and config.read_queue_nums:

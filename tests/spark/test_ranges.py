@@ -54,6 +54,21 @@ def test_a_pattern_reads_the_topics_whose_whole_names_match(orders: FakeCluster,
         plan_by_name(orders, wire, topicPattern="refunds")
 
 
+def test_a_pattern_matches_no_topic_that_a_cluster_or_broker_has_for_itself(orders: FakeCluster, wire: Wire) -> None:
+    """The route of the fake names the cluster "c"."""
+    for topic in ("c", "broker-a", "c_REPLY_TOPIC", "c-orders", "broker-ab", "d_REPLY_TOPIC"):
+        orders.add_topic(topic)
+        orders.queues[topic, 0].max_offset = 2
+    found = {topic for topic, *_ in plan_by_name(orders, wire, topicPattern=".*")}
+    assert found == {"orders", "c-orders", "broker-ab", "d_REPLY_TOPIC"}
+    assert plan_by_name(orders, wire, topic="c") == [("c", 0, 0, 2)], "by its name it can be read"
+    orders.add_topic("shop%broker-a")
+    orders.queues["shop%broker-a", 0].max_offset = 2
+    with Wire(timeout=5.0, security=Security(namespace="shop")) as inside:
+        found = {topic for topic, *_ in plan_by_name(orders, inside, topicPattern=".*", namespace="shop")}
+    assert found == {"broker-a"}, "a topic in a namespace is none of them"
+
+
 def test_a_pattern_selects_within_the_namespace(orders: FakeCluster) -> None:
     orders.add_topic("shop%orders")
     orders.queues["shop%orders", 0].max_offset = 2
