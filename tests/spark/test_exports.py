@@ -24,6 +24,8 @@ import attrs
 import pytest
 
 from gantrymq.cli.__main__ import run
+from gantrymq.exporter import worker
+from gantrymq.exporter.job import Job, Report
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark import (
@@ -848,6 +850,21 @@ def test_bodies_that_cannot_be_read_end_a_run_or_are_null(
     assert rows(visible(folder)) == orders.everything("orders"), "the stopped run was finished"
     bodies = pq.ParquetFile(visible(folder)[0]).read()["body"].to_pylist()
     assert bodies == [b"body %d" % number for number in range(0, 20, 2)] + [None]
+
+
+def test_the_exporter_of_a_broker_exports_null_for_bad_bodies_if_it_is_set_to(
+    orders: FakeCluster, folder: Path
+) -> None:
+    orders.put("orders", 0, b"not zlib", sys_flag=1)
+    job = Job(
+        "broker-a", orders.address, {"orders": 2}, str(folder), "parquet", "local", 100, 1 << 20, True, {}, 0, 1, "1g",
+    )  # fmt: skip
+    reports: list[Report] = []
+    worker.run(job, reports.append)
+    assert "a zlib body cannot be unpacked" in reports[-1].error
+    worker.run(attrs.evolve(job, null_bad_bodies=True), reports.append)
+    assert (reports[-1].rows, reports[-1].error) == (21, "")
+    assert rows(export_files(folder)) == orders.everything("orders")
 
 
 def test_row_groups_are_bounded_by_properties_as_well(

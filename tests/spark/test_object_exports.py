@@ -65,7 +65,7 @@ TO = "s3://bucket/out"
 
 
 def go(cluster: FakeCluster, to: str = TO, topic: str = "orders", **options: Any) -> Any:
-    return export(topic, to, cluster.address, engine="local", **options)
+    return export(topic, to, cluster.address, engine="local", options={"retrySeconds": "0"}, **options)
 
 
 def rows(objects: Objects, to: str = TO) -> Counter[tuple[str, int, int]]:

@@ -16,9 +16,10 @@ from gantrymq.cli.__main__ import run
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.message import Message
+from gantrymq.plugins.exporter.config import ExporterConfig
 from gantrymq.plugins.exporter.file_check import check_state
 from gantrymq.plugins.exporter.positions import find_topics, floor_of, lag_of
-from gantrymq.plugins.exporter.runs import CHECK_S
+from gantrymq.plugins.exporter.runs import CHECK_S, Exporter
 from gantrymq.plugins.exporter.state import ExporterState
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import RequestCode
@@ -281,6 +282,13 @@ def test_a_queue_that_ends_before_its_export_waits_from_its_first_message_on() -
     broker: Any = SimpleNamespace(queues=SimpleNamespace(get=lambda _topic, number: None if number else queue))
     lags = [lag_of(broker, {"orders": 2}, {"orders": {0: end, 1: end}})["orders"] for end in (0, 3, 8, 10, 11)]
     assert lags == [7, 7, 2, 0, 7]
+
+
+@pytest.mark.parametrize(("setting", "is_null"), [("fail", False), ("null", True)])
+def test_the_setting_for_bad_bodies_is_in_the_job_of_a_run(setting: Any, is_null: bool) -> None:
+    broker: Any = SimpleNamespace(name="broker-a", listening="127.0.0.1:10911")
+    exporter = Exporter(broker, ExporterConfig(bad_bodies=setting), "out", ExporterState())
+    assert exporter._job({"orders": 1}).null_bad_bodies is is_null
 
 
 def test_a_check_of_the_files_reports_lost_messages_but_no_deleted_topic() -> None:
