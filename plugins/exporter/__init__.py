@@ -4,8 +4,8 @@ Slot: none; not in the default set: ``--enable exporter``, with the extra ``gant
 Hooks: check_files, collect_metrics, config_section, configure, persist, register_processors, register_tasks,
 retention_floor, runtime_info, started, topics_changed.
 Config ``[plugin.exporter]``: ``topics``, ``to``, ``every``, ``at_bytes``, ``format``, ``engine``, ``cores``,
-``memory``, ``file_rows``, ``file_bytes``, ``skip_lost``, ``hold_bytes``, ``hold_age``, ``retry``, ``timeout``,
-``nice``, ``access_key``, ``secret_key``, ``tls``, ``tls_ca_file``.
+``memory``, ``file_rows``, ``file_bytes``, ``skip_lost``, ``bad_bodies``, ``hold_bytes``, ``hold_age``, ``retry``,
+``timeout``, ``nice``, ``access_key``, ``secret_key``, ``tls``, ``tls_ca_file``.
 Files: ``config/exporter.json``, the offsets that are exported; the process writes to ``to``.
 RocketMQ has no counterpart.
 
