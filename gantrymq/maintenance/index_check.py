@@ -19,7 +19,7 @@ from gantrymq.maintenance.store_files import read_small
 from gantrymq.plugins.index.build import key_hash, message_keys
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import ENTRY, HEADER_BYTES, NAME, Header, Shape, decode_header
-from gantrymq.plugins.index.marks import IndexMarks, decode_marks
+from gantrymq.plugins.index.marks import FileMark, decode_marks
 
 _CHUNK: Final = 4096
 _ROLLED_BACK: Final = 0xC
@@ -39,6 +39,7 @@ class IndexCheck:
     """Takes the records in the order of the log, then :meth:`finish`.
 
     ``clean``: the last broker stopped cleanly. ``foreign``: RocketMQ's wrote last, so GantryMQ's marks are obsolete.
+    ``log_start``: the log's first offset. Index files stay until all their entries lie before it.
     """
 
     env: Env
@@ -46,6 +47,7 @@ class IndexCheck:
     shape: Shape
     clean: bool
     foreign: bool = False
+    log_start: int = 0
     entries: int = 0
     notes: list[FileFinding] = attrs.field(factory=list, init=False)
     """What the next start corrects by itself."""
@@ -53,17 +55,16 @@ class IndexCheck:
     _unmatched: dict[str, array[int]] = attrs.field(factory=dict, init=False)
     _cursor: Iterator[tuple[str, int, int]] = attrs.field(init=False)
     _next: tuple[str, int, int] | None = attrs.field(init=False)
-    _first: int | None = attrs.field(init=False)
+    _first: int | None = attrs.field(default=None, init=False)
+    """The log offset of the first entry, also of one before the log's start."""
 
     def __attrs_post_init__(self) -> None:
         self._cursor = self._all_entries()
         self._next = next(self._cursor, None)
-        self._first = None if self._next is None else self._next[2]
 
     def _all_entries(self) -> Iterator[tuple[str, int, int]]:
         """Path, key hash and log offset of each entry of the files that are not damaged by themselves."""
-        marks = self._marks()
-        known = {} if marks is None else {mark.name: mark for mark in marks.files}
+        known = self._known()
         folder = f"{self.root}/index"
         if not (self.foreign or self._problems or self.env.exists(f"{self.root}/gantrymq.index")):
             self._note("gantrymq.index", "the store has no index")
@@ -72,7 +73,8 @@ class IndexCheck:
                 self._add(folder, "is not a folder")
             return
         names = [name for name in self.env.listdir(folder) if NAME.fullmatch(name)]
-        for name in sorted({*names, *known}):
+        needed = [name for name, mark in known.items() if mark.header.end_offset >= self.log_start]
+        for name in sorted({*names, *needed}):
             path = f"{folder}/{name}"
             if name not in names and name > max(names, default=""):
                 self._note(f"index/{name}", "the file is missing")
@@ -110,15 +112,16 @@ class IndexCheck:
             finally:
                 opened.close()
 
-    def _marks(self) -> IndexMarks | None:
+    def _known(self) -> dict[str, FileMark]:
+        """The files that GantryMQ has written, by name."""
         path = f"{self.root}/gantrymq.index"
-        if self.foreign:
-            return None
+        if self.foreign or not self.env.exists(path):
+            return {}
         try:
-            return decode_marks(read_small(self.env, path)) if self.env.exists(path) else None
+            return {mark.name: mark for mark in decode_marks(read_small(self.env, path)).files}
         except (ValueError, OSError, OverflowError, RecursionError) as error:
             self._add(path, f"is not what the broker writes: {error}")
-            return None
+            return {}
 
     def _chains_are_right(self, path: str, header: Header, is_settled: bool) -> bool:
         built = IndexFile(self.env, path, self.shape, header, (header.encode(),))
@@ -140,7 +143,10 @@ class IndexCheck:
             count = min(_CHUNK, header.count - number)
             data = file.pread(count * ENTRY.size, self.shape.entries_at + number * ENTRY.size)
             for hashed, offset, _, _ in ENTRY.iter_unpack(data):
-                yield path, hashed, offset
+                if self._first is None:
+                    self._first = offset
+                if offset >= self.log_start:
+                    yield path, hashed, offset
 
     def check(self, batch: DispatchBatch) -> None:
         """Compare the keys of the records of ``batch`` with the next entries."""
@@ -150,7 +156,7 @@ class IndexCheck:
             if b"KEY" not in properties or batch.sys_flags[row] & _ROLLED_BACK == _ROLLED_BACK:
                 continue
             offset = batch.offsets[row]
-            if self._first is None or offset < self._first:
+            if self._first is None or offset < max(self._first, self.log_start):
                 continue
             topic = batch.topics[row].encode()
             expected = [key_hash(topic + b"#" + key) for key in message_keys(properties)]

@@ -165,7 +165,7 @@ class StoreCheck:
     report: StoreReport = attrs.field(init=False)
     _deletions: dict[str, int] = attrs.field(init=False)
     _queues: dict[tuple[str, int], QueueFiles] = attrs.field(init=False)
-    _index: IndexCheck | None = attrs.field(init=False)
+    _index: IndexCheck | None = attrs.field(default=None, init=False)
 
     def run(self) -> StoreReport:
         """Check everything. :class:`StartError` if ``root`` is not a store; :class:`OSError`."""
@@ -185,10 +185,12 @@ class StoreCheck:
             self._queues, wrong = find_queues(self.env, self.root, files)
             report.files += wrong
             report.queues = len(self._queues)
-            self._index = (
-                IndexCheck(self.env, self.root, self.shape, state.clean, state.marks is None) if self.deep else None
-            )
             report.log_start = report.log_end = runs[0].start if runs else 0
+            if self.deep:
+                # A killed broker may have recorded a later start, and deleted index files, but not yet the log's files.
+                recorded = state.log_start if state.marks is not None else None
+                start = max(report.log_start, recorded or 0)
+                self._index = IndexCheck(self.env, self.root, self.shape, state.clean, state.marks is None, start)
             self._check_ends(runs, state)
             for problem in problems:
                 if problem.end:
