@@ -32,6 +32,7 @@ from gantrymq.kernel.store.log.segments import Segments, read_around, read_block
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.store.recovery.quarantine import QuarantineList
+from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE, StoreConfig
 from gantrymq.maintenance.backup_targets import Target
 from gantrymq.maintenance.store_files import FileProblem, log_runs, read_state
@@ -380,26 +381,44 @@ def _open_log(env: Env, root: str, stack: ExitStack) -> Segments:
 def _find_end(env: Env, root: str, run: Segments) -> tuple[int, int]:
     """The end of the log now, at least that of every acknowledged record, and the last record's time.
 
-    The watermark is behind what was acknowledged, so the rest is read up to where no record begins.
+    The watermark is behind what was acknowledged, so the rest is read up to where no record begins. A store of
+    RocketMQ's broker has no watermark: there, :class:`StartError` if intact records are behind what is no record.
     """
     state = read_state(env, root)
-    newest = state.checkpoint.log_timestamp
-    position = run.start
+    ranges = QuarantineList(env, root).load()
+    newest = 0
+    position, stopped_at = run.start, -1
     if state.marks is not None:
         position = max(state.marks.durable, run.start)
     elif len(run):
         position = max(run.start, run.end - 2 * run.file_bytes)  # the last file can be one that was made in advance
     while (segment := run.at(position)) is not None:
+        behind = next((end for first, end in ranges if first <= position < end), None)
         try:
             batch, stop = scan_block(run, position, segment.end, _ROWS, check_body=True)
         except OSError:
-            _check_unreadable(env, root, run, position, segment.end - position)
-            raise
-        newest = max(newest, batch.newest_timestamp)
-        position = segment.end if stop is Stop.BLANK else batch.end
-        if stop not in (Stop.ROWS, Stop.DATA, Stop.BLANK):
+            if behind is None:
+                _check_unreadable(env, root, run, position, segment.end - position)
+                raise
+        else:
+            newest = max(newest, batch.newest_timestamp)
+            is_moving = batch.end > position or stop is Stop.BLANK
+            position = segment.end if stop is Stop.BLANK else batch.end
+            if is_moving:
+                continue
+        if behind is not None:
+            position = behind
+            continue
+        found = find_record(run, position + 1) if state.marks is None else None
+        if found is None or found[1] < newest:  # an older one is a remainder of a tail that was cut off
             break
-    return min(position, run.end), newest
+        if position == stopped_at:
+            raise StartError(
+                f"{segment.path} has no record at offset {position} of the log, but one at {found[0]}: check the store "
+                "first (gantrymq store check)"
+            )
+        stopped_at = position  # a running broker may have added both meanwhile: read once more
+    return min(position, run.end), max(newest, state.checkpoint.log_timestamp)
 
 
 def _read_log(env: Env, root: str, run: Segments, offset: int, size: int) -> bytes:
