@@ -2,8 +2,9 @@
 
 A backup is a manifest and the objects that it names: ranges of the log, and the state files. A later backup to the same
 place adds only the bytes that the log has grown by. Queues and index are derived from the log, so a restore builds
-them. The order makes a backup consistent: first the state files, then the log up to the end that it has at that time,
-so that no offset of a group is ahead of the log.
+them. Only where a queue ends whose messages have all expired does not follow from the log, so the manifest has the ends
+of all queues. The order makes a backup consistent: first the state files, then the queues' ends, then the log up to the
+end that it has at that time, so that no offset of a group is ahead of the log.
 
 Several backups may run to one place at the same time, also from several machines, and places have no locks. So each run
 registers itself (``running/``) before it reads which backups exist, its objects have names of their own, and a run that
@@ -27,6 +28,7 @@ import attrs
 from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import Stop
+from gantrymq.kernel.store.log.record import TOPIC_PATTERN
 from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import Segments, read_around, read_blocks
 from gantrymq.kernel.store.queues.table import TagCodeRule
@@ -35,7 +37,17 @@ from gantrymq.kernel.store.recovery.quarantine import QuarantineList
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE, StoreConfig
 from gantrymq.maintenance.backup_targets import Target
-from gantrymq.maintenance.store_files import FileProblem, log_runs, read_state
+from gantrymq.maintenance.store_files import (
+    UNIT,
+    FileProblem,
+    OpenedFiles,
+    QueueEnd,
+    find_queues,
+    is_queue_id,
+    log_runs,
+    queue_ends,
+    read_state,
+)
 from gantrymq.maintenance.store_repair import build_queues, queue_units
 
 VERSION: Final = 1
@@ -51,6 +63,7 @@ _DERIVED: Final = frozenset(
 """Files that describe others, which a restore or the next start builds again. ``config/timercheck`` stays: with it and
 without the timer's log, the broker rebuilds the timer from its queue and delivers nothing twice."""
 _ROWS: Final = 4096
+_QUEUE_END_MAX: Final = 2**63 // UNIT
 _OBJECT: Final = re.compile(r"(log/\d{20}-[0-9a-f]{16}|state/[0-9a-f]{64})(-[0-9a-f]{8})?")
 """The names of objects; a manifest comes from outside and must not name files elsewhere."""
 
@@ -83,7 +96,10 @@ class Piece:
 
 @attrs.frozen
 class Manifest:
-    """One backup. Offsets and sizes are bytes of the log, times ms since 1970."""
+    """One backup. Offsets and sizes are bytes of the log, times ms since 1970.
+
+    ``queues``: where the queues ended.
+    """
 
     created: int
     file_bytes: int
@@ -94,6 +110,7 @@ class Manifest:
     log: tuple[Piece, ...]
     state: tuple[Piece, ...]
     run: str = ""
+    queues: tuple[QueueEnd, ...] = ()
 
     @property
     def name(self) -> str:
@@ -129,6 +146,7 @@ def decode_manifest(data: bytes) -> Manifest:
             raise ValueError("another version")
         tree["log"] = tuple(Piece(**piece) for piece in tree["log"])
         tree["state"] = tuple(Piece(**piece) for piece in tree["state"])
+        tree["queues"] = tuple(_queue_end(*each) for each in tree.get("queues", ()))
         found = Manifest(**tree)
         position = found.start
         for piece in found.log:
@@ -150,6 +168,12 @@ def decode_manifest(data: bytes) -> Manifest:
         return found
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadBackup(f"not a backup that this version can read: {error}") from None
+
+
+def _queue_end(topic: str, queue_id: int, end: int) -> QueueEnd:
+    if not TOPIC_PATTERN.fullmatch(topic) or not is_queue_id(str(queue_id)) or not 0 < end < _QUEUE_END_MAX:
+        raise ValueError(f"{topic!r} can have no queue {queue_id} that ends at {end}")
+    return topic, queue_id, int(end)
 
 
 def list_backups(target: Target) -> list[str]:
@@ -268,6 +292,7 @@ def _back_up(
 ) -> BackupReport:
     before = None if full or not list_backups(target) else read_backup(target)
     state = list(_store_state(env, root, target, before, registered.name))
+    queues = _find_ends(env, root)
     with ExitStack() as stack:
         run = _open_log(env, root, stack)
         start, end, newest = run.start, *_find_end(env, root, run)
@@ -291,7 +316,7 @@ def _back_up(
             registered.renew()
         manifest = Manifest(
             max(env.wall_ms(), _newest_ms(target) + 1), run.file_bytes, queue_units(env, root),
-            start, end, newest, tuple(pieces), tuple(piece for piece, _ in state), registered.name,
+            start, end, newest, tuple(pieces), tuple(piece for piece, _ in state), registered.name, queues,
         )  # fmt: skip
     target.write(f"backups/{manifest.name}.json", manifest.encode())
     try:
@@ -337,6 +362,15 @@ def _store_state(env: Env, root: str, target: Target, before: Manifest | None, r
             target.write(known[digest], data)
             copied = len(data)
         yield Piece(known[digest], len(data), digest, path=path), copied
+
+
+def _find_ends(env: Env, root: str) -> tuple[QueueEnd, ...]:
+    files = OpenedFiles(env)
+    try:
+        queues, _ = find_queues(env, root, files)
+        return tuple(queue_ends(queues.values()))
+    finally:
+        files.close()
 
 
 def _state_files(env: Env, root: str, folder: str = "") -> Iterator[str]:
@@ -593,7 +627,7 @@ def restore(
     env.unlink(f"{root}/{RESTORING}")
     env.sync_dir(root)
     try:
-        build_queues(env, root, manifest.end, rules or {}, units=manifest.queue_units)
+        build_queues(env, root, manifest.end, rules or {}, units=manifest.queue_units, ends=manifest.queues)
     except StartError as error:
         raise BadBackup(str(error)) from None
     return manifest

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Final
 
@@ -18,8 +19,11 @@ from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.stopped_store import SMALL_BYTES
+from gantrymq.kernel.store.log.record import TOPIC_PATTERN
 from gantrymq.kernel.store.log.segments import Segment, Segments
+from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC
 from gantrymq.kernel.store.queues.deletions import read_deletion
+from gantrymq.kernel.store.queues.search import first
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks, decode_checkpoint, decode_marks, decode_start
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE
 
@@ -32,6 +36,8 @@ _OFFSET_MAX: Final = 2**63 - 1
 _QUEUE_ID_MAX: Final = 2**31 - 1
 MISSING_LISTED: Final = 100
 """The most missing files that are listed for one gap; one more entry has the rest of the gap."""
+QueueEnd = tuple[str, int, int]
+"""Topic and number of a queue, and the queue offset behind its last entry."""
 FOREIGN: Final = "does not belong into this folder"
 
 
@@ -301,6 +307,21 @@ class QueueFiles:
                 break
         return self._newest_right
 
+    def written_end(self) -> int:
+        """The queue offset behind the last entry that a broker finds when it starts. :class:`OSError`."""
+
+        def is_free(place: int) -> bool:
+            found = self.read(place, 1)
+            at, size, _ = ENTRY.unpack(found) if len(found) == UNIT else (-1, 0, 0)
+            return bool(at < 0 or size <= 0)
+
+        for base in sorted(self._bases, reverse=True):
+            low, high = base // UNIT, (base + self._file_bytes) // UNIT
+            end = first(low, high, is_free)
+            if end > low:
+                return end
+        return min(self._bases, default=0) // UNIT
+
     def others(self) -> Iterator[tuple[int, int, int, int]]:
         """Entries that are not among :attr:`right` and are not empty: queue offset, log offset, size, tag code."""
         right, at = sorted(self.right), 0
@@ -330,6 +351,20 @@ class QueueFiles:
                         if at or size or code:
                             yield first + number, at, size, code
                 first += max(len(data) // UNIT, 1)
+
+
+def queue_ends(queues: Iterable[QueueFiles]) -> list[QueueEnd]:
+    """Where the queues end, without those that are empty, or that no broker of GantryMQ builds from the log.
+
+    Also of a running broker, whose newest entries may be missing: they follow from the log.
+    """
+    ends: list[QueueEnd] = []
+    for queue in queues:
+        with suppress(OSError):  # deleted meanwhile or unreadable
+            end = queue.written_end()
+            if end and TOPIC_PATTERN.fullmatch(queue.topic) and not queue.topic.startswith(LIGHT_TOPIC):
+                ends.append((queue.topic, queue.queue_id, end))
+    return ends
 
 
 def is_queue_id(name: str) -> bool:

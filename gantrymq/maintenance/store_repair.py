@@ -10,7 +10,7 @@ they decide about messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import attrs
@@ -27,8 +27,11 @@ from gantrymq.maintenance.store_files import (
     FOREIGN,
     UNIT,
     OpenedFiles,
+    QueueEnd,
+    QueueFiles,
     find_files,
     find_queues,
+    queue_ends,
     read_small,
     read_state,
 )
@@ -59,29 +62,15 @@ def repair(
     """
     done = RepairReport()
     files = OpenedFiles(env)
-    rebuild: dict[str, None] = {}
     try:
         queues, _ = find_queues(env, root, files)
-        for wrong in found.wrong_entries:
-            queue = queues.get((wrong.topic, wrong.queue))
-            entry = FILLER if wrong.expected is None else wrong.expected
-            if queue is not None and queue.correct(wrong.queue_offset, entry):
-                done.corrected_entries += 1
-            else:
-                rebuild[f"{root}/consumequeue/{wrong.topic}/{wrong.queue}"] = None
+        rebuild = _correct_entries(root, found, queues, done)
+        foreign = _wrong_files(root, found, rebuild)
+        if read_state(env, root).marks is None:
+            rebuild.clear()  # RocketMQ's store: the broker replaces queues with wrong files when it starts
+        ends = queue_ends(queue for queue in queues.values() if queue.folder in rebuild)
     finally:
         files.close()
-    foreign = []
-    for problem in found.files:
-        folder = problem.path.rpartition("/")[0]
-        if not folder.startswith(f"{root}/consumequeue"):
-            continue
-        if problem.reason == FOREIGN:
-            foreign.append(problem.path)
-        elif folder.count("/") == root.count("/") + 3:
-            rebuild[folder] = None
-    if read_state(env, root).marks is None:
-        rebuild.clear()  # RocketMQ's store: the broker replaces queues with wrong files when it starts
     all_queues = f"{root}/consumequeue"
     if env.exists(all_queues) and not env.is_dir(all_queues):
         foreign.append(all_queues)
@@ -101,9 +90,39 @@ def repair(
         # A store that cannot be opened, for example because a file is in place of a folder, stops a broker as well. The
         # queues are left to the next start that succeeds.
         with suppress(StartError):
-            build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=found.stopped_cleanly)
+            clean = found.stopped_cleanly
+            build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=clean, ends=ends)
             done.queues_rebuilt, done.queues_to_rebuild = done.queues_to_rebuild, []
     return done
+
+
+def _correct_entries(
+    root: str, found: StoreReport, queues: Mapping[tuple[str, int], QueueFiles], done: RepairReport
+) -> dict[str, None]:
+    """Correct wrong entries in place. Returns the folders of the queues in which that is impossible."""
+    rebuild: dict[str, None] = {}
+    for wrong in found.wrong_entries:
+        queue = queues.get((wrong.topic, wrong.queue))
+        entry = FILLER if wrong.expected is None else wrong.expected
+        if queue is not None and queue.correct(wrong.queue_offset, entry):
+            done.corrected_entries += 1
+        else:
+            rebuild[f"{root}/consumequeue/{wrong.topic}/{wrong.queue}"] = None
+    return rebuild
+
+
+def _wrong_files(root: str, found: StoreReport, rebuild: dict[str, None]) -> list[str]:
+    """Add the folders of queues with wrong files to ``rebuild``. Returns what does not belong there."""
+    foreign = []
+    for problem in found.files:
+        folder = problem.path.rpartition("/")[0]
+        if not folder.startswith(f"{root}/consumequeue"):
+            continue
+        if problem.reason == FOREIGN:
+            foreign.append(problem.path)
+        elif folder.count("/") == root.count("/") + 3:
+            rebuild[folder] = None
+    return foreign
 
 
 @attrs.frozen
@@ -125,8 +144,11 @@ def build_queues(
     *,
     units: int = 0,
     is_clean: bool = True,
+    ends: Iterable[QueueEnd] = (),
 ) -> None:
     """Build missing queues from the log, as a broker's start does.
+
+    ``ends``: where queues ended; the log alone does not give the end of a queue whose messages have all expired.
 
     ``lock``: the store's lock if it is held; ``units``: the entries of a queue file, 0 as in other files of the store.
     ``is_clean``: leave a store that stopped cleanly; not if it did not before, because plugins trust their files then.
@@ -144,6 +166,9 @@ def build_queues(
         report = store.recover(lambda batch: None)  # plugins build what they need from the log when the broker starts
         if report.end != log_end:
             raise StartError(f"the log in {root} ends at {report.end}, not at {log_end}")
+        for topic, queue_id, end in ends:
+            store.extend_queue(topic, queue_id, end)
+        store.flush_queues()
         if is_clean:
             store.close()
     finally:

@@ -326,6 +326,15 @@ class Store:
         self.queues.delete_topic(topic)
         self._progress = (self._progress[0], self.queues.units, self._progress[2])
 
+    def extend_queue(self, topic: str, queue_id: int, end: int) -> None:
+        """Let the next message of a queue get the queue offset ``end`` at least: it ended there when its last messages
+        were still in the log. After :meth:`recover`.
+
+        Nothing if the end is too far away to be right. ``ValueError`` for an invalid topic or number; :class:`OSError`.
+        """
+        self.queues.extend(topic, queue_id, end, self.log.min_offset)
+        self._progress = (self._progress[0], self.queues.units, self._progress[2])
+
     def _keep(self, batches: deque[Batch], batch: Batch) -> None:
         """Keep ``batch`` for its dispatch; beyond the limit, batches are read from the log again."""
         batches.append(batch)

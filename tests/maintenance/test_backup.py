@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_backup
 from gantrymq.maintenance.backup_targets import FolderTarget
-from gantrymq.maintenance.store_backup import back_up, restore
+from gantrymq.maintenance.store_backup import BadBackup, back_up, decode_manifest, restore
 from gantrymq.maintenance.store_check import StoreCheck, StoreReport
-from gantrymq.maintenance.store_repair import quarantine
+from gantrymq.maintenance.store_repair import quarantine, repair
 from gantrymq.plugins.index.layout import Shape
 from support.stores import log_records
 
@@ -132,3 +133,94 @@ def test_older_records_behind_the_end_are_a_remainder_and_not_in_the_backup(tmp_
     older, newer = (file.read_bytes() for file in files)
     files[1].write_bytes(newer[:end] + bytes(8) + older[end + 8 :])
     assert examine(copy(tmp_path / "store")).records == 10
+
+
+# ----------------------------------------------------------------------------------- queues without messages
+
+
+@pytest.fixture
+def expired(tmp_path: Path) -> Path:
+    """A store in which all 100 messages of the queue ``idle`` have expired, and the first ones of ``busy``."""
+    root = tmp_path / "store"
+    store = opened(root)
+    put(store, "idle", 100)
+    put(store, "busy", 100)
+    store.discard(store.log.detach_before(store.log.end // 2 + LOG_FILE))
+    store.queues.correct_min(store.log.min_offset)
+    assert ends(store)["idle"] == (100, 100)
+    store.close()
+    return root
+
+
+def ends(store: Store) -> dict[str, tuple[int, int]]:
+    """The first queue offset and the end of each topic's queue."""
+    return {queue.topic: (queue.min_offset, queue.max_offset) for queue in store.queues}
+
+
+def test_a_restored_queue_goes_on_where_it_ended_although_its_messages_have_expired(expired: Path) -> None:
+    restored = copy(expired)
+    assert examine(restored).ok
+    before, after = opened(expired), opened(restored)
+    assert ends(after) == ends(before)
+    put(after, "idle", 1)
+    queue = after.queues.get("idle", 0)
+    assert queue is not None
+    (last,) = [record for record, _ in log_records(restored) if record.topic == "idle"]
+    assert (last.queue_offset, queue.entry(100)[0], queue.min_offset) == (100, last.offset, 100)
+    after.abandon()  # as a crash does
+    again = opened(restored)
+    assert ends(again)["idle"] == (100, 101)
+    again.close()
+    before.close()
+
+
+def test_the_end_of_a_restored_queue_without_messages_survives_a_crash_without_new_ones(expired: Path) -> None:
+    restored = copy(expired)
+    for _ in range(2):
+        store = opened(restored)
+        assert ends(store)["idle"] == (100, 100)
+        store.abandon()
+    (restored / "gantrymq.watermark").unlink()  # as if RocketMQ's broker had crashed
+    store = opened(restored)
+    assert ends(store)["idle"] == (100, 100)
+    store.close()
+
+
+def test_a_restored_queue_ends_behind_its_last_message_although_that_is_damaged(expired: Path) -> None:
+    *_, last = [record for record, _ in log_records(expired)]
+    flip(expired, last.offset)
+    store = opened(copy(expired))
+    assert ends(store)["busy"][1] == 100
+    store.close()
+
+
+def test_a_backup_without_the_ends_of_queues_can_be_restored(expired: Path) -> None:
+    target = FolderTarget(expired.parent / "backup")
+    name = back_up(SystemEnv(), str(expired), target).name
+    tree = json.loads(target.read(f"backups/{name}.json", 1 << 20))
+    assert ["idle", 0, 100] in tree.pop("queues")
+    target.write(f"backups/{name}.json", json.dumps(tree).encode())
+    assert restore(SystemEnv(), target, str(expired.parent / "restored")).queues == ()
+
+
+@pytest.mark.parametrize("end", [["../x", 0, 1], ["x", -1, 1], ["x", 2**31, 1], ["x", 0, 2**60], ["x", 0], [1, 0, 1]])
+def test_a_manifest_cannot_name_queues_elsewhere(expired: Path, end: list[object]) -> None:
+    target = FolderTarget(expired.parent / "backup")
+    name = back_up(SystemEnv(), str(expired), target).name
+    tree = json.loads(target.read(f"backups/{name}.json", 1 << 20))
+    with pytest.raises(BadBackup):
+        decode_manifest(json.dumps({**tree, "queues": [end]}).encode())
+
+
+def test_a_repaired_queue_goes_on_where_it_ended_although_its_messages_have_expired(expired: Path) -> None:
+    (expired / "consumequeue" / "idle" / "0" / f"{40 * 20 * 5:020d}").write_bytes(b"short")
+    lock = SystemEnv().lock(f"{expired}/lock")
+    try:
+        done = repair(SystemEnv(), str(expired), examine(expired), lock)
+    finally:
+        lock.close()
+    assert done.queues_rebuilt == [f"{expired}/consumequeue/idle/0"]
+    assert examine(expired).ok
+    store = opened(expired)
+    assert ends(store)["idle"] == (100, 100)
+    store.close()

@@ -266,6 +266,29 @@ class ConsumeQueue:
         self.max_offset = queue_offset + 1
         self.log_end = offset + size
 
+    def extend(self, end: int, log_start: int) -> None:
+        """Let the next entry have the queue offset ``end`` at least; nothing if that is too far away.
+
+        A queue without entries gets those of expired messages, whose records lay before the log offset ``log_start``,
+        another one fillers. :class:`OSError` if they could not be written.
+        """
+        is_empty = not self.max_offset
+        begin = self.max_offset
+        if is_empty and not len(self._segments):
+            begin = max(end - 1, 0) // self._file_units * self._file_units
+        missing = end - begin
+        if not 0 < missing <= max(self._file_units, REACH_UNITS) or (is_empty and log_start < missing):
+            return
+        if is_empty:
+            self._written = begin * UNIT
+            self._tail += b"".join(ENTRY.pack(place, 1, 0) for place in range(log_start - missing, log_start))
+            self.min_offset, self.log_end = end, log_start
+        else:
+            self._tail += FILLER * missing
+        self.max_offset = end
+        with self._writing:
+            self._write_tail()
+
     def _restart(self) -> None:
         with self._writing:
             self._segments.close()

@@ -203,6 +203,18 @@ class ConsumeQueues:
         with self._guard:
             self._unflushed.update(touched)
 
+    def extend(self, topic: str, queue_id: int, end: int, log_start: int) -> None:
+        """See :meth:`ConsumeQueue.extend`; creates the queue. ``ValueError`` for an invalid topic or number."""
+        queue = self._queues.get((topic, queue_id)) or self._make(topic, queue_id)
+        before = queue.max_offset
+        if end <= before:
+            return
+        queue.extend(end, log_start)
+        self.units += queue.max_offset - before
+        self.next_offsets[topic, queue_id] = queue.max_offset
+        with self._guard:
+            self._unflushed.add(queue)
+
     def entries_of(self, batch: DispatchBatch) -> Iterator[QueueEntries]:
         """Yield the entries of a batch, without records that existed when their topic was deleted."""
         for each in queue_entries(batch, self.tag_code_rules):
