@@ -591,7 +591,7 @@ def restore(
     if env.exists(root) and (not env.is_dir(root) or env.listdir(root)):
         raise StartError(f"{root} is not empty: restore into a new folder (--data)")
     env.mkdirs(root)
-    # from here to the last byte, neither a broker nor a check takes the folder for a whole store
+    # from here to the last queue, neither a broker nor a check takes the folder for a whole store
     env.open(f"{root}/{RESTORING}", create=True).close()
     env.sync_dir(root)
     env.mkdirs(f"{root}/commitlog")
@@ -624,12 +624,13 @@ def restore(
             files.close()
         env.open(f"{root}/abort", create=True).close()
         env.sync_dir(root)
-    env.unlink(f"{root}/{RESTORING}")
-    env.sync_dir(root)
+    units, ends = manifest.queue_units, manifest.queues
     try:
-        build_queues(env, root, manifest.end, rules or {}, units=manifest.queue_units, ends=manifest.queues)
+        build_queues(env, root, manifest.end, rules or {}, units=units, is_restore=True, ends=ends)
     except StartError as error:
         raise BadBackup(str(error)) from None
+    env.unlink(f"{root}/{RESTORING}")
+    env.sync_dir(root)
     return manifest
 
 

@@ -144,6 +144,7 @@ def build_queues(
     *,
     units: int = 0,
     is_clean: bool = True,
+    is_restore: bool = False,
     ends: Iterable[QueueEnd] = (),
 ) -> None:
     """Build missing queues from the log, as a broker's start does.
@@ -152,6 +153,7 @@ def build_queues(
 
     ``lock``: the store's lock if it is held; ``units``: the entries of a queue file, 0 as in other files of the store.
     ``is_clean``: leave a store that stopped cleanly; not if it did not before, because plugins trust their files then.
+    ``is_restore``: the caller is restoring the store.
     :class:`StartError` if the log does not end at ``log_end``.
     """
     file_bytes, _, _ = find_files(env, f"{root}/commitlog")
@@ -160,7 +162,7 @@ def build_queues(
         queue_file_units=units or queue_units(env, root),
     )
     store = Store(env, root, config)
-    store.open(lock)
+    store.open(lock, is_restore=is_restore)
     try:
         store.queues.tag_code_rules.update(rules)
         report = store.recover(lambda batch: None)  # plugins build what they need from the log when the broker starts

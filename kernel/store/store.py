@@ -117,15 +117,16 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------ open, close
 
-    def open(self, lock: StoreLock | None = None) -> None:
+    def open(self, lock: StoreLock | None = None, *, is_restore: bool = False) -> None:
         """Lock the store and open its files; creates a store in an empty folder.
 
-        ``lock``: the store's lock, if the caller holds it already; the store then releases it.
+        ``lock``: the store's lock, if the caller holds it already; the store then releases it. ``is_restore``: the
+        caller is restoring it; otherwise an unfinished restore is refused.
         Raises ``StoreInUse``, ``StoreNotWritable``, ``NoRoom`` or ``StoreDamaged``; then nothing stays open.
         """
         self._lock = lock
         try:
-            self._open()
+            self._open(is_restore=is_restore)
         except OSError as error:
             self.abandon()
             raise blame(error.filename or self.root, error) from error
@@ -133,12 +134,12 @@ class Store:
             self.abandon()
             raise
 
-    def _open(self) -> None:
+    def _open(self, *, is_restore: bool) -> None:
         env, root = self._env, self.root
         env.mkdirs(root)
         if self._lock is None:
             self._lock = env.lock(f"{root}/lock")
-        if env.exists(f"{root}/{RESTORING}"):
+        if not is_restore and env.exists(f"{root}/{RESTORING}"):
             raise StoreDamaged(UNFINISHED_RESTORE.format(root=root))
         env.rmtree(f"{root}/staging")
         for name in ("commitlog", "consumequeue", "config", "lost+found", "staging"):

@@ -94,7 +94,7 @@ def offset_of(root: Path, number: int) -> int:
 def test_a_backup_without_a_watermark_is_refused_where_intact_records_are_behind_a_damaged_one(foreign: Path) -> None:
     at = offset_of(foreign, 90)
     flip(foreign, at)
-    with pytest.raises(StartError, match=f"no record at offset {at} .* check the store first"):
+    with pytest.raises(StartError, match=rf"no record at offset {at} .* check the store first"):
         back_up(SystemEnv(), str(foreign), FolderTarget(foreign.parent / "backup"))
 
 
@@ -224,3 +224,18 @@ def test_a_repaired_queue_goes_on_where_it_ended_although_its_messages_have_expi
     store = opened(expired)
     assert ends(store)["idle"] == (100, 100)
     store.close()
+
+
+def test_a_restore_that_ends_before_the_queues_are_built_leaves_a_folder_that_brokers_refuse(
+    expired: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_backup, "build_queues", killed)
+    with pytest.raises(KeyboardInterrupt):
+        copy(expired)
+    restored = expired.parent / "restored"
+    for use in (opened, examine):
+        with pytest.raises(StartError, match=r"restore into .* has not finished"):
+            use(restored)
