@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 RESERVE_FILE: Final = "gantrymq.reserve"
 RESERVE_SHARE: Final = 16
 """The reserve is at most this fraction of a log file, so that it is small if log files are small."""
+RETRY_S: Final = 1.0
+"""While the disk has no room for the log's next file, it is asked for it this often, and at each check."""
 
 log = structlog.get_logger("gantrymq.retention")
 
@@ -46,6 +48,8 @@ class Cleaner:
         self._is_short = False
         self._ample_until = -1
         """While the log ends at or before this offset, the files that exist have the reserve."""
+        self._retry_at = 0.0
+        """While the next file is refused: when to ask for it again."""
         self._outages = Outages(log, broker.env.monotonic)
         self._reserve = Reserve(broker.env, f"{broker.root}/{RESERVE_FILE}", 0)
         self.full = ""
@@ -56,6 +60,7 @@ class Cleaner:
         """Apply other rules from the next check on."""
         self._rules = rules
         self._ample_until = -1
+        self._retry_at = 0.0
 
     def delete_expired(self) -> None:
         """Check now, regardless of the hour: delete what is older than ``keep``, in as many rounds as that needs."""
@@ -83,6 +88,7 @@ class Cleaner:
             self._outages.warning("disk_not_measured", path=broker.root, reason=str(error))
             return 0
         self._outages.over("disk_not_measured")
+        self._retry_at = 0.0
         self._judge(is_full(usage, rules, bool(self.full)), used_ratio(usage, rules))
         self._reserve.size = min(rules.reserve_file, broker.log.segments.file_bytes // RESERVE_SHARE)
         try:
@@ -98,6 +104,7 @@ class Cleaner:
         is_forced = offset > old_before(files, now_ms, rules)
         before = begins_of(broker) if is_forced else {}
         held, self.held = self.held, await drop_before(broker, offset)
+        self._retry_at = 0.0
         self._has_more = not is_forced and self.held.files >= rules.files_at_once
         if self.held.error:
             self._outages.warning("expired_files_not_deleted", files=self.held.files, reason=self.held.error)
@@ -123,21 +130,29 @@ class Cleaner:
         store = self._broker.store
         if store.log.end <= self._ample_until:
             return self.full
+        # Each attempt may wait for the disk, in the thread that serves clients.
+        if not self._is_short or self._broker.env.monotonic() >= self._retry_at:
+            self._ask_for_next()
+        if self.full or not self._is_short:
+            return self.full
+        return (
+            "service not available now: the broker's disk has no room for the log's next file, and the rest of this one"
+            " is kept for what frees space (plugin.retention.reserve)"
+        )
+
+    def _ask_for_next(self) -> None:
+        """Prepare the log's next file if the files that exist do not have the reserve."""
+        store = self._broker.store
         reserve = min(self._rules.reserve, store.config.commit_log_file_bytes // 4)
         is_short = store.is_short_of(reserve)
         self._ample_until = -1 if is_short else store.log.segments.prepared_end - reserve
+        self._retry_at = self._broker.env.monotonic() + RETRY_S
         if is_short != self._is_short:
             self._is_short = is_short
             if is_short:
                 log.error("next_log_file_refused")
             else:
                 log.info("next_log_file_accepted")
-        if self.full or not is_short:
-            return self.full
-        return (
-            "service not available now: the broker's disk has no room for the log's next file, and the rest of this one"
-            " is kept for what frees space (plugin.retention.reserve)"
-        )
 
     def _judge(self, full: bool, ratio: float) -> None:
         if full and not self.full:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.env import DiskUsage
+from gantrymq.kernel.env import DiskUsage, File
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
@@ -42,6 +43,19 @@ class DiskEnv(SystemEnv):
     usage = ROOMY
     ahead_ms = 0
     error: OSError | None = None
+    has_room = True
+    now: float | None = None
+    refused = 0
+    """How often the thread that serves clients asked for a file in vain."""
+
+    def open(self, path: str, create: bool = False) -> File:
+        if create and "/staging/" in path and not self.has_room:
+            self.refused += threading.current_thread() is threading.main_thread()
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return super().open(path, create=create)
+
+    def monotonic(self) -> float:
+        return super().monotonic() if self.now is None else self.now
 
     def disk_usage(self, path: str) -> DiskUsage:
         if self.error is not None:
@@ -214,6 +228,30 @@ async def test_a_nearly_full_disk_refuses_messages_and_the_oldest_files_make_roo
         await cleaner.clean()
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
         assert (await channel.call(pull("T", 0, 39))).code == ResponseCode.SUCCESS
+
+
+async def test_while_the_disk_has_no_room_for_the_next_file_it_is_asked_once_a_second_and_at_each_check(
+    tmp_path: Path,
+) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"store.queue_file_units": "100000"}) as (_, channel, cleaner):
+        env.has_room, env.now = False, env.monotonic()
+        with trio.fail_after(60):
+            while (answer := await channel.call(send("T", b"x" * 1000))).code == ResponseCode.SUCCESS:
+                pass
+        assert "no room for the log's next file" in str(answer.remark)
+        before = env.refused
+        for _ in range(10):
+            assert (await channel.call(send("T", b"x"))).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert env.refused == before
+        env.now += 1.1
+        for _ in range(10):
+            assert (await channel.call(send("T", b"x"))).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert env.refused == before + 1
+        env.has_room = True
+        assert (await channel.call(send("T", b"x"))).code == ResponseCode.SERVICE_NOT_AVAILABLE, "it is not asked yet"
+        await cleaner.clean()
+        assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
 
 
 async def test_a_forced_deletion_logs_the_number_of_messages_and_the_groups_that_had_not_read_them(
