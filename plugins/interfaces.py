@@ -174,7 +174,10 @@ class ConsumerOffsets(Protocol):
         """Return the topics in which the group has committed offsets."""
 
     def groups_of(self, topic: str) -> list[str]:
-        """Return the groups that have committed offsets in ``topic``."""
+        """Return the groups that have committed offsets in ``topic``; takes as long as :meth:`pairs`."""
+
+    def pairs(self) -> Collection[tuple[str, str]]:
+        """Return every pair of topic and group with an offset."""
 
     def forget(self, group: str, topic: str) -> None:
         """Remove the group's offsets in the topic."""

@@ -111,7 +111,7 @@ class Cleaner:
         elif self.held.files or self.held.late:
             self._outages.over("expired_files_not_deleted")
         if is_forced and self.held.files:
-            loss = loss_since(broker, before)
+            loss = await loss_since(broker, before)
             log.warning(
                 "messages_deleted_for_space",
                 files=self.held.files, messages=loss.messages, groups_behind=loss.groups,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import trio
 
 from gantrymq.plugins.interfaces import ConsumerOffsets
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 GROUPS_NAMED: Final = 20
+AT_ONCE: Final = 500
+"""How many queues, or pairs of topic and group, are compared before other tasks run."""
 
 Begins = Mapping[tuple[str, int], int]
 """Topic and queue to the queue offset of the first message."""
@@ -31,18 +34,26 @@ def begins_of(broker: Broker) -> Begins:
     return {(queue.topic, queue.queue_id): queue.min_offset for queue in broker.queues}
 
 
-def loss_since(broker: Broker, before: Begins) -> Loss:
-    """Return what the queues have lost since ``before``."""
-    offsets = broker.registry.find(ConsumerOffsets)
+async def loss_since(broker: Broker, before: Begins) -> Loss:
+    """Return what the queues have lost since ``before``. Other tasks run meanwhile."""
     messages = 0
-    groups: set[str] = set()
-    for (topic, queue_id), now in begins_of(broker).items():
+    lost: dict[str, dict[int, int]] = {}
+    for number, ((topic, queue_id), now) in enumerate(begins_of(broker).items(), start=1):
         first = before.get((topic, queue_id), now)
-        if now <= first:
-            continue
-        messages += now - first
-        for group in offsets.groups_of(topic) if offsets is not None else ():
-            committed = offsets.query(group, topic, queue_id) if offsets is not None else None
-            if committed is not None and committed < now:
+        if now > first:
+            messages += now - first
+            lost.setdefault(topic, {})[queue_id] = now
+        if number % AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
+    offsets = broker.registry.find(ConsumerOffsets)
+    if offsets is None:
+        return Loss(messages, [])
+    groups: set[str] = set()
+    for number, (topic, group) in enumerate(offsets.pairs(), start=1):
+        if topic in lost and group not in groups:
+            ends = lost[topic]
+            if any(offset < ends.get(queue_id, 0) for queue_id, offset in offsets.queues_of(group, topic).items()):
                 groups.add(group)
+        if number % AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
     return Loss(messages, sorted(groups)[:GROUPS_NAMED])
