@@ -30,23 +30,31 @@ class Reserve:
         self._path = path
         self.size = size
 
-    @property
-    def is_held(self) -> bool:
-        """Whether the file exists."""
-        return self._env.exists(self._path)
-
     def adapt(self, free: int, *, is_refusing: bool) -> None:
         """Release the space while messages are refused and ``free`` is less than the size; reserve it again when there
-        is more.
+        is more, also if the file has another size, as after a change of the setting or a kill.
 
         :class:`OSError` when the disk fails.
         """
-        if self.is_held:
-            if is_refusing and free < self.size:
+        held = self._held()
+        if held is not None and (not self.size or (is_refusing and free < self.size)):
+            self._env.unlink(self._path)
+            if self.size:
+                log.warning("reserve_released", path=self._path, bytes=held)
+        elif held != self.size and self.size and not is_refusing and free + (held or 0) >= HOLD_FACTOR * self.size:
+            if held is not None:
                 self._env.unlink(self._path)
-                log.warning("reserve_released", path=self._path, bytes=self.size)
-        elif self.size and not is_refusing and free >= HOLD_FACTOR * self.size:
             self._take()
+
+    def _held(self) -> int | None:
+        """The size of the file; None if there is none."""
+        if not self._env.exists(self._path):
+            return None
+        file = self._env.open(self._path)
+        try:
+            return file.size()
+        finally:
+            file.close()
 
     def _take(self) -> None:
         file = self._env.open(self._path, create=True)

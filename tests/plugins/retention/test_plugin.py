@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import attrs
 import pytest
 import structlog.testing
 import trio
@@ -459,6 +460,32 @@ async def test_the_reserve_file_is_released_while_messages_are_refused_and_alloc
         env.usage = ROOMY
         await cleaner.clean()
         assert reserve.stat().st_size == size
+
+
+async def test_another_size_of_the_reserve_file_applies_from_the_next_check_on(tmp_path: Path) -> None:
+    reserve = tmp_path / "gantrymq.reserve"
+    async with filled(tmp_path, DiskEnv()) as (_, _, cleaner):
+        rules = cleaner._rules
+        for size in (100, 300, 0, 200):
+            cleaner.set_rules(attrs.evolve(rules, reserve_file=size))
+            await cleaner.clean()
+            assert (reserve.stat().st_size if reserve.exists() else 0) == size
+
+
+async def test_a_reserve_file_keeps_its_size_while_there_is_no_room_for_a_larger_one(tmp_path: Path) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.reserve_file": "100"}) as (_, _, cleaner):
+        env.usage = DiskUsage(10**6, 1000)
+        cleaner.set_rules(attrs.evolve(cleaner._rules, reserve_file=300, full_ratio=1.0, enough_free=0))
+        await cleaner.clean()
+        assert (tmp_path / "gantrymq.reserve").stat().st_size == 100
+
+
+async def test_an_empty_reserve_file_that_a_kill_left_gets_its_size(tmp_path: Path) -> None:
+    reserve = tmp_path / "gantrymq.reserve"
+    reserve.touch()
+    async with filled(tmp_path, DiskEnv()) as (broker, _, _):
+        assert reserve.stat().st_size == broker.log.segments.file_bytes // 16
 
 
 async def test_without_a_size_there_is_no_reserve(tmp_path: Path) -> None:
