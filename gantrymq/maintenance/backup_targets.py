@@ -42,8 +42,11 @@ class Target(Protocol):
     def names(self, folder: str) -> list[str]:
         """The sorted names of the objects directly in ``folder``, without the folder; empty if there is none."""
 
+    def parts(self, folder: str) -> list[str]:
+        """The names of files directly in ``folder`` that are being written, or that a killed run has left."""
+
     def delete(self, name: str) -> None:
-        """Delete an object; a missing one is no error."""
+        """Delete an object or a part; a missing one is no error."""
 
 
 def open_target(place: str) -> Target:
@@ -71,14 +74,19 @@ class FolderTarget:
     def write(self, name: str, data: bytes) -> None:
         path = self._folder / name
         self._make_folder(path.parent)
-        part = path.with_name(f".{path.name}.part")
+        part = path.with_name(f".{path.name}{_PART}")
         # messages and accounts are in it: only this user may read it, also in a folder that others can read
         part.unlink(missing_ok=True)
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            with suppress(OSError):  # the disk may be gone
+                part.unlink(missing_ok=True)
+            raise
         _sync_folder(path.parent)
 
     def _make_folder(self, folder: Path) -> None:
@@ -90,6 +98,9 @@ class FolderTarget:
     def names(self, folder: str) -> list[str]:
         place = self._folder / folder
         return sorted(path.name for path in place.iterdir() if path.name[0] != ".") if place.is_dir() else []
+
+    def parts(self, folder: str) -> list[str]:
+        return sorted(path.name for path in (self._folder / folder).glob(f".*{_PART}"))
 
     def delete(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
@@ -136,6 +147,9 @@ class StoreTarget:
         with self._errors_of(folder):
             found = self._store.list_with_delimiter(folder)
             return sorted(str(item["path"]).rpartition("/")[2] for item in found["objects"])
+
+    def parts(self, folder: str) -> list[str]:
+        return []
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError), self._errors_of(name):
@@ -205,12 +219,18 @@ class ObjectTarget:
             raise
 
     def names(self, folder: str) -> list[str]:
+        return [name for name in self._list(folder) if not name.endswith(_PART)]
+
+    def parts(self, folder: str) -> list[str]:
+        return [] if self._writes_whole else [name for name in self._list(folder) if name.endswith(_PART)]
+
+    def _list(self, folder: str) -> list[str]:
         self._files.invalidate_cache()
         try:
             found = self._files.ls(f"{self._root}/{folder}", detail=False)
         except FileNotFoundError:
             return []
-        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found if not str(name).endswith(_PART))
+        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
 
     def delete(self, name: str) -> None:
         try:

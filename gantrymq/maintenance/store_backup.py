@@ -10,7 +10,8 @@ Several backups may run to one place at the same time, also from several machine
 registers itself (``running/``) before it reads which backups exist, its objects have names of their own, and a run that
 deletes old objects does so in this order: old manifests, list the objects, list the other runs, list the manifests,
 delete. It deletes no object while another run is registered. If the other run has finished meanwhile, its manifest is
-already listed; if it starts later, it builds on a manifest that stays.
+already listed; if it starts later, it builds on a manifest that stays. A run that fails before it writes its manifest
+deletes its objects, which nobody else can need.
 """
 
 from __future__ import annotations
@@ -223,7 +224,25 @@ def back_up(
     """
     read_state(env, root)  # before anything is written: another folder may have files that nobody else should see
     with _Registered(env, target) as run:
-        return _back_up(env, root, target, run, full=full, keep=keep, progress=progress)
+        try:
+            manifest, report = _copy(env, root, target, run, full=full, progress=progress)
+        except BaseException:
+            with suppress(Exception):  # the place may be gone
+                for name in run.written:
+                    target.delete(name)
+                _reclaim(target, run, objects=keep is not None)  # that may be what the place has no room for
+            raise
+        target.write(f"backups/{manifest.name}.json", manifest.encode())
+        try:
+            run.check()
+        except StartError:
+            target.delete(f"backups/{manifest.name}.json")
+            raise
+        if keep is None:
+            with suppress(OSError):  # the backup is complete
+                _reclaim(target, run, objects=False)
+            return report
+        return attrs.evolve(report, deletion_deferred=not _drop_old(target, keep, run))
 
 
 class _Registered:
@@ -231,6 +250,8 @@ class _Registered:
 
     def __init__(self, env: Env, target: Target) -> None:
         self.name = secrets.token_hex(4)
+        self.written: list[str] = []
+        """The objects that :meth:`write` stored, or began to store."""
         self._env = env
         self._target = target
         self._renewed = 0
@@ -251,6 +272,11 @@ class _Registered:
                 self.check()
             self._target.write(f"{RUNNING}/{self.name}", b"%d" % now)
             self._renewed = now
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store an object of this run, whose name no other run has."""
+        self.written.append(name)
+        self._target.write(name, data)
 
     def others(self) -> list[str]:
         """The other runs that are alive. Registrations of killed ones are deleted."""
@@ -280,18 +306,18 @@ class _Registered:
             )
 
 
-def _back_up(
+def _copy(
     env: Env,
     root: str,
     target: Target,
     registered: _Registered,
     *,
     full: bool,
-    keep: int | None,
     progress: Callable[[int, int], None],
-) -> BackupReport:
+) -> tuple[Manifest, BackupReport]:
+    """Store everything but the manifest."""
     before = None if full or not list_backups(target) else read_backup(target)
-    state = list(_store_state(env, root, target, before, registered.name))
+    state = list(_store_state(env, root, target, before, registered))
     queues = _find_ends(env, root)
     with ExitStack() as stack:
         run = _open_log(env, root, stack)
@@ -306,7 +332,7 @@ def _back_up(
             if segment is None:
                 raise StartError(f"{root}/commitlog: no file holds offset {position}; check the store (store check)")
             size = min(end, segment.end, position + OBJECT_BYTES) - position
-            piece = _store_object(target, _read_log(env, root, run, position, size), position, registered.name)
+            piece = _store_object(registered, _read_log(env, root, run, position, size), position)
             if piece.size != size:
                 raise StartError(f"{segment.path} is too short: check the store (store check)")
             pieces.append(piece)
@@ -318,21 +344,13 @@ def _back_up(
             max(env.wall_ms(), _newest_ms(target) + 1), run.file_bytes, queue_units(env, root),
             start, end, newest, tuple(pieces), tuple(piece for piece, _ in state), registered.name, queues,
         )  # fmt: skip
-    target.write(f"backups/{manifest.name}.json", manifest.encode())
-    try:
-        registered.check()
-    except StartError:
-        target.delete(f"backups/{manifest.name}.json")
-        raise
-    deferred = keep is not None and not _drop_old(target, keep, registered)
-    return BackupReport(
+    return manifest, BackupReport(
         manifest.name,
         start,
         end,
         copied,
         sum(size for _, size in state),
         len(pieces) - len(kept) + len(state),
-        deferred,
     )
 
 
@@ -342,7 +360,9 @@ def _newest_ms(target: Target) -> int:
     return max((int(time) for time in times if time.isdecimal()), default=0)  # the folder may have foreign files
 
 
-def _store_state(env: Env, root: str, target: Target, before: Manifest | None, run: str) -> Iterator[tuple[Piece, int]]:
+def _store_state(
+    env: Env, root: str, target: Target, before: Manifest | None, run: _Registered
+) -> Iterator[tuple[Piece, int]]:
     """Each state file's object, and how many bytes were copied: none if the last backup has the same content."""
     known = {} if before is None else {piece.sha256: piece.name for piece in before.state}
     if known:
@@ -358,8 +378,8 @@ def _store_state(env: Env, root: str, target: Target, before: Manifest | None, r
         digest = hashlib.sha256(data).hexdigest()
         copied = 0
         if digest not in known:
-            known[digest] = f"state/{digest}-{run}"
-            target.write(known[digest], data)
+            known[digest] = f"state/{digest}-{run.name}"
+            run.write(known[digest], data)
             copied = len(data)
         yield Piece(known[digest], len(data), digest, path=path), copied
 
@@ -530,10 +550,10 @@ def _check_present(target: Target, kept: list[Piece]) -> None:
         )
 
 
-def _store_object(target: Target, data: bytes, offset: int, run: str) -> Piece:
+def _store_object(run: _Registered, data: bytes, offset: int) -> Piece:
     digest = hashlib.sha256(data).hexdigest()
-    name = f"log/{offset:020d}-{digest[:16]}-{run}"
-    target.write(name, data)
+    name = f"log/{offset:020d}-{digest[:16]}-{run.name}"
+    run.write(name, data)
     return Piece(name, len(data), digest, offset)
 
 
@@ -545,11 +565,19 @@ def _drop_old(target: Target, keep: int, run: _Registered) -> bool:
     names = list_backups(target)
     for name in names[: max(len(names) - keep, 0)]:
         target.delete(f"backups/{name}.json")
-    candidates = [f"{folder}/{name}" for folder in ("log", "state") for name in target.names(folder)]
-    if run.others():
+    return _reclaim(target, run, objects=True)
+
+
+def _reclaim(target: Target, run: _Registered, *, objects: bool) -> bool:
+    """Delete what killed runs began to write, and the ``objects`` that no backup needs; False if another run does not
+    allow it."""
+    found = [f"{folder}/{name}" for folder in ("log", "state", "backups") for name in target.parts(folder)]
+    if objects:
+        found += [f"{folder}/{name}" for folder in ("log", "state") for name in target.names(folder)]
+    if found and run.others():
         return False
-    needed = _needed_objects(target)
-    for name in candidates:
+    needed = _needed_objects(target) if objects else ()
+    for name in found:
         if name not in needed:
             target.delete(name)
     return True

@@ -1,8 +1,11 @@
-"""Backups of stores that the kernel writes, without a broker: where the log ends, what a restore gives queues."""
+"""Backups of stores that the kernel writes, without a broker: where the log ends, what a restore gives queues, and what
+a backup that fails leaves."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_backup
 from gantrymq.maintenance.backup_targets import FolderTarget
-from gantrymq.maintenance.store_backup import BadBackup, back_up, decode_manifest, restore
+from gantrymq.maintenance.store_backup import BadBackup, back_up, decode_manifest, list_backups, restore
 from gantrymq.maintenance.store_check import StoreCheck, StoreReport
 from gantrymq.maintenance.store_repair import quarantine, repair
 from gantrymq.plugins.index.layout import Shape
@@ -239,3 +242,81 @@ def test_a_restore_that_ends_before_the_queues_are_built_leaves_a_folder_that_br
     for use in (opened, examine):
         with pytest.raises(StartError, match=r"restore into .* has not finished"):
             use(restored)
+
+
+# ------------------------------------------------------------------------------------- backups that did not end
+
+
+class SmallPlace(FolderTarget):
+    """A folder with room for so many objects of the log."""
+
+    room = 10**6
+
+    def write(self, name: str, data: bytes) -> None:
+        if name.startswith("log/") and len(self.names("log")) >= self.room:
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+        super().write(name, data)
+
+
+def objects(place: FolderTarget) -> set[str]:
+    return {f"{folder}/{name}" for folder in ("log", "state") for name in place.names(folder)}
+
+
+def test_a_backup_that_fails_deletes_its_objects_and_leaves_those_of_others(expired: Path) -> None:
+    place = SmallPlace(expired.parent / "backup")
+    first = back_up(SystemEnv(), str(expired), place)
+    before = objects(place)
+    place.room = len(place.names("log")) + 2
+    with pytest.raises(OSError, match="No space left"):
+        back_up(SystemEnv(), str(expired), place, full=True)
+    assert objects(place) == before
+    assert (list_backups(place), place.names("running")) == ([first.name], [])
+    restore(SystemEnv(), place, str(expired.parent / "restored"))
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_an_object_that_cannot_be_stored_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    place = FolderTarget(tmp_path)
+    monkeypatch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), fail)
+    (tmp_path / "log").mkdir()
+    with pytest.raises(OSError, match="quota"):
+        place.write("log/1", b"data")
+    assert list((tmp_path / "log").iterdir()) == []
+
+
+def leave_remains(place: FolderTarget, folder: Path) -> None:
+    """What a killed backup leaves: an object without a manifest, and one that is written half."""
+    place.write(f"log/{0:020d}-0123456789abcdef-deadbeef", b"x")
+    for name in ("log/.00.part", "state/.00.part", "backups/.00.json.part"):
+        (folder / name).write_bytes(b"x")
+
+
+def test_the_next_backup_deletes_what_a_killed_one_began_to_write_unless_another_one_runs(expired: Path) -> None:
+    folder = expired.parent / "backup"
+    place = FolderTarget(folder)
+    back_up(SystemEnv(), str(expired), place)
+    leave_remains(place, folder)
+    place.write("running/00000001", b"%d" % SystemEnv().wall_ms())
+    back_up(SystemEnv(), str(expired), place)
+    assert len(list(folder.rglob(".*.part"))) == 3
+    place.delete("running/00000001")
+    back_up(SystemEnv(), str(expired), place)
+    assert list(folder.rglob(".*.part")) == []
+
+
+def test_a_backup_that_fails_for_want_of_room_deletes_the_objects_of_a_killed_one(expired: Path) -> None:
+    folder = expired.parent / "backup"
+    place = SmallPlace(folder)
+    back_up(SystemEnv(), str(expired), place)
+    before = objects(place)
+    leave_remains(place, folder)
+    place.room = len(place.names("log")) + 1
+    with pytest.raises(OSError, match="No space left"):
+        back_up(SystemEnv(), str(expired), place, full=True, keep=1)
+    assert objects(place) == before
+    assert list(folder.rglob(".*.part")) == []
