@@ -149,11 +149,10 @@ def build_queues(
 ) -> None:
     """Build missing queues from the log, as a broker's start does.
 
-    ``ends``: where queues ended; the log alone does not give the end of a queue whose messages have all expired.
-
     ``lock``: the store's lock if it is held; ``units``: the entries of a queue file, 0 as in other files of the store.
     ``is_clean``: leave a store that stopped cleanly; not if it did not before, because plugins trust their files then.
-    ``is_restore``: the caller is restoring the store.
+    ``is_restore``: the caller is restoring the store. ``ends``: where queues ended; the log alone does not say so of
+    a queue whose messages have all expired.
     :class:`StartError` if the log does not end at ``log_end``.
     """
     file_bytes, _, _ = find_files(env, f"{root}/commitlog")
