@@ -12,7 +12,15 @@ from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.options import duration_option, json_option, print_result
 from gantrymq.cli.tables import print_rows
 from gantrymq.cli.watch import watch
-from gantrymq.failover.brokers import ANSWER_S, COLUMNS, UNREACHABLE, add_lags_of_silent_slaves, ask_broker, broker_rows
+from gantrymq.failover.brokers import (
+    ANSWER_S,
+    COLUMNS,
+    REFUSING,
+    UNREACHABLE,
+    add_lags_of_silent_slaves,
+    ask_broker,
+    broker_rows,
+)
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -39,9 +47,10 @@ def status(as_json: bool, nameserver: str) -> None:
 
     `offset` is the end of the broker's commit log, in bytes. `lag_seconds` is how long a slave has been behind its
     master; RocketMQ's brokers do not report it. A broker that does not respond is `unreachable`; the lag of a
-    slave that hangs is then the one that its master reports, if the slave is the only one on its host. A `fenced`
-    master refuses messages because another broker was promoted (`epoch`). A master is `missing` if the nameservers
-    know only slaves of its name. `not_ready` is why clients cannot work with the broker, such as a full disk.
+    slave that hangs is then the one that its master reports, if the slave is the only one on its host. A broker that
+    responds with an error is `refusing`. A `fenced` master refuses messages because another broker was promoted
+    (`epoch`). A master is `missing` if the nameservers know only slaves of its name. `not_ready` is why clients cannot
+    work with the broker, such as a full disk.
     """
     found = with_client(nameserver, broker_rows)
     add_lags_of_silent_slaves(found)
@@ -128,7 +137,7 @@ async def _wait_promoted(client: Client, name: str, address: str, response_timeo
             if data is not None and data.broker_addrs.get(0) == address:
                 row: dict[str, Any] = {"id": 0, "role": UNREACHABLE}
                 await ask_broker(row, address, response_timeout)
-                if row["role"] != UNREACHABLE:
+                if row["role"] not in (UNREACHABLE, REFUSING):
                     return
             await trio.sleep(PROMOTED_POLL_S)
     raise CommandFailed(

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 3.0
 """The default of ``--response-timeout``: how long a broker may take to answer."""
 UNREACHABLE: Final = "unreachable"
+REFUSING: Final = "refusing"
+"""The role of a broker that answers, but with an error (``refusal`` in the row): it is alive, and its state unknown."""
 _COPY: Final = re.compile(r"haSlave_\d+")
 """The connection of a slave in the report of GantryMQ's master."""
 _COPY_LAG: Final = re.compile(r"address=(?P<host>\S*):\d+, .*lagBytes=(?P<bytes>\d+), lagSeconds=(?P<seconds>[\d.]+)")
@@ -91,6 +93,9 @@ async def broker_rows(
         for cluster_name, name, broker_id, address in asked:
             row = found[name, broker_id, address] = dict.fromkeys(COLUMNS) | {
                 "not_promotable": "",
+                "refusal": "",
+                "log_epoch": None,
+                "log_lacks_before": 0,
                 "master_silent_s": None,
                 "copies": [],
                 "is_registered": address in known,
@@ -105,7 +110,7 @@ async def broker_rows(
                 nursery.start_soon(ask_broker, row, address, response_timeout)
     rows = [found[key] for key in sorted(found)]
     for row in rows:
-        if not row["is_registered"] and row["role"] != UNREACHABLE:  # its id may have changed
+        if not row["is_registered"] and row["role"] not in (UNREACHABLE, REFUSING):  # its id may have changed
             row["id"] = max(row["id"], 1) if row["role"] == "slave" else 0
     masters = {row["broker"]: row for row in rows if row["id"] == 0}
     for row in rows:
@@ -138,13 +143,17 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
+    from gantrymq.remoting.epoch import LOG_EPOCH_KEY, LOG_LACKS_KEY
     from gantrymq.remoting.errors import ConnectError, RemoteFault
 
     try:
         with trio.fail_after(timeout):
             async with open_channel(address) as channel:
                 answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO), timeout)
-                table = KVTable.from_bytes(answer.body).table
+        if answer.code:
+            row["role"], row["refusal"] = REFUSING, answer.remark or f"code {answer.code}"
+            return
+        table = KVTable.from_bytes(answer.body).table
     except (ConnectError, RemoteFault, trio.TooSlowError):
         row["role"] = UNREACHABLE
         return
@@ -156,6 +165,8 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
     row["not_ready"] = table.get("notReady") or None
     row["copies"] = [text for name, text in table.items() if _COPY.fullmatch(name)]
     row["not_promotable"] = table.get("haNotPromotable", "")
+    row["log_epoch"] = table.get(LOG_EPOCH_KEY)
+    row["log_lacks_before"] = int(table.get(LOG_LACKS_KEY, 0))
     row["master_silent_s"] = float(table.get("haMasterSilentSeconds", -1)) if table.get("haMasterAddress") else None
     if table.get("haFenced"):
         row["role"] = FENCED

@@ -21,7 +21,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from gantrymq.failover.brokers import FENCED, UNREACHABLE
+from gantrymq.failover.brokers import FENCED, REFUSING, UNREACHABLE
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -173,10 +173,11 @@ async def promote(
     for row in rows:
         if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED):
             raise PromotionRefused(f"{name} has a master at {row['address']} that answers: stop it first")
-    slaves = [row for row in rows if row["id"] and row["role"] != UNREACHABLE]
+    slaves = [row for row in rows if row["id"] and row["role"] not in (UNREACHABLE, REFUSING)]
     if not any(number in (None, row["id"]) for row in slaves):
         which = "slave" if number is None else f"slave with the id {number}"
-        raise PromotionRefused(f"{name} has no {which} that answers")
+        reasons = "".join(f"; {_with_refusal(row)}" for row in rows if row["role"] == REFUSING)
+        raise PromotionRefused(f"{name} has no {which} that answers{reasons}")
     if all(row["epoch"] is None for row in slaves):  # brokers that cannot be fenced
         chosen = max((row for row in slaves if number in (None, row["id"])), key=lambda row: row["offset"] or 0)
         if epoch_at_least and not accept_loss:
@@ -185,7 +186,7 @@ async def promote(
             )
         check()
         return await _promote_by_number(chosen["address"], response_timeout, report)
-    lost = [row["address"] for row in rows if row["id"] and (row["role"] == UNREACHABLE or row["epoch"] is None)]
+    lost = [_with_refusal(row) for row in rows if row["id"] and row["epoch"] is None]
     if lost and not accept_loss:
         raise PromotionRefused(
             f"{name} has slaves that cannot be asked, {', '.join(lost)}: they may have confirmed messages that the "
@@ -193,23 +194,46 @@ async def promote(
         )
     slaves = [row for row in slaves if row["epoch"] is not None]
     _check_promotable(slaves, number)
-    epoch = Epoch(max(max(map(_known, rows)) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
-    report(f"epoch {epoch} begins: sending it to {', '.join(row['address'] for row in slaves)}")
-    known = {str(row["address"]): _known(row) for row in slaves}
-    logs, refusals = await _send_epoch_to_all(known, epoch, response_timeout, check)
     wanted = [str(row["address"]) for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
+    known = {str(row["address"]): _known(row) for row in slaves}
+    # First by what they have reported: a refusal after the slaves have the epoch would leave the old master fenced.
+    _choose(_reported_logs(slaves), wanted, end_at_least, accept_loss=accept_loss)
+    epoch = Epoch(max(max(map(_known, rows)) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
+    report(f"epoch {epoch} begins: sending it to {', '.join(known)}")
+    logs, refusals = await _send_epoch_to_all(known, epoch, response_timeout, check)
     wanted = _without_refusing(wanted, refusals, report, accept_loss=accept_loss)
-    address = choose(logs, wanted, accept_loss=accept_loss)
+    address = _choose(logs, wanted, end_at_least, accept_loss=accept_loss)
     end = logs[address].end
-    if end < end_at_least and not accept_loss:
-        raise PromotionRefused(
-            f"{address} has the log up to {end} only, and messages up to {end_at_least} may have been "
-            f"acknowledged: start the broker that has them; {ACCEPT_LOSS}"
-        )
     report(f"promoting {address}, whose log ends at {end}")
     check()
     await _send_epoch(address, epoch, response_timeout, master=True)
     return Promoted(address, epoch, end)
+
+
+def _choose(logs: Mapping[str, SlaveLog], wanted: Collection[str], end_at_least: int, *, accept_loss: bool) -> str:
+    """As :func:`choose`; :class:`PromotionRefused` also for a log that ends before ``end_at_least``."""
+    address = choose(logs, wanted, accept_loss=accept_loss)
+    if logs[address].end < end_at_least and not accept_loss:
+        raise PromotionRefused(
+            f"{address} has the log up to {logs[address].end} only, and messages up to {end_at_least} may have been "
+            f"acknowledged: start the broker that has them; {ACCEPT_LOSS}"
+        )
+    return address
+
+
+def _reported_logs(slaves: Sequence[Row]) -> dict[str, SlaveLog]:
+    """Return the logs of slaves that support epochs, by address, as their rows have them."""
+    return {
+        str(row["address"]): SlaveLog(
+            int(row["offset"] or 0), epoch_in(row, "log_epoch"), _known(row), row.get("log_lacks_before", 0)
+        )
+        for row in slaves
+    }
+
+
+def _with_refusal(row: Row) -> str:
+    """Return the address of a broker whose state is unknown, with the reason if it has given one."""
+    return f"{row['address']} ({row['refusal']})" if row["role"] == REFUSING else str(row["address"])
 
 
 def _known(row: Row) -> int:

@@ -18,7 +18,7 @@ import attrs
 import structlog
 import trio
 
-from gantrymq.failover.brokers import FENCED, UNREACHABLE
+from gantrymq.failover.brokers import FENCED, REFUSING, UNREACHABLE
 from gantrymq.failover.lock import LockKeeper, LockLost, StoreUnavailable
 from gantrymq.failover.members import Members
 from gantrymq.failover.promotion import PromotionRefused, Row, promote
@@ -164,7 +164,7 @@ class Watcher:
 
     async def _judge(self, rows: Sequence[Row], asked_at: float) -> None:
         for row in rows:
-            if row["address"] == self._deposed and row["role"] not in (UNREACHABLE, FENCED):
+            if row["address"] == self._deposed and row["role"] not in (UNREACHABLE, REFUSING, FENCED):
                 self._deposed = ""
             if row["role"] == FENCED and self._has_changed(f"fenced {row['address']}", str(row["epoch"])):
                 log.warning(
@@ -172,6 +172,7 @@ class Watcher:
                     action="start it as a slave, with a broker.id above 0",
                 )  # fmt: skip
         masters = [row for row in rows if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED)]
+        masters = [row for row in masters if row["role"] != REFUSING or row["address"] != self._deposed]
         # A deposed master may not have learned of it yet while the promoted one is still starting.
         masters = [row for row in masters if row["epoch"] is None or _number_of(row) >= self._epoch]
         if masters:
@@ -214,6 +215,15 @@ class Watcher:
 
     async def _has_master(self, master: Row, rows: Sequence[Row]) -> None:
         address = str(master["address"])
+        if master["role"] == REFUSING:  # it is alive, and its state is unknown
+            self._silent_since, self._attempts, self._patience = None, 0, 1
+            if self._has_changed("refusing", f"{address} {master['refusal']}"):
+                log.warning(
+                    "master_refuses", broker=self._name, address=address, reason=master["refusal"],
+                    action="no slave is promoted while it answers; check the master, and this watcher's credentials",
+                )  # fmt: skip
+            return
+        self._last_reported.pop("refusing", "")
         self._epoch = _number_of(master)
         if self._silent_since is not None and address == self._master:
             log.info("master_answers", broker=self._name, address=address)

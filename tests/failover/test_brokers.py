@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,9 +15,11 @@ from gantrymq.client import Client
 from gantrymq.client.connections import Connections
 from gantrymq.client.errors import CallTimeout
 from gantrymq.client.nameservers import Nameservers
-from gantrymq.failover.brokers import query_brokers
+from gantrymq.failover.brokers import ask_broker, query_brokers
+from gantrymq.remoting import channel
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo
 from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 
 BROKER = "10.0.0.10:10911"
@@ -79,3 +82,17 @@ def test_a_query_without_any_answering_nameserver_ends_after_one_response_timeou
         assert network.requests == ["one", "other"]
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_broker_that_responds_with_an_error_is_not_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def open_channel(address: str) -> AsyncIterator[Any]:
+        async def call(command: Command, timeout: float) -> Command:
+            return command.answer(ResponseCode.NO_PERMISSION, "no permission for the watcher")
+
+        yield SimpleNamespace(call=call, address=address)
+
+    monkeypatch.setattr(channel, "open_channel", open_channel)
+    row: dict[str, Any] = {"id": 0}
+    trio.run(ask_broker, row, BROKER, 1.0)
+    assert (row["role"], row["refusal"]) == ("refusing", "no permission for the watcher")

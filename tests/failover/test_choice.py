@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from gantrymq.failover import promotion
+from gantrymq.failover.brokers import REFUSING
 from gantrymq.failover.promotion import PromotionRefused, SlaveLog, choose, promote
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import FIRST, Epoch
@@ -169,3 +170,58 @@ def test_a_competing_promotion_ends_this_one_also_with_accept_loss(monkeypatch: 
     with pytest.raises(PromotionRefused, match=r"bad:2 refuses: epoch 1-aa cannot begin"):
         slaves.promote(accept_loss=True)
     assert slaves.promoted == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "reason"),
+    [
+        ({"log_lacks_before": 5}, {}, "without what its master had before 5"),
+        ({}, {"end_at_least": 11}, "messages up to 11 may have been acknowledged"),
+        ({"offset": 9}, {"number": 1}, "messages that only the latter has would be lost"),
+    ],
+    ids=["incomplete log", "short log", "another slave has more"],
+)
+def test_a_refused_promotion_leaves_the_old_master_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    """A slave that knows the new epoch would fence it, and nobody would replace it."""
+    asked: list[str] = []
+
+    @asynccontextmanager
+    async def open_channel(address: str) -> AsyncIterator[Any]:
+        asked.append(address)
+        raise AssertionError(address)
+        yield
+
+    async def rows() -> list[dict[str, Any]]:
+        slaves = [row(1, "one:1", "0-"), row(2, "two:2", "0-")]
+        slaves[0] |= changed
+        slaves[1] |= changed if "log_lacks_before" in changed else {}
+        return slaves
+
+    monkeypatch.setattr(promotion, "open_channel", open_channel)
+    with pytest.raises(PromotionRefused, match=reason):
+        trio.run(partial(promote, "broker-a", rows, **options))
+    assert asked == []
+
+
+def refusing(number: int) -> dict[str, Any]:
+    """A broker that answers the question for its state with an error."""
+    return row(number, "sealed:1", None) | {"role": REFUSING, "refusal": "no permission"}
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ([refusing(0), row(2, "good:2", "0-")], "a master at sealed:1 that answers"),
+        ([refusing(1), row(2, "good:2", "0-")], r"cannot be asked, sealed:1 \(no permission\)"),
+        ([refusing(1)], r"no slave that answers; sealed:1 \(no permission\)"),
+    ],
+    ids=["master", "slave", "only slave"],
+)
+def test_a_broker_that_refuses_to_report_its_state_is_alive(others: list[dict[str, Any]], reason: str) -> None:
+    async def rows() -> list[dict[str, Any]]:
+        return others
+
+    with pytest.raises(PromotionRefused, match=reason):
+        trio.run(partial(promote, "broker-a", rows))

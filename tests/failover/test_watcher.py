@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 from trio.testing import MockClock
 
 from gantrymq.failover import watcher
-from gantrymq.failover.brokers import UNREACHABLE
+from gantrymq.failover.brokers import REFUSING, UNREACHABLE
 from gantrymq.failover.lock import LockKeeper
 from gantrymq.failover.members import Members
 from gantrymq.failover.promotion import Promoted
@@ -36,12 +37,17 @@ class Scene:
     def __init__(self) -> None:
         self.is_lost = False
         """A is lost, and B does not respond either, as a promoted slave that restarts. C responds."""
+        self.refuses = False
+        """A answers with an error."""
         self.store = MemoryStore()
         self.promotions: list[tuple[float, list[str]]] = []
 
     async def query(
         self, more: Mapping[str, int], without: Collection[str], timeout: float
     ) -> Sequence[dict[str, Any]]:
+        if self.refuses:
+            master = row(0, A, REFUSING, None) | {"refusal": "no permission"}
+            return [master, row(1, B, "slave", "0-"), row(2, C, "slave", "0-")]
         if not self.is_lost:
             return [row(0, A, "async_master", "0-"), row(1, B, "slave", "0-"), row(2, C, "slave", "0-")]
         gone = [row(number, address, UNREACHABLE, None) for address, number in more.items() if address in (A, B)]
@@ -116,6 +122,29 @@ def test_the_next_holder_of_the_lock_replaces_the_master_that_both_lost_at_once(
             await first.release()
             await trio.sleep(1)
             assert [lost for _, lost in scene.promotions] == [[A]]
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_master_that_answers_with_an_error_is_not_replaced(scene: Scene) -> None:
+    """It is alive; what the watchers have stored of it stays."""
+
+    async def scenario() -> None:
+        lock = MemoryLock(scene.store, "a test")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.watch, "first")
+            await trio.sleep(3)
+            stored = await lock.read()
+            scene.refuses = True
+            with structlog.testing.capture_logs() as logs:
+                await trio.sleep(60)
+            assert scene.promotions == []
+            assert await lock.read() == stored
+            assert [entry["reason"] for entry in logs if entry["event"] == "master_refuses"] == ["no permission"]
+            scene.refuses, scene.is_lost = False, True
+            await trio.sleep(10)
+            assert [lost for _, lost in scene.promotions][:1] == [[A]]
             nursery.cancel_scope.cancel()
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
