@@ -4,8 +4,8 @@ The replication protocol carries only offsets, and RocketMQ's slave appends behi
 the same name and cluster, and the last record must be equal on both sides. If it is not, the slave searches for the
 last common record; the records behind it are not in the master's log and are moved to ``lost+found/`` at the next
 start, which the broker requests at once. Records that came from this master in its current epoch are an exception: it
-lost them when its machine failed. If its flush is synchronous, it had not acknowledged them. Otherwise they may be
-acknowledged, so the slave keeps them and does not follow.
+lost them when its machine failed. If its flush was always synchronous while the slave followed it, it had not
+acknowledged them. Otherwise they may be acknowledged, so the slave keeps them and does not follow.
 
 The requests are GET_BROKER_CONFIG (26) and COMPARE_LOG (47001); for a RocketMQ master, which does not support 47001,
 GET_BROKER_RUNTIME_INFO (28) and VIEW_MESSAGE_BY_ID (33).
@@ -78,7 +78,7 @@ class Comparison:
         self._absent_since: float | None = None
         self._master_compares = True
         """Whether the master supports COMPARE_LOG; a RocketMQ master is asked for records instead."""
-        self._master_flushes = True
+        self.master_flushes = True
         """Whether the master has each record on its disk before it acknowledges it."""
         self.ticket = b""
         """The ticket for the next connection to the master's port of replication, if it needs one."""
@@ -119,18 +119,20 @@ class Comparison:
             if match is LogMatch.ABSENT and not self._master_compares:
                 await self._wait_for_record(channel, places[-1])
             end = await self._common_end(channel)
-            if self._master_compares and self._is_own_epoch and not self._master_flushes:
+            if self._master_compares and self._may_have_acknowledged:
                 lost = self._broker.log.end - end
                 raise Unlike(
-                    f"{channel.address}, whose flush is asynchronous, has lost {lost} bytes behind the offset {end}, "
-                    f"which this slave has. Stop it and promote this slave, or empty {self._broker.root}"
+                    f"{channel.address}, whose flush is or was asynchronous, has lost {lost} bytes behind the offset "
+                    f"{end}, which this slave has. Stop it and promote this slave, or empty {self._broker.root}"
                 )
             raise Diverged(end)
 
     @property
-    def _is_own_epoch(self) -> bool:
-        """Whether all records behind the last common one come from this master, in its epoch: it has had them."""
-        return self._epochs.of_log is not None and self._epochs.of_log.epoch == self.epoch
+    def _may_have_acknowledged(self) -> bool:
+        """Whether all records behind the last common one come from this master, in its epoch, and it may have
+        acknowledged them before they were on its disk, whatever its flush is now."""
+        of_log = self._epochs.of_log
+        return of_log is not None and of_log.epoch == self.epoch and (of_log.async_flush or not self.master_flushes)
 
     async def _wait_for_record(self, channel: Channel, offset: int) -> None:
         """Raise :class:`Unlike` while a RocketMQ master may still return the record at ``offset`` later."""
@@ -157,7 +159,7 @@ class Comparison:
         if says.get("brokerId", "0") != "0":
             raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
         self._epochs.note_master_role(says.get("brokerRole", ""))
-        self._master_flushes = says.get("flushDiskType", "SYNC_FLUSH") == "SYNC_FLUSH"
+        self.master_flushes = says.get("flushDiskType", "SYNC_FLUSH") == "SYNC_FLUSH"
 
     async def _fetch_ticket(self, channel: Channel) -> None:
         """Fetch a ticket, unless the master is RocketMQ's. :class:`RemoteFault` if this broker may not be its slave."""

@@ -10,7 +10,8 @@ master whose epoch is lower than the highest known one. The broker writes an epo
 The epoch of the log is that of the last master whose log this one has, up to the offset at which the epoch began or
 further. It corresponds to the term of the last entry in Raft, which records of RocketMQ do not have: of two slaves, the
 one whose log has the higher epoch has everything that was acknowledged, even if the other one's log is longer. A slave
-stores it before it acknowledges the first record of the epoch.
+stores it before it acknowledges the first record of the epoch. It also stores if that master has reported asynchronous
+flush meanwhile: such a master can lose what it has acknowledged, whatever it reports later.
 
 A new slave gets only the last file of its master's log, unless the master has ``full_copy``. It stores the offset at
 which its log begins before it appends the first record: a promotion prefers a complete log.
@@ -19,7 +20,7 @@ which its log begins before it appends the first record: a promotion prefers a c
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 import structlog
@@ -42,10 +43,13 @@ _TOKEN_BITS: Final = 32
 @attrs.frozen
 class LogEpoch:
     """The log is equal to that of the master of ``epoch`` up to its own end, which is not before ``start``: the offset
-    in bytes at which that master's log ended when it began to accept messages in the epoch."""
+    in bytes at which that master's log ended when it began to accept messages in the epoch.
+
+    ``async_flush``: that master has reported asynchronous flush while this slave followed it."""
 
     epoch: Epoch
     start: int
+    async_flush: bool = False
 
 
 BEFORE_PROMOTIONS: Final = LogEpoch(FIRST, 0)
@@ -62,7 +66,9 @@ def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Ro
     known = read_epoch(said["known"])
     of_log = None if known.number else BEFORE_PROMOTIONS
     if said.get("log") is not None:
-        of_log = LogEpoch(read_epoch(said["log"]["epoch"]), int(said["log"]["start"]))
+        of_log = LogEpoch(
+            read_epoch(said["log"]["epoch"]), int(said["log"]["start"]), said["log"].get("asyncFlush") is True
+        )
     return (
         known,
         None if said["own"] is None else read_epoch(said["own"]),
@@ -182,19 +188,22 @@ class Epochs:
         if found != self.of_log:
             self._write(self.known, self.own, found)
 
-    def log_follows(self, epoch: Epoch, start: int | None, end: int) -> None:
+    def log_follows(self, epoch: Epoch, start: int | None, end: int, *, async_flush: bool = False) -> None:
         """Record that this slave's log, up to ``end``, is that of the master of ``epoch``. Call this before ``end`` is
         acknowledged.
 
         ``start`` is the offset at which the master's log ended when the epoch began, None if it does not report it.
         Before the log reaches ``start``, it may lack acknowledged messages of earlier epochs, and keeps its epoch.
+        ``async_flush``: the master's flush is asynchronous. This is kept until the epoch of the log changes.
         """
         found = self.of_log
         if start is None:
             if epoch.number and (found is None or found.epoch != epoch):
                 found = None
         elif end >= start:
-            found = LogEpoch(epoch, start)
+            found = LogEpoch(epoch, start, found is not None and found.epoch == epoch and found.async_flush)
+        if async_flush and found is not None and found.epoch == epoch:
+            found = attrs.evolve(found, async_flush=True)
         if found != self.of_log:
             self._write(self.known, self.own, found)
 
@@ -254,9 +263,11 @@ class Epochs:
             ) from None
 
     def _write(self, known: Epoch, own: Epoch | None, of_log: LogEpoch | None, lacks_before: int | None = None) -> None:
-        said: dict[str, object] = {"known": str(known), "own": None if own is None else str(own)}
+        said: dict[str, Any] = {"known": str(known), "own": None if own is None else str(own)}
         if of_log is not None:
             said["log"] = {"epoch": str(of_log.epoch), "start": of_log.start}
+            if of_log.async_flush:
+                said["log"]["asyncFlush"] = True
         if self.master_role:
             said["masterRole"] = self.master_role
         if self.slave_number is not None:

@@ -298,7 +298,10 @@ class Slave:
         while True:
             self._check_epoch()
             self._reported = self._broker.store.dispatched
-            self._epochs.log_follows(self._following, self._comparison.epoch_start, self._reported)
+            self._epochs.log_follows(
+                self._following, self._comparison.epoch_start, self._reported,
+                async_flush=not self._comparison.master_flushes,
+            )  # fmt: skip
             self.lag_s()
             await stream.send([REPORT.pack(self._reported)])
             with trio.move_on_after(self._config.heartbeat):

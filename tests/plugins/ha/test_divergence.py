@@ -60,14 +60,17 @@ async def test_a_divergent_tail_is_truncated_and_saved(pair: Any, masters: list[
     assert kept.read_bytes() == log[common:].rstrip(b"\0")
 
 
-async def lose_last_messages(pair: Any, flush: str) -> None:
-    """A slave with 20 messages, and its master's store with 10 of them, as after a power cut of the master."""
+async def lose_last_messages(pair: Any, flush: str, before_cut: str = "") -> None:
+    """A slave with 20 messages, and its master's store with 10 of them, as after a power cut of the master.
+
+    ``before_cut``: the flush mode in which the master has accepted the others, if it is another one.
+    """
     master_home, before = pair.root / "master", pair.root / "before"
     async with pair.master(**{"plugin.flush.mode": flush}) as master, pair.slave(master) as slave:
         await pair.send(master, *[b"early"] * 10)
         await pair.until(lambda: slave.store.dispatched == master.log.end)
     shutil.copytree(master_home, before)
-    async with pair.master(**{"plugin.flush.mode": flush}) as master, pair.slave(master) as slave:
+    async with pair.master(**{"plugin.flush.mode": before_cut or flush}) as master, pair.slave(master) as slave:
         await pair.send(master, *[b"late"] * 10)
         await pair.until(lambda: slave.store.dispatched == master.log.end)
     shutil.rmtree(master_home)
@@ -98,6 +101,23 @@ async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
             await pair.until(lambda: deposed.restarting or deposed.log.end == promoted.log.end)
         async with pair.slave(promoted, home="master") as deposed:
             await pair.until(lambda: deposed.log.end == promoted.log.end)
+
+
+@pytest.mark.parametrize(("flush", "before_cut"), [("sync", "async"), ("async", "sync")])
+async def test_a_slave_keeps_what_its_master_has_lost_if_the_flush_was_asynchronous_at_any_time(
+    pair: Any, flush: str, before_cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the power cut the master is restarted with synchronous flush."""
+    monkeypatch.setattr(slave_module, "SETTLE_S", 0.2)
+    await lose_last_messages(pair, flush, before_cut)
+    async with pair.master(**{"plugin.flush.mode": "sync"}) as master:
+        with structlog.testing.capture_logs() as logs:
+            async with pair.slave(master) as slave:
+                await pair.until(lambda: any(entry["event"] == "master_not_connected" for entry in logs), timeout=60)
+                assert not slave.restarting
+                assert slave.queues.get("T", 0).max_offset == 20
+        reason = next(entry["reason"] for entry in logs if entry["event"] == "master_not_connected")
+        assert "whose flush is or was asynchronous, has lost" in reason
 
 
 async def test_a_slave_loses_what_a_master_with_synchronous_flush_has_not_acknowledged(pair: Any) -> None:

@@ -194,6 +194,21 @@ def test_a_note_that_could_not_be_stored_is_stored_with_the_next_attempt() -> No
     assert disk.start().lacks_before == 800
 
 
+def test_an_asynchronous_flush_of_the_master_is_noted_until_the_epoch_of_the_log_changes() -> None:
+    disk = Disk()
+    epochs = disk.start_slave()
+    epochs.log_follows(ONE, 1000, 500, async_flush=True)
+    assert epochs.of_log == BEFORE_PROMOTIONS, "the records so far are of an earlier epoch"
+    epochs.log_follows(ONE, 1000, 1000, async_flush=True)
+    assert disk.start().of_log == LogEpoch(ONE, 1000, async_flush=True)
+    epochs = disk.start()
+    epochs.log_follows(ONE, 1000, 1500)
+    epochs = disk.start()
+    assert epochs.of_log == LogEpoch(ONE, 1000, async_flush=True), "it has acknowledged records before"
+    epochs.log_follows(TWO, 1400, 1500)
+    assert disk.start().of_log == LogEpoch(TWO, 1400)
+
+
 async def fence(broker: Broker) -> dict[str, str]:
     """The response to the first step of a promotion."""
     async with open_channel(broker.address) as channel:
