@@ -96,7 +96,7 @@ class Comparison:
         """
         self.epoch, self.epoch_start, self.master_start = self._epochs.known, None, None
         if not address:
-            if not self._broker.log.end:
+            if not self._broker.log.end and not self._epochs.known.number:
                 return
             raise Unlike(
                 "the master's address for clients is unknown, so that records cannot be compared: "

@@ -56,9 +56,9 @@ class HaConfig:
     listen: str = address("", optional=True, any_port=True)
     """Master: the address for slaves; empty: the broker's address with its port plus one, as in RocketMQ."""
     master: str = address("", optional=True, rocketmq="haMasterAddress")
-    """Slave: the master's address for slaves; empty: from the nameserver."""
+    """Slave: the master's address for slaves. Without ``master_broker`` until a nameserver reports a master."""
     master_broker: str = address("", optional=True)
-    """Slave: the master's address for clients; empty: from the nameserver."""
+    """Slave: the master's address for clients. Without ``master`` until a nameserver reports a master."""
     sync_slaves: int = number(1, 1, 16)
     """How many slaves must have a message before a ``sync_master`` acknowledges it."""
     sync_timeout: float = duration("3s", minimum="10ms", maximum="5m", rocketmq="slaveTimeout")

@@ -1,4 +1,8 @@
-"""The address of a slave's master, from the configuration or from the nameservers."""
+"""The two addresses of a slave's master, both from the configuration or both from the nameservers.
+
+The slave compares its log with the broker at the one address, and then follows the broker at the other one. They must
+be of one broker: otherwise the slave would compare with a promoted master, and acknowledge to the deposed one.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,20 @@ log = structlog.get_logger("gantrymq.ha")
 
 
 class MasterAddress:
-    """The master's two addresses, ``host:port``: for slaves and for clients."""
+    """The master's two addresses, ``host:port``: for slaves and for clients.
+
+    Configured addresses are fixed if there are both. A single one is valid until a nameserver reports a master.
+    """
 
     def __init__(self, own_address: str, ha: str, broker: str) -> None:
         self._own = own_address
-        self._fixed_ha = bool(ha)
-        self._fixed_broker = bool(broker)
+        self._is_fixed = bool(ha and broker)
+        self._configured = ha, broker
         self._ha = ha
         self._broker = broker
         self._known = trio.Event()
         self.changed: Callable[[], None] = lambda: None
-        """Called when the master's address for slaves has changed."""
+        """Called when the master has changed."""
         if ha:
             self._known.set()
 
@@ -31,18 +38,29 @@ class MasterAddress:
         return self._broker
 
     def master_is(self, broker: str, ha: str) -> None:
-        """Record the addresses that a nameserver reported; empty if it does not know a master."""
+        """Record the addresses that a nameserver or the master reported; empty if it does not know a master."""
         if broker == self._own:
             log.error("slave_is_its_own_master", address=broker)
             return
-        if broker and not self._fixed_broker and broker != self._broker:
+        if self._is_fixed or not broker or not ha or (broker, ha) == (self._broker, self._ha):
+            return
+        if broker != self._broker:
             log.info("master_found", address=broker)
-            self._broker = broker
-        if ha and not self._fixed_ha and ha != self._ha:
+        if ha != self._ha:
             log.info("replication_address_found", address=ha)
-            self._ha = ha
-            self._known.set()
-            self.changed()
+        self._warn_of_configured(broker, ha)
+        self._broker, self._ha = broker, ha
+        self._known.set()
+        self.changed()
+
+    def _warn_of_configured(self, broker: str, ha: str) -> None:
+        """Log once that a single configured address does not apply, if it differs from the reported one."""
+        (configured_ha, configured_broker), self._configured = self._configured, ("", "")
+        if configured_ha not in ("", ha) or configured_broker not in ("", broker):
+            log.warning(
+                "configured_master_ignored", configured=configured_ha or configured_broker, broker=broker, ha=ha,
+                action="set both plugin.ha.master and plugin.ha.master_broker, or none of them",
+            )  # fmt: skip
 
     async def ha_address(self) -> str:
         """Wait until the master's address for slaves is known; returns it."""
