@@ -315,11 +315,18 @@ class LiveSettings(Protocol):
         (code 1) if a plugin refuses a value; sections before it have changed.
         """
 
-    def allow(self, section: str, current: S, keys: Collection[str], change: Callable[[S], None]) -> None:
+    def allow(
+        self,
+        section: str,
+        current: S,
+        keys: Collection[str],
+        change: Callable[[S], None],
+        check: Callable[[S], Awaitable[None]] | None = None,
+    ) -> None:
         """They may change these ``keys`` of the section (``plugin.topics``), whose values are ``current`` (attrs).
 
         A change is validated like a value in the file; ``change`` then applies the section's new values, or refuses
-        them with a ``RemoteFault``.
+        them with a ``RemoteFault``. Before that, a request waits for ``check``, which may refuse them too.
         """
 
 

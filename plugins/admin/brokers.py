@@ -45,8 +45,9 @@ class BrokerAdmin:
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
         }
 
-    def update_config(self, request: Request) -> Command:
+    async def update_config(self, request: Request) -> Command:
         """Answer 25. Keys that are not on the allow list are refused; RocketMQ ignores unknown keys."""
+        await self._settings.check(request.command.body)
         self._settings.update(request.command.body)
         return request.command.answer(ResponseCode.SUCCESS)
 

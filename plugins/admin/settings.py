@@ -6,7 +6,7 @@ the file; all changes of a request take effect or none, and they are kept for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import attrs
@@ -48,6 +48,7 @@ class _Live:
     current: Any
     keys: Collection[str]
     change: Callable[[Any], None]
+    check: Callable[[Any], Awaitable[None]] | None = None
 
 
 class ChangeableSettings:
@@ -60,9 +61,17 @@ class ChangeableSettings:
         self._overrides = Overrides(broker.env, broker.root)
         self.version = DataVersion()
 
-    def allow(self, section: str, current: T, keys: Collection[str], change: Callable[[T], None]) -> None:
-        """Put ``keys`` of ``section`` (``plugin.topics``) on the list; ``change`` gets the section's new values."""
-        self._live[section] = _Live(current, frozenset(keys), change)
+    def allow(
+        self,
+        section: str,
+        current: T,
+        keys: Collection[str],
+        change: Callable[[T], None],
+        check: Callable[[T], Awaitable[None]] | None = None,
+    ) -> None:
+        """Put ``keys`` of ``section`` (``plugin.topics``) on the list; ``change`` gets the section's new values, and so
+        does ``check`` before a request changes them."""
+        self._live[section] = _Live(current, frozenset(keys), change, check)
 
     def text(self) -> bytes:
         """Return all settings as properties: by RocketMQ's names and, with their section, by our own."""
@@ -81,6 +90,22 @@ class ChangeableSettings:
         :class:`RemoteFault` (code 1) names the key that cannot be changed, or the invalid value; then nothing has
         changed.
         """
+        changes = self._changes_in(body)
+        names = self._apply(changes)
+        if names:
+            self._keep(changes)
+        return names
+
+    async def check(self, body: bytes) -> None:
+        """Wait for the checks of the plugins whose settings are in ``body``. :class:`RemoteFault` as for
+        :meth:`update`, or if a plugin refuses the change."""
+        for section, values in self._changes_in(body).items():
+            live = self._live[section]
+            if live.check is not None:
+                await live.check(attrs.evolve(live.current, **values))
+
+    def _changes_in(self, body: bytes) -> dict[str, dict[str, object]]:
+        """Return the validated values in ``body`` by section and key."""
         if len(body) > BODY_BYTES_MAX:
             raise _fault(f"a configuration of {len(body)} bytes, {BODY_BYTES_MAX} are taken")
         try:
@@ -91,10 +116,7 @@ class ChangeableSettings:
         for name, value in given.items():
             section, key = self._place(name)
             changes.setdefault(section, {})[key] = self._read(section, key, name, value.strip())
-        names = self._apply(changes)
-        if names:
-            self._keep(changes)
-        return names
+        return changes
 
     def reload(self, config: Config) -> tuple[list[str], list[str]]:
         """Apply the settings of ``config`` that differ and may change now; returns their names, and those of the rest.

@@ -38,16 +38,17 @@ from gantrymq.plugins.ha.compare import cut_as_planned, discard_planned_cut
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
 from gantrymq.plugins.ha.deposed import become_slave
-from gantrymq.plugins.ha.epochs import Epochs
+from gantrymq.plugins.ha.epochs import Epochs, start_as_slave
 from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
 from gantrymq.plugins.ha.file_check import check_cut, check_epochs
+from gantrymq.plugins.ha.find import find_live_master
 from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.lease import Lease
 from gantrymq.plugins.ha.master import Master
 from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.ha.matches import MatchRequests
 from gantrymq.plugins.ha.metrics import report_master, report_slave
-from gantrymq.plugins.ha.role import change_number, fixed_number, origin_of
+from gantrymq.plugins.ha.role import change_number, fixed_number, origin_of, refuse_beside_master
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
@@ -55,7 +56,7 @@ from gantrymq.plugins.ha.tickets import Tickets
 from gantrymq.plugins.ha.timer_progress import TimerReports
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.interfaces import Encryption, Health, LiveSettings, Replication
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, LOG_EPOCH_KEY, LOG_LACKS_KEY, Epoch
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
@@ -87,6 +88,8 @@ class HaPlugin:
         self.master: Master | None = None
         self.slave: Slave | None = None
         self.copies = Copies(lambda: None)
+        self._is_alone = False
+        """Whether no master answered a moment ago, for the change of the id that follows."""
 
     @property
     def ha_address(self) -> str:
@@ -115,6 +118,8 @@ class HaPlugin:
     @property
     def refusal(self) -> str:
         """Why this master refuses messages now; empty if it accepts them."""
+        if self._epochs.is_undecided:
+            return "this broker starts as the master, and its epoch has not begun yet"
         return self._epochs.fenced or (self._lease.refusal if self._config.refuse_without_lease else "")
 
     @property
@@ -167,9 +172,12 @@ class HaPlugin:
             self._epochs.begin_as_slave()
         else:
             origin, source = origin_of(broker, "broker", "id")
-            self._epochs.begin_as_master(source if origin == "override" else "")
+            number_from = source if origin == "override" else ""
+            self._epochs.begin_as_master(number_from)
             if self._epochs.fenced:
                 broker.before_listening.append(partial(self._return, broker))
+            elif self._epochs.is_undecided:
+                broker.before_listening.append(partial(self._begin_epoch, broker, number_from))
             discard_planned_cut(broker)
             self._config = section = self._with_role(broker, section)
         broker.registry.provide(Replication, self)
@@ -209,6 +217,20 @@ class HaPlugin:
         except RemoteFault as fault:
             raise StartError(f"a deposed broker cannot start again as a slave: {fault.remark}") from None
 
+    async def _begin_epoch(self, broker: Broker, number_from: str) -> None:
+        """Begin the epoch of a former slave that starts as a master; :class:`StartError` if a master of its name
+        answers."""
+        master = await find_live_master(broker, self._config.master_broker, self._epochs.known)
+        if not master:
+            self._epochs.begin(self._epochs.next())
+            self._epochs.log_recovered(broker.log.end, is_master=True)
+            return
+        raise StartError(
+            f"this broker was a slave, and the master of {broker.name!r}, {master}, answers: both would accept "
+            f"messages. {start_as_slave(number_from)}; to make it the master, stop that "
+            f"one and run `gantrymq cluster promote {broker.name}`"
+        )
+
     @hookimpl
     def register_ack_gates(self, broker: Broker) -> list[AckGate]:
         """Return, on a master, the gate that closes when it is fenced or has no lease; on a ``sync_master`` also the
@@ -240,7 +262,8 @@ class HaPlugin:
         """Return the tasks of a master, or those of a slave."""
         live = broker.registry.find(LiveSettings)
         if live is not None:
-            live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
+            renumber, check = partial(self._renumber, broker), partial(self._check_number, broker)
+            live.allow("broker", broker.config.broker, ("id",), renumber, check)
             live.allow("plugin.ha", self._config, (), lambda _: None)  # shows the role in force to administrators
         health = broker.registry.find(Health)
         roles = BackgroundTask("ha roles", self._roles.run)
@@ -267,8 +290,20 @@ class HaPlugin:
             BackgroundTask("ha timer", timer.run), roles,
         ]  # fmt: skip
 
+    async def _check_number(self, broker: Broker, changed: BrokerConfig) -> None:
+        """Before a request makes this slave the master: :class:`RemoteFault` if a master of its name answers."""
+        if broker.broker_id and changed.id == 0:
+            refuse_beside_master(await find_live_master(broker, self._config.master_broker, self._epochs.known))
+            self._is_alone = True
+
     def _renumber(self, broker: Broker, changed: BrokerConfig) -> None:
-        promoted = self._roles.promoted
+        promoted, is_alone, self._is_alone = self._roles.promoted, self._is_alone, False
+        if broker.broker_id and changed.id == 0 and promoted is None and not is_alone:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                "broker.id = 0 would promote this slave without a look for its master: run `gantrymq cluster promote`, "
+                "or stop the broker and start it again",
+            )
         master_at = "" if self.slave is None or promoted is not None else self.slave.connected_to
         if change_number(broker, changed.id, master_at) and changed.id == 0:
             self._epochs.begin(promoted or self._epochs.next(), broker.broker_id)

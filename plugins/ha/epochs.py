@@ -79,6 +79,13 @@ def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Ro
     )
 
 
+def start_as_slave(number_from: str) -> str:
+    """Return the advice to start a broker as a slave. ``number_from`` is the file in which a promotion stored its id,
+    empty if none did."""
+    where = f"; a promotion stored id = 0 in {number_from}: write a free number there" if number_from else ""
+    return f"Start this one as a slave (broker.id above 0{where})"
+
+
 class Epochs:
     """The epochs of this broker: ``known`` is the highest known, ``own`` the one of which it is or was the master."""
 
@@ -100,15 +107,19 @@ class Epochs:
         complete."""
         self.returns = False
         """Whether the broker becomes a slave again automatically when it is fenced."""
+        self.is_undecided = False
+        """Whether this broker, a slave before, starts as a master and its epoch has not begun: it accepts nothing."""
         self._is_new = not env.exists(self._path)
         self._raised = trio.lowlevel.ParkingLot()
+        self._decided = trio.lowlevel.ParkingLot()
         self.fenced = ""
         """Why this master is fenced; empty if it is not."""
         if not self._is_new:
             self._read()
 
     def begin_as_master(self, number_from: str = "") -> None:
-        """Start as a master. If the broker was a slave before, this is a promotion and begins an epoch.
+        """Start as a master. If the broker was a slave before, this is a promotion: :attr:`is_undecided` is set until
+        :meth:`begin` is called.
 
         If another broker was promoted since this one was the master, it is fenced if it :attr:`returns`, otherwise
         :class:`StartError`. ``number_from`` is the file in which a promotion stored the id, if one did.
@@ -117,16 +128,15 @@ class Epochs:
         if self._is_new:
             self._write(FIRST, FIRST, self.of_log)
         elif self.own is None:
-            self.begin(self.next())
+            self.is_undecided = True
         elif self.known.contradicts(self.own):
             reason = f"this broker was the master of epoch {self.own}, and epoch {self.known} has begun since"
             if self.returns:
                 self.fenced = reason
                 return
-            where = f"; a promotion stored id = 0 in {number_from}: write a free number there" if number_from else ""
             raise StartError(
-                f"{reason}: another broker is the master. Start this one as a slave (broker.id above 0{where}); to make"
-                " it the master again, run `gantrymq cluster promote` afterwards"
+                f"{reason}: another broker is the master. {start_as_slave(number_from)}; to make it the master again, "
+                "run `gantrymq cluster promote` afterwards"
             )
 
     def begin_as_slave(self) -> None:
@@ -146,6 +156,8 @@ class Epochs:
         self.slave_number = slave_number or self.slave_number
         log.warning("epoch_began", epoch=str(epoch), before=str(self.known))
         self._write(epoch, epoch, self.of_log)
+        self.is_undecided = False
+        self._decided.unpark_all()
 
     def learn(self, epoch: Epoch, source: str, *, is_master: bool) -> bool:
         """Record that ``source`` reported ``epoch``. Returns whether it is new. Fences a master of a lower epoch."""
@@ -246,6 +258,11 @@ class Epochs:
         """Return when this master is fenced."""
         while not self.fenced:
             await self._raised.park()
+
+    async def wait_decided(self) -> None:
+        """Return when this master's epoch has begun; at once unless it :attr:`is_undecided`."""
+        while self.is_undecided:
+            await self._decided.park()
 
     async def wait_raised(self, epoch: Epoch) -> None:
         """Return when an epoch above ``epoch`` is known."""

@@ -83,8 +83,9 @@ class Master:
 
     async def run(self) -> None:
         """Serve until cancelled; then send slaves the rest of the log and release the address."""
-        log.info("waiting_for_slaves", address=self.address)
         with contextlib.closing(self._listener):
+            await self._epochs.wait_decided()  # a slave must not acknowledge to a master without an epoch
+            log.info("waiting_for_slaves", address=self.address)
             self._listener.listen(64)
             async with trio.open_nursery() as nursery:
                 serving = trio.CancelScope(shield=True)

@@ -31,11 +31,17 @@ def change_number(broker: Broker, wanted: int, master_at: str) -> bool:
     reason = fixed_number(broker)
     if reason:
         raise _refused(reason)
-    if wanted == 0 and master_at:
-        raise _refused(f"the current master is {master_at}: stop it first, or both would accept messages")
+    if wanted == 0:
+        refuse_beside_master(master_at)
     log.warning("role_changed", number=broker.broker_id, wanted=wanted)
     broker.restart()
     return True
+
+
+def refuse_beside_master(master: str) -> None:
+    """Raise :class:`RemoteFault` if there is a ``master``, a text that names it; empty for none."""
+    if master:
+        raise _refused(f"the current master is {master}: stop it first, or both would accept messages")
 
 
 def fixed_number(broker: Broker) -> str:
