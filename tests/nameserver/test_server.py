@@ -294,7 +294,7 @@ class TestUnreadLimit:
         assert [(each["log_level"], each["peer"]) for each in closed] == [("warning", "memory")]
         assert len(server.connections) == 5 + 1, "one of the two was enough"
 
-    async def test_what_was_read_does_not_count(self, server: NameServer, stall: Any) -> None:
+    async def test_responses_that_peers_have_read_do_not_count(self, server: NameServer, stall: Any) -> None:
         self.add_topics(server, "a", 100)
         for _ in range(10):
             peer = await stall()
