@@ -141,8 +141,8 @@ def backup(target: str, config: str | None, data: str | None, full: bool, keep: 
 def backups(target: str, as_json: bool) -> None:
     """List the backups in a folder or at a URL."""
     from gantrymq.cli.tables import print_rows
+    from gantrymq.maintenance.backup_manifest import list_backups, read_backup
     from gantrymq.maintenance.backup_targets import open_target
-    from gantrymq.maintenance.store_backup import list_backups, read_backup
 
     place = open_target(target)
     rows = []
@@ -164,7 +164,7 @@ def restore(target: str, config: str | None, data: str | None, name: str | None,
     """Restore a backup into a new folder (--data) and build its queues. The broker builds the index when it starts."""
     from gantrymq.kernel.env.system import SystemEnv
     from gantrymq.maintenance.backup_targets import open_target
-    from gantrymq.maintenance.store_backup import restore as run
+    from gantrymq.maintenance.store_restore import restore as run
 
     loaded = load(ConfigFlags(config=config, data=data))
     root = loaded.config.broker.data

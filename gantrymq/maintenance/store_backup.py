@@ -1,4 +1,4 @@
-"""Back up a store while its broker runs, and restore it.
+"""Back up a store while its broker runs.
 
 A backup is a manifest and the objects that it names: ranges of the log, and the state files. A later backup to the same
 place adds only the bytes that the log has grown by. Queues and index are derived from the log, so a restore builds
@@ -17,10 +17,9 @@ deletes its objects, which nobody else can need.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -29,98 +28,42 @@ import attrs
 from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import Stop
-from gantrymq.kernel.store.log.record import TOPIC_PATTERN
 from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import Segments, read_around, read_blocks
-from gantrymq.kernel.store.queues.table import TagCodeRule
-from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.store.recovery.quarantine import QuarantineList
 from gantrymq.kernel.store.recovery.salvage import find_record
-from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE, StoreConfig
+from gantrymq.kernel.store.store import StoreConfig
+from gantrymq.maintenance.backup_manifest import (
+    OBJECT_BYTES,
+    STATE_MAX_BYTES,
+    Manifest,
+    Piece,
+    is_state,
+    list_backups,
+    read_backup,
+    read_manifest,
+)
 from gantrymq.maintenance.backup_targets import Target
 from gantrymq.maintenance.store_files import (
-    UNIT,
     FileProblem,
     OpenedFiles,
     QueueEnd,
     find_queues,
-    is_queue_id,
     log_runs,
     queue_ends,
     read_state,
 )
-from gantrymq.maintenance.store_repair import build_queues, queue_units
+from gantrymq.maintenance.store_repair import queue_units
 
-VERSION: Final = 1
-OBJECT_BYTES: Final = 64 * 1024 * 1024
-"""The most bytes of the log in one object."""
-STATE_MAX_BYTES: Final = 256 * 1024 * 1024
-"""A larger state file is refused: brokers write none of this size."""
-MANIFEST_MAX_BYTES: Final = 256 * 1024 * 1024
-_DERIVED: Final = frozenset(
-    {"lock", "abort", "checkpoint", "gantrymq.watermark", "gantrymq.index", "gantrymq.reserve", "gantrymq.transaction",
-     "timerwheel", RESTORING}
-)  # fmt: skip
-"""Files that describe others, which a restore or the next start builds again. ``config/timercheck`` stays: with it and
-without the timer's log, the broker rebuilds the timer from its queue and delivers nothing twice."""
 _ROWS: Final = 4096
-_QUEUE_END_MAX: Final = 2**63 // UNIT
-_OBJECT: Final = re.compile(r"(log/\d{20}-[0-9a-f]{16}|state/[0-9a-f]{64})(-[0-9a-f]{8})?")
-"""The names of objects; a manifest comes from outside and must not name files elsewhere."""
-
-
 RUNNING: Final = "running"
 """The folder in which backups that run are registered."""
 REFRESH_MS: Final = 60_000
 """How often a run renews its registration, at least after each object."""
 DEAD_AFTER_MS: Final = 3_600_000
 """A run whose registration is older was killed. The clocks of two machines may differ by less."""
-_RUN: Final = re.compile(r"[0-9a-f]{8}")
 _TIME: Final = re.compile(rb"[0-9]{13}")
 """A time in ms in a registration, which has 13 digits until the year 2286; a part of it has fewer."""
-
-
-class BadBackup(StartError):
-    """The backup is incomplete, or its bytes are not those that were written."""
-
-
-@attrs.frozen
-class Piece:
-    """An object. ``offset``: its place in the log; -1 for a state file, which has a ``path`` in the store instead."""
-
-    name: str
-    size: int
-    sha256: str
-    offset: int = -1
-    path: str = ""
-
-
-@attrs.frozen
-class Manifest:
-    """One backup. Offsets and sizes are bytes of the log, times ms since 1970.
-
-    ``queues``: where the queues ended.
-    """
-
-    created: int
-    file_bytes: int
-    queue_units: int
-    start: int
-    end: int
-    last_timestamp: int
-    log: tuple[Piece, ...]
-    state: tuple[Piece, ...]
-    run: str = ""
-    queues: tuple[QueueEnd, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The name of the backup; names are in the order of their times."""
-        return f"{self.created:014d}-{self.run}" if self.run else f"{self.created:014d}"
-
-    def encode(self) -> bytes:
-        """The manifest's object."""
-        return json.dumps({"version": VERSION, **attrs.asdict(self)}, indent=1).encode()
 
 
 @attrs.frozen
@@ -137,72 +80,6 @@ class BackupReport:
     copied_state_bytes: int
     objects: int
     deletion_deferred: bool = False
-
-
-def decode_manifest(data: bytes) -> Manifest:
-    """:class:`BadBackup` for anything that is not a manifest of this version."""
-    try:
-        tree = json.loads(data)
-        if tree.pop("version") != VERSION:
-            raise ValueError("another version")
-        tree["log"] = tuple(Piece(**piece) for piece in tree["log"])
-        tree["state"] = tuple(Piece(**piece) for piece in tree["state"])
-        tree["queues"] = tuple(_queue_end(*each) for each in tree.get("queues", ()))
-        found = Manifest(**tree)
-        position = found.start
-        for piece in found.log:
-            if piece.offset != position or piece.size <= 0:
-                raise ValueError(f"the log has no piece at {position}")
-            position += piece.size
-        if position != found.end or found.file_bytes <= 0 or found.queue_units <= 0:
-            raise ValueError(f"the log ends at {position}, not at {found.end}")
-        if not isinstance(found.created, int) or (found.run and not _RUN.fullmatch(found.run)):
-            raise ValueError(f"its name {found.created}-{found.run} is not that of a backup")
-        for piece in found.state:
-            if not _is_state(piece.path):
-                raise ValueError(f"{piece.path!r} is no state file")
-        for piece in (*found.log, *found.state):
-            if not _OBJECT.fullmatch(piece.name):
-                raise ValueError(f"{piece.name!r} is no object of a backup")
-            if not 0 <= piece.size <= (OBJECT_BYTES if piece.offset >= 0 else STATE_MAX_BYTES):
-                raise ValueError(f"{piece.name} cannot have {piece.size} bytes")
-        return found
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise BadBackup(f"not a backup that this version can read: {error}") from None
-
-
-def _queue_end(topic: str, queue_id: int, end: int) -> QueueEnd:
-    if not TOPIC_PATTERN.fullmatch(topic) or not is_queue_id(str(queue_id)) or not 0 < end < _QUEUE_END_MAX:
-        raise ValueError(f"{topic!r} can have no queue {queue_id} that ends at {end}")
-    return topic, queue_id, int(end)
-
-
-def list_backups(target: Target) -> list[str]:
-    """The names of the complete backups, oldest first."""
-    return [name.removesuffix(".json") for name in target.names("backups") if name.endswith(".json")]
-
-
-def read_backup(target: Target, name: str | None = None) -> Manifest:
-    """The manifest of a backup, by default the newest. :class:`BadBackup` if there is none, or it is too large."""
-    while True:
-        names = list_backups(target)
-        if not names or (name is not None and name not in names):
-            wanted = "no backup" if name is None else f"no backup {name}"
-            raise BadBackup(f"there is {wanted} here; complete backups: {', '.join(names) or 'none'}")
-        try:
-            return _read_manifest(target, name or names[-1])
-        except FileNotFoundError:
-            continue  # a run deleted it after it was listed
-
-
-def _read_manifest(target: Target, name: str) -> Manifest:
-    data = target.read(f"backups/{name}.json", MANIFEST_MAX_BYTES)
-    if len(data) > MANIFEST_MAX_BYTES:
-        raise BadBackup(f"the manifest has more than {MANIFEST_MAX_BYTES} bytes, so no broker's backup wrote it")
-    return decode_manifest(data)
-
-
-# ------------------------------------------------------------------------------------------------------------- backup
 
 
 def back_up(
@@ -399,13 +276,8 @@ def _state_files(env: Env, root: str, folder: str = "") -> Iterator[str]:
         if env.is_dir(f"{root}/{path}"):
             if path == "config" or folder:
                 yield from _state_files(env, root, path)
-        elif _is_state(path) and not name.endswith(".tmp"):
+        elif is_state(path) and not name.endswith(".tmp"):
             yield path
-
-
-def _is_state(path: str) -> bool:
-    parts = path.split("/")
-    return (parts[0] == "config" or len(parts) == 1) and path not in _DERIVED and not {"", ".", ".."} & set(parts)
 
 
 def _open_log(env: Env, root: str, stack: ExitStack) -> Segments:
@@ -588,91 +460,8 @@ def _needed_objects(target: Target) -> set[str]:
         needed: set[str] = set()
         try:
             for name in list_backups(target):
-                manifest = _read_manifest(target, name)
+                manifest = read_manifest(target, name)
                 needed |= {piece.name for piece in (*manifest.log, *manifest.state)}
             return needed
         except FileNotFoundError:
             continue  # a run that started meanwhile deleted it; a newer manifest, not yet listed, has its objects
-
-
-# ------------------------------------------------------------------------------------------------------------ restore
-
-
-def restore(
-    env: Env,
-    target: Target,
-    root: str,
-    *,
-    name: str | None = None,
-    rules: Mapping[str, TagCodeRule] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Manifest:
-    """Restore a backup, by default the newest, into the new or empty folder ``root``, and build its queues.
-
-    The result is the store of a broker that stopped cleanly; GantryMQ and RocketMQ 4.9 open it. ``rules``: the rules
-    for tag codes by topic. :class:`BadBackup` if bytes are missing or changed. After an error or a crash, brokers and
-    ``store check`` refuse the folder.
-    """
-    manifest = read_backup(target, name)
-    if env.exists(f"{root}/{RESTORING}"):
-        raise StartError(UNFINISHED_RESTORE.format(root=root))
-    if env.exists(root) and (not env.is_dir(root) or env.listdir(root)):
-        raise StartError(f"{root} is not empty: restore into a new folder (--data)")
-    env.mkdirs(root)
-    # from here to the last queue, neither a broker nor a check takes the folder for a whole store
-    env.open(f"{root}/{RESTORING}", create=True).close()
-    env.sync_dir(root)
-    env.mkdirs(f"{root}/commitlog")
-    total = manifest.end - manifest.start
-    file: File | None = None
-    base = -1
-    try:
-        for piece in manifest.log:
-            if piece.offset - piece.offset % manifest.file_bytes != base:
-                _finish(file)
-                base = piece.offset - piece.offset % manifest.file_bytes
-                file = env.open(f"{root}/commitlog/{base:020d}", create=True)
-                file.preallocate(manifest.file_bytes)
-            assert file is not None  # opened for the first piece
-            file.pwrite(_checked(target, piece), piece.offset - base)
-            progress(piece.offset + piece.size - manifest.start, total)
-    finally:
-        _finish(file)
-    env.sync_dir(f"{root}/commitlog")
-    for piece in manifest.state:
-        path = f"{root}/{piece.path}"
-        env.mkdirs(path.rpartition("/")[0])
-        env.replace(path, _checked(target, piece))
-    if manifest.log:
-        files = MarkFiles(env, root)
-        try:
-            files.save(Marks(manifest.end, manifest.start, 0, clean=False), manifest.last_timestamp, 0, 0)
-            files.save_start(manifest.start)
-        finally:
-            files.close()
-        env.open(f"{root}/abort", create=True).close()
-        env.sync_dir(root)
-    units, ends = manifest.queue_units, manifest.queues
-    try:
-        build_queues(env, root, manifest.end, rules or {}, units=units, is_restore=True, ends=ends)
-    except StartError as error:
-        raise BadBackup(str(error)) from None
-    env.unlink(f"{root}/{RESTORING}")
-    env.sync_dir(root)
-    return manifest
-
-
-def _finish(file: File | None) -> None:
-    if file is not None:
-        file.datasync()
-        file.close()
-
-
-def _checked(target: Target, piece: Piece) -> bytes:
-    try:
-        data = target.read(piece.name, piece.size)
-    except FileNotFoundError:
-        raise BadBackup(f"the object {piece.name} is missing") from None
-    if len(data) != piece.size or hashlib.sha256(data).hexdigest() != piece.sha256:
-        raise BadBackup(f"the object {piece.name} does not have the bytes that were written")
-    return data

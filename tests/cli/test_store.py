@@ -31,9 +31,11 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_repair
+from gantrymq.maintenance.backup_manifest import list_backups, read_backup
 from gantrymq.maintenance.backup_targets import FolderTarget, ObjectTarget, StorageFailed, Target, open_target
-from gantrymq.maintenance.store_backup import back_up, list_backups, read_backup, restore
+from gantrymq.maintenance.store_backup import back_up
 from gantrymq.maintenance.store_check import StoreCheck, StoreReport
+from gantrymq.maintenance.store_restore import restore
 from gantrymq.message import Message
 from gantrymq.plugins.index.layout import Shape
 from gantrymq.testing.harness import cluster_in_thread

@@ -17,7 +17,8 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.maintenance.backup_targets import FolderTarget
-from gantrymq.maintenance.store_backup import back_up, restore
+from gantrymq.maintenance.store_backup import back_up
+from gantrymq.maintenance.store_restore import restore
 from support.clients import ForeignClient, Sent, check_complete
 from support.content import content
 from support.foreign import Java, start_broker

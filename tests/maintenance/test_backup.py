@@ -15,11 +15,13 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.store import Store, StoreConfig
-from gantrymq.maintenance import store_backup
+from gantrymq.maintenance import store_backup, store_restore
+from gantrymq.maintenance.backup_manifest import BadBackup, decode_manifest, list_backups
 from gantrymq.maintenance.backup_targets import FolderTarget
-from gantrymq.maintenance.store_backup import BadBackup, back_up, decode_manifest, list_backups, restore
+from gantrymq.maintenance.store_backup import back_up
 from gantrymq.maintenance.store_check import StoreCheck, StoreReport
 from gantrymq.maintenance.store_repair import quarantine, repair
+from gantrymq.maintenance.store_restore import restore
 from gantrymq.plugins.index.layout import Shape
 from support.stores import log_records
 
@@ -235,7 +237,7 @@ def test_a_restore_that_ends_before_the_queues_are_built_leaves_a_folder_that_br
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store_backup, "build_queues", killed)
+    monkeypatch.setattr(store_restore, "build_queues", killed)
     with pytest.raises(KeyboardInterrupt):
         copy(expired)
     restored = expired.parent / "restored"
