@@ -28,7 +28,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.rare_warnings import RareWarnings
 
-log = structlog.get_logger("gantrymq.filters")
+log = structlog.get_logger("gantrymq.plugins")
 
 HOOK: Final = "register_filters"
 _RAISED: Final = (RemoteFault, LogPoisoned, PluginError, MemoryError)
