@@ -37,12 +37,12 @@ async def register(channel: Channel) -> None:
 
 
 @pytest.mark.trio
-async def test_a_client_gets_its_route_beside_hundreds_of_topic_list_queries(
+async def test_a_client_gets_its_route_beside_hundreds_of_queries_for_a_clusters_topics(
     nursery: trio.Nursery,
 ) -> None:
     server = NameServer(NameServerConfig(port=0))
     address = await nursery.start(server.serve)
-    handle = server.requests.handlers[RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER]
+    handle = server.requests.handlers[RequestCode.GET_TOPICS_BY_CLUSTER]
     answered = 0
     done = trio.Event()
 
@@ -53,9 +53,9 @@ async def test_a_client_gets_its_route_beside_hundreds_of_topic_list_queries(
             done.set()
         return await handle(request, connection)
 
-    server.requests.handlers[RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER] = counted
+    server.requests.handlers[RequestCode.GET_TOPICS_BY_CLUSTER] = counted
     # One way: there are no answers whose writing would give others a turn.
-    flood = encode(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, flag=ONEWAY_FLAG)) * REQUESTS
+    flood = encode(Command(RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "c"}, flag=ONEWAY_FLAG)) * REQUESTS
     async with open_channel(address) as client:
         await register(client)
         async with await trio.open_tcp_stream("127.0.0.1", int(address.rpartition(":")[2])) as attacker:
