@@ -36,12 +36,13 @@ COMPRESS_FROM_BYTES: Final = 4096
 COMPRESS_LEVEL: Final = 5
 _COMPRESS_IN_THREAD_BYTES: Final = 256 * 1024
 
-_STATUSES: Final[dict[int, SendStatus]] = {
+STATUSES: Final[dict[int, SendStatus]] = {
     ResponseCode.SUCCESS: SendStatus.OK,
     ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
 }
+"""The codes with which a broker says that a message is stored."""
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _ONLY_KEY_BYTES: Final = ONLY_KEY.encode()
@@ -160,7 +161,7 @@ class Outgoing:
 
     def stored(self, queue: MessageQueue, answer: Command, address: str) -> Stored:
         """What ``answer`` says of its messages; :class:`BrokerError` when the broker at ``address`` took none."""
-        status = _STATUSES.get(answer.code)
+        status = STATUSES.get(answer.code)
         if status is None:
             raise broker_error(answer, address)
         ext = answer.ext

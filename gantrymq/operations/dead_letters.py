@@ -11,9 +11,10 @@ import anyio
 import attrs
 
 from gantrymq.client.errors import BrokerError, NoRoute
+from gantrymq.client.outgoing import STATUSES
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID
 from gantrymq.message import Message
-from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.names import DLQ_PREFIX, dlq_topic, retry_topic
@@ -36,11 +37,6 @@ POSITION_GROUP: Final = "GANTRYMQ_REPLAY-"
 """The prefix of the group whose offsets record how far the dead letters of a group were sent again."""
 KEPT: Final = frozenset({KEYS, TAGS, UNIQ_KEY, ORIGIN_MESSAGE_ID})
 """Of the properties that the system sets, those that a dead letter keeps; :data:`RESERVED` has all of them."""
-
-_STORED: Final = frozenset(
-    {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT}
-)
-"""Codes of a message that is stored, but whose flush or replication was not confirmed in time."""
 
 
 @attrs.frozen
@@ -152,7 +148,7 @@ async def _sender_to_group(client: Client, group: str) -> Callable[[DeliveredRec
         try:
             await client.admin.request(masters[queue.broker_name], command)
         except BrokerError as error:
-            if error.code not in _STORED:  # otherwise sending it again would store it twice
+            if error.code not in STATUSES:  # otherwise sending it again would store it twice
                 raise
 
     return send

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.kernel.batch import AppendBatch, Source, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Source, Trait
 from gantrymq.kernel.processors import Request, take_each
 from gantrymq.plugins.interfaces import SendRules, TopicTable
 from gantrymq.remoting.codes import ResponseCode
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 RECALL_TAG = b"_RECALL_TAG_"
 _BORN_HOST_V6 = 0x10
-_LATE = frozenset({ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE})
-"""With these statuses the recall is stored too."""
 
 
 @attrs.frozen
@@ -97,7 +95,7 @@ class Recalls:
         common = {} if rules is None else rules.answer_fields  # clients trace recalls of brokers that name their region
         for row, (request, handle) in enumerate(batch.origins):
             status = batch.statuses[row]
-            if status == ResponseCode.SUCCESS or status in _LATE:
+            if status in STORED:
                 ext = {**RecallMessageResponse(msg_id=handle.unique_key).to_ext(), **common}
                 request.answer(ResponseCode.SUCCESS, None, ext)
             else:
