@@ -63,6 +63,7 @@ try:
     Flusher = flusher.Flusher
     dispatch_batch = requests.dispatch_batch
     delivery_columns = requests.delivery_columns
+    empty_buffer = memory.empty_buffer
     encode_rows = requests.encode_rows
     end_where_memory_ends = memory.end_where_memory_ends
     new_batch = requests.new_batch
@@ -91,6 +92,7 @@ __all__ = [
     "common_code",
     "delivery_columns",
     "dispatch_batch",
+    "empty_buffer",
     "encode_rows",
     "end_where_memory_ends",
     "new_batch",

@@ -1,11 +1,12 @@
 # cython: language_level=3
-"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_memory`: the process ends if it cannot allocate a small object.
+"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_memory`.
 
-Without memory for small objects any line can raise MemoryError, in trio and in Python's threads too. Then a wakeup of a
+The process ends if it cannot allocate a small object. Without memory for small objects any line can raise MemoryError, in trio and in Python's threads too. Then a wakeup of a
 task can be lost, and the process waits forever. Ending the process at the failed allocation needs no memory.
 """
 
 cdef extern from "Python.h":
+    bytearray PyByteArray_FromStringAndSize(const char* text, Py_ssize_t size)
     ctypedef enum PyMemAllocatorDomain:
         PYMEM_DOMAIN_RAW
     ctypedef struct PyMemAllocatorEx:
@@ -99,3 +100,10 @@ def end_where_memory_ends(bytes text):
         PyObject_SetArenaAllocator(&arena_hooks)
         installed = True
     last_length = len(text)
+
+
+def empty_buffer(Py_ssize_t size):
+    """See the plain twin."""
+    if size < 0:
+        raise ValueError(f"negative size: {size}")
+    return PyByteArray_FromStringAndSize(NULL, size)

@@ -147,11 +147,12 @@ class Connection:
         """Queue an encoded frame."""
         if self.closed:
             return
+        size = len(data)
         self.outbound.append(data)
-        self.outbound_bytes += len(data)
-        if len(data) > self.largest_answer:
-            self.largest_answer = len(data)
-        self._owner.touch(self, len(data))
+        self.outbound_bytes += size
+        if size > self.largest_answer:
+            self.largest_answer = size
+        self._owner.touch(self, size)
 
     def write(self) -> None:
         """Send as much waiting data as the socket accepts; :class:`OSError` if it is broken."""
@@ -211,7 +212,7 @@ class Connection:
 
     def is_congested(self) -> bool:
         """Return whether the peer should first read its data before it gets another large response."""
-        return self._owner.is_congested(self)
+        return self.outbound_bytes > 0 and self._owner.is_congested(self)
 
     @property
     def interest(self) -> int:

@@ -9,17 +9,21 @@ cdef extern from "Python.h":
     PyObject* new_bytes "PyBytes_FromStringAndSize"(const char* text, Py_ssize_t size) except NULL
     void release "Py_XDECREF"(PyObject* thing)
 
+cdef extern from *:
+    void prefetch "__builtin_prefetch"(const void* at) noexcept nogil
+
 cdef enum:
     COMMIT_OFFSET = 1
     WHICH_FILTER = 4  # the bit of a pull's sys flag that selects its filter
     WINDOWS = 256  # the most parts of the log for one response
-    KEPT_WINDOWS = 16  # the most windows that are kept for the next responses,
-    KEPT_WINDOW_BYTES = 1 << 16  # and their largest size: that of a block in kernel/store/log/windows.py
+    KEPT_WINDOWS = 64  # the most windows that are kept for the next responses; beyond it, the older half is closed
+    KEPT_WINDOW_BYTES = 1 << 16  # their largest size: that of a block in kernel/store/log/windows.py
     KEPT_CODES = 1 << 16  # the most cached tag codes of all filters together
     CODES_SORTED = 16  # from this number of tag codes on, a binary search finds a code
     KEPT_ENTRIES = 512  # entries that are read at once, for the following pulls
     KEPT_QUEUES = 64  # the most queues with such entries
     KEPT_FORMS = 64  # the most suggested brokers with cached forms of responses
+    PREFETCHED = 4  # how many records ahead of the one that is checked are loaded into the processor's cache
     SEND_BYTES = 1 << 17  # the size from which frames go to their connection, which may then be congested
 
 
@@ -171,18 +175,21 @@ cdef class PullAnswers:
 
         The bytes of an open log never change. :meth:`take_limits` closes windows with quarantined ranges.
         """
-        cdef int number
-        for number in range(self.window_count - 1, -1, -1):
-            if self.windows[number].length > KEPT_WINDOW_BYTES:
+        cdef int number, kept = 0, closed = max(0, self.window_count - KEPT_WINDOWS // 2)
+        if self.window_count <= KEPT_WINDOWS:
+            closed = 0
+        for number in range(self.window_count):
+            if number < closed or self.windows[number].length > KEPT_WINDOW_BYTES:
                 PyBuffer_Release(&self.buffers[number])
-                self.window_count -= 1
-                self.windows[number] = self.windows[self.window_count]
-                self.buffers[number] = self.buffers[self.window_count]
-        if self.window_count > KEPT_WINDOWS:
-            self.close_windows()
+                continue
+            if kept < number:
+                self.windows[kept] = self.windows[number]
+                self.buffers[kept] = self.buffers[number]
+            kept += 1
+        self.window_count = kept
 
-    cdef const uint8_t* bytes_at(self, int64_t at, int64_t size) except? NULL:
-        """The log's bytes at ``at``; NULL if the fallback has to read them."""
+    cdef const uint8_t* bytes_at(self, int64_t at, int64_t size, bint goes_on) except? NULL:
+        """The log's bytes at ``at``; NULL if the fallback has to read them. ``goes_on``: as for the reader's ``span``."""
         cdef int number
         cdef int64_t start
         cdef Window* window
@@ -197,7 +204,7 @@ cdef class PullAnswers:
                 return window.data + (at - window.start)
         if self.window_count == WINDOWS:
             return NULL  # no window may be closed, because the runs point into them
-        span = self.reader.span(at, size)
+        span = self.reader.span(at, size, goes_on)
         if span is None:
             return NULL
         start, data = span
@@ -209,6 +216,17 @@ cdef class PullAnswers:
         window.start, window.length = start, self.buffers[number].len
         window.data = <const uint8_t*>self.buffers[number].buf
         return window.data + (at - start)
+
+    cdef void prefetch_record(self, int64_t at) noexcept nogil:
+        """Load the head and the first bytes of the body of the record at ``at`` into the processor's cache, if it is in
+        the window that was used last."""
+        cdef Window* window = &self.windows[self.window_hit]
+        cdef const uint8_t* record
+        if self.window_hit < self.window_count and holds(window.start, window.length, at, 192):
+            record = window.data + (at - window.start)
+            prefetch(record)
+            prefetch(record + 64)
+            prefetch(record + 128)
 
     cdef bytes entries_of(self, object queue, int64_t offset, int64_t count, const uint8_t** entry):
         """Set ``entry`` to the entries from ``offset`` on. Returns their bytes, for at least ``count`` entries if the
@@ -319,9 +337,12 @@ cdef class PullAnswers:
         cdef Py_ssize_t number, found = 0, runs = 0
         cdef int64_t at, size, total = 0
         cdef const uint8_t* record
+        cdef Py_ssize_t ahead
+        cdef int window = -1
+        cdef bint goes_on
         scanned[0] = 0
-        if self.window_count == WINDOWS:
-            self.close_windows()
+        if self.window_count > WINDOWS // 2:
+            self.keep_windows()
         for number in range(count):
             at = <int64_t>get64(entry)
             size = <int32_t>get32(entry + 8)
@@ -333,7 +354,12 @@ cdef class PullAnswers:
                 continue
             if at < self.oldest or size < 88:
                 return -1
-            record = self.bytes_at(at, size)
+            goes_on = number + 1 < count and 0 < <int64_t>get64(entry + 20) - at < KEPT_WINDOW_BYTES
+            record = self.bytes_at(at, size, goes_on)
+            for ahead in range(PREFETCHED if window == self.window_hit else 1, PREFETCHED + 1):
+                if number + ahead < count:
+                    self.prefetch_record(<int64_t>get64(entry + 20 * ahead))
+            window = self.window_hit
             if record == NULL or not is_record(record, size, at) or not is_of(record, size, owner, number):
                 return -1
             if runs and self.runs[runs - 1].at + self.runs[runs - 1].size == record:

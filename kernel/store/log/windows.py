@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.fast import empty_buffer
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BadRecord, record_owner
 from gantrymq.kernel.store.log.scan import checked_size
@@ -47,8 +48,13 @@ class _Block:
     __slots__ = ("filled", "memory")
 
     def __init__(self, size: int) -> None:
-        self.memory = memoryview(bytearray(size))
+        self.memory = memoryview(empty_buffer(size))
         self.filled = 0
+
+    @property
+    def content(self) -> memoryview:
+        memory = self.memory
+        return memory if self.filled == len(memory) else memory[: self.filled]
 
 
 class LogWindows:
@@ -82,15 +88,16 @@ class LogWindows:
         except (OutOfLog, CorruptRange, BadRecord):
             return False
 
-    def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
+    def span(self, offset: int, size: int, goes_on: bool = False) -> tuple[int, memoryview] | None:
         """Return the part of the log that has these ``size`` bytes, as far as it is in memory, and its start.
 
         None if they are outside the log, in a damaged range, across the end of a file, or only on the disk. The part
-        does not change while it is referenced.
+        does not change while it is referenced. ``goes_on``: the caller needs data close behind it too, so the whole
+        block is read at once.
         """
         if size > BLOCK_BYTES and not self._has_size(offset, size):
             return None
-        return self._span(offset, size)
+        return self._span(offset, size, goes_on)
 
     def record(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
         """As :meth:`window`, for a record. ``OutOfLog`` if a large record has another size: it is then not read."""
@@ -105,14 +112,14 @@ class LogWindows:
         found = self._span(offset, 4)
         return found is not None and int.from_bytes(found[1][offset - found[0] :][:4], "big", signed=True) == size
 
-    def _span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
+    def _span(self, offset: int, size: int, goes_on: bool = False) -> tuple[int, memoryview] | None:
         log = self._log
         segment = log.segments.at(offset)
         written = log.written
         if segment is None or size < 0 or offset + size > min(segment.end, written):
             return None
         try:
-            found = self._find(segment, offset, size, written)
+            found = self._find(segment, offset, size, written, goes_on)
         except OSError:
             return None  # the slow path handles this
         if found is None or not log.quarantine:
@@ -163,17 +170,19 @@ class LogWindows:
                 segment.file.pread(min(_PIECE_BYTES, stop - at), at - segment.base)
         self._log.view(offset, size)
 
-    def _find(self, segment: Segment, offset: int, size: int, written: int) -> tuple[int, memoryview] | None:
+    def _find(
+        self, segment: Segment, offset: int, size: int, written: int, goes_on: bool
+    ) -> tuple[int, memoryview] | None:
         """As :meth:`span`, for a part within one file of the log."""
         start = offset - (offset - segment.base) % BLOCK_BYTES
         needed = offset + size - start
         if needed <= BLOCK_BYTES:
             block = self._blocks.get(start)
             if block is not None and needed <= block.filled:
-                return start, block.memory[: block.filled]
-            if block is not None or self._is_kept(start, written):
+                return start, block.content
+            if block is not None or goes_on or self._is_kept(start, written):
                 return self._fill(segment, start, block, needed, min(BLOCK_BYTES, segment.end - start), written)
-        memory = memoryview(bytearray(size))
+        memory = memoryview(empty_buffer(size))
         if segment.file.peek_into(memory, offset - segment.base) < size:
             return None
         return offset, memory
@@ -191,10 +200,13 @@ class LogWindows:
         self, segment: Segment, start: int, block: _Block | None, needed: int, size: int, written: int
     ) -> tuple[int, memoryview] | None:
         """Read what a block lacks."""
+        end = min(size, written - start)
         if block is None:
             block = _Block(size)
-        end = min(size, written - start)
-        block.filled += segment.file.peek_into(block.memory[block.filled : end], start + block.filled - segment.base)
+            into = block.memory if end == size else block.memory[:end]
+        else:
+            into = block.memory[block.filled : end]
+        block.filled += segment.file.peek_into(into, start + block.filled - segment.base)
         if block.filled < needed:
             return None
         if start not in self._blocks:
@@ -203,4 +215,4 @@ class LogWindows:
                 del self._blocks[oldest]
                 self._reads.pop(oldest, None)
             self._blocks[start] = block
-        return start, block.memory[: block.filled]
+        return start, block.content
