@@ -24,6 +24,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from gantrymq import Message
 from gantrymq.cli import servers, signals
 from gantrymq.cli.end_deadline import EndDeadline
 from gantrymq.cli.loading import ConfigFlags, Loader, load
@@ -637,6 +638,31 @@ def test_an_unknown_nameserver_setting_is_named(cli: Cli) -> None:
     outcome = cli("nameserver", "--listen", "127.0.0.1:0", "--set", "supportActing=true")
     assert outcome.code == 1
     assert "nameserver: 'supportActing' cannot be changed; these can: orderMessageEnable, " in outcome.err
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_batch_is_kept_for_the_next_one(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pages_of_a_batch() -> float:
+        """The pages that the system gives the broker for a batch, once it has some."""
+        child = serve(*ANY_PORT)
+        counts: list[int] = []
+
+        def minor_faults() -> int:
+            return int(Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+        async def produce(nameserver: str) -> None:
+            async with connect(nameserver) as client, client.producer() as producer:
+                for _ in range(30):
+                    await producer.send_batch([Message("T", bytes(1000)) for _ in range(900)])
+                    counts.append(minor_faults())
+
+        trio.run(produce, ready(child)["nameserver"])
+        assert child.terminate() == 0
+        return (counts[-1] - counts[9]) / 20
+
+    kept = pages_of_a_batch()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(128 * 1024))  # the default, but set by the user
+    assert kept < 50 < 200 < pages_of_a_batch()
 
 
 @pytest.mark.slow
