@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.plugins.acl.accounts import ANY, PUB, SENDS, SUB
-from gantrymq.plugins.acl.users import DISABLED, NAME_MAX_CHARACTERS, SUPER, decide, sends_anywhere
+from gantrymq.plugins.acl.users import DISABLED, NAME_MAX_CHARACTERS, SUPER, Decisions, decide, sends_anywhere
 from gantrymq.remoting.bodies.access import AclInfo, UserInfo
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, is_retry_topic
@@ -28,8 +28,15 @@ _FURTHER: Final[Mapping[int, str]] = MappingProxyType({
     _C.GET_CONSUMER_LIST_BY_GROUP: "Get",
     _C.QUERY_MESSAGE: "Get",
     _C.UPDATE_CONSUMER_OFFSET: "Update",
+    _C.GET_CONSUMER_CONNECTION_LIST: "Get",
+    _C.GET_CONSUME_STATS: "Get",
+    _C.QUERY_CONSUME_TIME_SPAN: "Get",
+    _C.QUERY_TOPICS_BY_CONSUMER: "Get",
+    _C.QUERY_SUBSCRIPTION_BY_CONSUMER: "Get",
+    _C.GET_SUBSCRIPTIONGROUP_CONFIG: "Get",
+    _C.VIEW_MESSAGE_BY_ID: "Get",
 })  # fmt: skip
-"""The action that allows a request besides ``Pub`` and ``Sub``."""
+"""The action that allows a request besides ``Pub`` and ``Sub``; RocketMQ's ``@RocketMQAction`` names it alone."""
 _OF_TOPIC_OR_GROUP: Final[Mapping[int, tuple[str, str, str]]] = MappingProxyType({
     _C.UPDATE_AND_CREATE_TOPIC: ("Topic", "topic", "Create"),
     _C.DELETE_TOPIC_IN_BROKER: ("Topic", "topic", "Delete"),
@@ -93,8 +100,16 @@ class Policies:
     def check(self, name: str, request: Request, needs: Needs | None) -> None:
         """:class:`Refused` unless policies allow ``needs``; None: the request is administrative."""
         acl, host = self._file.acl(name), request.connection.peer[0]
+        known: dict[tuple[str, ...], Decisions] = {}
         for resource, actions in needed_actions(int(request.code), request.ext, needs, self._cluster):
-            reason = why_not(acl, resource, actions, host)
+            if actions:
+                wanted = tuple(actions)
+                decisions = known.get(wanted)
+                if decisions is None:
+                    decisions = known[wanted] = Decisions(acl, wanted, host)
+                reason = decisions.of(resource)
+            else:
+                reason = why_not(acl, resource, actions, host)
             if reason:
                 raise self._refusal(name, resource, host, reason)
 
@@ -114,7 +129,7 @@ def needed_actions(
     if needs is None:
         kind, field, action = _OF_TOPIC_OR_GROUP.get(code, ("", "", ""))
         if kind and ext.get(field):
-            return [(f"{kind}:{ext[field]}", (action,))]
+            return [(_resource(ext[field]) if kind == "Topic" else f"{kind}:{ext[field]}", (action,))]
         return [(cluster, ("Get", "List") if code in READING_CODES else ("Update",))]
     further = (_FURTHER[code],) if code in _FURTHER else ()
     return [

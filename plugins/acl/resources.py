@@ -33,10 +33,10 @@ from gantrymq.remoting.rights import Right
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
 
-OBJECTS_MAX: Final = 65_536
-"""The most JSON objects of a body that is read for its names."""
-BODY_MAX_BYTES: Final = 4 * 1024 * 1024
-"""The longest body that is read for its names."""
+OBJECTS_MAX: Final = 16_384
+"""The most JSON objects of a body that is read for its names: other clients wait while it is decoded."""
+BODY_MAX_BYTES: Final = 1024 * 1024
+"""The longest body that is read for its names: as the number of its objects."""
 
 Needs = list[tuple[str, int]]
 """Resources, and the permission that each needs."""

@@ -144,18 +144,60 @@ def subject_name(subject: str) -> str:
 
 def decide(acl: AclInfo | None, resource: str, actions: Collection[str], address: str) -> str:
     """Why a user with ``acl`` may not do any of ``actions`` to ``resource``; empty if it may."""
-    for policy_type in (CUSTOM, DEFAULT):
-        entries = [
-            entry
-            for policy in (acl.policies or () if acl is not None else ())
-            if policy.policy_type == policy_type
-            for entry in policy.entries or ()
-            if _matches(entry, resource, actions, address)
-        ]
-        if entries:
-            first = max(entries, key=lambda entry: (_rank(entry.resource or ""), entry.decision == DENY))
-            return "" if first.decision == ALLOW else "the decision is deny."
-    return "no matched policies."
+    return Decisions(acl, actions, address).of(resource)
+
+
+class Decisions:
+    """What the entries of ``acl`` say about any of ``actions`` from ``address``: for many resources of one request."""
+
+    def __init__(self, acl: AclInfo | None, actions: Collection[str], address: str) -> None:
+        self._types = [_Patterns() for _ in (CUSTOM, DEFAULT)]
+        for policy in acl.policies or () if acl is not None else ():
+            for policy_type, patterns in zip((CUSTOM, DEFAULT), self._types, strict=True):
+                if policy.policy_type == policy_type:
+                    for entry in policy.entries or ():
+                        if _applies(entry, actions, address):
+                            patterns.add(entry)
+
+    def of(self, resource: str) -> str:
+        """As :func:`decide`."""
+        for patterns in self._types:
+            decision = patterns.decision(resource)
+            if decision is not None:
+                return "" if decision == ALLOW else "the decision is deny."
+        return "no matched policies."
+
+
+class _Patterns:
+    """Decisions by name and by prefix. A name ranks above all prefixes, a longer prefix above a shorter one, and of
+    equal patterns the denial counts."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._prefixes: dict[str, str] = {}
+        self._lengths: list[int] = []
+        """Of the prefixes, the longest first."""
+
+    def add(self, entry: PolicyEntryInfo) -> None:
+        pattern = entry.resource or ""
+        if pattern.endswith("*"):
+            known, key = self._prefixes, pattern[:-1]
+            if len(key) not in self._lengths:
+                self._lengths = sorted([*self._lengths, len(key)], reverse=True)
+        else:
+            known, key = self._names, pattern
+        if known.get(key) != DENY:
+            known[key] = entry.decision or ""
+
+    def decision(self, resource: str) -> str | None:
+        """The decision about a resource; None if no pattern matches."""
+        if resource in self._names:
+            return self._names[resource]
+        for length in self._lengths:
+            prefix = resource[:length]
+            if prefix in self._prefixes:
+                return self._prefixes[prefix]
+        return None
 
 
 def sends_anywhere(acl: AclInfo | None) -> bool:
@@ -169,10 +211,8 @@ def sends_anywhere(acl: AclInfo | None) -> bool:
     )
 
 
-def _matches(entry: PolicyEntryInfo, resource: str, actions: Collection[str], address: str) -> bool:
-    pattern = entry.resource or ""
-    if not (pattern == resource or (pattern.endswith("*") and resource.startswith(pattern[:-1]))):
-        return False
+def _applies(entry: PolicyEntryInfo, actions: Collection[str], address: str) -> bool:
+    """Whether an entry is about one of ``actions`` and about ``address``."""
     if ALL not in (entry.actions or ()) and set(entry.actions or ()).isdisjoint(actions):
         return False
     if not entry.source_ips:
@@ -195,11 +235,6 @@ def _host_of(address: str) -> IPv4Address | IPv6Address | None:
 @lru_cache(maxsize=4096)
 def _network_of(source: str) -> IPv4Network | IPv6Network:
     return ip_network(source, strict=False)
-
-
-def _rank(pattern: str) -> tuple[bool, int]:
-    """A name ranks above all prefixes, and a longer prefix above a shorter one."""
-    return not pattern.endswith("*"), len(pattern)
 
 
 def merge(acl: AclInfo | None, subject: str, given: Iterable[PolicyInfo]) -> AclInfo:

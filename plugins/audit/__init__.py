@@ -66,6 +66,8 @@ class AuditPlugin:
     def __init__(self) -> None:
         self._left: list[Event] = []
         """Events that are in the topic and not in the file yet."""
+        self._served: frozenset[int] = frozenset()
+        """The request codes that some plugin answers."""
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -108,6 +110,7 @@ class AuditPlugin:
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The writer, and what reopens the file at SIGUSR1."""
+        self._served = frozenset(broker.request_codes)
         tasks = [BackgroundTask("audit", self._write)]
         if self._trail is not None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # which ends the process while no task runs
@@ -127,13 +130,16 @@ class AuditPlugin:
                 self._follow(batch, row)
 
     def _follow(self, batch: RequestBatch, row: int) -> None:
-        """Codes that are not in the table are those of other plugins, and count as actions."""
+        """Codes that are not in the table are those of other plugins, and count as actions.
+
+        Those that nobody serves are merged: anybody can send as many as it likes.
+        """
         request = batch.requests[row]
         is_read = request.code in READING_CODES
         if is_read and not self._config.reads:
             return
         event = self._event("read" if is_read else "action", request, 0, None)
-        add = self._recorder.repeated if is_read else self._recorder.add
+        add = self._recorder.add if not is_read and request.code in self._served else self._recorder.repeated
         batch.observe(row, lambda code, remark: add(event.ended(self._broker.env.wall_ms(), code, remark)))
 
     @hookimpl

@@ -91,6 +91,51 @@ async def test_a_user_may_do_what_its_policies_allow(tmp_path: Path) -> None:
             assert "no matched policies." in (answer.remark or "")
 
 
+async def test_get_on_a_group_or_topic_allows_the_queries_for_which_rocketmq_asks_it(tmp_path: Path) -> None:
+    async with served(tmp_path) as broker:
+        stored = await ask(broker, send("T", b"x"))
+        assert stored.ext is not None
+        offset = str(int(stored.ext["msgId"][-16:], 16))
+        await add_alice(broker, ("Group:g", "Get"), ("Topic:T", "Get"))
+        for command in (
+            Command(C.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"}),
+            Command(C.GET_CONSUME_STATS, {"consumerGroup": "g", "topic": "T"}),
+            Command(C.QUERY_CONSUME_TIME_SPAN, {"group": "g", "topic": "T"}),
+            Command(C.QUERY_TOPICS_BY_CONSUMER, {"group": "g"}),
+            Command(C.QUERY_SUBSCRIPTION_BY_CONSUMER, {"group": "g", "topic": "T"}),
+            Command(C.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "g"}),
+            Command(C.VIEW_MESSAGE_BY_ID, {"offset": offset}),
+        ):
+            assert (await ask(broker, command, ALICE)).code != 16, command
+        assert (await ask(broker, pull("T", group="g"), ALICE)).code == 16
+
+
+async def test_a_retry_topic_is_made_and_deleted_by_who_may_do_so_with_its_group(tmp_path: Path) -> None:
+    fields = {
+        "topic": "%RETRY%g", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    retry = Command(C.UPDATE_AND_CREATE_TOPIC, fields)
+    delete = Command(C.DELETE_TOPIC_IN_BROKER, {"topic": "%RETRY%g"})
+    async with served(tmp_path) as broker:
+        assert (await ask(broker, retry)).code == 0
+        await add_alice(broker, ("Topic:*", "Create", "Delete"))
+        for command in (retry, delete):
+            answer = await ask(broker, command, ALICE)
+            assert answer.code == 16
+            assert "Group:g" in (answer.remark or "")
+        assert (await ask(broker, acl(C.AUTH_CREATE_ACL, "Group:g", "Delete"))).code == 0
+        assert (await ask(broker, delete, ALICE)).code == 0
+
+
+async def test_a_body_with_too_many_names_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    groups = [ConsumerData("g", subscription_data_set=[SubscriptionData(f"T{n}", "*") for n in range(20_000)])]
+    async with served(tmp_path) as broker:
+        await add_alice(broker, ("*", "All"))
+        answer = await ask(broker, Command(C.HEART_BEAT, {}, HeartbeatData("c", [], groups).to_bytes()), ALICE)
+        assert (answer.code, "objects, are read" in (answer.remark or "")) == (16, True)
+
+
 async def test_unsigned_altered_unknown_and_disabled_users_are_refused(tmp_path: Path) -> None:
     async with served(tmp_path) as broker:
         await add_alice(broker, ("*", "All"))

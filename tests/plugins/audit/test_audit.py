@@ -210,6 +210,15 @@ async def test_merged_refusals_are_written_when_their_time_is_over(tmp_path: Pat
             await eventually(lambda: sum(each["count"] for each in events(tmp_path)) == 20)
 
 
+async def test_requests_that_nobody_serves_are_merged(tmp_path: Path) -> None:
+    async with run_broker(audited(tmp_path)) as broker:
+        async with open_channel(broker.address) as channel:
+            for _ in range(20):
+                assert await call(channel, Command(12345), WORKER) == 3
+    found = events(tmp_path)
+    assert (len(found), sum(each["count"] for each in found)) == (2, 20)
+
+
 async def test_reads_are_events_only_where_they_are_asked_for(tmp_path: Path) -> None:
     broker = audited(tmp_path, acl=False, plugin__audit__reads="true")
     async with run_broker(broker), open_channel(broker.address) as channel:
