@@ -103,6 +103,10 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
         return  # as in RocketMQ, a message that was delayed once is not delayed again
     now = timer.now()
     recalls = find_property(properties, TIMER_DEL_UNIQKEY)
+    if recalls is not None and b"+" in recalls and not recalls.startswith(topic.encode() + b"+"):
+        # Who may send to one topic must not delete messages of another one.
+        batch.refuse(row, _ILLEGAL, "timer message illegal: the message to recall is of another topic")
+        return
     try:
         # The time in a recall is from the sender's handle, which names a slot on the store's clock.
         due = wanted(partial(find_property, properties), now, None if recalls is not None else timer.at_wall)

@@ -20,7 +20,7 @@ ROUNDS = 6
 def test_acknowledged_messages_are_found_by_their_keys_after_kills(tmp_path: Path) -> None:
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ["serve", "--data", str(tmp_path / "data"), "--listen", broker, "--nameserver-listen", nameserver]
-    small = ("slots=61", "entries=400", "flush_interval=10ms", "sync_interval=70ms")
+    small = ("slots=61", "entries=100", "flush_interval=10ms", "sync_interval=70ms")
     for setting in small:
         serve += ["--set", f"plugin.index.{setting}"]
     chance = random.Random(7)
