@@ -15,8 +15,8 @@ Replaces RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallM
 The modules of ``levels/``: ``levels`` has the delays, ``delivery`` delivers due messages of SCHEDULE_TOPIC_XXXX,
 ``level`` and ``positions`` keep the progress. The modules of ``timer/``: ``times`` finds the due time of a message,
 ``enqueue`` moves it from rmq_sys_wheel_timer into ``log`` and ``wheel``, ``dequeue`` delivers the messages of open
-``slots``, ``files`` and ``check`` keep the progress, ``timer`` is the task, ``reports`` answers slaves, and
-``master_progress`` is a slave's. ``rewrite`` diverts messages of both
+``slots``, ``pending_recalls`` has recalls that the wheel lacks, ``files`` and ``check`` keep the progress, ``timer`` is
+the task, ``reports`` answers slaves, and ``master_progress`` is a slave's. ``rewrite`` diverts messages of both
 kinds, ``recall`` cancels timed messages. ``docs/howto/delay-and-retry.md``.
 """
 
@@ -155,11 +155,11 @@ class DelayPlugin:
             return [BackgroundTask("timer", self._master_progress.run)]
         return [BackgroundTask("delay", self._delivery.run, "masters"), BackgroundTask("timer", timer.run, "masters")]
 
-    def _moved(self, slot: int, recalls: bytes | None) -> None:
+    def _moved(self, batch: AppendBatch, row: int, slot: int, recalls: bytes | None) -> None:
         if self._topics is not None and self._topics.get(TIMER_TOPIC) is None:
             self._topics.ensure(TopicConfig(TIMER_TOPIC, 1, 1))
-        if self._timer is not None:
-            self._timer.moved(slot, recalls)
+        if self._timer is not None and self._master_progress is None:  # a slave refuses the row later
+            self._timer.moved(batch, row, slot, recalls)
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:

@@ -48,14 +48,15 @@ class TimerTerms:
     """The settings for timed messages.
 
     ``now`` is the store's clock, and ``at_wall`` converts a time of the machine's clock to it. ``moved`` is called for
-    each with its slot, and with the message that it recalls (``topic+unique key``), if any.
+    each with its batch, its row, its slot, and the message that it recalls (``topic+unique key``), if any. The row may
+    still be refused after that.
     """
 
     now: Callable[[], int]
     at_wall: Callable[[int], int]
     longest_ms: int
     broker: str
-    moved: Callable[[int, bytes | None], None]
+    moved: Callable[[AppendBatch, int, int, bytes | None], None]
 
 
 def move_delayed(batch: AppendBatch, levels: Levels, timer: TimerTerms) -> None:
@@ -144,7 +145,7 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
     batch.properties[row] = moved
     batch.topics[row] = TIMER_TOPIC
     batch.queue_ids[row] = 0
-    timer.moved(out, recalls)
+    timer.moved(batch, row, out, recalls)
     unique = find_property(properties, UNIQ_KEY)
     if unique is not None and not topic.startswith(RETRY_PREFIX):
         handle = encode_handle(topic, timer.broker, out + 1, unique.decode("utf-8", "replace"))

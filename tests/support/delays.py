@@ -18,7 +18,7 @@ from gantrymq.testing.tinystore import TINY
 
 DELAY_FILE = "store/config/delayOffset.json"
 NO_TIMER = TimerTerms(
-    now=lambda: 0, at_wall=lambda wall: wall, longest_ms=0, broker="b", moved=lambda slot, recalls: None
+    now=lambda: 0, at_wall=lambda wall: wall, longest_ms=0, broker="b", moved=lambda batch, row, slot, recalls: None
 )
 """For batches in which no message names a time."""
 

@@ -26,6 +26,7 @@ from gantrymq.plugins.delay.levels.delivery import (
     RETRY_MS,
 )
 from gantrymq.plugins.delay.timer.log import DELETE, NOWHERE, ROLL, DamagedUnit, Unit
+from gantrymq.plugins.delay.timer.pending_recalls import PendingRecalls, recall_key
 from gantrymq.plugins.delay.timer.slots import OpenSlot
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
@@ -42,7 +43,6 @@ from gantrymq.remoting.property_bytes import (
     TIMER_ENQUEUE_MS,
     TIMER_OUT_MS,
     TIMER_ROLL_TIMES,
-    UNIQ_KEY,
 )
 from gantrymq.remoting.records import HEADS
 from gantrymq.remoting.timer_times import PRECISION_MS, floor
@@ -75,15 +75,22 @@ class _Flight:
 
 
 class Dequeue:
-    """Delivers messages from the wheel to their topics. ``append`` takes a batch through the write path."""
+    """Delivers messages from the wheel to their topics, except recalled ones. ``append`` takes a batch through the
+    write path; ``recalls`` are those that the wheel lacks."""
 
     def __init__(
-        self, store: Store, files: TimerFiles, append: Callable[[AppendBatch], None], counts: TimerCounts
+        self,
+        store: Store,
+        files: TimerFiles,
+        append: Callable[[AppendBatch], None],
+        counts: TimerCounts,
+        recalls: PendingRecalls,
     ) -> None:
         self._store = store
         self._counts = counts
         self._files = files
         self._append = append
+        self._recalls = recalls
         self._open: deque[OpenSlot] = deque()
         self._next = files.read_ms
         self._flights: deque[_Flight] = deque()
@@ -105,15 +112,6 @@ class Dequeue:
         for slot in self._open:
             if slot.time == floor(unit.time):
                 self._take_in(slot, position, unit)
-
-    def recalled(self, time: int, key: bytes) -> None:
-        """The message ``key`` (``topic+unique key``) of the slot ``time`` was recalled and must not be delivered.
-
-        This concerns open slots. Other slots have a unit of the recall, which is read when they are opened.
-        """
-        for slot in self._open:
-            if slot.time == time:
-                slot.recalled.setdefault(key, NOWHERE)
 
     # ------------------------------------------------------------------------------------------------------- turn
 
@@ -225,7 +223,7 @@ class Dequeue:
         added: list[int] = []
         dequeued = b"\x02" + TIMER_DEQUEUE_MS + b"\x01%d" % now
         for key, unit, record in zip(keys, units, self._read(units), strict=False):
-            if record is None or (slot.recalled and self._is_recalled(slot, record)):
+            if record is None or self._is_recalled(slot, record):
                 continue
             if self._add(batch, unit, record, dequeued):
                 added.append(key)
@@ -234,10 +232,14 @@ class Dequeue:
             slot.unsettled += len(added)
         return size
 
-    @staticmethod
-    def _is_recalled(slot: OpenSlot, record: Record) -> bool:
-        unique = record.property_of(UNIQ_KEY) or b""
-        return (record.property_of(REAL_TOPIC) or b"") + b"+" + unique in slot.recalled
+    def _is_recalled(self, slot: OpenSlot, record: Record) -> bool:
+        if slot.recalled and recall_key(record) in slot.recalled:
+            return True
+        pending = self._recalls.find(record)
+        if pending is None:
+            return False
+        self.log_offset = max(self.log_offset, pending + 1)  # a log that loses the recall has to deliver the message
+        return True
 
     def _read(self, units: Sequence[Unit]) -> Sequence[Record | None]:
         records = read_many(self._store.log, [unit.offset for unit in units]) if units else []

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gantrymq.plugins.delay.timer.counts import TimerCounts
     from gantrymq.plugins.delay.timer.dequeue import Dequeue
     from gantrymq.plugins.delay.timer.files import TimerFiles
+    from gantrymq.plugins.delay.timer.pending_recalls import PendingRecalls
 
 ROWS: Final = 512
 """Entries that are enqueued at once."""
@@ -43,11 +44,14 @@ def _topic_hash(topic: bytes) -> int:
 class Enqueue:
     """Moves messages from the queue to the wheel; ``dequeue`` knows which slots are open or past."""
 
-    def __init__(self, store: Store, files: TimerFiles, dequeue: Dequeue, counts: TimerCounts) -> None:
+    def __init__(
+        self, store: Store, files: TimerFiles, dequeue: Dequeue, counts: TimerCounts, recalls: PendingRecalls
+    ) -> None:
         self._store = store
         self._counts = counts
         self._files = files
         self._dequeue = dequeue
+        self._recalls = recalls
         self._outages = Outages(log, lambda: store.log.clock.now_ms() / 1000)
 
     def turn(self) -> bool:
@@ -83,6 +87,7 @@ class Enqueue:
                 self._dequeue.opened(files.add(unit), unit)
         if rows:
             self._dequeue.log_offset = max(self._dequeue.log_offset, rows[-1][1] + rows[-1][2])
+            self._recalls.enqueued(rows[-1][1])
         files.queue_offset += len(entries) // ENTRY.size
         if files.rebuild is not None and files.queue_offset >= min(files.rebuild.queue_offset, high):
             log.info("timer_rebuilt", queue_offset=files.queue_offset)

@@ -25,7 +25,7 @@ class OpenSlot:
     reading: int | None
     unsettled: int = 0
     recalled: dict[bytes, int] = attrs.field(factory=dict)
-    """By recalled message (``topic+unique key``): the position of the recall's unit, NOWHERE before it is enqueued."""
+    """By recalled message (``topic+unique key``): the position of the recall's unit."""
     delivered: bool = False
     """Whether any message has been delivered from it."""
     _keys: list[int] = attrs.field(factory=list)
@@ -94,8 +94,7 @@ class OpenSlot:
 
     def positions(self) -> list[int]:
         """Return the units of all undelivered messages, and of all recalls."""
-        recalls = [position for position in self.recalled.values() if position != NOWHERE]
-        return [key & _POSITION for key in self._keys] + recalls
+        return [*(key & _POSITION for key in self._keys), *self.recalled.values()]
 
     def _sort(self) -> None:
         if not self._is_sorted:

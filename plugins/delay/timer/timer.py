@@ -23,6 +23,7 @@ from gantrymq.plugins.delay.timer.dequeue import Dequeue
 from gantrymq.plugins.delay.timer.enqueue import Enqueue
 from gantrymq.plugins.delay.timer.files import SIZES, StartEnds, TimerFiles, TimerSizes
 from gantrymq.plugins.delay.timer.log import DamagedUnit
+from gantrymq.plugins.delay.timer.pending_recalls import PendingRecalls
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.remoting.timer_times import floor
 
@@ -51,6 +52,8 @@ class Timer:
         self._append = append
         self.files = TimerFiles(env, store.root, sizes)
         self.counts = TimerCounts()
+        self.recalls = PendingRecalls()
+        """Also while the files are closed or are opened again."""
         self._dequeue: Dequeue | None = None
         self._enqueue: Enqueue | None = None
         self._woken = trio.Event()
@@ -70,10 +73,10 @@ class Timer:
 
     # ------------------------------------------------------------------------------------------------------ events
 
-    def moved(self, slot: int, recalls: bytes | None) -> None:
-        """A message that is being appended will wait in ``slot``, or recalls one that waits there."""
-        if recalls is not None and self._dequeue is not None:
-            self._dequeue.recalled(slot, recalls)
+    def moved(self, batch: AppendBatch, row: int, slot: int, recalls: bytes | None) -> None:
+        """``row`` of ``batch``, which is appended next, will wait in ``slot``, or recalls a message of it."""
+        if recalls is not None:
+            self.recalls.add_row(batch, row, slot, recalls)
         self._lively_until = self._store.log.clock.now_ms() + IDLE_MS
         self._woken.set()
 
@@ -129,6 +132,7 @@ class Timer:
     def turn(self) -> int:
         """Enqueue some messages, deliver one batch. Returns the ms until the next turn, 0 for now."""
         now = self._store.log.clock.now_ms()
+        self.recalls.appended()
         try:
             if not self._open(now):
                 return LOOK_MS if now < self._lively_until else SLOW_LOOK_MS
@@ -170,8 +174,8 @@ class Timer:
 
     def _ways(self, now: int) -> tuple[Enqueue, Dequeue]:
         if self._dequeue is None or self._enqueue is None:
-            self._dequeue = Dequeue(self._store, self.files, self._append, self.counts)
-            self._enqueue = Enqueue(self._store, self.files, self._dequeue, self.counts)
+            self._dequeue = Dequeue(self._store, self.files, self._append, self.counts, self.recalls)
+            self._enqueue = Enqueue(self._store, self.files, self._dequeue, self.counts, self.recalls)
             self._save_at = now + SAVE_MS
         return self._enqueue, self._dequeue
 

@@ -10,6 +10,7 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Distribution, Metrics
+from gantrymq.plugins.delay import DelayPlugin
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.recall import RecallMessageHeader
@@ -179,3 +180,13 @@ def test_a_handle_is_rocketmq_s() -> None:
     text = "djEgVCBicm9rZXItYSAxNzAwMDAwMDAwMDAxIEtFWQ=="
     assert encode_handle("T", "broker-a", 1_700_000_000_001, "KEY") == text
     assert decode_handle(text) == RecallHandle("T", "broker-a", 1_700_000_000_001, "KEY")
+
+
+@pytest.mark.trio
+async def test_recalls_that_a_slave_refuses_take_no_memory(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path, broker__id="1") as (broker, channel):
+        answer = await channel.call(send("T", b"0", properties="TIMER_DELAY_SEC\x0150\x02TIMER_DEL_UNIQKEY\x01T+K"))
+        assert answer.code != ResponseCode.SUCCESS
+        [plugin] = [info.plugin for info in broker.manager.plugins if isinstance(info.plugin, DelayPlugin)]
+        assert plugin._timer is not None
+        assert not plugin._timer.recalls._rows

@@ -177,6 +177,101 @@ def test_a_recalled_message_never_comes_even_when_its_second_has_begun() -> None
     assert world.bodies() == [b"c"]
 
 
+@pytest.mark.parametrize("lag", [700, 1500, 3000], ids=["in its second", "after it", "two seconds later"])
+def test_a_recall_is_effective_although_it_is_dispatched_when_its_message_is_due(lag: int) -> None:
+    """The disk or a slave is slow: the recall has its place in the log, and the timer reads it too late."""
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000))
+    world.send_in(b"m", 3050)
+    world.send_in(b"other", 3060)
+    world.settle()
+    world.env.advance(2500)
+    assert world.recall(b"m", 1_700_000_003_050).statuses == [0]
+    assert world.recall(b"m", 1_700_000_003_050).statuses == [0]
+    for _ in range(lag // 10):
+        world.env.advance(10)
+        world.timer.turn()
+    assert len(world.timer.recalls) == 1
+    world.settle()
+    assert world.bodies() == [b"other"]
+    assert len(world.timer.recalls) == 0, "what is in the wheel needs no memory"
+    world.env.advance(5000)
+    world.settle()
+    assert world.bodies() == [b"other"]
+
+
+def test_a_recall_is_effective_although_its_message_is_dispatched_first_and_too_late() -> None:
+    """The timer's files are not open yet, and the slot is over before the message is in it."""
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000))
+    world.send_in(b"m", 1500)
+    message_end = world.store.log.end
+    assert world.recall(b"m", 1_700_000_001_500).statuses == [0]
+    for _ in range(50):
+        world.timer.turn()
+        world.env.advance(100)
+    world.store.flush()
+    for _ in world.store.dispatch(message_end):
+        pass
+    for _ in range(50):
+        world.timer.turn()
+        world.env.advance(100)
+    world.settle()
+    assert world.bodies() == []
+    assert len(world.timer.recalls) == 0
+
+
+def refuse_recalls(batch: AppendBatch) -> None:
+    for row in range(len(batch)):
+        if batch.property_of(row, b"TIMER_DEL_UNIQKEY") is not None:
+            batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "no room")
+
+
+@pytest.mark.parametrize("elapsed", [0, 1000], ids=["before its slot is open", "in its second"])
+def test_a_recall_that_could_not_be_stored_recalls_nothing(elapsed: int) -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000))
+    world.send_in(b"m", 1900)
+    world.settle()
+    world.env.advance(elapsed)
+    world.settle()
+    world.refuse = refuse_recalls
+    assert world.recall(b"m", 1_700_000_001_900).statuses == [ResponseCode.SERVICE_NOT_AVAILABLE]
+    world.env.advance(3000)
+    world.settle()
+    assert world.bodies() == [b"m"]
+
+
+def test_a_recall_that_a_power_cut_removes_again_does_not_hide_its_message() -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000))
+    world.send_in(b"m", 1900)
+    world.settle()
+    world.recall(b"m", 1_700_000_001_900)
+    for _ in range(50):
+        world.env.advance(100)
+        world.timer.turn()
+        world.save()
+    assert world.timer.files.check.read_ms > 1_700_000_002_000
+    world = TimedStore(world.env.power_cut(0))
+    world.env.advance(5000)
+    world.settle()
+    world.env.advance(5000)
+    world.settle()
+    assert world.bodies() == [b"m"]
+
+
+def test_a_recall_that_a_crash_leaves_only_in_the_log_is_effective() -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000))
+    world.send_in(b"m", 3050)
+    world.settle()
+    world.save()
+    world.env.advance(2500)
+    world.recall(b"m", 1_700_000_003_050)
+    world = TimedStore(world.env.kill())
+    for _ in range(200):
+        world.env.advance(10)
+        world.timer.turn()
+    world.settle()
+    assert world.bodies() == []
+
+
 def test_a_message_of_another_topic_with_the_same_key_is_not_recalled() -> None:
     world = TimedStore(MemoryEnv())
     world.send(b"x", b"TIMER_DELAY_MS\x015000\x02UNIQ_KEY\x01k", topic="U")

@@ -79,7 +79,6 @@ class TimerMachine(RuleBasedStateMachine):
 
     @rule()
     def turn(self) -> None:
-        self.maybe |= self.unsure  # a recall that is not committed may be too late
         self.world.timer.turn()
 
     @rule()
