@@ -6,6 +6,8 @@ Source: RocketMQ 4.9.7 ``TransactionalMessageCheckService``, ``AbstractTransacti
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import structlog
 import trio
@@ -29,6 +31,13 @@ TRIES = 4
 """The most producers of a group that are tried for a check-back."""
 
 log = structlog.get_logger("gantrymq.transaction")
+
+
+def slice_limits(checks_per_second: int) -> tuple[int, int]:
+    """Return the most check-backs of one slice, and the number of sleeps after a slice with a check-back: more than one
+    if the rate is lower than one check-back in ``SLICE_S``."""
+    in_a_slice = checks_per_second * SLICE_S
+    return max(int(in_a_slice), 1), max(math.ceil(1 / in_a_slice), 1)
 
 
 class CheckBackSender:

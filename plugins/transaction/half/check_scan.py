@@ -12,6 +12,7 @@ Source: RocketMQ 4.9.7 ``TransactionalMessageServiceImpl.check``. It differs whe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 
 import attrs
 import structlog
@@ -22,7 +23,7 @@ from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.interfaces import ProducerGroups
-from gantrymq.plugins.transaction.check import SLICE_S, CheckBackSender
+from gantrymq.plugins.transaction.check import CheckBackSender, slice_limits
 from gantrymq.plugins.transaction.half.entries import WrongEntry, half_stored_at, read_half
 from gantrymq.plugins.transaction.half.load import join_late
 from gantrymq.plugins.transaction.half.rows import (
@@ -75,6 +76,11 @@ class _Slice:
     steps: list[_Step] = attrs.field(factory=list)
     looked: int = 0
 
+    @property
+    def asks(self) -> bool:
+        """Whether check-backs follow it."""
+        return any(step.connection is not None for step in self.steps)
+
 
 class HalfScan:
     """Scans a table. ``undispatched`` gets the copies that are written."""
@@ -90,10 +96,9 @@ class HalfScan:
         self._host = context.store.config.store_host
 
     def run(self) -> Iterator[None]:
-        """Scan once; yields after each slice."""
+        """Scan once; yields after each slice, and several times after one with a check-back if the rate is low."""
         self.note_rest()
-        config = self._context.config
-        steps_max = max(int(config.checks_per_second * SLICE_S), 1)
+        steps_max, rests = slice_limits(self._context.config.checks_per_second)
         queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
         end = 0 if queue is None else queue.max_offset
         # The store's clock never goes back, so younger messages are behind older ones.
@@ -114,7 +119,7 @@ class HalfScan:
                 if part.looked >= SLICE_ROWS or len(part.steps) >= steps_max:
                     written, part = part, self._new_slice()
                     self._write(written)
-                    yield
+                    yield from repeat(None, rests if written.asks else 1)
         finally:
             self._write(part)
 

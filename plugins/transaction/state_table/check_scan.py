@@ -8,7 +8,7 @@ too many check-backs, as the strategy ``half`` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,7 +18,7 @@ from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
-from gantrymq.plugins.transaction.check import SLICE_S, CheckBackSender
+from gantrymq.plugins.transaction.check import CheckBackSender, slice_limits
 from gantrymq.plugins.transaction.state_table.files import StateFiles
 from gantrymq.plugins.transaction.state_table.records import add_discarded, add_end
 from gantrymq.plugins.transaction.state_table.rows import read_prepared, state_row
@@ -58,11 +58,13 @@ class StateScan:
             context.env, context.registry.get(ProducerGroups), context.registry.find(Deliveries)
         )
         self._asked: dict[int, int] = {}
+        self._has_asked = False
+        """Whether the current slice has sent a check-back."""
 
     def run(self) -> Iterator[None]:
-        """Scan once; yields after each slice."""
+        """Scan once; yields after each slice, and several times after one with a check-back if the rate is low."""
         self._forget_ended()
-        most = max(int(self._context.config.checks_per_second * SLICE_S), 1)
+        most, rests = slice_limits(self._context.config.checks_per_second)
         now = self._store.log.clock.now_ms()
         looked = asked = 0
         for number, row in chain(self._unread_rows(), self._table.open_rows()):
@@ -78,7 +80,8 @@ class StateScan:
                 asked += verdict
             if looked >= SLICE_ROWS or asked >= most or row is None:
                 looked = asked = 0
-                yield
+                has_asked, self._has_asked = self._has_asked, False
+                yield from repeat(None, rests if has_asked else 1)
 
     def _unread_rows(self) -> Iterator[tuple[int, StateRow]]:
         """Yield the rows of prepared records that a rebuild of the table could not read, and that can be read now."""
@@ -135,6 +138,7 @@ class StateScan:
     def _ask(self, number: int, group: str, record: Record, connection: Connection) -> None:
         self._check_backs.ask(connection, record)
         self._asked[number] = self._asked.get(number, 0) + 1
+        self._has_asked = True
         log.info("transaction_asked", group=group, row=number, peer=connection.address)
 
     def _discard(self, record: Record, reason: str) -> bool:

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.transaction.check import SLICE_S, CheckBack, CheckBackSender
 from gantrymq.testing.memory_env import MemoryEnv
-from gantrymq.testing.transacted import Producers
+from gantrymq.testing.transacted import Producers, TransactedStore
 
 
 class Walker:
@@ -89,3 +89,21 @@ def test_a_message_without_a_unique_key_is_checked_back_by_its_offset() -> None:
     assert (check_back.header.msg_id, check_back.header.transaction_id) == (None, None)
     assert (check_back.header.tran_state_table_offset, check_back.header.commit_log_offset) == (7, 99)
     assert check_back.header.offset_msg_id == check_back.record.message_id
+
+
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+@pytest.mark.parametrize(("checks_per_second", "slices"), [(1, 20), (2, 10), (7, 3), (20, 1), (30, 1)])
+def test_a_scan_rests_for_several_slices_if_it_may_ask_less_than_once_in_each(
+    strategy: str, checks_per_second: int, slices: int
+) -> None:
+    world = TransactedStore(MemoryEnv(), strategy, checks_per_second=checks_per_second)
+    producer = world.producers.join()
+    for number in range(3):
+        world.half(b"%d" % number)
+    world.commit()
+    world.pass_time(60)
+    counts = []
+    for _ in world.plugin.strategy.scan():
+        world.commit()
+        counts.append(len(producer.take_check_backs()))
+    assert counts[: 3 * slices] == [1, *[0] * (slices - 1)] * 3
