@@ -203,10 +203,19 @@ class Delivery:
                 break
             if size != FILLER_SIZE:
                 if now < code <= now + PLAUSIBLE_DELAY_MS:
+                    self._warn_of_older(state, code - now)
                     return entries, code
                 left -= size
             entries.append(entry)
         return entries, None
+
+    def _warn_of_older(self, state: Level, due_in_ms: int) -> None:
+        """Warn once per level if its next message is due later than a new one would be: the level was made shorter, and
+        new messages wait behind those from before."""
+        level = state.queue_id + 1
+        if level <= len(self._levels) and due_in_ms > self._levels.delay_ms(level) and not state.waits_for_older:
+            state.waits_for_older = True
+            log.warning("delay_level_waits_for_older", level=level, due_in_ms=due_in_ms)
 
     @staticmethod
     def _entries(state: Level, queue: ConsumeQueue) -> Iterator[_Entry]:

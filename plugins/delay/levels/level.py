@@ -20,6 +20,8 @@ class Level:
     retry: list[int] = attrs.field(factory=list)
     """Messages that could not be stored, in order; they are retried from ``retry_at`` (ms) on, before any other."""
     retry_at: int = 0
+    waits_for_older: bool = False
+    """Whether it was reported that the level has messages from before it was made shorter."""
     flights: deque[tuple[int, int]] = attrs.field(factory=deque)
     """Batches that are written and not yet committed: first queue offset, and end in the log."""
     _settled: deque[tuple[int, int]] = attrs.field(factory=deque)

@@ -397,3 +397,39 @@ async def test_the_service_sleeps_until_the_next_message_is_due(autojump_clock: 
     (record,) = world.delivered()
     assert record.store_timestamp == began + 10_000, "on the millisecond"
     assert turns < 50
+
+
+def test_a_level_that_was_made_shorter_waits_for_its_older_messages_and_says_so_once() -> None:
+    env = MemoryEnv()
+    world = DelayedStore(env, levels="1h 5s")
+    world.send(b"old", 1)
+    world.send(b"other", 2)
+    world.settle()
+    world.close()
+    world = DelayedStore(env, levels="1s 5s")
+    world.send(b"new", 1)
+    with structlog.testing.capture_logs() as logs:
+        world.settle()
+        env.advance(2000)
+        world.settle()
+        assert world.bodies() == []
+        env.advance(3_600_000)
+        world.settle()
+    assert world.bodies() == [b"old", b"new", b"other"]
+    warnings = [entry for entry in logs if entry["event"] == "delay_level_waits_for_older"]
+    assert warnings == [
+        {"event": "delay_level_waits_for_older", "log_level": "warning", "level": 1, "due_in_ms": 3_600_000}
+    ]
+
+
+def test_messages_of_levels_that_are_longer_or_gone_are_not_reported() -> None:
+    env = MemoryEnv()
+    world = DelayedStore(env, levels="1s 5s 1h")
+    for level in (1, 2, 3):
+        world.send(b"%d" % level, level)
+    world.settle()
+    world.close()
+    world = DelayedStore(env, levels="2s 5s")
+    with structlog.testing.capture_logs() as logs:
+        world.settle()
+    assert logs == []
