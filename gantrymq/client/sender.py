@@ -56,6 +56,8 @@ _Choose = Callable[[Sequence[MessageQueue], set[str]], MessageQueue]
 
 RENEW_S = 0.5
 """So often at most a topic's route is asked for because its brokers cannot be reached, or take no messages."""
+RENEW_WAIT_S: Final = 1.0
+"""So long at most, and half of its remaining time, a send waits for that route: the old one may do as well."""
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
@@ -237,7 +239,7 @@ class Sender:
             is_known = not maybe_stored and isinstance(failure, ConnectFailed | NoRoute | BrokerError)
             if is_known or anyio.current_time() < deadline:
                 raise failure
-            raise _timed_out(target, limit, failure) from failure
+            raise _timed_out(target, limit, failure, maybe_stored) from failure
 
     async def send_oneway(self, outgoing: Outgoing, choice: QueueChoice | None) -> None:
         """Send ``outgoing`` once; without an answer."""
@@ -298,14 +300,17 @@ class Sender:
         self._cluster.rare.warning("enqueued_messages_failed", topic, topic=topic, messages=messages, reason=str(error))
 
     async def _renew(self, topic: str, queues: Sequence[MessageQueue], deadline: float) -> Sequence[MessageQueue]:
-        """Ask where the brokers are now: another one may have the place of the master. Returns the topic's queues."""
+        """Ask where the brokers are now: another one may have the place of the master. Returns the topic's queues.
+
+        They are the known ones where no nameserver answers soon: a nameserver that hangs must not stop sends to brokers
+        that work.
+        """
         now = anyio.current_time()
-        if now - self._renewed.get(topic, -RENEW_S) >= RENEW_S:
-            self._renewed[topic] = now
-            with anyio.move_on_after(deadline - now):
+        with anyio.move_on_after(min(RENEW_WAIT_S, (deadline - now) / 2)):
+            if now - self._renewed.get(topic, -RENEW_S) >= RENEW_S:
+                self._renewed[topic] = now
                 await self._cluster.routes.renew(topic)
-        else:
-            with anyio.move_on_after(deadline - now):
+            else:
                 await self._cluster.routes.wait_asked(topic)
         return self._cluster.routes.known_publish_queues(topic) or queues
 
@@ -370,10 +375,15 @@ def _some_time(left: float) -> float:
     return left
 
 
-def _timed_out(target: MessageQueue, limit: float, failure: Exception) -> SendTimeout:
+def _timed_out(target: MessageQueue, limit: float, failure: Exception, maybe_stored: bool) -> SendTimeout:
+    reason = failure or "no connection came about"
+    if not maybe_stored:
+        return SendTimeout(
+            f"the message for {target.topic} was not sent to broker {target.broker_name} within {limit:g} s: {reason}"
+        )
     return SendTimeout(
         f"broker {target.broker_name} acknowledged nothing sent to {target.topic} within {limit:g} s: "
-        f"it may be stored all the same ({failure or 'no connection came about'})"
+        f"it may be stored all the same ({reason})"
     )
 
 

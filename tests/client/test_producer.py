@@ -284,8 +284,9 @@ async def test_a_message_is_not_sent_when_no_time_is_left_for_its_response(fake_
         client.producer() as producer,
     ):
         await producer.send("T", b"x")
-        with pytest.raises(gantrymq.SendTimeout):
+        with pytest.raises(gantrymq.SendTimeout, match="not sent to broker broker-a within 0 s: no time") as caught:
             await producer.send("T", b"y", timeout=0)
+        assert "may be stored" not in str(caught.value)
         assert len(cluster.broker.seen(310)) == 1
 
 
@@ -315,6 +316,42 @@ async def test_a_send_without_a_response_refreshes_the_route(fake_cluster: Clust
         assert len(cluster.nameserver.seen(105)) == asked + 1
         await producer.send("T", b"x", timeout=30)
         assert len(cluster.nameserver.seen(105)) == asked + 1, "it has answered since"
+
+
+async def test_a_nameserver_that_hangs_does_not_stop_the_sends_after_one_without_a_response(
+    fake_cluster: Cluster,
+) -> None:
+    async with (
+        fake_cluster(brokers=2, T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=1) as producer,
+    ):
+        hanging, healthy = await producer.queues("T")
+        for queue in (hanging, healthy):
+            await producer.send("T", b"before", queue=queue, timeout=30)
+        cluster.brokers[0].answers = {310: silent, 320: silent, 34: silent}
+        cluster.nameserver.answers[105] = silent
+        with pytest.raises(gantrymq.SendTimeout, match="may be stored all the same"):
+            await producer.send("T", b"x", queue=hanging)
+        assert (await producer.send("T", b"x", queue=healthy)).queue == healthy
+
+
+@pytest.mark.parametrize("failure", ["unreachable", "refuses"])
+async def test_a_nameserver_that_hangs_leaves_a_send_time_for_another_broker(
+    fake_cluster: Cluster, failure: str
+) -> None:
+    async with (
+        fake_cluster(brokers=2, T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=1) as producer,
+    ):
+        if failure == "unreachable":
+            cluster.brokers[0].address = "127.0.0.1:1"
+        cluster.brokers[0].answers[310] = refuse(14)
+        assert await producer.queues("T")
+        cluster.nameserver.answers[105] = silent
+        for _ in range(2):  # one of them begins with the broker that fails
+            assert (await producer.send("T", b"x")).queue.broker_name == "broker-b"
 
 
 async def test_a_nameserver_that_does_not_answer_is_a_send_timeout(fake_cluster: Cluster) -> None:
