@@ -402,7 +402,7 @@ class Consumer(BlockingMember, Generic[V_co]):
     """:class:`gantrymq.Consumer` as a plain iterator, with blocking calls.
 
     Acknowledgments take effect when the next messages are fetched, at :meth:`commit`, before the group's other members
-    get a queue, and when the block ends.
+    get a queue, before ``consume_timeout`` is checked, and when the block ends.
     """
 
     def __init__(
@@ -415,9 +415,12 @@ class Consumer(BlockingMember, Generic[V_co]):
     ) -> None:
         super().__init__(f"consumer of group {group}", loop, inner, owner)
         self._inner = inner
-        self._at_once = 1 if inner.ordered else BATCH_MESSAGES  # what follows depends on what becomes of the first
+        # with `ordered` what follows depends on what becomes of the first; with `consume_timeout` the time of a message
+        # counts from when it is fetched
+        self._at_once = 1 if inner.ordered or inner._is_timed else BATCH_MESSAGES
         self._current: deque[ReceivedMessage[V_co]] = deque()
         self._done = done
+        inner._before_expiry = self._hand_over
 
     def _before_end(self) -> None:
         self._loop.finish(self._settle)

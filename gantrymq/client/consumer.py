@@ -108,6 +108,9 @@ class Consumer(Lifetime, Generic[R]):
         self._assigning: set[MessageQueue] = set()
         """Queues that this member is about to pull: it locks them, or ``on_assigned`` runs."""
         self._upkeep: TaskGroup | None = None
+        self._before_expiry: Callable[[], None] | None = None
+        """Called before the client looks for messages whose ``consume_timeout`` is over: makes acknowledgments count
+        that another thread has made."""
         self._lanes: deque[Lane[R]] = deque()
         self._subscribed = {each.topic: each for each in options}
         retries = options[0].of_retries()
@@ -503,6 +506,8 @@ class Consumer(Lifetime, Generic[R]):
         while True:
             await anyio.sleep(min(EXPIRY_INTERVAL_SECONDS, timeout / 4))
             for puller in list(self._pullers.values()):
+                if self._before_expiry is not None:
+                    self._before_expiry()
                 for message in puller.expired():
                     await self._give_back_expired(puller, message, timeout)
 

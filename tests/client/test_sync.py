@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -84,6 +85,38 @@ def test_a_batch_is_acknowledged_at_once(fake_in_thread: Any, backend: Any) -> N
     assert fake_in_thread.broker.offsets == {("g", "T", 0): 3, ("g", "T", 1): 3}
     with pytest.raises(gantrymq.ClientClosed):
         batch.ack()
+
+
+@pytest.mark.parametrize("as_batches", [False, True])
+def test_messages_acknowledged_within_the_consume_timeout_are_not_sent_back(
+    fake_in_thread: Any, as_batches: bool
+) -> None:
+    """An acknowledgment counts from when it is made, and a message's time from when the application gets it."""
+    broker = fake_in_thread.broker
+    broker.answers[36] = lambda request: request.answer(0)
+    for number in range(6):
+        broker.store("T", 0, b"%d" % number)
+    with (
+        gantrymq.sync.connect(fake_in_thread.address) as client,
+        client.consumer("T", "g", start="first", consume_timeout=1.0) as messages,
+    ):
+        if as_batches:
+            batch = messages.next_batch(max=6)
+            assert len(batch) == 6
+            time.sleep(0.2)
+            batch[0].ack()
+            batch.ack()
+            time.sleep(1.4)  # long before the next fetch, which there may never be
+        else:
+            for message in messages:
+                time.sleep(0.25)
+                message.ack()
+                if message.queue_offset == 5:
+                    break
+            time.sleep(1.4)
+        assert broker.seen(36) == []
+        assert (messages.statistics().acknowledged, messages.statistics().returned) == (6, 0)
+    assert broker.offsets["g", "T", 0] == 6
 
 
 def test_messages_of_a_revoked_queue_are_dropped(fake_in_thread: Any) -> None:
