@@ -155,14 +155,14 @@ class Reader(Lifetime, Generic[R]):
         for queue in self._queues.keys() - chosen:
             self._queues.pop(queue).scope.cancel()
         await self._add(chosen - self._queues.keys())
-        self._ends = None
+        self._forget_ends()
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue at the queue offset ``offset`` of ``queue``. ValueError for a negative one."""
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
         (await self._known([queue]))[0].seek(offset)
-        self._ends = None
+        self._forget_ends()
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Continue at the oldest message of these ``queues``, or of all."""
@@ -363,7 +363,12 @@ class Reader(Lifetime, Generic[R]):
         await self._refresh_queues()
         for known in await self._known(queues or self.queues):
             known.seek(await self._place_of(known.queue, where))
+        self._forget_ends()
+
+    def _forget_ends(self) -> None:
+        """Let ``until`` mean the ends of now, also for a poll that waits."""
         self._ends = None
+        self._arrived.set()
 
     def _pause(self, queues: tuple[MessageQueue, ...], paused: bool) -> None:
         self._ensure_open()
@@ -418,6 +423,7 @@ class Reader(Lifetime, Generic[R]):
                         place = await self._place(known.queue, self._start)
                         if known.turn == turn:
                             known.seek(place)
+                        self._arrived.set()  # there may be nothing to read from there to the end
                     elif (
                         known.paused or len(known.fetched) >= PREFETCH_MESSAGES or known.bytes >= OUTSTANDING_MAX_BYTES
                     ):

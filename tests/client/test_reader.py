@@ -98,6 +98,36 @@ async def test_an_iteration_ends_at_the_end_offsets_of_its_start(fake_cluster: C
             assert [message async for message in reader] == []
 
 
+async def test_an_iteration_over_a_queue_with_nothing_to_read_ends_at_once(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        fill(cluster, 2)
+        async with client.reader("T", until="end", start="last") as reader:
+            with anyio.fail_after(5):  # far less than the broker holds a pull
+                assert [message async for message in reader] == []
+
+
+@pytest.mark.parametrize("move", ["seek", "seek_to_end"])
+async def test_a_poll_that_waits_notices_that_a_seek_has_reached_the_end(fake_cluster: Cluster, move: str) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.reader("T", until="end") as reader:
+            assert await reader.position(Q0) == 0
+            reader.pause()
+            got: list[list[DeliveredRecord]] = []
+
+            async def poll_once() -> None:
+                got.append(await reader.poll())
+
+            with anyio.fail_after(5):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(poll_once)
+                    await cluster.broker.wait_for(30)
+                    await anyio.sleep(0.05)
+                    assert not got
+                    await (reader.seek(Q0, 1) if move == "seek" else reader.seek_to_end(Q0))
+            assert got == [[]]
+
+
 async def test_seek_accepts_offsets_times_beginning_and_end(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
         fill(cluster, 20)
