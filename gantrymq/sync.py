@@ -445,6 +445,10 @@ class Consumer(BlockingMember, Generic[V_co]):
 
     def batches(self, max: int = BATCH_MESSAGES) -> Iterator[MessageBatch[V_co]]:
         """As :meth:`gantrymq.Consumer.batches`."""
+        consumer.check_batch_max(max)
+        return self._batches(max)
+
+    def _batches(self, max: int) -> Iterator[MessageBatch[V_co]]:
         while True:
             yield self.next_batch(max)
 

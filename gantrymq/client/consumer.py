@@ -160,14 +160,20 @@ class Consumer(Lifetime, Generic[R]):
             await self._more(1)
 
     def batches(self, max: int = BATCH_MESSAGES) -> Batches[R]:
-        """Return an async iterator over batches of 1 to ``max`` messages, each as :meth:`next_batch` returns it."""
+        """Return an async iterator over batches of 1 to ``max`` messages, each as :meth:`next_batch` returns it.
+
+        ValueError for a ``max`` below 1.
+        """
+        check_batch_max(max)
         return Batches(self, max)
 
     async def next_batch(self, max: int = BATCH_MESSAGES) -> MessageBatch[R]:
         """Return 1 to ``max`` messages, which can be acknowledged all at once (:meth:`MessageBatch.ack`).
 
-        Waits while there is none. With ``ordered`` they are of one queue. Raises as the iteration does.
+        Waits while there is none. With ``ordered`` they are of one queue. Raises as the iteration does; ValueError for
+        a ``max`` below 1.
         """
+        check_batch_max(max)
         while True:
             self._ensure_open()
             batch: MessageBatch[R] = MessageBatch()
@@ -845,6 +851,12 @@ class Consumer(Lifetime, Generic[R]):
                 "commit_failed", queue.broker_name, self.group,
                 topic=queue.topic, queue=queue.queue_id, reason=str(error),
             )  # fmt: skip
+
+
+def check_batch_max(max: int) -> None:
+    """ValueError for batches of less than one message."""
+    if max < 1:
+        raise ValueError(f"max {max}: ask for at least one message")
 
 
 def _is_dropped(part: Sequence[DeliveredRecord]) -> bool:

@@ -571,6 +571,18 @@ async def test_a_cancelled_wait_loses_no_message(fake_cluster: Cluster) -> None:
                 assert (await take(messages, 1))[0].body == b"%d" % number
 
 
+@pytest.mark.parametrize("size", [0, -1])
+async def test_batches_of_less_than_one_message_are_refused(fake_cluster: Cluster, size: int) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            with pytest.raises(ValueError, match=f"max {size}: ask for at least one message"):
+                messages.batches(size)
+            with pytest.raises(ValueError, match=f"max {size}: ask for at least one message"):
+                await messages.next_batch(size)
+            assert len(await messages.next_batch(1)) == 1
+
+
 async def test_batches_contain_available_messages_up_to_their_size(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(70):

@@ -119,6 +119,17 @@ def test_messages_acknowledged_within_the_consume_timeout_are_not_sent_back(
     assert broker.offsets["g", "T", 0] == 6
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_batches_of_less_than_one_message_are_refused(fake_in_thread: Any, size: int) -> None:
+    with (
+        gantrymq.sync.connect(fake_in_thread.address) as client,
+        client.consumer("T", "g", start="first") as messages,
+    ):
+        for use in (messages.next_batch, messages.batches):
+            with pytest.raises(ValueError, match=f"max {size}: ask for at least one message"):
+                use(size)
+
+
 def test_messages_of_a_revoked_queue_are_dropped(fake_in_thread: Any) -> None:
     for number in range(6):
         fake_in_thread.broker.store("T", 0, b"%d" % number)
