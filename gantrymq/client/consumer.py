@@ -468,6 +468,10 @@ class Consumer(Lifetime, Generic[R]):
         self._returned += 1
         self._puller_tasks().start_soon(resume_later)
 
+    def begin_again(self, queue: MessageQueue, offset: int) -> None:
+        self._resets.setdefault(queue, offset)  # an administrator's reset that waits is what is wanted
+        self._unbalanced.set()
+
     def _offer(self, lane: Lane[R]) -> None:
         self._lanes.append(lane)
         self._arrived.set()

@@ -89,6 +89,9 @@ class Owner(Protocol[R]):
     def refused(self, error: AccessDenied) -> None:
         """A broker refused the client's credentials: the application must learn of it."""
 
+    def begin_again(self, queue: MessageQueue, offset: int) -> None:
+        """The puller of ``queue`` has ended: start another one at ``offset`` when nothing is in work any more."""
+
 
 class Puller(Generic[R]):
     """Pulls ``queue`` for ``owner`` while :meth:`run` runs."""
@@ -145,6 +148,8 @@ class Puller(Generic[R]):
         self._scope = anyio.CancelScope()
         self._closed = False
         self._end = 0
+        self._last = -1
+        """The highest offset of a message that came."""
         self._pulled_at = 0
         self._acknowledged_at = 0.0
         self._blocked_by = -1
@@ -276,7 +281,8 @@ class Puller(Generic[R]):
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """Let the broker bring a message again, and count this one as done.
 
-        Without effect on a message that is done, and on one whose queue is another member's: that member gets it.
+        Without effect on a message that is done, on one whose queue is another member's, which gets it, and on one
+        that the broker has lost with the end of the queue.
         Raises :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`; :class:`ClientClosed` after :meth:`close`.
         """
         if self._closed:
@@ -302,6 +308,8 @@ class Puller(Generic[R]):
         while (other := self._returning.get(record.queue_offset)) is not None:
             await other.wait()
         if self._ended or self._progress is None or not self._progress.is_outstanding(record.queue_offset):
+            if self._ended and self.lane is not None:
+                self.lane.settle(record.queue_offset)  # the next puller waits for it
             return
         self._returning[record.queue_offset] = ended = anyio.Event()
         try:
@@ -522,12 +530,7 @@ class Puller(Generic[R]):
         self._read_from = header.suggest_which_broker_id
         moved_back = header.next_begin_offset < progress.position
         if answer.code == ResponseCode.PULL_OFFSET_MOVED or moved_back:
-            log.warning(
-                "queue_offset_corrected", topic=self.queue.topic, queue=self.queue.queue_id, broker=address,
-                wanted=progress.position, now=header.next_begin_offset, first=header.min_offset, end=header.max_offset,
-            )  # fmt: skip
-            progress.reset(header.next_begin_offset)
-            self._given.clear()
+            self._correct_offset(progress, header, address)
             return
         progress.position = header.next_begin_offset
         if self._cluster.namespace is not None:
@@ -540,7 +543,8 @@ class Puller(Generic[R]):
             for record in taken:
                 if is_retry_topic(record.topic) and (origin := record.properties.get(RETRY_TOPIC)):
                     record.retry_topic, record.topic = record.topic, origin
-        first, last = taken[0].queue_offset, taken[-1].queue_offset
+        first = taken[0].queue_offset
+        self._last = last = taken[-1].queue_offset
         dense = last - first + 1 == len(taken)
         offsets = range(first, last + 1) if dense else [record.queue_offset for record in taken]
         progress.pulled(offsets, stored_sizes(taken), anyio.current_time())
@@ -549,6 +553,22 @@ class Puller(Generic[R]):
         else:
             self._owner.fetched(len(taken))
             self.lane.add(taken)
+
+    def _correct_offset(self, progress: Progress, header: PullMessageResponse, address: str) -> None:
+        """Go on where the broker says the queue is."""
+        offset = header.next_begin_offset
+        log.warning(
+            "queue_offset_corrected", topic=self.queue.topic, queue=self.queue.queue_id, broker=address,
+            wanted=progress.position, now=offset, first=header.min_offset, end=header.max_offset,
+        )  # fmt: skip
+        progress.reset(offset)
+        self._given.clear()
+        if self._last >= offset:
+            # The broker lost the end of the queue, and its next messages get the offsets of old ones, which may still
+            # be settled. Until another puller takes over, this one commits the new end, whatever is acknowledged.
+            self._ended = True
+            self._scope.cancel()
+            self._owner.begin_again(self.queue, offset)
 
     def _address(self) -> tuple[str, bool]:
         data = self._cluster.routes.broker(self.queue.broker_name)

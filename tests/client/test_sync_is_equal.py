@@ -26,8 +26,8 @@ NOT_FOR_USERS = {
     "Client": {"consumer_of", "run_worker", "worker_of"},
     "TransactionalProducer": {"end", "send_half", "take_check"},
     "Consumer": {
-        "acknowledged", "consume_directly", "describe", "failed", "fetched", "offsets", "rebalance_soon", "refused",
-        "reset_offsets", "returned", "running_info", "suspend", "take", "wake",
+        "acknowledged", "begin_again", "consume_directly", "describe", "failed", "fetched", "offsets", "rebalance_soon",
+        "refused", "reset_offsets", "returned", "running_info", "suspend", "take", "wake",
     },
     "PendingSend": {"when_done"},
 }  # fmt: skip

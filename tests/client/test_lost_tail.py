@@ -1,0 +1,189 @@
+"""A broker lost the end of a queue: its new messages have the offsets of old ones that a consumer still has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+from gantrymq import MessageQueue
+from gantrymq.client.consumer import Consumer
+from gantrymq.client.local_offsets import LocalOffsets
+from gantrymq.client.options import Ordered
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+Messages = gantrymq.Consumer[gantrymq.ReceivedMessage]
+Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
+
+
+def order_key(key: object) -> str:
+    return f"__SHARDINGKEY\x01{key}\x02"
+
+
+async def take(messages: Messages, count: int) -> list[gantrymq.ReceivedMessage]:
+    with anyio.fail_after(20):
+        return [await anext(messages) for _ in range(count)]
+
+
+async def nothing_comes(messages: Messages) -> bool:
+    with anyio.move_on_after(0.05) as scope:
+        await anext(messages)
+    return scope.cancelled_caught
+
+
+async def lose_tail(broker: Any, keep: int = 0) -> None:
+    """The queue has only the first ``keep`` messages any more; returns when the consumer has begun again there."""
+    del broker.queues["T", 0][keep:]
+    pulls = len(broker.seen(11))
+    broker.stir()
+    with anyio.fail_after(20):
+        while not any(int(pull.ext["queueOffset"]) == keep for pull in broker.seen(11)[pulls:]):
+            await broker.changed.wait()
+
+
+@pytest.mark.parametrize("settle", ["ack", "retry", "twice"])
+async def test_old_messages_settled_after_a_lost_tail_do_not_count_for_new_ones(
+    fake_cluster: Cluster, settle: str
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.store("T", 0, b"old 0")
+        broker.store("T", 0, b"old 1")
+        async with client.consumer("T", "g", start="first") as messages:
+            old = await take(messages, 2)
+            await old[0].ack()
+            if settle == "twice":
+                await old[1].ack()
+            await broker.wait_for(11, 2)
+            await lose_tail(broker)
+            broker.store("T", 0, b"new 0")
+            broker.store("T", 0, b"new 1")
+            new = await take(messages, 2)
+            assert [message.body for message in new] == [b"new 0", b"new 1"]
+            for message in old:
+                await (message.retry() if settle == "retry" else message.ack())
+            await messages.commit()
+            assert broker.offsets["g", "T", 0] == 0
+            assert not broker.seen(36), "the broker has another message there"
+            await new[0].ack()
+            await messages.commit()
+            assert broker.offsets["g", "T", 0] == 1
+            await new[1].ack()
+        assert broker.offsets["g", "T", 0] == 2
+
+
+@pytest.mark.parametrize("settle", ["ack", "retry", "dead letter"])
+@pytest.mark.parametrize("ordered", [True, "key"])
+async def test_new_messages_of_an_ordered_queue_follow_the_old_ones_after_a_lost_tail(
+    fake_cluster: Cluster, ordered: Ordered, settle: str
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.answers[36] = lambda request: request.answer(0)
+        broker.store("T", 0, b"old 0", order_key("A"))
+        async with client.consumer("T", "g", start="first", ordered=ordered) as messages:
+            (old,) = await take(messages, 1)
+            await broker.wait_for(11, 2)
+            broker.queues["T", 0].clear()
+            broker.stir()
+            with anyio.fail_after(20):
+                while broker.offsets.get(("g", "T", 0)) != 0:
+                    await broker.changed.wait()
+            for number, key in enumerate("BAA"):
+                broker.store("T", 0, b"new %d" % number, order_key(key))
+            assert await nothing_comes(messages), "an old message of the queue is in work"
+            if settle == "ack":
+                await old.ack()
+            else:
+                await old.retry(0 if settle == "retry" else -1)
+            await messages.commit()
+            assert broker.offsets["g", "T", 0] == 0
+            for number in range(3):
+                (message,) = await take(messages, 1)
+                assert message.body == b"new %d" % number
+                await message.ack()
+        assert broker.offsets["g", "T", 0] == 3
+        assert not broker.locks
+
+
+async def test_a_broadcast_consumer_begins_again_after_a_lost_tail(fake_cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.json"
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.store("T", 0, b"old 0")
+        async with client.consumer("T", "g", start="first", broadcast=True, offsets_file=file) as messages:
+            (old,) = await take(messages, 1)
+            await broker.wait_for(11, 2)
+            await lose_tail(broker)
+            broker.store("T", 0, b"new 0")
+            (new,) = await take(messages, 1)
+            await old.ack()
+            await messages.commit()
+            offsets = LocalOffsets(file)
+            offsets.load()
+            assert offsets.get(Q0) == 0
+            await new.ack()
+        offsets.load()
+        assert offsets.get(Q0) == 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "ordered", "by key", "broadcast"])
+async def test_a_consumer_that_ends_before_it_begins_again_commits_the_new_end(
+    fake_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    async def wait_for_ever(_: Any) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Consumer, "_reset", wait_for_ever)
+    file = tmp_path / "offsets.json"
+    options: dict[str, Any] = {"ordered": {"ordered": True}, "by key": {"ordered": "key"}}.get(kind, {})
+    if kind == "broadcast":
+        options = {"broadcast": True, "offsets_file": file}
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        for number in range(3):
+            broker.store("T", 0, b"%d" % number, order_key(number))
+        async with client.consumer("T", "g", start="first", **options) as messages:
+            for _ in range(2):
+                (old,) = await take(messages, 1)
+                await messages.commit()
+                await old.ack()
+            await broker.wait_for(11, 2)
+            broker.queues["T", 0].clear()
+            broker.stir()
+            (old,) = await take(messages, 1)
+            with anyio.fail_after(20):
+                while Q0 not in messages._resets:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            await old.ack()
+        if kind == "broadcast":
+            offsets = LocalOffsets(file)
+            offsets.load()
+            assert offsets.get(Q0) == 0
+        else:
+            assert broker.offsets["g", "T", 0] == 0
+
+
+async def test_a_queue_that_lost_only_its_end_begins_again_there(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        for number in range(3):
+            broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first") as messages:
+            old = await take(messages, 3)
+            await broker.wait_for(11, 2)
+            await lose_tail(broker, keep=2)
+            broker.store("T", 0, b"new 2")
+            (new,) = await take(messages, 1)
+            assert new.body == b"new 2"
+            await old[2].ack()
+            await messages.commit()
+            assert broker.offsets["g", "T", 0] == 2
+            await new.ack()
+        assert broker.offsets["g", "T", 0] == 3
