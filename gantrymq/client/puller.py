@@ -29,6 +29,7 @@ from gantrymq.client.lanes import Lane
 from gantrymq.client.local_offsets import LocalOffsets
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
+from gantrymq.client.pulled_records import decode_intact
 from gantrymq.client.replies import send_reply
 from gantrymq.client.requests import MAY_SUSPEND, PULL_BATCH_BYTES, PULL_CODES, reading
 from gantrymq.client.retry_copies import retry_copy
@@ -47,7 +48,7 @@ from gantrymq.remoting.headers.send import SendBackHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.properties import RETRY_TOPIC
-from gantrymq.remoting.records import decode_pulled, stored_sizes
+from gantrymq.remoting.records import stored_sizes
 
 SUSPEND_MILLISECONDS: Final = 15_000
 PULL_TIMEOUT_SECONDS: Final = 30.0
@@ -525,7 +526,7 @@ class Puller(Generic[R]):
             header = read_header(PullMessageResponse, answer.ext)
             records: list[R] = []
             if answer.code == ResponseCode.SUCCESS:
-                records = decode_pulled(answer.body, self._options.make, self.queue.broker_name, self)
+                records = decode_intact(answer.body, self._options.make, self.queue, self)
         self._end = header.max_offset
         self._read_from = header.suggest_which_broker_id
         moved_back = header.next_begin_offset < progress.position

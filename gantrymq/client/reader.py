@@ -27,6 +27,7 @@ from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.lookup import TOOLS_GROUP
 from gantrymq.client.options import ReaderSettings, Start, Topics, as_timestamp, subscriptions
 from gantrymq.client.progress import OUTSTANDING_MAX_BYTES
+from gantrymq.client.pulled_records import decode_intact
 from gantrymq.client.puller import (
     IDLE_INTERVAL_SECONDS,
     PAUSE_AFTER_ERROR_SECONDS,
@@ -41,7 +42,6 @@ from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.records import decode_records
 from gantrymq.remoting.tasks import hosted_tasks
 
 PREFETCH_MESSAGES: Final = 1000
@@ -455,13 +455,12 @@ class Reader(Lifetime, Generic[R]):
             return
         ext = read_pull(answer, address)
         with reading(address):
-            records = decode_records(answer.body, self._make) if answer.code == ResponseCode.SUCCESS else []
+            records = decode_intact(answer.body, self._make, queue) if answer.code == ResponseCode.SUCCESS else []
         if self._cluster.namespace is not None:
             self._cluster.namespace.restore(records)
         wanted = subscription.tags_set
         for record in records:
             if not wanted or record.tags in wanted:
-                record.broker_name = queue.broker_name
                 if self._deserialize is not None:
                     _decode(record, self._deserialize)
                 known.fetched.append(record)

@@ -51,6 +51,7 @@ BODY_MAX_BYTES: Final = 32 * 1024 * 1024
 
 _ZSTANDARD_PIECE_BYTES: Final = 256
 _CRC_MASK: Final = 0x7FFFFFFF
+_CRC_AT: Final = 8
 _SYS_FLAG_AT: Final = 36
 _HOSTS_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 _I32 = struct.Struct(">i")
@@ -249,15 +250,30 @@ def decode_records(data: bytes, make: type[Record] = Record, *, check_crc: bool 
     return records
 
 
-def decode_pulled(data: bytes, make: type[R], broker_name: str, delivery: object) -> list[R]:
+def decode_pulled(data: bytes, make: type[R], broker_name: str, delivery: object, *, check_crc: bool = True) -> list[R]:
     """As :func:`decode_records`, for records with a ``delivery``: sets that and ``broker_name``."""
     records: list[R] = []
     end = 0
     if cut_compiled is not None and type(data) is bytes:
-        records, end = cut_compiled(data, make, True, broker_name, delivery)
+        records, end = cut_compiled(data, make, check_crc, broker_name, delivery)
     if end < len(data):
-        records += cut_records(data, make, True, end, broker_name, delivery)
+        records += cut_records(data, make, check_crc, end, broker_name, delivery)
     return records
+
+
+def sort_damaged(data: bytes, make: type[R], broker_name: str, delivery: object) -> tuple[list[R], list[R]]:
+    """As :func:`decode_pulled`: the records whose body matches its CRC, and those whose body does not.
+
+    Raises :class:`FatalRemoteFault` only if the bytes are not a whole number of records.
+    """
+    intact: list[R] = []
+    damaged: list[R] = []
+    start = 0
+    for record in decode_pulled(data, make, broker_name, delivery, check_crc=False):
+        (crc,) = _I32.unpack_from(data, start + _CRC_AT)
+        (intact if zlib.crc32(record.stored_body) & _CRC_MASK == crc else damaged).append(record)
+        start += record.stored_size
+    return intact, damaged
 
 
 def stored_sizes(records: list[R]) -> list[int]:
