@@ -27,7 +27,7 @@ DEF SYS_FLAG_AT = 36
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
-cdef int32_t COMPRESSED = 0x1
+cdef int32_t DECODED = 0x81
 cdef int32_t BORN_HOST_V6 = 0x10
 cdef int32_t STORE_HOST_V6 = 0x20
 cdef tuple NOTHING = ()
@@ -124,13 +124,13 @@ cdef class Fields:
 
     @property
     def body(self):
-        """The decompressed body; :class:`BodyError` if it cannot be decompressed."""
-        if not self.sys_flag & COMPRESSED:
+        """The decompressed body; :class:`BodyError` if it cannot be decoded."""
+        if not self.sys_flag & DECODED:
             return self.stored_body
         if self._body is None:
-            from gantrymq.remoting.records import decompress
+            from gantrymq.remoting.records import decode_body
 
-            self._body = decompress(self.stored_body, self.sys_flag)
+            self._body = decode_body(self.stored_body, self.sys_flag)
         return self._body
 
     @property

@@ -43,6 +43,8 @@ MAGIC_V2: Final = 0xDAA320AB
 COMPRESSED: Final = 0x1
 BORN_HOST_V6: Final = 0x10
 STORE_HOST_V6: Final = 0x20
+INNER_BATCH: Final = 0x80
+"""5.x marks with it what is a batch kept as one record, in topics of type BatchCQ: the body is a row of messages."""
 COMPRESSION_MASK: Final = 0x700
 """0 (older clients) and 0x300 zlib, 0x100 LZ4, 0x200 Zstandard."""
 
@@ -53,6 +55,8 @@ _ZSTANDARD_PIECE_BYTES: Final = 256
 _CRC_MASK: Final = 0x7FFFFFFF
 _CRC_AT: Final = 8
 _SYS_FLAG_AT: Final = 36
+_DECODED: Final = COMPRESSED | INNER_BATCH
+"""A body with one of these flags is not given out as it is stored."""
 _HOSTS_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 _I32 = struct.Struct(">i")
 _U16 = struct.Struct(">H")
@@ -74,7 +78,8 @@ BATCH_ROW: Final = struct.Struct(">iiiii")
 
 
 class BodyError(GantryError):
-    """A message's body cannot be decompressed: damaged, larger than allowed, or its compressor is not installed."""
+    """A message's body cannot be decoded: damaged, larger than allowed, of a kind that is not supported, or its
+    compressor is not installed."""
 
 
 class CompressorMissing(BodyError):
@@ -164,10 +169,10 @@ class PlainFields:
 
     @cached_property
     def body(self) -> bytes:
-        """The decompressed body; :class:`BodyError` if it cannot be decompressed."""
-        if not self.sys_flag & COMPRESSED:
+        """The decompressed body; :class:`BodyError` if it cannot be decoded."""
+        if not self.sys_flag & _DECODED:
             return self.stored_body
-        return decompress(self.stored_body, self.sys_flag)
+        return decode_body(self.stored_body, self.sys_flag)
 
     @cached_property
     def properties(self) -> dict[str, str]:
@@ -332,7 +337,7 @@ def cut_records(
             record.queue_offset = queue_offset
             record.stored_size = size
             record.stored_body = body
-            if not sys_flag & COMPRESSED:
+            if not sys_flag & _DECODED:
                 record.body = body
             record.raw_properties = data[properties_start:end]
             # attributes that are set later would give each object a dictionary of its own
@@ -343,6 +348,13 @@ def cut_records(
     except (struct.error, IndexError):
         raise FatalRemoteFault(f"a torn record at byte {start} of {whole}") from None
     return records
+
+
+def decode_body(stored: bytes, sys_flag: int) -> bytes:
+    """The body of a record whose ``sys_flag`` says that it is compressed or a batch; :class:`BodyError`."""
+    if sys_flag & INNER_BATCH:
+        raise BodyError("a batch kept as one record (a topic of type BatchCQ), which cannot be read")
+    return decompress(stored, sys_flag)
 
 
 def decompress(body: bytes, sys_flag: int, limit: int = BODY_MAX_BYTES) -> bytes:

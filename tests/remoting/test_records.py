@@ -230,6 +230,17 @@ def test_a_damaged_or_cut_body_is_an_error_of_that_message_alone(kind: int) -> N
     assert good.body == b"hello"
 
 
+@pytest.mark.parametrize("sys_flag", [0x80, 0xC0, 0x81])
+@pytest.mark.parametrize("make", [Record, DeliveredRecord])
+def test_a_batch_kept_as_one_record_is_no_body(sys_flag: int, make: type[Record]) -> None:
+    stored = zlib.compress(b"rows")
+    batch, good = decode_records(record(stored, sys_flag=sys_flag) + record(), make)
+    with pytest.raises(BodyError, match="BatchCQ"):
+        _ = batch.body
+    assert batch.stored_body == stored
+    assert good.body == b"hello"
+
+
 def test_an_unknown_compressor_is_named() -> None:
     with pytest.raises(BodyError, match="unknown compressor 5"):
         decompress(b"x", 1 | 0x500)
