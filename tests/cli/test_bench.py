@@ -229,7 +229,7 @@ def test_a_stall_counts_for_each_message_that_was_due(answering: Callable[..., A
     (outcome,) = run(Plan(loads=[load])).outcomes
     assert outcome.messages == 100
     assert outcome.latencies["p50"] > 100_000  # all are due within 0.25 s; a closed loop has one slow request
-    assert outcome.latencies["max"] >= 290_000
+    assert outcome.latencies["max"] >= 200_000  # the server may have begun to stall before the request was due
 
 
 def test_produce_keeps_to_its_rate(bench: Callable[..., Any]) -> None:
