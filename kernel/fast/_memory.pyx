@@ -1,8 +1,9 @@
 # cython: language_level=3
 """Compiled twin of :mod:`gantrymq.kernel.fast.plain_memory`.
 
-The process ends if it cannot allocate a small object. Without memory for small objects any line can raise MemoryError, in trio and in Python's threads too. Then a wakeup of a
-task can be lost, and the process waits forever. Ending the process at the failed allocation needs no memory.
+The process ends if it cannot allocate a small object. Without memory for small objects any line can raise MemoryError,
+in trio and in Python's threads too. Then a wakeup of a task can be lost, and the process waits forever. Ending the
+process at the failed allocation needs no memory.
 """
 
 cdef extern from "Python.h":

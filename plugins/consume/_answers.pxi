@@ -175,9 +175,8 @@ cdef class PullAnswers:
 
         The bytes of an open log never change. :meth:`take_limits` closes windows with quarantined ranges.
         """
-        cdef int number, kept = 0, closed = max(0, self.window_count - KEPT_WINDOWS // 2)
-        if self.window_count <= KEPT_WINDOWS:
-            closed = 0
+        cdef int number, kept = 0
+        cdef int closed = self.window_count - KEPT_WINDOWS // 2 if self.window_count > KEPT_WINDOWS else 0
         for number in range(self.window_count):
             if number < closed or self.windows[number].length > KEPT_WINDOW_BYTES:
                 PyBuffer_Release(&self.buffers[number])
