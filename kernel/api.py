@@ -207,6 +207,12 @@ class QueuesReader(Protocol):
     def get(self, topic: str, queue_id: int) -> QueueReader | None:
         """Return a queue; None if it never had a message."""
 
+    def deleted(self, topic: str) -> bool:
+        """Return whether the topic was deleted and its messages from before that may still be in the log.
+
+        True even if the topic was created again since.
+        """
+
 
 class QueueReader(Protocol):
     """A queue of :class:`QueuesReader`. :func:`gantrymq.kernel.store.reading.read_messages` reads its messages."""

@@ -35,6 +35,7 @@ from gantrymq.plugins.topics.changes import TopicChanges
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.file_check import check_groups, check_topics
 from gantrymq.plugins.topics.groups import Groups
+from gantrymq.plugins.topics.recovery import topics_of_queues
 from gantrymq.plugins.topics.table import Topics
 from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 
@@ -91,16 +92,14 @@ class TopicsPlugin:
     def recovered(self, broker: Broker) -> None:
         """Create topics that have messages but are missing in the file.
 
-        Not on a slave, which takes the topics from its master. Not if RocketMQ's broker wrote to the store last,
-        because its recovery restores the queues of deleted topics.
+        Not a deleted topic whose only messages were delayed, or half messages, when it was deleted. Not on a slave,
+        which takes the topics from its master. Not if RocketMQ's broker wrote to the store last, because its recovery
+        restores the queues of deleted topics.
         """
         assert self._topics is not None
-        seen: dict[str, int] = {}
-        for queue in broker.queues:
-            if queue.max_offset > queue.min_offset:
-                seen[queue.topic] = max(queue.queue_id + 1, seen.get(queue.topic, 0))
         report = broker.store.recovered
         if broker.broker_id == 0:
+            seen = topics_of_queues(broker, self._topics.table.entries)
             self._topics.restore(seen, create=report is not None and not report.foreign)
             self._save_topics()
 

@@ -26,7 +26,7 @@ from gantrymq.testing.simulated.network import OBSERVER, Process, on
 from gantrymq.testing.simulated.run import simulate
 
 HOST = "10.0.0.10"
-PREPARED, ROLLBACK = 4, 12
+PREPARED, COMMIT, ROLLBACK = 4, 8, 12
 ASYNC = {"plugin.flush.mode": "async", "plugin.flush.interval": "60s"}
 
 
@@ -176,6 +176,50 @@ def test_a_deletion_beyond_a_lost_log_tail_deletes_no_later_message() -> None:
                 assert await read_from(channel, "T", 0) == numbered(100, 130)
             await cluster.machine(HOST).stop()
             lose_queues(cluster)
+
+    simulate(scenario, seed=1)
+
+
+@pytest.mark.parametrize("waits", ["level", "timed", "half message"])
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_message_that_waited_while_its_topic_was_deleted_does_not_restore_the_topic(waits: str, end: str) -> None:
+    """It is delivered after the deletion, so the deletion does not cover it: the next start created the topic again."""
+    properties = {"level": "DELAY\x013", "timed": "TIMER_DELAY_MS\x0110000", "half message": ""}[waits]
+
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        await cluster.start_broker(HOST)
+        async with connected(cluster) as channel:
+            await send_all(channel, "T", numbered(0, 3))
+            if waits == "half message":
+                header = await send_half(channel)
+            else:
+                assert (await channel.call(send("T", b"late", properties=properties))).code == ResponseCode.SUCCESS
+            await delete(channel, "T")
+            if waits == "half message":
+                header.commit_or_rollback = COMMIT
+                ended = await channel.call(Command(RequestCode.END_TRANSACTION, header.to_ext()))
+                assert ended.code == ResponseCode.SUCCESS, ended.remark
+            await trio.sleep(15)
+            assert await max_offset(channel, "T") == 4, "the message is in the queue, as at a RocketMQ broker"
+        for _ in range(2):
+            if end == "kill":
+                machine.kill()
+            else:
+                await machine.stop()
+            await cluster.start_broker(HOST)
+            async with connected(cluster) as channel:
+                config = await ask(channel, RequestCode.GET_TOPIC_CONFIG, topic="T")
+                assert config.code != ResponseCode.SUCCESS
+        async with connected(cluster) as channel:
+            await send_all(channel, "T", numbered(4, 5))
+            for name in ("topics.json", "topics.json.bak"):
+                machine.env.unlink(f"store/config/{name}")
+        machine.kill()
+        await cluster.start_broker(HOST)
+        async with connected(cluster) as channel:
+            last = [b"half" if waits == "half message" else b"late", *numbered(4, 5)]
+            assert await read_from(channel, "T", 0) == last, "messages sent to the topic restore it"
 
     simulate(scenario, seed=1)
 

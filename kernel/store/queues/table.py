@@ -177,6 +177,10 @@ class ConsumeQueues:
         self._queues[topic, queue_id] = queue
         return queue
 
+    def deleted(self, topic: str) -> bool:
+        """Return whether the topic was deleted and records from before that may still be in the log."""
+        return topic in self.deletions.ends
+
     # ------------------------------------------------------------------------------------------------------- put
 
     def put(self, batch: DispatchBatch) -> None:
