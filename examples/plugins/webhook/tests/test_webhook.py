@@ -21,10 +21,12 @@ WAIT_S = 20
 
 
 class Receiver:
-    """An HTTP server that notes what it gets; the first ``failures`` requests are answered with 503."""
+    """An HTTP server that notes what it gets; the first ``failures`` requests are answered with
+    ``failure``."""
 
     def __init__(self):
         self.failures = 0
+        self.failure = 503
         self.got = []
         self.ids = []
         self.undecoded = []
@@ -35,12 +37,17 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if receiver.failures > 0:
                     receiver.failures -= 1
-                    self.send_response(503)
+                    self.send_response(receiver.failure)
+                    self.send_header("Location", "/elsewhere")
                 else:
                     receiver.got.append((self.headers["X-Gantrymq-Topic"], body))
                     receiver.ids.append(self.headers["X-Gantrymq-Id"])
                     receiver.undecoded.append(self.headers["X-Gantrymq-Undecoded"])
                     self.send_response(204)
+                self.end_headers()
+
+            def do_GET(self):
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *_given):
@@ -111,8 +118,9 @@ def test_messages_of_the_topics_are_posted_in_order_and_unpacked(plugin_broker, 
     assert receiver.wait(3) == [("orders", b"1"), ("orders", b"x" * 8000), ("orders", b"3")]
 
 
-def test_a_failed_request_is_tried_again_until_it_succeeds(plugin_broker, receiver):
-    receiver.failures = 3
+@pytest.mark.parametrize("failure", [503, 302])
+def test_a_failed_or_redirected_request_is_tried_again_until_it_succeeds(plugin_broker, receiver, failure):
+    receiver.failures, receiver.failure = 3, failure
     running = plugin_broker(WebhookPlugin, settings=settings(receiver))
     send(running, "orders", b"1", b"2")
     assert [body for _, body in receiver.wait(2)] == [b"1", b"2"]
