@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.processors import Request, RequestBatch
 
-SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
+SENDS = frozenset(
+    {
+        RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2,
+    }
+)  # fmt: skip
 NOT_SIGNED = "the request is not signed by a key that this broker knows"
 UNSIGNED = frozenset({"Signature", "_UNIQUE_KEY_QUERY"})
 """Fields that a signature does not cover; clients add the second one behind it."""

@@ -1,9 +1,13 @@
 """The plugin in a real broker, seen through clients that sign their requests and one that does not."""
 
 import pytest
+import trio
 from gantrymq_signed import SignedPlugin
 
 import gantrymq
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.sync import connect
 
 SECRETS = {"alice": "secret-of-alice", "bob": "secret-of-bob"}
@@ -34,3 +38,21 @@ def test_requests_of_known_keys_are_taken_and_a_reader_cannot_send(plugin_broker
         client.consumer("orders", "readers", start="first") as consumer,
     ):
         assert next(consumer).body == b"signed"
+
+
+def test_a_reader_cannot_store_a_message_as_a_reply(plugin_broker, tmp_path):
+    keys = tmp_path / "keys.txt"
+    keys.write_text("".join(f"{name} {secret}\n" for name, secret in SECRETS.items()))
+    running = plugin_broker(SignedPlugin, settings={"plugin.signed.keys": str(keys), "plugin.signed.readers": "bob"})
+    header = SendMessageHeader(
+        producer_group="repliers", topic="orders", default_topic="TBW102", default_topic_queue_nums=1, queue_id=0,
+        sys_flag=0, born_timestamp=1, flag=0, properties="CLUSTER\x01DefaultCluster",
+    )  # fmt: skip
+    reply = Command(RequestCode.SEND_REPLY_MESSAGE_V2, header.to_ext(), b"forged")
+
+    async def send_reply():
+        async with gantrymq.connect(running.cluster.nameserver, **credentials("bob")) as client:
+            await client.admin.request(running.address, reply)
+
+    with pytest.raises(gantrymq.BrokerError, match="'bob' may not send"):
+        trio.run(send_reply)
