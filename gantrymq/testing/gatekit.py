@@ -72,6 +72,11 @@ def nothing_passes_before_its_guarantee_holds(case: Gate) -> None:
     expect(bench.gate.watermark < batch.end, "the watermark has passed a message for which the guarantee does not hold")
     bench.acks.release(bench.acks.committed(bench.log.end))
     expect(not bench.answered, "a message was acknowledged before its guarantee held")
+    bench.grant(batch.end)
+    later = bench.append()
+    expect(bench.gate.watermark < later.end, "after one guarantee the watermark follows the log's end")
+    bench.acks.release(bench.acks.committed(bench.log.end))
+    expect(later not in bench.answered, "a later message was acknowledged before its guarantee held")
 
 
 def what_is_guaranteed_passes_in_order(case: Gate) -> None:
