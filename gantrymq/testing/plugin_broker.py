@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class PluginBroker:
         """
         old, new = self._store(), self._folder / f"store-{self._lives + 1}"
         if killed:
-            shutil.copytree(old, new)
+            shutil.copytree(old, new, copy_function=_copy_if_there)
         self.stop()
         if not killed:
             old.rename(new)
@@ -107,3 +107,9 @@ class PluginBroker:
     def stop(self) -> None:
         """Disconnect the client and stop the broker. Raises the error that ended the broker, if one did."""
         self._running.close()
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    """Copy a file of a running store. One that is gone by now was temporary: a table's own name is always there."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -109,6 +112,32 @@ def test_a_kill_replays_unsaved_messages(plugin_broker: StartPluginBroker, monke
     assert lives == [b"0"], "saved before the messages came"
     running.restart()
     assert lives == [b"0", b"3"], "a stop saves"
+
+
+def test_a_kill_while_the_broker_replaces_a_table_keeps_the_store(
+    plugin_broker: StartPluginBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary file that was listed may be gone when its turn to be copied comes."""
+    running = plugin_broker(Counter, settings=SETTINGS)
+    send(running, "orders", 2)
+    copied, list_folder = list[str](), os.scandir
+
+    def with_a_temporary_file(folder: Any) -> Any:
+        if isinstance(folder, int) or Path(folder).name != "config":
+            return list_folder(folder)
+        path = Path(folder, "topics.json.tmp")
+        path.touch()
+        with list_folder(folder) as entries:
+            found = list(entries)
+        path.unlink()
+        copied.append(str(path))
+        return nullcontext(found)
+
+    monkeypatch.setattr(os, "scandir", with_a_temporary_file)
+    running.restart(killed=True)
+    assert copied
+    with running.client.consumer("orders", "readers", start="first") as consumer:
+        assert sorted(next(consumer).body for _ in range(2)) == [b"0", b"1"]
 
 
 def test_two_brokers_run_a_plugin_given_as_object_or_by_name(plugin_broker: StartPluginBroker) -> None:
