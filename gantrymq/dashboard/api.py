@@ -504,12 +504,29 @@ def make_app(source: Source, access: Access) -> Starlette:
 
 
 async def _answer(operation: Operation, source: Source, request: Request) -> Response:
+    """The answer to a request. An action that fails is logged too: it may have changed something before it failed."""
+    body: dict[str, Any] = {}
+    response = await _answered(operation, source, request, body)
+    if operation.method != "GET" and not body.get("dry_run"):
+        log.info(
+            "dashboard_action",
+            method=operation.method,
+            path=request.scope["path"],
+            peer=request.client and request.client.host,
+            status=response.status_code,
+        )
+    return response
+
+
+async def _answered(operation: Operation, source: Source, request: Request, body: dict[str, Any]) -> Response:
+    """As :func:`_answer`, without the log; ``body`` gets what the request's body says."""
     try:
-        body = {} if operation.method == "GET" else await _read_body(request)
+        if operation.method != "GET":
+            body.update(await _read_body(request))
         with anyio.fail_after(TIMEOUT_S):
             client = source.ready() if operation.needs_cluster else None
             found = await operation.handler(client, request, body)  # type: ignore[arg-type]
-        response = Answer(found)
+        return Answer(found)
     except (BadRequest, ValueError, NotRecalled) as error:
         return refuse(400, "bad_request", str(error))
     except SlowBody as error:
@@ -527,14 +544,6 @@ async def _answer(operation: Operation, source: Source, request: Request) -> Res
     except Exception as error:
         log.exception("dashboard_request_failed", path=request.scope["path"])
         return refuse(500, "internal", f"{type(error).__name__}: see the log")
-    if operation.method != "GET":
-        log.info(
-            "dashboard_action",
-            method=operation.method,
-            path=request.scope["path"],
-            peer=request.client and request.client.host,
-        )
-    return response
 
 
 async def _read_body(request: Request) -> dict[str, Any]:

@@ -15,7 +15,7 @@ pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[da
 from gantrymq.client import Client
 from gantrymq.client.errors import ChannelClosed
 from gantrymq.dashboard import views
-from gantrymq.dashboard.access import Access
+from gantrymq.dashboard.access import CHANGE_HEADER, Access
 from gantrymq.dashboard.api import PREFIX, SAMPLE_S, Source, make_app
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo
@@ -108,17 +108,42 @@ async def test_an_unexpected_error_is_the_problem_of_its_samples_and_logged_once
 
 @pytest.mark.parametrize("path", ["/groups", "/groups/billing", "/clients", "/topics"])
 async def test_a_request_during_which_a_broker_dies_is_answered_with_502(source: Source, path: str) -> None:
+    status, answer = await asked(source, "GET", path)
+    assert (status, answer["error"]["code"]) == (502, "cluster")
+    assert f"{BROKER}: closed by the peer" in answer["error"]["message"]
+    check_answer("GET", PREFIX + path, 502, answer)
+
+
+async def asked(source: Source, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    """Status and content of the answer to a request."""
     scope = {
-        "type": "http", "method": "GET", "scheme": "http", "path": PREFIX + path, "query_string": b"",
-        "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+        "type": "http", "method": method, "scheme": "http", "path": PREFIX + path, "query_string": b"",
+        "headers": [(b"host", b"localhost"), (CHANGE_HEADER.encode(), b"1")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
     }  # fmt: skip
     sent = list[Any]()
+
+    async def receive() -> Any:
+        await trio.lowlevel.checkpoint()
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await make_app(source, Access())(scope, trio.sleep_forever, send)
-    answer = json.loads(sent[1]["body"])
-    assert (sent[0]["status"], answer["error"]["code"]) == (502, "cluster")
-    assert f"{BROKER}: closed by the peer" in answer["error"]["message"]
-    check_answer("GET", PREFIX + path, 502, answer)
+    await make_app(source, Access())(scope, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+async def test_an_action_that_fails_on_its_way_is_logged_with_its_status(source: Source) -> None:
+    """It may have changed something at a broker before it failed at another one."""
+    with capture_logs() as logs:
+        status, _ = await asked(source, "DELETE", "/groups/billing", {"confirm": "billing"})
+    assert status == 502
+    actions = [(each["method"], each["status"]) for each in logs if each["event"] == "dashboard_action"]
+    assert actions == [("DELETE", 502)]
+
+
+async def test_a_dry_run_is_no_action(source: Source) -> None:
+    with capture_logs() as logs:
+        await asked(source, "POST", "/groups/billing/reset", {"topic": "orders", "to": "first", "dry_run": True})
+    assert "dashboard_action" not in [each["event"] for each in logs]
