@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.batch import AppendBatch, Source, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Source, Trait
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request, take_each
 from gantrymq.kernel.store.log.record import BadRecord, Record
@@ -137,7 +137,9 @@ class SendBackProcessor:
     def _reply(self, batch: AppendBatch) -> None:
         for row, request in enumerate(batch.origins):
             status = batch.statuses[row]
-            if status == ResponseCode.SUCCESS:
+            if (
+                status in STORED
+            ):  # as RocketMQ, which does not wait for slaves here; otherwise the client would send it again
                 request.answer(ResponseCode.SUCCESS)
                 self._count(request, batch.properties[row])
             else:

@@ -289,3 +289,15 @@ async def test_returns_are_counted_under_the_topic_and_the_group(tmp_path: Path)
             Command(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "SNDBCK_PUT_NUMS", "statsKey": "T@G"})
         )
         assert viewed.code == ResponseCode.SUCCESS, viewed.remark
+
+
+@pytest.mark.parametrize("level", [0, -1])
+async def test_a_returned_message_that_no_slave_has_yet_is_not_sent_a_second_time(tmp_path: Path, level: int) -> None:
+    """The client sends it itself after any code but SUCCESS, and each of the two retries would double again."""
+    broker = make_broker(tmp_path, enable=["ha"], settings={"plugin.ha.role": "sync_master"})
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        answer = await channel.call(send("T", b"body"))
+        assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE, answer.remark
+        offset = int((answer.ext or {})["msgId"][16:], 16)
+        record = await returned(broker, channel, back(offset, level))
+        assert record.topic == (SCHEDULE_TOPIC if level == 0 else "%DLQ%G")
