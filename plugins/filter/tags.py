@@ -12,6 +12,7 @@ import attrs
 
 from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter
+from gantrymq.plugins.filter.values import BLANKS
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
@@ -64,7 +65,7 @@ def _compile(expression: str) -> Generator[None, None, TagFilter]:
         return TagFilter(frozenset())
     codes: set[int] = set()
     for number, tag in enumerate(expression.split("||"), start=1):
-        stripped = tag.strip()
+        stripped = tag.strip(BLANKS)
         if stripped:
             codes.add(_code_of(stripped))
         if number % STEP_TAGS == 0:

@@ -23,7 +23,8 @@ _DOUBLE = re.compile(
     r"|(?P<hexadecimal>0[xX](?:[0-9a-fA-F]++(?:\.[0-9a-fA-F]*+)?|\.[0-9a-fA-F]++)[pP][+-]?\d++)[fFdD]?)",
     re.ASCII,
 )
-_BLANKS = "".join(map(chr, range(33)))
+BLANKS = "".join(map(chr, range(33)))
+"""What Java's ``String.trim`` removes."""
 LONG_TEXT = 64
 """Results for texts of more characters are cached."""
 
@@ -87,7 +88,7 @@ def parse_double(text: str) -> float:
 
 
 def _double(text: str) -> float | None:
-    found = _DOUBLE.fullmatch(text.strip(_BLANKS))
+    found = _DOUBLE.fullmatch(text.strip(BLANKS))
     if found is None:
         return None
     if found["name"]:

@@ -25,6 +25,13 @@ def test_tags_are_split_and_trimmed() -> None:
     assert not wanted.matches(0), "a message without a tag"
 
 
+def test_only_the_blanks_that_java_trims_are_no_part_of_a_tag() -> None:
+    wanted = compile_tags("\t TagA\u3000 || TagB\u00a0")
+    assert wanted.matches(java_hash("TagA\u3000"))
+    assert wanted.matches(java_hash("TagB\u00a0"))
+    assert not wanted.matches(java_hash("TagA"))
+
+
 @pytest.mark.parametrize("code", [-(2**63), -(2**31) - 1])
 def test_a_code_that_is_an_address_of_the_extension_file_passes(code: int) -> None:
     assert compile_tags("TagA").matches(code), "any tag may be meant"
