@@ -203,3 +203,18 @@ def member(part: Part, texts: Sequence[str], wanted: bool) -> Part:
         return None if value is None else (value in chosen) is wanted
 
     return _made(Kind.TRUTH, evaluate, part)
+
+
+def search(part: Part, test: Callable[[str, str], bool], text: str, wanted: bool) -> Part:
+    """Return the condition that ``test(value, text)`` holds, or does not if ``wanted`` is false.
+
+    It is false, never unknown, for a value that is no text and for an empty ``text``, also if ``wanted`` is false: as
+    ``ComparisonExpression`` of RocketMQ 5.3.3.
+    """
+    inner = part.evaluate
+
+    def evaluate(properties: Properties) -> Value:
+        value = inner(properties)
+        return bool(text) and isinstance(value, str) and test(value, text) is wanted
+
+    return _made(Kind.TRUTH, evaluate, part)

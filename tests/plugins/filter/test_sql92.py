@@ -90,6 +90,23 @@ def test_text_behind_a_complete_expression_is_ignored(behind: str) -> None:
     assert not wanted(f"a = 0{behind}", a="1", b="5")
 
 
+@pytest.mark.parametrize(
+    ("operator", "found"), [("CONTAINS", {"ab", "b", "abc"}), ("startswith", {"b"}), ("EndsWith", {"ab", "b"})]
+)
+def test_a_text_is_searched_in_a_property_as_in_rocketmq_5(operator: str, found: set[str]) -> None:
+    values = {"ab", "b", "abc", "a"}
+    assert {value for value in values if wanted(f"x {operator} 'b'", x=value)} == found
+    assert {value for value in values if wanted(f"x NOT {operator} 'b'", x=value)} == values - found
+    for expression in (f"x {operator} ''", f"x NOT {operator} ''", f"y {operator} 'b'", f"y NOT {operator} 'b'"):
+        assert not wanted(expression, x="b")
+    assert wanted(f"x = 'b' AND x {operator} 'b' OR y IS NOT NULL", x="b")
+    assert wanted(f"NOT (y {operator} 'b')"), "false, not unknown"
+    assert wanted(f"{operator} = 'x'", **{operator: "x"}), "a name where no operator can be, as in RocketMQ 4"
+    for expression in (f"x {operator}", f"x {operator} y", f"x {operator} 5", f"x NOT {operator}"):
+        with pytest.raises(RemoteFault, match="cannot be read"):
+            compile_sql92(expression)
+
+
 def test_an_operand_of_a_tighter_operator_is_not_an_expression_of_a_looser_one() -> None:
     assert wanted("a IS NULL NOT IN ('x')")
     assert not wanted("'x' IS NULL <= 5")
