@@ -87,6 +87,8 @@ class Recovery:
         self._quarantine_list = QuarantineList(env, root)
         self._last_timestamp = 0
         self._dispatched = 0
+        self._rewritten_from: int | None = None
+        """Where RocketMQ's broker cut the log and appended to it: a quarantined range began there."""
 
     def run(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None) -> RecoveryReport:
         """Recover. ``on_dispatch`` sees every record that is dispatched again, at least from ``replay_from`` on.
@@ -146,6 +148,7 @@ class Recovery:
         return _Plan(start, marks.durable, trusted=True)
 
     def _plan_without_marks(self) -> _Plan:
+        self._forget_rewritten()
         if self._clean:
             floor = max((self._believed_end(queue) for queue in self._queues), default=0)
             floor = min(floor, self._segments.end)
@@ -166,6 +169,23 @@ class Recovery:
                 start = segment.base
         self._queues.truncate(start, self._is_entry)
         return _Plan(start, start, trusted=False, flushed_before=self._checkpoint.log_timestamp)
+
+    def _forget_rewritten(self) -> None:
+        """Drop the ranges behind the first one that begins with intact data: RocketMQ's broker cut the log there."""
+        for row, (start, _) in enumerate(self._log.quarantine):
+            segment = self._segments.at(start)
+            if segment is None:
+                continue
+            try:
+                batch, stop = scan_block(self._segments, start, segment.end, 1, check_body=True)
+            except OSError:
+                continue
+            if len(batch) or stop is Stop.BLANK:
+                self._rewritten_from = start
+                log.info("quarantine_list_shortened", end=start, removed=len(self._log.quarantine) - row)
+                self._log.quarantine = self._log.quarantine[:row]
+                self._quarantine_list.save(self._log.quarantine)
+                return
 
     def _believed_end(self, queue: ConsumeQueue) -> int:
         """Return the end of the record of the queue's last entry; 0 if the entry points to another record or to
@@ -266,7 +286,11 @@ class Recovery:
         which it continues."""
         if position < plan.floor:
             found = find_record(self._segments, position + 1)
-            return plan.floor if found is None else min(found[0], plan.floor)
+            if found is None:
+                return plan.floor
+            if self._rewritten_from is not None and position > self._rewritten_from and found[1] < self._last_timestamp:
+                return None  # what RocketMQ's broker cut off remains, with its queue entries, behind what it appended
+            return min(found[0], plan.floor)
         if plan.flushed_before:
             found = find_record(self._segments, position + 1)
             # A record older than the records before it is a remainder of a tail that was cut off earlier.

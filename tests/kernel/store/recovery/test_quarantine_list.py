@@ -153,3 +153,75 @@ def test_recovery_drops_ranges_behind_the_end_of_the_log() -> None:
     assert report.corrupt == ((offsets[BEFORE], offsets[BEFORE + 1]),)
     env = check_records(env.kill(), offsets, offsets[FIRST])
     assert listed(env) == [(offsets[BEFORE], offsets[BEFORE + 1])]
+
+
+def rocketmq_appends(env: MemoryEnv, offsets: list[int], sizes: Sequence[int]) -> tuple[MemoryEnv, list[int]]:
+    """RocketMQ opens ``env``, cuts the log at record FIRST by moving its end only, appends bodies of ``sizes``, and is
+    stopped; the offsets of the new records."""
+    before, after = env.kill(), env.kill()
+    cut(after, offsets[FIRST])
+    after.advance(60_000)
+    store, _, _ = open_store(after)
+    batch = batch_of([b"n" * size for size in sizes])
+    store.append(batch)
+    commit(store)
+    end = store.log.end
+    store.close()
+    for path in [name for name in before.files if name.startswith("store/c")]:
+        if not after.exists(path):
+            if "commitlog" in path:
+                before.unlink(path)  # the files behind the cut
+            continue
+        old, new = bytearray(before.read_bytes(path)), after.read_bytes(path)
+        base = int(path.rpartition("/")[2]) if "commitlog" in path else 0
+        stop = min(max(end - base, 0), len(new)) if "commitlog" in path else len(new.rstrip(b"\0"))
+        old[:stop] = new[:stop]
+        before.open(path).pwrite(bytes(old), 0)
+    for path in [name for name in after.files if name.startswith("store/c") and not before.exists(name)]:
+        before.open(path, create=True).pwrite(after.read_bytes(path), 0)
+    before.unlink("store/gantrymq.watermark")
+    before.advance(120_000)
+    return before, batch.offsets
+
+
+@pytest.mark.parametrize("crashed", [False, True], ids=["stopped", "crashed"])
+@pytest.mark.parametrize("size", [100, 77], ids=["the old records' size", "another size"])
+def test_ranges_that_rocketmq_wrote_over_are_forgotten(size: int, crashed: bool) -> None:
+    env, offsets = damaged_store()
+    env, new = rocketmq_appends(env, offsets, [size] * 70)
+    if crashed:
+        env.open("store/abort", create=True)
+    store, report, _ = open_store(env)
+    before = (offsets[BEFORE], offsets[BEFORE + 1])
+    assert report.corrupt == (before,)
+    assert listed(env) == [before]
+    assert [store.log.read_record(offset).body for offset in new] == [b"n" * size] * 70
+
+
+@pytest.mark.parametrize("crashed", [False, True], ids=["stopped", "crashed"])
+def test_records_that_rocketmq_cut_off_do_not_come_back_behind_its_new_ones(crashed: bool) -> None:
+    """One shorter record is where a damaged one was; the intact old ones behind it, and their entries, still exist."""
+    env, offsets = damaged_store()
+    env, new = rocketmq_appends(env, offsets, [60])
+    if crashed:
+        env.open("store/abort", create=True)
+    store, report, _ = open_store(env)
+    assert new == [offsets[FIRST]]
+    assert report.corrupt == ((offsets[BEFORE], offsets[BEFORE + 1]),)
+    assert (report.end, report.cut_bytes > 0) == (new[0] + 92 + 60, True)
+    queue = store.queues.get("T", 0)
+    assert queue is not None
+    assert queue.max_offset == FIRST + 1
+
+
+@pytest.mark.parametrize("crashed", [False, True], ids=["stopped", "crashed"])
+def test_ranges_that_rocketmq_left_remain_quarantined(crashed: bool) -> None:
+    """Its recovery reads the last files only."""
+    env, offsets = damaged_store()
+    env = env.kill()
+    env.unlink("store/gantrymq.watermark")
+    if crashed:
+        env.open("store/abort", create=True)
+    _, report, _ = open_store(env)
+    assert report.corrupt == tuple((offsets[number], offsets[number + 1]) for number in (BEFORE, FIRST, SECOND))
+    assert report.end > offsets[99]
