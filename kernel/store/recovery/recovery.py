@@ -22,7 +22,7 @@ from gantrymq.kernel.layouts import ENTRY, PLACES
 from gantrymq.kernel.store.log.commitlog import SCAN_ROWS, CommitLog
 from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import StoreDamaged
-from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
+from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC, ConsumeQueue
 from gantrymq.kernel.store.queues.table import ConsumeQueues
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks
 from gantrymq.kernel.store.recovery.quarantine import QuarantineList, Range
@@ -207,7 +207,10 @@ class Recovery:
         return offset if stop in (Stop.ROWS, Stop.DATA, Stop.BLANK, Stop.ZERO) else segment.base
 
     def _is_entry(self, queue: ConsumeQueue, offset: int, size: int) -> bool | None:
-        """Return whether the record at ``offset`` has that size and queue; None if there is no record, or no longer."""
+        """Return whether the record at ``offset`` has that size and queue; None if there is no record, or no longer.
+
+        Light queues hold records of other queues.
+        """
         try:
             data = self._segments.pread(offset, PLACES.size)
         except OSError:
@@ -217,7 +220,7 @@ class Recovery:
         real_size, magic, queue_id, _, real_offset, _ = PLACES.unpack(data)
         if magic not in (MAGIC_V1, MAGIC_V2) or real_offset != offset:
             return None
-        return bool(real_size == size and queue_id == queue.queue_id)
+        return bool(real_size == size and (queue_id == queue.queue_id or queue.topic.startswith(LIGHT_TOPIC)))
 
     # ---------------------------------------------------------------------------------------------------- the log
 

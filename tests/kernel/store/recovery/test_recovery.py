@@ -454,6 +454,34 @@ def test_our_watermark_is_ignored_after_rocketmq_wrote_to_the_store() -> None:
     assert numbers(store) == list(range(55))
 
 
+@pytest.mark.parametrize(("clean", "kept"), [(True, 50), (False, 42)], ids=["stopped", "crashed"])
+def test_entries_of_rocketmqs_light_queues_survive_recovery(clean: bool, kept: int) -> None:
+    """They name records of another topic and queue. After a crash, those of the log that is read again are lost."""
+    env = MemoryEnv()
+    store, _, _ = open_store(env)
+    batch = batch_of([body(number) for number in range(50)], queue_id=3)
+    store.append(batch)
+    commit(store)
+    store.flush_queues()
+    env = as_rocketmq_left_it(env)
+    folder, units = "store/consumequeue/%LMQ%x/0", TINY.queue_file_units
+    env.mkdirs(folder)
+    for start in range(0, 50, units):
+        file = env.open(f"{folder}/{start * ENTRY.size:020d}", create=True)
+        file.truncate(units * ENTRY.size)
+        file.pwrite(b"".join(ENTRY.pack(offset, SIZE, 0) for offset in batch.offsets[start : start + units]), 0)
+    if clean:
+        env.unlink("store/abort")
+    env.open("store/checkpoint").pwrite(struct.pack(">3q", env.wall + 5000, env.wall + 5000, 0), 0)
+    env.advance(60_000)
+    store, report, _ = open_store(env)
+    assert (report.clean, report.foreign) == (clean, True)
+    light, own = store.queues.get("%LMQ%x", 0), store.queues.get("T", 3)
+    assert light is not None
+    assert own is not None
+    assert (light.max_offset, own.max_offset) == (kept, 50)
+
+
 def test_an_empty_store_has_no_previous_writer() -> None:
     _, report, _ = open_store(MemoryEnv())
     assert (report.clean, report.foreign, report.end) == (True, False, 0)
