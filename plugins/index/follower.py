@@ -59,7 +59,11 @@ class Follower:
     async def follow(self) -> None:
         """Load the files, catch up whenever the index is behind, until cancelled."""
         store, index = self._broker.store, self._index
-        await trio.to_thread.run_sync(self._load)
+        try:
+            await trio.to_thread.run_sync(self._load)
+        except OSError as error:
+            index.failed = True
+            log.error("index_stopped", error=str(error))
         self.ready.set()
         try:
             while not index.failed:

@@ -46,7 +46,10 @@ class IndexVerification:
         self._vouched = True
 
     def load(self) -> None:
-        """Fill ``index.files`` and set ``index.position``; delete unreliable files."""
+        """Fill ``index.files`` and set ``index.position``; delete unreliable files.
+
+        After an :class:`OSError`, ``index.files`` are the reliable ones, and no keys may be added.
+        """
         index = self._index
         marks = read_marks(self._env, index.marks_path)
         known = {} if marks is None else {mark.name: mark for mark in marks.files}
@@ -67,11 +70,11 @@ class IndexVerification:
             if file is None:
                 break
             kept.append(file)
+        index.files = kept
         for name in names[len(kept) :]:
             log.warning("index_file_rebuilt", path=f"{index.folder}/{name}")
             self._env.unlink(f"{index.folder}/{name}")
         whole = self._vouched and missing is None and len(kept) == len(names)
-        index.files = kept
         index.position = self._position(marks if whole else None, kept)
         log.info("index_loaded", files=len(kept), position=index.position, log_end=self._log.end)
 
