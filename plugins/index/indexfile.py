@@ -38,6 +38,10 @@ class IndexFile:
         self._tail = bytearray()
         self._writing = b""
         self._guard = Lock()
+        """For the entries in memory. The broker's thread takes it, so no thread may hold it while it waits for the
+        disk."""
+        self._file_lock = Lock()
+        """For the descriptor: otherwise a thread could close it during a read, and the system reuse it."""
         self._file: File | None = None
         self._closed = False
         self._is_zero_on_disk = True
@@ -220,11 +224,11 @@ class IndexFile:
         return self._pread(ENTRY.size, self.shape.entries_at + number * ENTRY.size)
 
     def _pread(self, size: int, offset: int) -> bytes:
-        with self._guard:  # another thread could close the descriptor, and the system reuse it
+        with self._file_lock:
             return b"" if self._closed else self._opened().pread(size, offset)
 
     def _open(self) -> File:
-        with self._guard:
+        with self._file_lock:
             return self._opened()
 
     def _opened(self) -> File:
@@ -237,7 +241,7 @@ class IndexFile:
 
     def close(self, *, for_good: bool = False) -> None:
         """Close the file. It opens again on use unless ``for_good`` is set; then searches find nothing in it."""
-        with self._guard:
+        with self._file_lock:
             self._closed = self._closed or for_good
             file, self._file = self._file, None
         if file is not None:

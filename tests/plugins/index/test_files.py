@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,7 +14,7 @@ from gantrymq.plugins.index import files as files_module
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import ENTRY, Header, Shape, decode_header
 from gantrymq.testing.fault_env import FaultEnv
-from gantrymq.testing.memory_env import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 
 TAIL = 4096
 ROOMY = Shape(slots=7, entries=1000)
@@ -290,3 +292,31 @@ def test_slots_and_header_of_a_settled_file_are_what_rocketmq_writes(open_indexe
     assert data[40:52] == b"".join(slots.get(slot, 0).to_bytes(4, "big") for slot in range(3))
     entries = [(0, 0, 0, 0), (hash_x, first, 0, 0), (hash_y, second, 2, 0), (hash_x, second, 2, 1)]
     assert data[52:] == b"".join(ENTRY.pack(*entry) for entry in entries) + bytes(6 * 20)
+
+
+def test_a_put_does_not_wait_for_the_disk_reads_of_a_search(
+    open_indexed: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker's thread puts."""
+    indexed = open_indexed(MemoryEnv(), ROOMY)
+    indexed.send(["a"])
+    indexed.save()
+    reading, read = Event(), Event()
+    pread = MemoryFile.pread
+
+    def slow_pread(file: MemoryFile, size: int, offset: int) -> bytes:
+        if not reading.is_set():
+            reading.set()
+            read.wait(10)
+        return pread(file, size, offset)
+
+    with ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(MemoryFile, "pread", slow_pread)
+        search = pool.submit(list, indexed.index.find("T", "a", 0, 2**62))
+        try:
+            assert reading.wait(10)
+            pool.submit(indexed.send, ["b"]).result(timeout=3)
+        finally:
+            read.set()
+        assert search.result(timeout=10) == [0]
+    assert indexed.check_whole() == 2
