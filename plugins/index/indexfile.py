@@ -38,8 +38,8 @@ class IndexFile:
         self._tail = bytearray()
         self._writing = b""
         self._guard = Lock()
-        """For the entries in memory. The broker's thread takes it, so no thread may hold it while it waits for the
-        disk."""
+        """For slots, header and the entries in memory. The broker's thread takes it, so no thread may hold it while it
+        waits for the disk."""
         self._file_lock = Lock()
         """For the descriptor: otherwise a thread could close it during a read, and the system reuse it."""
         self._file: File | None = None
@@ -125,10 +125,9 @@ class IndexFile:
         continues."""
         if self._slots is None:
             raise RuntimeError(f"{self.path}: the file is closed; no entries can be added")
-        data, row, key = put_rows(batch, row, key, self._slots, self.header, self.shape.entries)
-        if data:
-            with self._guard:
-                self._tail += data
+        with self._guard:  # so that a search finds the bytes of every entry that slots and header name
+            data, row, key = put_rows(batch, row, key, self._slots, self.header, self.shape.entries)
+            self._tail += data
         return row, key
 
     # ------------------------------------------------------------------------------------------------------ write
@@ -190,8 +189,13 @@ class IndexFile:
         so entries within less than a second of the range are included. It ends early at a broken chain: one whose next
         entry is not older, or whose offsets rise.
         """
-        header = self.header
-        number = self._slot(hashed % self.shape.slots)
+        at = hashed % self.shape.slots * SLOT_BYTES
+        with self._guard:
+            header, slots = self.header.copy(), self._slots
+            slot = None if slots is None else bytes(slots[at : at + SLOT_BYTES])
+        if slot is None:
+            slot = self._pread(SLOT_BYTES, HEADER_BYTES + at)
+        number = int.from_bytes(slot, "big", signed=True)
         limit, newest = header.count, header.end_offset
         while 0 < number < limit:
             data = self._entry(number)
@@ -206,12 +210,6 @@ class IndexFile:
             if stored + 1000 <= begin:
                 return
             limit, number, newest = number, before, offset
-
-    def _slot(self, number: int) -> int:
-        slots = self._slots
-        at = number * SLOT_BYTES
-        data = slots[at : at + SLOT_BYTES] if slots is not None else self._pread(SLOT_BYTES, HEADER_BYTES + at)
-        return int.from_bytes(data, "big", signed=True)
 
     def _entry(self, number: int) -> bytes:
         with self._guard:

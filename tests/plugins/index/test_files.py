@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Event
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from gantrymq.plugins.index import files as files_module
+from gantrymq.plugins.index import indexfile as indexfile_module
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import ENTRY, Header, Shape, decode_header
 from gantrymq.testing.fault_env import FaultEnv
@@ -320,3 +322,25 @@ def test_a_put_does_not_wait_for_the_disk_reads_of_a_search(
             read.set()
         assert search.result(timeout=10) == [0]
     assert indexed.check_whole() == 2
+
+
+def test_a_search_during_a_put_finds_what_was_put_before(
+    open_indexed: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots and header name an entry before its bytes are where a search reads them."""
+    indexed = open_indexed(MemoryEnv(), ROOMY)
+    indexed.send(["a"])
+    searches: list[Future[list[int]]] = []
+    real = indexfile_module.put_rows
+
+    def put_rows(*arguments: Any) -> tuple[bytes, int, int]:
+        result = real(*arguments)
+        searches.append(pool.submit(list, indexed.index.find("T", "a", 0, 2**62)))
+        wait(searches, timeout=0.3)  # it may wait for the put
+        return result
+
+    monkeypatch.setattr(indexfile_module, "put_rows", put_rows)
+    with ThreadPoolExecutor() as pool:
+        indexed.send(["a"])
+        (search,) = searches
+        assert search.result(timeout=10)[-1:] == [0]
