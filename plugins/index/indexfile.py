@@ -111,6 +111,15 @@ class IndexFile:
         self._is_zero_on_disk = False
         return used == self.header.slots_used and (number == 1 or offset == self.header.end_offset)
 
+    def continues(self, earlier: Header) -> bool:
+        """Return whether the last entry of an earlier state of the file is still in its place.
+
+        RocketMQ's broker goes on where the header on the disk says, which after a crash may be before that entry. It
+        then indexes only the part of the log that its recovery reads, and the entries in between are missing.
+        """
+        number = earlier.count - 1
+        return number < self.header.count and ENTRY.unpack(self._entry(number))[1] == earlier.end_offset
+
     def last_keys(self) -> tuple[int, bool]:
         """Return how many of the last entries belong to one message, and whether all entries of the file do."""
         number = self.header.count - 1

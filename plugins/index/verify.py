@@ -109,6 +109,8 @@ class IndexVerification:
         file = IndexFile(self._env, path, index.shape, header, on_disk)
         if ours and file.is_settled:
             return file if file.is_full or file.load_slots() else None
+        if mark is not None and not ours and not file.continues(mark.header):
+            return None
         if not file.rebuild():
             return None
         if file.is_full and file.is_settled:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from gantrymq.kernel.errors import LogPoisoned, StartError
-from gantrymq.plugins.index.layout import ENTRY, Shape
+from gantrymq.plugins.index.indexfile import IndexFile
+from gantrymq.plugins.index.layout import ENTRY, Shape, decode_header
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
 
@@ -199,6 +200,34 @@ def test_a_file_that_another_broker_went_on_with_is_taken_after_its_orderly_stop
     env.replace("store/gantrymq.index", marks)
     again = open_indexed(env, shape)
     assert again.level() == 0
+    assert again.check_whole() == 8
+
+
+@pytest.mark.parametrize("settled", [0, 2])
+def test_a_file_in_which_another_broker_left_a_hole_is_built_again(open_indexed: Callable, settled: int) -> None:
+    """After a kill, RocketMQ goes on with the file as its header says, but indexes only its last log file again. The
+    header on the disk covers what a stop before has settled."""
+    env = MemoryEnv()
+    shape = Shape(slots=5, entries=50)
+    indexed = open_indexed(env, shape)
+    fill(indexed, 0, settled)
+    indexed.save(settle=True)
+    fill(indexed, settled, 8)
+    indexed.save()
+    (file,) = indexed.index.files
+    log = indexed.store.log
+    offsets = [offset for batch in log.scan(0, log.end) for offset in batch.offsets]
+    (batch,) = log.scan(offsets[4], log.end)
+    env = env.kill()
+    env.unlink("store/abort")
+    env.unlink("store/gantrymq.watermark")
+    other = IndexFile(env, file.path, shape, decode_header(env.read_bytes(file.path)[:40]), ())
+    other.load_slots()
+    other.put(batch, 0, 0)
+    other.write_tail()
+    other.write_head()
+    again = open_indexed(env, shape)
+    again.level()
     assert again.check_whole() == 8
 
 
