@@ -43,9 +43,9 @@ def top(interval: float | None, limit: int, once: bool, as_json: bool, nameserve
     """Show the rates of all brokers, and the rates and lag of the consumer groups with the most waiting messages.
 
     `behind` is how long the oldest waiting message of a group has waited. A group is `slow` if messages wait and more
-    were stored than consumed, and `stopped` if messages wait and none was consumed or no member is connected. The
-    rates of groups are those of the last 10 seconds, as members commit their offsets every 5 seconds. Ctrl-C ends the
-    command.
+    were stored than consumed, and `stopped` if messages wait and no member is connected or none was consumed in 5
+    seconds or more. The rates of groups are those of the last 10 seconds, as members commit their offsets every 5
+    seconds. Ctrl-C ends the command.
     """
     from gantrymq.cli.signals import ending_by_signal
 

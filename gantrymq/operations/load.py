@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
+from gantrymq.client.consumer import COMMIT_INTERVAL_SECONDS
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.operations.brokers import runtime_info
 from gantrymq.operations.groups import AT_ONCE, group_lags, group_members, group_names
@@ -34,11 +35,11 @@ class BrokerSample:
 
 @attrs.frozen
 class GroupSample:
-    """The sums over the queues of a group: offsets at their ends, committed offsets, and messages that wait."""
+    """A consumer group. ``queues``: topic, broker and number of each to the offset at its end and the committed one;
+    ``lag``: messages that wait in all of them."""
 
     members: int
-    end: int
-    committed: int
+    queues: Mapping[tuple[str, str, int], tuple[int, int]]
     lag: int
     behind_ms: int | None
 
@@ -74,7 +75,7 @@ class GroupLoad:
 
     ``behind_ms``: how long the oldest waiting message has waited; None if no broker tells. ``state``: ``ok``;
     ``slow``: messages wait and more were stored than consumed; ``stopped``: messages wait, and the group has no member
-    or consumed none of them.
+    or consumed none of them in the time between two commits of a member.
     """
 
     group: str
@@ -132,8 +133,7 @@ async def _group_sample(client: Client, name: str, masters: Mapping[str, str]) -
         behind = [lag.behind_ms for lag in timed if lag.behind_ms is not None and not is_retry_topic(lag.topic)]
     return GroupSample(
         members=len(members),
-        end=sum(lag.end for lag in lags),
-        committed=sum(lag.committed for lag in lags),
+        queues={(lag.topic, lag.broker, lag.queue): (lag.end, lag.committed) for lag in lags},
         lag=waiting,
         behind_ms=max(behind, default=None) if waiting else 0,
     )
@@ -172,18 +172,22 @@ def _broker_load(name: str, before: BrokerSample | None, after: BrokerSample, se
 
 
 def _group_load(name: str, before: GroupSample | None, after: GroupSample, seconds: float) -> GroupLoad:
-    known = before if before is not None else after
-    stored, consumed = after.end - known.end, after.committed - known.committed
+    # a queue of only one sample, because its broker has come or gone, says nothing of what happened between them
+    known = {} if before is None else before.queues
+    pairs = [(known[queue], after.queues[queue]) for queue in known.keys() & after.queues]
+    stored = sum(max(end - end_before, 0) for (end_before, _), (end, _) in pairs)
+    consumed = sum(max(done - done_before, 0) for (_, done_before), (_, done) in pairs)
+    waited = seconds >= COMMIT_INTERVAL_SECONDS and any(end > done for (end, done), _ in pairs)
     state = "ok"
-    if after.lag and (not after.members or (known.lag and consumed <= 0)):
+    if after.lag and (not after.members or (waited and not consumed)):
         state = "stopped"
     elif after.lag and stored > consumed:
         state = "slow"
     return GroupLoad(
         group=name,
         members=after.members,
-        stored_per_second=_rate(known.end, after.end, seconds),
-        consumed_per_second=_rate(known.committed, after.committed, seconds),
+        stored_per_second=_rate(0, stored, seconds),
+        consumed_per_second=_rate(0, consumed, seconds),
         lag=after.lag,
         behind_ms=after.behind_ms,
         state=state,

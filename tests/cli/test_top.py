@@ -33,6 +33,12 @@ def counters(stored: int, delivered: int) -> dict[str, str]:
     return {"msgPutTotalTodayNow": str(stored), "msgGetTotalTodayNow": str(delivered), "commitLogDiskRatio": "0.25"}
 
 
+def sampled(members: int, end: int, committed: int, behind_ms: int | None, **queues: tuple[int, int]) -> GroupSample:
+    """A group with one queue at broker a; ``queues``: end and committed offset of another broker's queue."""
+    offsets = {("T", "a", 0): (end, committed)} | {("T", broker, 0): pair for broker, pair in queues.items()}
+    return GroupSample(members, offsets, sum(last - done for last, done in offsets.values()), behind_ms)
+
+
 BEFORE = Sample(
     100.0,
     {
@@ -41,10 +47,10 @@ BEFORE = Sample(
         "c": BrokerSample("h:3", {}),
     },
     {
-        "fast": GroupSample(2, 100, 100, 0, 0),
-        "slow": GroupSample(1, 100, 90, 10, 500),
-        "hangs": GroupSample(1, 100, 40, 60, 900),
-        "left": GroupSample(1, 100, 99, 1, 5),
+        "fast": sampled(2, 100, 100, 0),
+        "slow": sampled(1, 100, 90, 500),
+        "hangs": sampled(1, 100, 40, 900),
+        "left": sampled(1, 100, 99, 5),
     },
 )
 AFTER = Sample(
@@ -56,11 +62,11 @@ AFTER = Sample(
         "d": BrokerSample(None, {}),
     },
     {
-        "fast": GroupSample(2, 200, 190, 10, 20),
-        "slow": GroupSample(1, 200, 100, 100, 4000),
-        "hangs": GroupSample(1, 100, 40, 60, 10_900),
-        "left": GroupSample(0, 100, 99, 1, None),
-        "new": GroupSample(1, 5, 5, 0, 0),
+        "fast": sampled(2, 200, 190, 20),
+        "slow": sampled(1, 200, 100, 4000),
+        "hangs": sampled(1, 100, 40, 10_900),
+        "left": sampled(0, 100, 99, None),
+        "new": sampled(1, 5, 5, 0),
     },
 )
 
@@ -102,6 +108,32 @@ def test_rates_and_states_follow_from_two_samples() -> None:
     assert load.brokers[0].disk_ratio == 0.25
     halves = load_between(Sample(105.0, AFTER.brokers, AFTER.groups), AFTER, BEFORE)
     assert (halves.seconds, halves.groups[0].stored_per_second) == (5.0, 10.0), "groups have a longer window"
+
+
+def groups_between(before: GroupSample, after: GroupSample, seconds: float = 10.0) -> tuple[float, float, str]:
+    (load,) = load_between(Sample(0.0, {}, {"g": before}), Sample(seconds, {}, {"g": after})).groups
+    return load.stored_per_second, load.consumed_per_second, load.state
+
+
+def test_a_broker_in_only_one_of_two_samples_changes_no_rate_of_a_group() -> None:
+    both = sampled(1, 200, 190, 20, b=(9_000_000, 8_000_000))
+    assert groups_between(sampled(1, 100, 90, 20), both) == (10.0, 10.0, "ok"), "b came"
+    alone = sampled(1, 200, 190, 20)
+    assert groups_between(sampled(1, 100, 90, 20, b=(9_000_000, 8_000_000)), alone) == (10.0, 10.0, "ok"), "b went"
+    first_commit = sampled(1, 0, 0, 20, b=(9_000_000, 0))
+    assert groups_between(sampled(1, 0, 0, 0), first_commit) == (0.0, 0.0, "ok"), "its queue was not known before"
+
+
+def test_an_offset_that_is_reset_hides_no_consumption_of_other_queues() -> None:
+    before, after = sampled(1, 100, 90, 20, b=(500, 500)), sampled(1, 100, 100, 20, b=(500, 0))
+    assert groups_between(before, after) == (0.0, 1.0, "ok")
+
+
+def test_a_group_with_members_is_stopped_only_after_the_time_between_two_commits() -> None:
+    waits, left = sampled(1, 100, 40, 900), sampled(0, 100, 40, 900)
+    assert groups_between(waits, waits, 4.9)[2] == "ok"
+    assert groups_between(waits, waits, 5.0)[2] == "stopped"
+    assert groups_between(waits, left, 0.5)[2] == "stopped"
 
 
 def test_the_terminal_is_redrawn_with_the_slowest_groups() -> None:
