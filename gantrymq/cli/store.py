@@ -59,8 +59,8 @@ def check(
     """Check every record of the log, and the queues against the log. The broker must not run.
 
     Without options, the command changes nothing, and the store may be on a read-only file system. It lists the damaged
-    ranges of the log and the messages in them. The exit code is 1 if something is damaged, also after a repair if it
-    remains.
+    ranges of the log and the messages in them. After a repair or a cut, it lists what remains. The exit code is 1 if
+    something is damaged or remains so.
     """
     from gantrymq.kernel.env.system import ReadOnlyEnv, SystemEnv
     from gantrymq.maintenance import store_repair
@@ -91,17 +91,17 @@ def check(
             done["repaired"] = attrs.asdict(store_repair.repair(env, root, report, lock, rules))
         if quarantine:
             done["quarantined"] = store_repair.quarantine(env, root, report)
-        if repair:
-            report = run()
         if cut is not None:
             done["cut"] = {"offset": cut, "kept": store_repair.cut(env, root, report, cut, lock)}
+        if repair or cut is not None:
+            report = run()
     finally:
         lock.close()
     if as_json:
         click.echo(json.dumps(_tree(report) | done, indent=2))
     else:
         _print(report, done)
-    return 0 if report.ok or cut is not None else 1
+    return 0 if report.ok else 1
 
 
 @store.command()

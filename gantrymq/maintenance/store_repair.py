@@ -232,7 +232,8 @@ def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]
 
 
 def cut(env: Env, root: str, found: StoreReport, offset: int, lock: Lock) -> tuple[str, ...]:
-    """Cut the log off at ``offset``, which must be the start of a damaged range. Releases ``lock``, the store's lock.
+    """Cut the log off at ``offset``, which must be the start of a damaged range. The caller holds the store's ``lock``,
+    which stays held.
 
     Returns the files in ``lost+found`` that hold what was cut off. The next start rebuilds the queues.
     :class:`StartError` for another offset.
@@ -245,7 +246,7 @@ def cut(env: Env, root: str, found: StoreReport, offset: int, lock: Lock) -> tup
         raise StartError(f"{root} was last written by RocketMQ's broker: start GantryMQ's broker on it once, then cut")
     file_bytes, _, _ = find_files(env, f"{root}/commitlog")
     store = Store(env, root, StoreConfig(commit_log_file_bytes=file_bytes, queue_file_units=queue_units(env, root)))
-    store.open(lock)
+    store.open(_HeldLock(lock))
     try:
         return store.cut(offset)
     finally:

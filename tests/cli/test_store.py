@@ -227,6 +227,18 @@ def test_cutting_needs_the_start_of_a_damaged_range_and_keeps_the_rest_aside(
     assert check()[0] == 0
 
 
+def test_a_cut_reports_the_damage_that_remains_before_it(check: Any, store: Path, sample: Sample) -> None:
+    first, second = sample.records[200][0], sample.records[240][0]
+    for offset in (first, second):
+        place, at = log_file(store, offset)
+        flip(place, at, 40)
+    code, found = check("--deep", "--cut", str(second))
+    assert (code, [each["start"] for each in found["damage"]], found["log_end"]) == (1, [first], second)
+    assert found["cut"]["offset"] == second
+    code, found = check("--deep", "--cut", str(first))
+    assert (code, found["ok"], found["log_end"]) == (0, True, first), found
+
+
 def test_messages_sent_after_a_cut_are_readable_where_a_quarantined_range_was(
     check: Any, store: Path, sample: Sample
 ) -> None:
@@ -308,7 +320,10 @@ def test_a_cut_keeps_the_lock_from_the_check_to_the_end(
         with pytest.raises(StoreInUse):
             env.lock(f"{root}/lock")
         held.append(root)
-        return original(env, root, *rest)
+        kept = original(env, root, *rest)
+        with pytest.raises(StoreInUse):
+            env.lock(f"{root}/lock")
+        return kept
 
     monkeypatch.setattr(store_repair, "cut", cut)
     assert cli("store", "check", "--data", str(store), "--cut", str(offset)).code == 0
@@ -673,9 +688,9 @@ def test_a_log_is_cut_at_an_unreadable_block_which_is_overwritten_with_zeros(
 ) -> None:
     path, _ = log_file(store, 0)
     before = path.read_bytes()
-    kept = store_repair.cut(
-        bad_disk.env, bad_disk.root, bad_disk.check(), bad_disk.start, bad_disk.env.lock(f"{bad_disk.root}/lock")
-    )
+    lock = bad_disk.env.lock(f"{bad_disk.root}/lock")
+    kept = store_repair.cut(bad_disk.env, bad_disk.root, bad_disk.check(), bad_disk.start, lock)
+    lock.close()
     saved = Path(kept[0]).read_bytes()
     at, behind = bad_disk.block - bad_disk.start, bad_disk.block + 4096
     assert saved[:at] == before[bad_disk.start : bad_disk.block]
