@@ -143,6 +143,7 @@ def test_stores_of_a_larger_unit_are_reported(tmp_path: Path) -> None:
     (tmp_path / "data" / "broker-a-2" / "commitlog").mkdir(parents=True)
     assert layout_of(tmp_path, 2).left_out == ["broker-a-2"]
     assert layout_of(tmp_path, 3).left_out == []
+    assert layout_of(tmp_path, 3, "broker.name=orders").left_out == ["broker-a-2"], "of another name"
 
 
 def test_single_brokers_and_units_refuse_each_others_folders(tmp_path: Path) -> None:

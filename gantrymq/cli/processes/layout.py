@@ -103,9 +103,7 @@ def make_layout(
         arguments += ["--listen", _shifted(config.broker.listen, number), "--data", str(folder / name)]
         members.append(Member(name, arguments, cpus[number % len(cpus)] if cpus else None))
     names = {member.name for member in members}
-    left_out = sorted(
-        path.parent.name for path in folder.glob(f"{config.broker.name}-*/commitlog") if path.parent.name not in names
-    )
+    left_out = sorted(path.parent.name for path in folder.glob("*/commitlog") if path.parent.name not in names)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / UNIT_FILE).write_bytes(msgspec.json.encode(_Marker(count, config.broker.name)) + b"\n")
     return Layout(folder, members, pages, metrics if pages else "", left_out)
