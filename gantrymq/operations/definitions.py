@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
 
 VERSION: Final = 1
+GROUP_DEFAULTS: Final[dict[str, Any]] = {
+    "consumeMessageOrderly": False,
+    "consumeTimeoutMinute": 15,
+    "groupSysFlag": 0,
+    "groupRetryPolicy": {"type": "CUSTOMIZED"},
+}
+"""5.3.3's values of the settings that it has added to 4.9.7's."""
 
 Settings = TopicConfig | SubscriptionGroupConfig
 
@@ -164,11 +171,12 @@ def _compared(settings: Body) -> dict[str, Any]:
     """Return the settings that an import can change.
 
     Brokers ignore the ``order`` of a request (4.9.7) or replace it by what the nameservers have
-    (``TopicConfigManager.updateOrderTopicConfig``): an import that counted it as a change would never end.
+    (``TopicConfigManager.updateOrderTopicConfig``): an import that counted it as a change would never end. 5.3.3
+    reports its own settings of groups also if they were not given.
     """
     found = _texts(settings)
     found.pop("order", None)
-    return found
+    return GROUP_DEFAULTS | found if isinstance(settings, SubscriptionGroupConfig) else found
 
 
 def _checked(document: object) -> Iterator[tuple[Literal["topic", "group"], str, Sequence[str], Settings]]:

@@ -79,6 +79,21 @@ def test_the_order_of_a_topic_which_the_nameservers_set_is_no_change(cli: Cli, t
     assert json.loads(cli(*arguments, "--dry-run").out) == []
 
 
+def test_the_defaults_of_groups_that_rocketmq_5_adds_are_no_change(cli: Cli, target: Cluster, tmp_path: Path) -> None:
+    added = {"consumeMessageOrderly": False, "consumeTimeoutMinute": 15, "groupSysFlag": 0,
+             "groupRetryPolicy": {"type": "CUSTOMIZED"}}  # fmt: skip
+
+    def actions(settings: dict[str, Any]) -> list[str]:
+        file = document(tmp_path / "file", groups=[{"name": "billing", "settings": settings}])
+        outcome = cli("definitions", "import", file, "--json", "--nameserver", target.nameserver)
+        return [row["action"] for row in json.loads(outcome.out)]
+
+    assert actions({"retryMaxTimes": 3} | added) == ["create"]
+    assert actions({"retryMaxTimes": 3}) == []
+    assert actions({"retryMaxTimes": 3, "consumeTimeoutMinute": 20}) == ["change"]
+    assert actions({"retryMaxTimes": 3} | added) == ["change"]
+
+
 def test_a_topic_loses_queues_only_by_force(cli: Cli, target: Cluster, tmp_path: Path) -> None:
     with gantrymq.sync.connect(target.nameserver) as client:
         client.admin.create_topic("orders", 8)

@@ -284,6 +284,7 @@ def test_definitions_of_rocketmq_are_exported_and_imported(
     after = exported()
     assert after[f"{topic}-2"] == settings | {"perm": 6}
     assert after[group]["retryMaxTimes"] == 3
+    assert run("import", str(file), "--json") == []
 
 
 @pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
