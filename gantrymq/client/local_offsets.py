@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from gantrymq.client.errors import GantryError
+from gantrymq.client.namespace import Namespace
 from gantrymq.remoting.bodies.offsets import OrderedOffsets, ResetOffsets
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
@@ -23,10 +24,11 @@ def default_path(host: str, group: str) -> Path:
 
 
 class LocalOffsets:
-    """The offsets of one group in the file at ``path``."""
+    """The offsets of one group in the file at ``path``, which has topics' real names in ``namespace``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, namespace: Namespace | None = None) -> None:
         self._path = path
+        self._namespace = namespace
         self._offsets: dict[MessageQueue, int] = {}
         self._changed = False
         self._saving = threading.Lock()
@@ -55,10 +57,11 @@ class LocalOffsets:
 
     def get(self, queue: MessageQueue) -> int | None:
         """How far the group is in ``queue``; None where it has not begun."""
-        return self._offsets.get(queue)
+        return self._offsets.get(self._real(queue))
 
     def set(self, queue: MessageQueue, offset: int) -> None:
         """The group is at ``offset`` of ``queue``; :meth:`save` makes it last."""
+        queue = self._real(queue)
         if self._offsets.get(queue) != offset:
             self._offsets[queue] = offset
             self._changed = True
@@ -77,6 +80,9 @@ class LocalOffsets:
             except OSError:
                 self._changed = True
                 raise
+
+    def _real(self, queue: MessageQueue) -> MessageQueue:
+        return queue if self._namespace is None else self._namespace.queue(queue)
 
     def _write(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

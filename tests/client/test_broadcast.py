@@ -107,6 +107,20 @@ def test_the_offset_file_has_rocketmqs_format(tmp_path: Path) -> None:
     assert default_path("10.0.0.1", "g").parts[-4:] == (".rocketmq_offsets", "10.0.0.1@DEFAULT", "g", "offsets.json")
 
 
+async def test_offsets_have_the_names_of_a_java_client_with_a_namespace(fake_cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.json"
+    file.write_text(JAVA.replace('"T"', '"eu%T"').replace("}:2", "}:1"))
+    async with fake_cluster(**{"eu%T": 1}) as cluster, gantrymq.connect(cluster.address, namespace="eu") as client:
+        for body in (b"read", b"new"):
+            cluster.broker.store("eu%T", 0, body)
+        async with client.consumer("T", "g", start="last", broadcast=True, offsets_file=file) as messages:
+            (message,) = await take(messages, 1)
+            assert message.body == b"new"
+            await message.ack()
+            await messages.commit()
+    assert "".join(file.read_text().split()) == "".join(JAVA.replace('"T"', '"eu%T"').split())
+
+
 async def test_a_failed_write_of_the_offset_file_loses_no_message(
     fake_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
