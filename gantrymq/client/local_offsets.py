@@ -34,7 +34,8 @@ class LocalOffsets:
         self._saving = threading.Lock()
 
     def load(self) -> None:
-        """Read the file, or RocketMQ's copy of its predecessor (.bak); without both there are no offsets yet.
+        """Read the file, or RocketMQ's copy of its predecessor (.bak) if the file is missing or empty, or cannot be
+        read; without both there are no offsets yet.
 
         Raises :class:`GantryError` where something is there and cannot be read.
         """
@@ -42,7 +43,9 @@ class LocalOffsets:
         for path in (self._path, self._path.with_name(self._path.name + ".bak")):
             try:
                 data = path.read_bytes()
-                self._offsets = OrderedOffsets.from_bytes(data).offsets if data else {}
+                if not data:
+                    continue
+                self._offsets = OrderedOffsets.from_bytes(data).offsets
             except FileNotFoundError:
                 continue
             except (OSError, FatalRemoteFault, RemoteFault, msgspec.MsgspecError, ValueError) as error:
