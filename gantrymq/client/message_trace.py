@@ -37,9 +37,9 @@ SEND_SECONDS: Final = 5.0
 FLUSH_SECONDS: Final = 3.0
 """How long a closing client waits for its last traces to be stored."""
 TRACE_MESSAGE_MAX_BYTES: Final = 118_000
-"""A message of traces is sent at this size."""
+"""A message of several traces has no more bytes."""
 TRACE_KEYS_MAX_BYTES: Final = 24_000
-"""And at this size of its keys, by which traces are found."""
+"""Nor do its keys, by which traces are found."""
 TRACES_WAITING_MAX: Final = 8192
 """Traces that wait to be sent; more are dropped."""
 
@@ -182,16 +182,20 @@ class MessageTrace(Interceptor):
 
     async def _send_waiting(self) -> None:
         while self._waiting:
-            texts: list[str] = []
+            texts: list[bytes] = []
             keys: set[str] = set()
             size = key_bytes = 0
-            while self._waiting and size < TRACE_MESSAGE_MAX_BYTES and key_bytes < TRACE_KEYS_MAX_BYTES:
-                trace = self._waiting.popleft()
-                texts.append(trace.text)
+            while self._waiting:
+                trace = self._waiting[0]
+                text = trace.text.encode()
+                size += len(text)
+                key_bytes += sum(len(key.encode()) + 1 for key in trace.keys)
+                if texts and (size > TRACE_MESSAGE_MAX_BYTES or key_bytes > TRACE_KEYS_MAX_BYTES):
+                    break
+                self._waiting.popleft()
+                texts.append(text)
                 keys.update(trace.keys)
-                size += len(trace.text)
-                key_bytes += sum(len(key) + 1 for key in trace.keys)
-            await self._send(Message(self.topic, "".join(texts).encode(), keys=tuple(sorted(keys))), len(texts))
+            await self._send(Message(self.topic, b"".join(texts), keys=tuple(sorted(keys))), len(texts))
 
     async def _send(self, message: Message, traces: int) -> None:
         assert self._cluster is not None  # it is started

@@ -198,6 +198,22 @@ async def test_many_traces_are_split_over_messages_and_excess_ones_dropped(
     assert "100" in caplog.text
 
 
+async def test_traces_with_long_keys_fit_into_the_properties_of_their_messages(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.message_trace.GATHER_SECONDS", 3600)
+    monkeypatch.setattr("gantrymq.client.message_trace.TRACES_WAITING_MAX", 1100)
+    async with fake_cluster(**{"T": 1, TRACES: 1}) as cluster:
+        async with gantrymq.connect(cluster.address, trace=True) as client, client.producer("p") as producer:
+            for number in range(1000):
+                await producer.enqueue("T", b"1", keys=["订单" * 10 + str(number)])
+            for letter in "ab":  # each alone has most of what fits
+                await producer.enqueue("T", b"1", keys=[letter * 20_000])
+        assert len(stored_traces(cluster)[0]) == 1002
+        requests = [one for one in cluster.broker.seen(RequestCode.SEND_MESSAGE_V2) if one.ext["b"] == TRACES]
+        assert all(len(one.ext["i"].encode()) <= 32_767 for one in requests)
+
+
 async def test_a_closing_client_waits_for_the_traces_that_are_being_sent(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
