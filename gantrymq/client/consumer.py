@@ -75,6 +75,8 @@ LOCK_CHECK_SECONDS: Final = 1.0
 SAMPLES: Final = 13
 """Counters kept for rates, one each ``COMMIT_INTERVAL_SECONDS``: a minute of them."""
 
+_HOPELESS: Final = (AccessDenied, AllocationFailed, NotANameserver)
+"""Errors of a rebalance that a later attempt does not mend by itself."""
 _FROM_WHERE: Final = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FROM_LAST_OFFSET"}
 
 R = TypeVar("R", bound=DeliveredRecord)
@@ -685,8 +687,8 @@ class Consumer(Lifetime, Generic[R]):
             self._cluster.rare.over("rebalance_failed", self.group)
             return settled
         except GantryError as error:
-            if joining and isinstance(error, NotANameserver | AccessDenied | AllocationFailed):
-                raise  # no later attempt will do better
+            if joining and isinstance(error, _HOPELESS):
+                raise
             if isinstance(error, AccessDenied):
                 self.refused(error)
             self.failed(error)
@@ -701,34 +703,33 @@ class Consumer(Lifetime, Generic[R]):
             return False
 
     async def _rebalance(self) -> bool:
-        """Whether it is settled: False where a queue is another member's still, or the retry topic is not known yet."""
-        routes: dict[str, TopicRouteData] = {}
-        missing: NoRoute | None = None
-        for topic in self.topics:
-            try:
-                routes[topic] = await self._cluster.routes.get(topic)
-            except NoRoute as error:
-                missing = error
-        if missing is not None and not routes:
-            raise missing
+        """Whether it is settled: False where a queue is another member's still, or the retry topic is not known yet.
+
+        A topic whose route or members cannot be had keeps its queues, and the others are shared out all the same; then
+        its error is raised.
+        """
+        routes, failure = await self._known_routes()
         if not self._pullers:
             await self._cluster.heartbeat()
-        mine: set[MessageQueue] = set()
-        old: set[MessageQueue] = set()
+        queues = {topic: queues_to_subscribe(topic, route) for topic, route in routes.items()}
+        shares = queues
         members: list[str] = []
-        for topic, route in routes.items():
-            queues = queues_to_subscribe(topic, route)
-            if self._settings.broadcast:
-                mine.update(queues)
-            else:
-                members = await self._members(topic, route)
-                mine.update(self._share(topic, queues, members, self._settings.allocation))
-            old.update(queues)
+        if not self._settings.broadcast:
+            shares, members, refusal = await self._shares(routes, queues)
+            failure = refusal or failure
         if not self._joined_at:
             self._joined_at = int(time.time() * 1000)
-            self._old_queues = old
-        retries = await self._retry_queues(members)
-        mine |= retries or set()
+            self._old_queues = {queue for each in queues.values() for queue in each}
+        retries: set[MessageQueue] | None = None
+        try:
+            retries = await self._retry_queues(members)
+        except _HOPELESS:
+            raise
+        except GantryError as error:
+            failure = failure or error
+        mine = {queue for share in shares.values() for queue in share} | (retries or set())
+        unshared = self._subscribed.keys() - shares.keys()
+        mine.update(queue for queue in self._pullers if queue.topic in unshared)
         lost = [queue for queue in self._pullers if queue not in mine]
         await self._give_up(lost)
         wanted = sorted(mine - self._pullers.keys() - self._releasing.keys())
@@ -744,13 +745,60 @@ class Consumer(Lifetime, Generic[R]):
                 lost=len(lost),
                 gained=len(gained),
             )
-        if missing is not None:
-            raise missing
+        if failure is not None:
+            raise failure
         if retries is None and self._retry_topic_checks:
             # nameservers learn of it a moment after its first message: do not wait for the next interval
             self._retry_topic_checks -= 1
             return False
         return len(gained) == len(wanted)
+
+    async def _known_routes(self) -> tuple[dict[str, TopicRouteData], GantryError | None]:
+        """The routes of the topics, and why that of another topic is not known; raises that error without any route."""
+        routes: dict[str, TopicRouteData] = {}
+        failure: GantryError | None = None
+        for topic in self.topics:
+            try:
+                routes[topic] = await self._cluster.routes.get(topic)
+            except _HOPELESS:
+                raise
+            except GantryError as error:
+                failure = error
+        if failure is not None and not routes:
+            raise failure
+        return routes, failure
+
+    async def _shares(
+        self, routes: Mapping[str, TopicRouteData], queues: Mapping[str, list[MessageQueue]]
+    ) -> tuple[dict[str, list[MessageQueue]], list[str], GantryError | None]:
+        """This member's share of each topic, the group's members, and why another topic has no share yet; raises that
+        error where none has."""
+        answers: dict[str, list[str] | GantryError] = {}
+
+        async def ask(topic: str, route: TopicRouteData) -> None:
+            try:
+                answers[topic] = await self._members(topic, route)
+            except GantryError as error:
+                answers[topic] = error
+
+        async with anyio.create_task_group() as asking:  # brokers that do not answer are waited for once, not by topic
+            for topic, route in routes.items():
+                asking.start_soon(ask, topic, route)
+        shares: dict[str, list[MessageQueue]] = {}
+        members: list[str] = []
+        failure: GantryError | None = None
+        for topic in routes:
+            answer = answers[topic]
+            if isinstance(answer, _HOPELESS):
+                raise answer
+            if isinstance(answer, GantryError):
+                failure = answer
+            else:
+                members = answer
+                shares[topic] = self._share(topic, queues[topic], members, self._settings.allocation)
+        if failure is not None and not shares:
+            raise failure
+        return shares, members, failure
 
     async def _begin(self, wanted: list[MessageQueue]) -> list[MessageQueue]:
         """Take these queues; returns those that no other member has locked."""

@@ -275,6 +275,8 @@ class FakeNameserver(Fake):
         super().__init__()
         self.brokers: list[FakeBroker] = []
         self.topics: dict[str, int] = {}
+        self.places: dict[str, list[FakeBroker]] = {}
+        """The brokers that have a topic, where not all have it."""
         self.perm = 6
 
     def broker_datas(self) -> list[BrokerData]:
@@ -284,16 +286,17 @@ class FakeNameserver(Fake):
         ]
 
     def on_get_routeinfo_by_topic(self, request: Command) -> Command:
-        count = self.topics.get(request.ext["topic"])
+        topic = request.ext["topic"]
+        count, brokers = self.topics.get(topic), self.places.get(topic, self.brokers)
         if count is None:
             return request.answer(17, "No topic route info in name server")
         queues = [
             QueueData(broker_name=broker.name, read_queue_nums=count, write_queue_nums=count, perm=self.perm)
-            for broker in self.brokers
+            for broker in brokers
         ]
-        return request.answer(
-            0, body=Route(queue_datas=queues, broker_datas=self.broker_datas()).to_bytes(quoted_keys=True)
-        )
+        names = {broker.name for broker in brokers}
+        datas = [data for data in self.broker_datas() if data.broker_name in names]
+        return request.answer(0, body=Route(queue_datas=queues, broker_datas=datas).to_bytes(quoted_keys=True))
 
     def on_get_broker_cluster_info(self, request: Command) -> Command:
         table = {data.broker_name: data for data in self.broker_datas()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ import pytest
 import structlog.testing
 
 import gantrymq
+import gantrymq.client.connections
 from gantrymq import MessageQueue
 from gantrymq.client.puller import IDLE_INTERVAL_SECONDS
 from gantrymq.remoting.bodies.clients import HeartbeatData
@@ -975,6 +977,93 @@ async def test_a_missing_topic_does_not_delay_the_other_topics(fake_cluster: Clu
             cluster.broker.store("Later", 0, b"y")
             cluster.nameserver.topics["Later"] = 1
             assert (await take(messages, 1))[0].body == b"y"
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+async def test_a_topic_whose_route_cannot_be_had_does_not_delay_the_other_topics(
+    fake_cluster: Cluster, no_pause: None, tmp_path: Path, broadcast: bool
+) -> None:
+    async with fake_cluster(T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        nameserver = cluster.nameserver
+
+        def only_t(request: Command) -> Command:
+            is_t = request.ext["topic"] == "T"
+            return nameserver.on_get_routeinfo_by_topic(request) if is_t else request.answer(1, "not now")
+
+        nameserver.answers[105] = only_t
+        cluster.broker.store("T", 0, b"x")
+        cluster.broker.store("U", 0, b"y")
+        options: dict[str, Any] = {"broadcast": True, "offsets_file": tmp_path / "offsets.json"} if broadcast else {}
+        async with client.consumer(["U", "T"], "g", start="first", **options) as messages:
+            assert (await take(messages, 1))[0].body == b"x"
+            del nameserver.answers[105]
+            assert (await take(messages, 1))[0].body == b"y"
+
+
+@pytest.mark.parametrize("topics", [["T", "U"], ["U", "T"]])
+async def test_a_topic_whose_members_are_unknown_does_not_delay_the_other_topics(
+    fake_cluster: Cluster, no_pause: None, topics: list[str]
+) -> None:
+    async with fake_cluster(brokers=2, T=2, U=1) as cluster, gantrymq.connect(cluster.address) as one:
+        a, b = cluster.brokers
+        cluster.nameserver.places = {"T": [a], "U": [b]}
+        b.answers[38] = no_members = lambda request: request.answer(1, "no consumer for this group")
+        a.store("T", 0, b"x")
+        b.store("U", 0, b"y")
+        async with one.consumer(topics, "g", start="first") as first:
+            assert (await take(first, 1))[0].body == b"x"
+            del b.answers[38]
+            assert (await take(first, 1))[0].body == b"y"
+            b.answers[38] = no_members
+            async with gantrymq.connect(cluster.address) as two, two.consumer(topics, "g", start="first") as second:
+                await a.notify("g")
+                with anyio.fail_after(10):
+                    while len(first.queues) != 2 or len(second.queues) != 1:  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                assert [queue.topic for queue in first.queues] == ["T", "U"], "it keeps what it cannot share out"
+                assert [queue.topic for queue in second.queues] == ["T"]
+            await a.notify("g")
+            with anyio.fail_after(10):
+                while len(first.queues) != 3:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+
+
+async def test_a_broker_that_does_not_name_the_members_is_waited_for_once_for_all_topics(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gantrymq.client.connections.call, "__defaults__", (60.0,))
+    async with fake_cluster(T=1, U=1, V=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[38] = lambda request: anyio.sleep_forever()
+
+        async def consume() -> None:
+            async with client.consumer(["T", "U", "V"], "g"):
+                pytest.fail("the broker does not answer")
+
+        async with anyio.create_task_group() as consuming:
+            consuming.start_soon(consume)
+            await cluster.broker.wait_for(38, 3)
+            consuming.cancel_scope.cancel()
+
+
+async def test_access_that_one_topic_is_denied_ends_the_consumer(fake_cluster: Cluster) -> None:
+    async with fake_cluster(brokers=2, T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        a, b = cluster.brokers
+        cluster.nameserver.places = {"T": [a], "U": [b]}
+
+        def denied(request: Command) -> Command:
+            return request.answer(1, "AclException: No acl config for this access key")
+
+        a.answers[38] = lambda request: request.answer(1, "no consumer for this group")
+        b.answers[38] = denied
+        with pytest.raises(gantrymq.AccessDenied):
+            async with client.consumer(["T", "U"], "g"):
+                pytest.fail("it is denied")
+        del a.answers[38], b.answers[38]
+        async with client.consumer(["T", "U"], "g") as messages:
+            b.answers[38] = denied
+            await b.notify("g")
+            with pytest.raises(gantrymq.AccessDenied):
+                await take(messages, 1)
 
 
 @pytest.mark.parametrize("topics", [[], {}, [1], 5, None, {"T": None}])
