@@ -511,8 +511,7 @@ class Consumer(Lifetime, Generic[R]):
         while True:
             self._samples.append((anyio.current_time(), self._fetched, self._acknowledged, self._returned))
             await anyio.sleep(COMMIT_INTERVAL_SECONDS)
-            for puller in list(self._pullers.values()):
-                await self._commit_quietly(puller, confirmed=False)
+            await self._commit_together(self._pullers.values(), confirmed=False)
             await self._save_quietly()
 
     async def _keep_expiring(self, timeout: float) -> None:
@@ -823,6 +822,7 @@ class Consumer(Lifetime, Generic[R]):
             self._pullers[queue].stop()
         await self._notify_queues_changed(self._settings.on_revoked, lost)
         self._discard_dropped()
+        dropped: list[Puller[R]] = []
         for queue in lost:
             puller = self._pullers.pop(queue, None)
             if puller is None:
@@ -831,7 +831,8 @@ class Consumer(Lifetime, Generic[R]):
                 self._release_later(queue, puller)
                 continue
             puller.drop()
-            await self._commit_quietly(puller, confirmed=True)
+            dropped.append(puller)
+        await self._commit_together(dropped, confirmed=True)
 
     async def _retry_queues(self, members: list[str]) -> set[MessageQueue] | None:
         """This member's share of the group's retry topic, which brokers make when they first hear of the group; None if
@@ -892,6 +893,12 @@ class Consumer(Lifetime, Generic[R]):
             with reading(address):
                 return ConsumerList.from_bytes(answer.body).consumer_id_list
         raise failure
+
+    async def _commit_together(self, pullers: Iterable[Puller[R]], *, confirmed: bool) -> None:
+        """Commit what each of ``pullers`` has done; a broker that does not answer is waited for once, not by queue."""
+        async with anyio.create_task_group() as committing:
+            for puller in pullers:
+                committing.start_soon(partial(self._commit_quietly, puller, confirmed=confirmed))
 
     async def _commit_quietly(self, puller: Puller[R], *, confirmed: bool) -> None:
         try:

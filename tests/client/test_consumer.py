@@ -17,6 +17,7 @@ import gantrymq.client.connections
 from gantrymq import MessageQueue
 from gantrymq.client.puller import IDLE_INTERVAL_SECONDS
 from gantrymq.remoting.bodies.clients import HeartbeatData
+from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.properties import decode_properties
 
@@ -393,6 +394,52 @@ async def test_members_share_queues_and_take_over_those_of_a_leaving_member(fake
             again = await take(first, 10)
             assert {message.body for message in again} == {message.body for message in unacknowledged}
             assert len(first.queues) == 4
+
+
+async def test_queues_of_a_silent_broker_are_committed_at_once_when_they_are_given_up(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gantrymq.client.connections.call, "__defaults__", (60.0,))
+    monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 60.0)
+    async with fake_cluster(brokers=2, T=3) as cluster, gantrymq.connect(cluster.address) as client:
+        a, b = cluster.brokers
+        for number in range(3):
+            b.store("T", number, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            for message in await take(messages, 3):
+                await message.ack()
+            b.answers[15] = lambda request: anyio.sleep_forever()
+            cluster.nameserver.brokers = [a]
+            committed = len(b.seen(15))
+            await client._cluster.routes.renew("T")
+            await b.wait_for(15, committed + 3)
+            del b.answers[15]
+
+
+async def test_periodic_commits_do_not_wait_for_a_broker_that_cannot_be_reached(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 0.01)
+    async with fake_cluster(brokers=2, T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        a, b = cluster.brokers
+        connect = client._cluster.broker
+
+        async def broker(address: str) -> Channel:
+            if address == a.address:
+                await anyio.sleep_forever()
+            return await connect(address)
+
+        for number in range(4):
+            cluster.brokers[number % 2].store("T", number // 2, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            got = await take(messages, 4)
+            with monkeypatch.context() as hanging:
+                hanging.setattr(client._cluster, "broker", broker)
+                for message in got:
+                    await message.ack()
+                with anyio.fail_after(10):
+                    while b.offsets != {("g", "T", 0): 1, ("g", "T", 1): 1}:
+                        await b.changed.wait()
 
 
 async def test_an_acknowledgment_after_the_queue_was_revoked_has_no_effect(fake_cluster: Cluster) -> None:
