@@ -60,7 +60,7 @@ def _by_broker(route: TopicRouteData) -> list[QueueData]:
 def _ordered_queues(topic: str, conf: str) -> list[MessageQueue]:
     # "broker-a:4;broker-b:2", kept by the nameserver for ordered topics; it outranks the brokers' own numbers
     queues: list[MessageQueue] = []
-    for part in conf.split(";"):
+    for part in conf.rstrip(";").split(";"):  # as Java's String.split, which drops empty parts at the end
         broker, _, count = part.rpartition(":")
         if not broker or not count.isdigit():
             raise NoRoute(f"topic {topic}: the nameserver's order configuration {conf!r} is not broker:queues;...")

@@ -299,6 +299,12 @@ def test_an_order_configuration_takes_precedence_over_the_brokers_queue_numbers(
         queues_to_publish("T", route(order_topic_conf="b"))
 
 
+def test_an_order_configuration_may_end_with_a_separator() -> None:
+    assert queues_to_publish("T", route(order_topic_conf="b:1;a:1;")) == [queue(0, "b"), queue(0, "a")]
+    with pytest.raises(NoRoute, match="order configuration"):
+        queues_to_publish("T", route(order_topic_conf="b:1;;a:1"))
+
+
 def test_nameservers_are_parsed_from_text_and_lists() -> None:
     assert parse_nameservers("a:1; b:2;") == ("a:1", "b:2")
     assert parse_nameservers(["a:1", "[::1]:2"]) == ("a:1", "[::1]:2")
