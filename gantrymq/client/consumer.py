@@ -41,7 +41,7 @@ from gantrymq.client.locks import QueueLocks
 from gantrymq.client.options import ConsumerOptions, QueuesChanged
 from gantrymq.client.puller import Puller
 from gantrymq.client.requests import reading
-from gantrymq.client.routes import queues_to_subscribe
+from gantrymq.client.routes import addresses_to_read, queues_to_subscribe
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SQL92, CheckClientConfig, ConsumerData, ConsumerList
@@ -600,7 +600,7 @@ class Consumer(Lifetime, Generic[R]):
         """Ask a broker of the topic whether it takes the expression; where none can be asked, pulls will tell."""
         try:
             route = await self._cluster.routes.get(options.topic)
-            address = next(data.broker_addrs[min(data.broker_addrs)] for data in route.broker_datas)
+            address = next(one for data in route.broker_datas for one in addresses_to_read(data))
             channel = await self._cluster.broker(address)
             body = CheckClientConfig(
                 client_id=self._cluster.client_id, group=self.group, subscription_data=options.subscription

@@ -16,6 +16,7 @@ import gantrymq.sync
 from gantrymq import MessageQueue, Sql
 from gantrymq.client.allocation import ConsistentHash, FixedQueues, MachineRooms, NearestRoom, allocate, circle
 from gantrymq.remoting.bodies.clients import CheckClientConfig, HeartbeatData
+from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.command import Command
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +49,16 @@ async def test_an_sql_expression_is_sent_unchanged(fake_cluster: Cluster) -> Non
     question = CheckClientConfig.from_bytes(asked.body)
     assert question.group == "g"
     assert question.subscription_data == wanted["T"]
+
+
+async def test_an_sql_expression_is_checked_where_a_broker_of_the_topic_has_no_address(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        datas = [BrokerData(cluster="C", broker_name="gone", broker_addrs={}), *cluster.nameserver.broker_datas()]
+        queues = [QueueData(broker_name="broker-a", read_queue_nums=1, write_queue_nums=1, perm=6)]
+        body = TopicRouteData(queue_datas=queues, broker_datas=datas).to_bytes(quoted_keys=True)
+        cluster.nameserver.answers[105] = lambda request: request.answer(0, body=body)
+        async with client.consumer("T", "g", tags=Sql("n > 3")):
+            assert len(cluster.broker.seen(46)) == 1
 
 
 @pytest.mark.parametrize(
