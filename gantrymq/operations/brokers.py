@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from gantrymq.client.errors import NoRoute
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.remoting.address import decode_host, format_address
 from gantrymq.remoting.bodies.tables import KVTable
@@ -30,6 +32,19 @@ async def master_addresses(client: Client) -> dict[str, str]:
         for name, data in sorted(info.broker_addr_table.items())
         if MASTER_ID in data.broker_addrs
     }
+
+
+async def brokers_without_master(client: Client) -> list[str]:
+    """Return the names of the brokers of which only slaves are registered, sorted."""
+    info = await client.admin.cluster()
+    return sorted(name for name, data in info.broker_addr_table.items() if MASTER_ID not in data.broker_addrs)
+
+
+async def require_masters(client: Client, consequence: str, brokers: Container[str] | None = None) -> None:
+    """Raise :class:`NoRoute` if a broker, or one of ``brokers``, has no master; ``consequence`` ends its text."""
+    for name in await brokers_without_master(client):
+        if brokers is None or name in brokers:
+            raise NoRoute(f"broker {name} has no master now, so {consequence}")
 
 
 async def runtime_info(client: Client, address: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
-from gantrymq.operations.brokers import master_addresses
+from gantrymq.operations.brokers import master_addresses, require_masters
 from gantrymq.operations.groups import is_brokers_group
 from gantrymq.operations.topics import is_brokers_topic, named_after
 from gantrymq.remoting.bodies.body import Body
@@ -59,7 +59,7 @@ class Change:
 
 
 async def export_definitions(client: Client) -> dict[str, Any]:
-    """Return the definitions of all masters."""
+    """Return the definitions of all masters. :class:`NoRoute` if a broker has no master."""
     topics, groups = await _of_all(client)
     return {"version": VERSION, "topics": list(_entries(topics)), "groups": list(_entries(groups))}
 
@@ -68,7 +68,8 @@ async def plan_import(client: Client, document: object) -> list[Change]:
     """Return the changes that bring the cluster to the definitions of ``document``. Nothing is deleted.
 
     An entry goes to those of its brokers that the cluster has, or to all masters if it has none of them.
-    :class:`BadDefinitions` for an invalid document, before anything is asked.
+    :class:`BadDefinitions` for an invalid document, before anything is asked; :class:`NoRoute` if a broker has no
+    master.
     """
     entries = list(_checked(document))
     topics, groups = await _of_all(client)
@@ -130,6 +131,7 @@ _Tables = dict[str, dict[str, Any]]
 
 
 async def _of_all(client: Client) -> tuple[_Tables, _Tables]:
+    await require_masters(client, "its topics and groups cannot be read")
     info = await client.admin.cluster()
     named = named_after(info)
     topics: _Tables = {}

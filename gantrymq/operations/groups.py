@@ -13,9 +13,9 @@ import attrs
 
 from gantrymq.client.errors import AccessDenied, BrokerError, CallTimeout, NoRoute
 from gantrymq.operations.absence import ask_if_present
-from gantrymq.operations.brokers import master_addresses
+from gantrymq.operations.brokers import master_addresses, require_masters
 from gantrymq.operations.dead_letters import POSITION_GROUP
-from gantrymq.operations.topics import delete_topic
+from gantrymq.operations.topics import NOTHING_DELETED, delete_topic
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.offsets import ConsumeStatsReply, ConsumeTimeSpans
@@ -325,7 +325,11 @@ async def group_exists(client: Client, group: str) -> bool:
 
 
 async def delete_group(client: Client, group: str) -> None:
-    """Delete the group with its offsets, its retry topic and its dead letters on every master."""
+    """Delete the group with its offsets, its retry topic and its dead letters on every master.
+
+    :class:`NoRoute` before any change if a broker has no master.
+    """
+    await require_masters(client, NOTHING_DELETED)
     for address in (await master_addresses(client)).values():
         for name in (group, POSITION_GROUP + group):
             header = DeleteGroupHeader(group_name=name, remove_offset=True, clean_offset=True)

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from gantrymq.client.errors import GantryError
+from gantrymq.client.errors import GantryError, NoRoute
 from gantrymq.operations.absence import ask_if_present
-from gantrymq.operations.brokers import master_addresses
+from gantrymq.operations.brokers import master_addresses, require_masters
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.nameserver import RouteHeader
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
     from gantrymq.remoting.bodies.routes import ClusterInfo
 
+NOTHING_DELETED: Final = "nothing was deleted"
+"""Why a broker must have its master: when the master returns, it would register again what it still has."""
 _BROKERS_PREFIXES: Final = ("RMQ_SYS_", "GANTRYMQ_")
 """Of topics that brokers create, beside RocketMQ's list of system topics."""
 
@@ -46,8 +48,10 @@ def is_brokers_topic(name: str, named: Collection[str] = ()) -> bool:
 async def delete_topic(client: Client, topic: str) -> None:
     """Delete ``topic`` with its messages on every master, then in every nameserver; no error if it does not exist.
 
-    Raises the error of the first nameserver that fails, after the other ones have been asked.
+    :class:`NoRoute` before any change if a broker that has the topic has no master. Raises the error of the first
+    nameserver that fails, after the other ones have been asked.
     """
+    await require_masters(client, NOTHING_DELETED, await _brokers_of(client, topic))
     command = Command(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic).to_ext())
     for address in (await master_addresses(client)).values():
         await client.admin.request(address, command)
@@ -60,6 +64,15 @@ async def delete_topic(client: Client, topic: str) -> None:
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+async def _brokers_of(client: Client, topic: str) -> set[str]:
+    """The names of the brokers that registered ``topic``."""
+    try:
+        route = await client.admin.route(topic)
+    except NoRoute:
+        return set()
+    return {data.broker_name for data in route.queue_datas}
 
 
 async def is_routed(client: Client, topic: str) -> bool:

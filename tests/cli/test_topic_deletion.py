@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import gantrymq
-from gantrymq.client.errors import BrokerError, ConnectError
+from gantrymq.client.errors import BrokerError, ConnectError, NoRoute
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.operations.topics import delete_topic, is_routed
 from gantrymq.remoting.bodies.routes import ClusterInfo
@@ -35,6 +35,9 @@ class FakeAdmin:
 
     async def cluster(self) -> ClusterInfo:
         return ClusterInfo({}, {})
+
+    async def route(self, topic: str) -> Any:
+        raise NoRoute(f"topic {topic} does not exist")
 
     async def request(self, address: str, command: Command) -> Command:
         self.asked.append(address)

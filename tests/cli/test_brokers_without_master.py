@@ -1,0 +1,95 @@
+"""While a broker has only slaves, nothing is deleted that it would bring back, and lists name it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.client.errors import NoRoute
+from gantrymq.operations.groups import delete_group
+from gantrymq.operations.topics import delete_topic
+from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.nameserver import RegisterBrokerHeader
+from gantrymq.testing.harness import run_cluster
+
+pytestmark = pytest.mark.trio
+
+BROKERS = {"broker-a": BrokerData("c", "broker-a", {0: "a:1"}), "broker-b": BrokerData("c", "broker-b", {1: "b:2"})}
+WARNING = "broker broker-b has no master now, so what only it has is missing\n"
+
+
+class FakeAdmin:
+    """A cluster whose second broker has only a slave; ``brokers``: those with the topic."""
+
+    nameservers = ("nameserver:9876",)
+
+    def __init__(self, *brokers: str) -> None:
+        self.brokers = brokers
+        self.asked: list[str] = []
+
+    async def cluster(self) -> ClusterInfo:
+        return ClusterInfo(BROKERS, {"c": list(BROKERS)})
+
+    async def route(self, topic: str) -> TopicRouteData:
+        if not self.brokers:
+            raise NoRoute(f"topic {topic} does not exist")
+        queues = [QueueData(name, 1, 1, 6) for name in self.brokers]
+        return TopicRouteData(queues, [BROKERS[name] for name in self.brokers])
+
+    async def request(self, address: str, command: Command) -> Command:
+        self.asked.append(address)
+        return Command(ResponseCode.SUCCESS)
+
+
+@pytest.mark.parametrize("delete", [delete_topic, delete_group])
+async def test_nothing_is_deleted_if_a_broker_has_no_master(delete: Callable[[Any, str], Awaitable[None]]) -> None:
+    admin = FakeAdmin("broker-a", "broker-b")
+    client: Any = SimpleNamespace(admin=admin)
+    with pytest.raises(NoRoute, match="broker broker-b has no master now, so nothing was deleted"):
+        await delete(client, "x")
+    assert admin.asked == []
+
+
+@pytest.mark.parametrize("brokers", [("broker-a",), ()])
+async def test_a_topic_is_deleted_if_the_broker_without_a_master_does_not_have_it(brokers: tuple[str, ...]) -> None:
+    admin = FakeAdmin(*brokers)
+    client: Any = SimpleNamespace(admin=admin)
+    await delete_topic(client, "x")
+    assert admin.asked == ["a:1", "nameserver:9876"]
+
+
+async def test_commands_about_groups_warn_of_a_broker_without_a_master_and_definitions_are_refused(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    slave = RegisterBrokerHeader(
+        broker_name="broker-b", broker_addr="127.0.0.1:1", cluster_name="DefaultCluster", ha_server_addr="", broker_id=1
+    )
+    file = tmp_path / "definitions"
+    file.write_text(json.dumps({"version": 1}))
+    async with run_cluster(tmp_path / "store") as cluster, open_channel(cluster.nameserver) as channel:
+
+        async def run(*words: str) -> tuple[int, str]:
+            outcome = await trio.to_thread.run_sync(lambda: cli(*words, "--nameserver", cluster.nameserver))
+            return outcome.code, outcome.err
+
+        before = await run("group", "list")
+        answer = await channel.call(Command(RequestCode.REGISTER_BROKER, slave.to_ext()))
+        assert answer.code == ResponseCode.SUCCESS
+        assert before == (0, "")
+        assert await run("group", "list") == (0, f"gantrymq: {WARNING}")
+        for command in ("lag", "describe"):
+            code, err = await run("group", command, "g")
+            assert (code, err.startswith(f"gantrymq: {WARNING}")) == (1, True)
+        code, err = await run("definitions", "export")
+        assert (code, "broker broker-b has no master now" in err) == (1, True)
+        code, err = await run("definitions", "import", str(file), "--dry-run")
+        assert (code, "broker broker-b has no master now" in err) == (1, True)
