@@ -87,11 +87,25 @@ def replay(
 
 
 async def _ensure_letters(client: Client, group: str) -> None:
-    """:class:`CommandFailed` if the group never had a dead letter: its topic of dead letters does not exist."""
+    """Raise :class:`CommandFailed` if the group has no topic of dead letters, or has dead letters that cannot be
+    read."""
+    from gantrymq.cli.topics import permission
     from gantrymq.client.errors import NoRoute
+    from gantrymq.operations.topics import all_queues
+    from gantrymq.remoting.codes import PERM_READ
     from gantrymq.remoting.names import dlq_topic
 
+    topic = dlq_topic(group)
     try:
-        await client.admin.route(dlq_topic(group))
+        route = await client.admin.route(topic)
     except NoRoute:
         raise CommandFailed(f"group {group} has no dead letters; gantrymq dlq list has the groups") from None
+    unreadable = {data.broker_name: data.perm for data in route.queue_datas if not data.perm & PERM_READ}
+    clusters = {data.broker_name: data.cluster for data in route.broker_datas}
+    for queue in all_queues(topic, route):
+        broker = queue.broker_name
+        if broker in unreadable and await client.admin.max_offset(queue) > await client.admin.min_offset(queue):
+            raise CommandFailed(
+                f"topic {topic} cannot be read at {broker}: its permission is {permission(unreadable[broker])}; "
+                f"mqadmin updateTopicPerm -c {clusters[broker]} -t {topic} -p 6 changes it"
+            )

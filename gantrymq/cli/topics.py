@@ -85,11 +85,11 @@ def _set_queues(
 def delete(topic: str, yes: bool, as_json: bool, nameserver: str) -> None:
     """Delete a topic with its messages on every master, and from the nameservers."""
     from gantrymq.client.errors import NoRoute
-    from gantrymq.operations.topics import delete_topic, is_routed
+    from gantrymq.operations.topics import all_queues, delete_topic, is_routed
 
     async def count(client: Client) -> int:
         try:
-            queues = await client.admin.queues(topic)
+            queues = all_queues(topic, await client.admin.route(topic))
         except NoRoute:
             # A nameserver that could not be reached by an earlier deletion still has the topic.
             if not await is_routed(client, topic):
@@ -146,6 +146,7 @@ async def _check_existing(
     Without --update a topic may be created on masters that lack it, if that does not change it on others.
     """
     from gantrymq.client.errors import NoRoute
+    from gantrymq.operations.topics import all_queues
 
     try:
         route = await client.admin.route(name)
@@ -165,10 +166,10 @@ async def _check_existing(
         can_add = lacking and len(numbers) == 1
         also = f"--queues {numbers.pop()} creates it on {', '.join(sorted(lacking))}, " if can_add else ""
         raise CommandFailed(f"topic {name} exists with {places}; {also}--update changes it")
-    if force or max(counts.values()) <= queues:
+    if force:
         return
     hidden = {}
-    for queue in await client.admin.queues(name):
+    for queue in all_queues(name, route):
         if queue.broker_name in brokers and queue.queue_id >= queues:
             count = await client.admin.max_offset(queue) - await client.admin.min_offset(queue)
             if count > 0:
@@ -218,11 +219,13 @@ def describe(topic: str, as_json: bool, nameserver: str) -> None:
     Offsets count the messages of one queue: `min` is the oldest message that still exists, `max` the next one.
     """
 
+    from gantrymq.operations.topics import all_queues
+
     async def work(client: Client) -> list[dict[str, Any]]:
         route = await client.admin.route(topic)
         perms = {data.broker_name: permission(data.perm) for data in route.queue_datas}
         rows = []
-        for queue in await client.admin.queues(topic):
+        for queue in all_queues(topic, route):
             low, high = await client.admin.min_offset(queue), await client.admin.max_offset(queue)
             place = {"broker": queue.broker_name, "queue": queue.queue_id, "perm": perms.get(queue.broker_name, "")}
             rows.append(place | {"min": low, "max": high, "messages": high - low})

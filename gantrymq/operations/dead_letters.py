@@ -14,6 +14,7 @@ from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.client.outgoing import STATUSES
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID
 from gantrymq.message import Message
+from gantrymq.operations.topics import all_queues
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.send import SendMessageHeader
@@ -58,7 +59,7 @@ async def dead_letters(client: Client, group: str | None = None) -> list[DeadLet
         name = topic.removeprefix(DLQ_PREFIX)
         messages = unreplayed = 0
         try:
-            queues = await client.admin.queues(topic)
+            queues = all_queues(topic, await client.admin.route(topic))
         except NoRoute:  # no dead letter yet, or the nameservers do not know its topic yet
             queues = []
         for queue in queues:

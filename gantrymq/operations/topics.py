@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gantrymq.client.errors import GantryError, NoRoute
 from gantrymq.operations.absence import ask_if_present
 from gantrymq.operations.brokers import master_addresses, require_masters
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.nameserver import RouteHeader
@@ -17,7 +18,7 @@ from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topi
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
-    from gantrymq.remoting.bodies.routes import ClusterInfo
+    from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 
 NOTHING_DELETED: Final = "nothing was deleted"
 """Why a broker must have its master: when the master returns, it would register again what it still has."""
@@ -64,6 +65,18 @@ async def delete_topic(client: Client, topic: str) -> None:
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+def all_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
+    """Return the queues of ``route`` that may have messages, in order of broker and id.
+
+    Those that cannot be read are among them: brokers of RocketMQ before 4.9.2 create topics of dead letters so.
+    """
+    return [
+        MessageQueue(topic=topic, broker_name=data.broker_name, queue_id=queue_id)
+        for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
+        for queue_id in range(max(data.read_queue_nums, data.write_queue_nums))
+    ]
 
 
 async def _brokers_of(client: Client, topic: str) -> set[str]:

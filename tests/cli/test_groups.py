@@ -16,7 +16,7 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message
-from gantrymq.remoting.codes import PERM_READ
+from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from support.processes import Child, gantrymq_child, wait_for
 
 pytestmark = pytest.mark.timeout(90)
@@ -223,6 +223,44 @@ def test_dead_letters_are_counted_printed_and_replayed_once_to_their_group(shell
     with gantrymq.sync.connect(nameserver) as client, client.consumer("failing", "failer") as consumer:
         got = [(message.topic, bytes(message.body)) for _, message in zip(range(3), consumer, strict=False)]
     assert sorted(got) == [("failing", b"0"), ("failing", b"1"), ("failing", b"2")]
+
+
+def set_permission(nameserver: str, topic: str, queues: int, perm: int) -> None:
+    with gantrymq.sync.connect(nameserver) as client:
+        client.admin.create_topic(topic, queues, perm=perm)
+        wait_for(lambda: client.admin.route(topic).queue_datas[0].perm == perm)
+
+
+def test_dead_letters_that_cannot_be_read_are_counted_and_replayed_only_with_permission(
+    shell: Cli, nameserver: str
+) -> None:
+    make_dead_letters(nameserver, "unread", "unreader", 1)
+    wait_for(lambda: json.loads(shell("dlq", "list", "unreader", "--json").out)[0]["messages"] == 1)
+    set_permission(nameserver, "%DLQ%unreader", 1, PERM_WRITE)  # as brokers of RocketMQ before 4.9.2 create the topic
+    assert json.loads(shell("dlq", "list", "unreader", "--json").out) == [
+        {"group": "unreader", "messages": 1, "unreplayed": 1}
+    ]
+    described = json.loads(shell("topic", "describe", "%DLQ%unreader", "--json").out)
+    assert [(row["queue"], row["perm"], row["messages"]) for row in described] == [(0, "write", 1)]
+    for command in ("peek", "replay"):
+        refused = shell("dlq", command, "unreader")
+        assert (refused.code, refused.err) == (
+            1, "gantrymq: topic %DLQ%unreader cannot be read at broker-a: its permission is write; "
+            "mqadmin updateTopicPerm -c DefaultCluster -t %DLQ%unreader -p 6 changes it\n"
+        )  # fmt: skip
+    set_permission(nameserver, "%DLQ%unreader", 1, PERM_READ | PERM_WRITE)
+    assert shell("dlq", "replay", "unreader").out == "replayed 1 message\n"
+    set_permission(nameserver, "%DLQ%unreader", 1, PERM_WRITE)
+    assert shell("topic", "delete", "%DLQ%unreader", "--yes").out == (
+        "topic %DLQ%unreader is deleted, with 1 messages\n"
+    )
+
+
+def test_a_write_only_topic_loses_no_queues_with_messages(shell: Cli, nameserver: str) -> None:
+    fill(nameserver, "write-only", 8, queues=4)
+    set_permission(nameserver, "write-only", 4, PERM_WRITE)
+    refused = shell("topic", "update", "write-only", "--queues", "2")
+    assert (refused.code, "could no longer read 4 messages" in refused.err) == (1, True)
 
 
 KILLED_BEFORE_COMMIT = """
