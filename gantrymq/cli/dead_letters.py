@@ -8,7 +8,7 @@ import attrs
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
-from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.failures import CommandFailed, warn
 from gantrymq.cli.options import json_option, print_result
 from gantrymq.cli.tables import plural, print_rows
 
@@ -79,8 +79,9 @@ def replay(
         await _ensure_letters(client, group)
         with Meter(f"replay {group}") as meter:
             return await dead_letters.replay(
-                client, group, to=to, limit=limit, rate=rate, again=again, sent=lambda _: meter.advance(1)
-            )
+                client, group, to=to, limit=limit, rate=rate, again=again, sent=lambda _: meter.advance(1),
+                skipped=lambda broker: warn(f"broker {broker} has no master now, so its dead letters wait"),
+            )  # fmt: skip
 
     count = with_client(nameserver, work)
     print_result(f"replayed {plural(count, 'message')}", {"group": group, "to": to, "messages": count}, as_json)

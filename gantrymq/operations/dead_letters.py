@@ -14,6 +14,7 @@ from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.client.outgoing import STATUSES
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID
 from gantrymq.message import Message
+from gantrymq.operations.brokers import master_addresses
 from gantrymq.operations.topics import all_queues
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -80,13 +81,15 @@ async def replay(
     rate: float | None = None,
     again: bool = False,
     sent: Callable[[int], object] = lambda count: None,
+    skipped: Callable[[str], object] = lambda broker: None,
 ) -> int:
     """Send the dead letters of ``group`` again; returns how many were sent.
 
     They go to the group's retry topic, so that only this group gets them, with its full number of attempts; with ``to``
     they go to that topic as new messages. ``rate``: messages per second. Each dead letter is sent once over all calls,
     unless ``again`` begins with the oldest one; after an error or a kill the last one may be sent twice. ``sent`` is
-    called with the count after each message.
+    called with the count after each message. Dead letters of a broker without a master wait, as it cannot record that
+    they were sent: ``skipped`` is called with its name.
     """
     count = 0
     started = anyio.current_time()
@@ -95,16 +98,22 @@ async def replay(
             send = await _sender_to_group(client, group)
         else:
             send = _sender_to_topic(await stack.enter_async_context(client.producer()), to)
-        reader = client.reader(dlq_topic(group), group=POSITION_GROUP + group, until="end")
+        topic = dlq_topic(group)
+        reader = client.reader(topic, group=POSITION_GROUP + group, until="end")
         await stack.enter_async_context(reader)
+        queues, masters = await client.admin.queues(topic), await master_addresses(client)
+        await reader.assign(queue for queue in queues if queue.broker_name in masters)
+        for broker in sorted({queue.broker_name for queue in queues} - masters.keys()):
+            skipped(broker)
         if again:
             await reader.seek_to_beginning()
         while limit is None or count < limit:
             messages = await reader.poll(max=1)
             if not messages:
                 break
-            await send(messages[0])
-            await reader.commit()
+            (letter,) = messages
+            await send(letter)
+            await reader.commit({letter.queue: letter.queue_offset + 1})
             count += 1
             sent(count)
             if rate is not None:
