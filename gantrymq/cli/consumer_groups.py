@@ -142,14 +142,20 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
 
     target = to if to in ("first", "last") else read_moment(to, "--to")
 
-    async def work(client: Client) -> tuple[list[Reset], bool]:
-        resets = await groups.plan_reset(client, group, topics, target)
-        return resets, not dry_run and await groups.reset_offsets(client, group, resets, target)
+    async def work(client: Client) -> list[Reset]:
+        plan = await groups.plan_reset(client, group, topics, target)
+        if dry_run:
+            return plan
+        done = await groups.reset_offsets(client, group, plan, target)
+        changed = {(each.topic, each.broker, each.queue) for each in done}
+        for each in plan:
+            if (each.topic, each.broker, each.queue) not in changed:
+                warn(f"broker {each.broker} left out queue {each.queue} of topic {each.topic}; it keeps its offset")
+        return done
 
-    resets, notified = with_client(nameserver, work)
+    resets = with_client(nameserver, work)
     print_rows(("topic", "broker", "queue", "before", "after"), [attrs.asdict(each) for each in resets], as_json)
-    done = "would be set" if dry_run else "set, and running members were notified" if notified else "set"
-    click.echo(f"offsets of {len(resets)} queues {done}", err=True)
+    click.echo(f"offsets of {plural(len(resets), 'queue')} {'would be set' if dry_run else 'set'}", err=True)
 
 
 @group_commands.command()

@@ -280,7 +280,7 @@ async def _reset(client: Client, request: Request, body: dict[str, Any]) -> Any:
     changed = not body.get("dry_run")
     if changed:
         _confirmed(body, name)
-        await groups.reset_offsets(client, name, plan, to)
+        plan = await groups.reset_offsets(client, name, plan, to)
     return {"group": name, "changed": changed, "queues": [attrs.asdict(each) for each in plan]}
 
 

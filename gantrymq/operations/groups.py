@@ -18,7 +18,7 @@ from gantrymq.operations.dead_letters import POSITION_GROUP
 from gantrymq.operations.topics import NOTHING_DELETED, delete_topic
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
-from gantrymq.remoting.bodies.offsets import ConsumeStatsReply, ConsumeTimeSpans
+from gantrymq.remoting.bodies.offsets import ConsumeStatsReply, ConsumeTimeSpans, OrderedOffsets
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.running import MemberReport
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -274,10 +274,12 @@ async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str 
     return resets
 
 
-async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to: str | int) -> bool:
-    """Carry out what :func:`plan_reset` returned; returns whether running members were notified.
+async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to: str | int) -> list[Reset]:
+    """Carry out what :func:`plan_reset` returned; returns what was set.
 
-    Running members take the offset from their broker; without members the offsets are stored as they are.
+    A broker that has members of the group computes the offsets itself and sends them to the members: they may be others
+    than those of the plan, and RocketMQ's brokers leave out queues that can only be read. Without members the offsets
+    of the plan are stored.
     :class:`NoRoute` before any change if a broker has no master. :class:`BrokerError` if a broker refuses to notify its
     members: the topics and brokers before it, in sorted order, are reset then.
     """
@@ -287,21 +289,24 @@ async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to:
         if broker not in masters:
             raise NoRoute(f"broker {broker} has no master now, so no offset was changed")
     time_ms = {"first": 0, "last": FROM_END}.get(str(to), to)
-    notified = False
+    done: list[Reset] = []
     for topic, broker in places:
+        planned = [reset for reset in resets if (reset.topic, reset.broker) == (topic, broker)]
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=int(time_ms), is_force=True)
         command = Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header.to_ext())
         try:
-            await client.admin.request(masters[broker], command)
-            notified = True
+            answer = await client.admin.request(masters[broker], command)
         except BrokerError as error:
             if not await _is_without_members(client, masters[broker], group, error):
                 raise
-            for reset in resets:
-                if (reset.topic, reset.broker) == (topic, broker):
-                    queue = MessageQueue(topic=topic, broker_name=broker, queue_id=reset.queue)
-                    await client.admin.set_consumer_offset(group, queue, reset.after)
-    return notified
+            for reset in planned:
+                await client.admin.set_consumer_offset(group, MessageQueue(topic, broker, reset.queue), reset.after)
+            done += planned
+        else:
+            table = OrderedOffsets.from_bytes(answer.body).offsets
+            offsets = {queue.queue_id: offset for queue, offset in table.items()}
+            done += [attrs.evolve(each, after=offsets[each.queue]) for each in planned if each.queue in offsets]
+    return done
 
 
 async def _is_without_members(client: Client, address: str, group: str, error: BrokerError) -> bool:

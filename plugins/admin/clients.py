@@ -167,13 +167,13 @@ class ClientAdmin:
             raise _fault(f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}")
         consumed = self._offsets.queues_of(header.group, header.topic)
         table = {}
-        for queue_id in range(topic.write_queue_nums):
+        for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
             current = consumed.get(queue_id)
-            if current is None:
+            if current is None and queue_id < topic.write_queue_nums:
                 raise _fault(f"THe consumer group <{header.group}> not exist")
             target = self._at(header.topic, queue_id, header.timestamp)
             queue = MessageQueue(header.topic, self._broker.name, queue_id)
-            table[queue] = target if header.is_force else min(target, current)
+            table[queue] = target if header.is_force or current is None else min(target, current)
         return table
 
     def _at(self, topic: str, queue_id: int, timestamp: int) -> int:
@@ -181,7 +181,7 @@ class ClientAdmin:
         if timestamp == END:
             queue = queues.get(topic, queue_id)
             return 0 if queue is None else queue.max_offset
-        return max(0, queues.offset_by_time(topic, queue_id, timestamp, lambda at: stored_at(commit_log, at)))
+        return queues.offset_by_time(topic, queue_id, timestamp, lambda at: stored_at(commit_log, at), "first_since")
 
     def _record(self, message_id: str) -> bytes:
         try:

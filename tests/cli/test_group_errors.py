@@ -16,7 +16,7 @@ from gantrymq.operations.clients import connected_clients
 from gantrymq.operations.groups import Reset, group_lags, group_members, member_report, reset_offsets
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
-from gantrymq.remoting.bodies.offsets import ConsumeStats, OffsetWrapper
+from gantrymq.remoting.bodies.offsets import ConsumeStats, OffsetWrapper, ResetOffsets
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -144,8 +144,16 @@ async def test_a_member_of_which_the_broker_gives_no_report_has_none(answer: Com
 # ------------------------------------------------------------------------------------------------ reset of offsets
 
 RESETS = [Reset("T", "broker-a", 0, 4, 0), Reset("T", "broker-b", 0, None, 0)]
+
+
+def reset_to(*offsets: int) -> Command:
+    """The answer of broker-a: the offsets that it has sent to the members, by queue."""
+    table = {MessageQueue("T", "broker-a", queue_id): offset for queue_id, offset in enumerate(offsets)}
+    return Command(ResponseCode.SUCCESS, body=ResetOffsets(table).to_bytes())
+
+
 NEVER_COMMITTED = Command(ResponseCode.SYSTEM_ERROR, remark="THe consumer group <g> not exist")
-DONE = Command(ResponseCode.SUCCESS)
+DONE = reset_to(0)
 
 
 @pytest.mark.trio
@@ -173,8 +181,15 @@ async def test_a_refused_reset_is_raised_and_stores_no_offsets(reset: Command, c
 @pytest.mark.parametrize("reset", [NOBODY_ONLINE, NEVER_COMMITTED])
 async def test_offsets_are_stored_at_the_brokers_without_members(reset: Command) -> None:
     client = client_of({("a:1", RESET): DONE, ("b:1", RESET): reset, ("b:1", CONNECTIONS): NOBODY_ONLINE})
-    assert await reset_offsets(client, "g", RESETS, "first")
+    assert await reset_offsets(client, "g", RESETS, "first") == RESETS
     assert client.admin.stored == {"broker-b": 0}
+
+
+@pytest.mark.trio
+async def test_a_reset_returns_the_offsets_that_the_broker_has_set() -> None:
+    planned = [*RESETS[:1], Reset("T", "broker-a", 1, 4, 0)]
+    client = client_of({("a:1", RESET): reset_to(2)})
+    assert await reset_offsets(client, "g", planned, "first") == [Reset("T", "broker-a", 0, 4, 2)]
 
 
 @pytest.mark.trio

@@ -123,7 +123,7 @@ def test_offsets_are_reset_with_and_without_members(shell: Cli, nameserver: str,
         return
     with gantrymq.sync.connect(nameserver) as client, client.consumer(topic, group) as consumer:
         outcome = shell("group", "reset-offsets", group, "--to", "first")
-        assert "running members were notified" in outcome.err
+        assert outcome.err == "offsets of 2 queues set\n"
         got = {bytes(message.body) for _, message in zip(range(6), consumer, strict=False)}
     assert got == {b"%d" % number for number in range(6)}
 
@@ -141,6 +141,39 @@ def test_offsets_are_reset_to_a_time(shell: Cli, nameserver: str) -> None:
     assert shell("group", "reset-offsets", "timer", "--to", "yesterday").code == 2
     nobody = shell("group", "reset-offsets", "nobody", "--to", "first")
     assert (nobody.code, "has committed no offsets; name a topic" in nobody.err) == (1, True)
+
+
+def test_running_members_get_nothing_after_a_reset_to_a_time_after_the_last_message(
+    shell: Cli, nameserver: str
+) -> None:
+    fill(nameserver, "passed", 4)
+    assert len(read(nameserver, "passed", "passer", 4)) == 4
+    with gantrymq.sync.connect(nameserver) as client, client.consumer("passed", "passer") as consumer:
+        queues = client.admin.queues("passed")
+        wait_for(lambda: "1 member" in shell("group", "describe", "passer").out)
+        outcome = shell("group", "reset-offsets", "passer", "--to", "2037-01-01T00:00:00Z", "--json")
+        rows = {row["queue"]: row["after"] for row in json.loads(outcome.out)}
+        with client.producer() as producer:
+            for queue in queues:
+                producer.send("passed", b"new", queue=queue)
+        got = [bytes(message.body) for _, message in zip(range(2), consumer, strict=False)]
+        assert got == [b"new", b"new"]
+        assert rows == {0: 2, 1: 2}
+
+
+def test_queues_that_a_reset_leaves_out_are_named(shell: Cli, nameserver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gantrymq.operations import groups
+
+    async def reset_one(client: object, group: str, resets: list[groups.Reset], to: object) -> list[groups.Reset]:
+        return resets[:1]
+
+    monkeypatch.setattr(groups, "reset_offsets", reset_one)
+    fill(nameserver, "half", 2)
+    outcome = shell("group", "reset-offsets", "halves", "--to", "first", "--topic", "half", "--json")
+    assert [row["queue"] for row in json.loads(outcome.out)] == [0]
+    assert outcome.err == (
+        "gantrymq: broker broker-a left out queue 1 of topic half; it keeps its offset\noffsets of 1 queue set\n"
+    )
 
 
 def test_a_topic_that_exists_gets_more_queues_and_loses_none_with_messages(shell: Cli, nameserver: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import trio
 
+from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
+from gantrymq.remoting.headers.topics import CreateTopicHeader
 
 pytestmark = pytest.mark.trio
 
@@ -53,8 +56,7 @@ async def test_an_offset_reset_notifies_the_members(bench: Any) -> None:
     (told,) = client.asked
     assert (told.code, told.is_oneway, told.body) == (220, True, answer.body)
     assert told.ext == {"topic": "orders", "group": "readers", "timestamp": "-1", "isForce": "false"}
-    offsets = {key["queueId"]: offset for key, offset in loads(answer.body)["offsetTable"]}
-    assert offsets == {0: 4, 1: 0}
+    assert reset_of(answer) == {0: 4, 1: 0}
 
 
 async def test_a_reset_without_force_only_lowers_offsets(bench: Any) -> None:
@@ -64,6 +66,29 @@ async def test_a_reset_without_force_only_lowers_offsets(bench: Any) -> None:
         back = await bench.ask(222, {**RESET, "isForce": "false", "timestamp": 0})
     assert [offset for key, offset in loads(ahead.body)["offsetTable"] if key["queueId"] == 0] == [1]
     assert [offset for key, offset in loads(back.body)["offsetTable"] if key["queueId"] == 0] == [0]
+
+
+def reset_of(answer: Command) -> dict[int, int]:
+    return {key["queueId"]: offset for key, offset in loads(answer.body)["offsetTable"]}
+
+
+async def test_a_reset_to_a_time_after_the_last_message_goes_to_the_end(bench: Any) -> None:
+    await commit_both(bench, 1)
+    async with bench.client(Client()):
+        answer = await bench.ask(222, {**RESET, "timestamp": int(time.time() * 1000) + 3_600_000})
+    assert reset_of(answer) == {0: 4, 1: 0}
+
+
+async def test_queues_that_can_only_be_read_are_reset_too(bench: Any) -> None:
+    header = CreateTopicHeader(
+        topic="orders", default_topic="TBW102", read_queue_nums=3, write_queue_nums=1, perm=6,
+        topic_filter_type="SINGLE_TAG",
+    )  # fmt: skip
+    assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())).code == 0
+    await commit_both(bench, 1)
+    async with bench.client(Client()):
+        answer = await bench.ask(222, RESET)
+    assert reset_of(answer) == {0: 4, 1: 0, 2: 0}
 
 
 async def test_a_reset_requested_by_a_c_plus_plus_client_uses_its_form(bench: Any) -> None:
