@@ -22,6 +22,7 @@ from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, GroupMe
 from gantrymq.remoting.bodies.body import TOLERANT_BYTES_MAX
 from gantrymq.remoting.bodies.offsets import ClientStatus, ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
 from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ConnectError, RemoteFault
@@ -70,12 +71,20 @@ class ClientAdmin:
         """Answer 222: send the group's members their new offsets (220); the response has the same table.
 
         Without ``isForce``, offsets only move back. A group is not changed if it never committed, has no connected
-        member, or has a member that does not support this.
+        member, or has a member that does not support this. A request for one queue, as from RocketMQ 5, moves it
+        anyway, with and without members.
         """
         header = read_header(ResetOffsetHeader, request.command.ext)
-        table = self._targets(header)
         members = self._groups.members_of(header.group)
-        if not members:
+        is_one = header.queue_id is not None and header.queue_id >= 0
+        if is_one:
+            table = self._one_target(header)
+            _check_versions(members, RESET_VERSION)
+            for queue, offset in table.items():
+                self._offsets.commit(header.group, header.topic, queue.queue_id, offset)
+        else:
+            table = self._targets(header)
+        if not members and not is_one:
             raise RemoteFault(
                 ResponseCode.CONSUMER_NOT_ONLINE,
                 f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic} "
@@ -161,10 +170,29 @@ class ClientAdmin:
             raise _fault(f"invoke consumer <{group}> <{client_id}> Exception: {error}") from error
         return request.command.answer(answer.code, answer.remark, answer.ext, answer.body)
 
-    def _targets(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+    def _one_target(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+        topic, queue_id = self._topic_of(header), header.queue_id
+        assert queue_id is not None
+        if queue_id >= max(topic.read_queue_nums, topic.write_queue_nums):
+            raise _fault(f"the topic {header.topic} has no queue {queue_id} in this broker")
+        if header.offset is None or header.offset == END:
+            target = self._at(header.topic, queue_id, header.timestamp)
+        else:
+            queue = self._broker.queues.get(header.topic, queue_id)
+            first, end = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+            target = header.offset
+            if not first <= target <= end + 1:  # one more than the end: as RocketMQ 5.3.3
+                raise _fault(f"Target offset {target} not in consume queue range [{first}-{end}]")
+        return {MessageQueue(header.topic, self._broker.name, queue_id): target}
+
+    def _topic_of(self, header: ResetOffsetHeader) -> TopicConfig:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise _fault(f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}")
+        return topic
+
+    def _targets(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+        topic = self._topic_of(header)
         consumed = self._offsets.queues_of(header.group, header.topic)
         table = {}
         for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):

@@ -62,12 +62,18 @@ class UpdateConsumerOffsetHeader(Header, kw_only=True):
 
 
 class ResetOffsetHeader(Header, kw_only=True):
-    """220 to clients and 222 to the broker. ``timestamp`` in milliseconds, -1 for the end."""
+    """220 to clients and 222 to the broker. ``timestamp`` in milliseconds, -1 for the end.
+
+    ``queue_id`` and ``offset`` come from tools of RocketMQ 5: only this queue, if it is not negative, goes to this
+    offset; to ``timestamp`` if the offset is missing or -1.
+    """
 
     topic: str
     group: str
     timestamp: Int64
     is_force: bool = False
+    queue_id: Int32 | None = None
+    offset: Int64 | None = None
 
 
 class CorrectionOffsetHeader(Header, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
@@ -62,10 +63,17 @@ async def test_an_offset_reset_notifies_the_members(bench: Any) -> None:
 async def test_a_reset_without_force_only_lowers_offsets(bench: Any) -> None:
     await commit_both(bench, 1)
     async with bench.client(Client()):
-        ahead = await bench.ask(222, {**RESET, "isForce": "false"})
+        ahead = await bench.ask(
+            222, {**RESET, "isForce": "false", "queueId": -1, "offset": -1}
+        )  # all, as from RocketMQ 5
         back = await bench.ask(222, {**RESET, "isForce": "false", "timestamp": 0})
     assert [offset for key, offset in loads(ahead.body)["offsetTable"] if key["queueId"] == 0] == [1]
     assert [offset for key, offset in loads(back.body)["offsetTable"] if key["queueId"] == 0] == [0]
+
+
+def committed(bench: Any, queue_id: int) -> int | None:
+    offset: int | None = bench.broker.registry.get(ConsumerOffsets).query("readers", "orders", queue_id)
+    return offset
 
 
 def reset_of(answer: Command) -> dict[int, int]:
@@ -89,6 +97,30 @@ async def test_queues_that_can_only_be_read_are_reset_too(bench: Any) -> None:
     async with bench.client(Client()):
         answer = await bench.ask(222, RESET)
     assert reset_of(answer) == {0: 4, 1: 0, 2: 0}
+
+
+@pytest.mark.parametrize(("offset", "timestamp", "target"), [(3, 0, 3), (-1, -1, 4), (0, -1, 0)])
+async def test_a_reset_of_one_queue_leaves_the_others(bench: Any, offset: int, timestamp: int, target: int) -> None:
+    """As the tool of RocketMQ 5 sends it for ``-q``; all queues went to their first messages."""
+    one = {**RESET, "isForce": "false", "timestamp": timestamp, "queueId": 0, "offset": offset}
+    client = Client()
+    await commit_both(bench, 1)
+    alone = await bench.ask(222, one)
+    assert (alone.code, reset_of(alone)) == (0, {0: target}), "without members too"
+    async with bench.client(client):
+        answer = await bench.ask(222, one)
+        with trio.fail_after(10):
+            await client.came.wait()
+    assert (answer.code, reset_of(answer), client.asked[0].body) == (0, {0: target}, answer.body)
+    assert committed(bench, 0) == target
+    assert committed(bench, 1) == 0
+
+
+async def test_a_reset_of_one_queue_that_does_not_exist_or_to_an_offset_outside_is_refused(bench: Any) -> None:
+    await commit_both(bench, 1)
+    for fields in ({"queueId": 2, "offset": 0}, {"queueId": 0, "offset": 6}, {"queueId": 0, "offset": -2}):
+        assert (await bench.ask(222, {**RESET, **fields})).code == 1
+    assert committed(bench, 0) == 1
 
 
 async def test_a_reset_requested_by_a_c_plus_plus_client_uses_its_form(bench: Any) -> None:
