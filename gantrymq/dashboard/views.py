@@ -14,7 +14,7 @@ import anyio
 import attrs
 
 from gantrymq.client.errors import BrokerError, GantryError, NoRoute
-from gantrymq.failover.brokers import broker_rows
+from gantrymq.failover.brokers import UNREACHABLE, broker_rows
 from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.absence import ask_if_present
 from gantrymq.operations.brokers import master_addresses, runtime_info
@@ -89,7 +89,7 @@ async def brokers(client: Client) -> list[dict[str, Any]]:
     rows = await broker_rows(client)
 
     async def fill(row: dict[str, Any]) -> dict[str, Any]:
-        table = {} if row["role"] == "unreachable" else await runtime_info(client, row["address"])
+        table = {} if row["role"] == UNREACHABLE else await runtime_info(client, row["address"])
         number = int(row["id"])
         return {
             **{name: row[name] for name in ("cluster", "broker", "role", "address", "offset", "lag_seconds")},
@@ -393,14 +393,16 @@ def shown(message: DeliveredRecord) -> dict[str, Any]:
 
 
 async def overview(client: Client) -> dict[str, Any]:
-    """The brokers, the number of topics and groups, and the groups that lag most."""
+    """The brokers, the number of topics and groups, and the groups that lag most: groups and lag are those of the
+    masters that can be reached."""
     rows = await brokers(client)
+    masters = {row["broker"]: row["address"] for row in rows if row["id"] == 0 and row["role"] != UNREACHABLE}
     info = await client.admin.cluster()
     named = named_after(info)
     names = await client.admin.topics()
     try:
-        known = await groups.group_names(client)
-        lags = await groups.overview(client, known[:GROUPS_SUMMED_MAX])
+        known = await groups.group_names(client, masters=masters)
+        lags = await groups.overview(client, known[:GROUPS_SUMMED_MAX], masters)
     except GantryError:  # a broker that has just gone
         known, lags = [], []
     lags.sort(key=lambda row: -row.lag)

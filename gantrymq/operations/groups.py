@@ -231,11 +231,11 @@ class Overview:
     lag: int = 0
 
 
-async def overview(client: Client, names: Sequence[str]) -> list[Overview]:
+async def overview(client: Client, names: Sequence[str], masters: Masters | None = None) -> list[Overview]:
     """Return the number of members and topics and the lag of each group."""
     rows = [Overview(name) for name in names]
     limit = anyio.CapacityLimiter(AT_ONCE)
-    masters = await master_addresses(client)
+    masters = await master_addresses(client) if masters is None else masters
 
     async def fill(row: Overview) -> None:
         async with limit:

@@ -17,7 +17,11 @@ from gantrymq.client.errors import ChannelClosed
 from gantrymq.dashboard import views
 from gantrymq.dashboard.access import CHANGE_HEADER, Access
 from gantrymq.dashboard.api import PREFIX, SAMPLE_S, Source, make_app
+from gantrymq.failover.brokers import COLUMNS, UNREACHABLE
+from gantrymq.remoting.bodies.clients import ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.offsets import ConsumeStats, OffsetWrapper
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -26,6 +30,7 @@ from support.dashboard import check_answer
 pytestmark = [pytest.mark.timeout(60), pytest.mark.trio]
 
 BROKER = "192.0.2.1:10911"
+OTHER = "192.0.2.2:10911"
 GROUPS = ("billing", "mailing", "shipping")
 
 
@@ -54,6 +59,27 @@ class FakeAdmin:
         return command.answer(0, body=SubscriptionGroupWrapper(table).to_bytes())
 
 
+class TwoMasters(FakeAdmin):
+    """:class:`FakeAdmin` with a second broker that answers; the first one closes each connection."""
+
+    async def cluster(self) -> ClusterInfo:
+        await trio.lowlevel.checkpoint()
+        addresses = {"broker-a": BROKER, "broker-b": OTHER}
+        brokers = {name: BrokerData("c", name, {0: address}) for name, address in addresses.items()}
+        return ClusterInfo(brokers, {"c": list(brokers)})
+
+    async def request(self, address: str, command: Command) -> Command:
+        if address == BROKER:
+            raise ChannelClosed(address, "closed by the peer")
+        if command.code == RequestCode.GET_CONSUME_STATS:
+            queue = MessageQueue(topic="orders", broker_name="broker-b", queue_id=0)
+            offsets = OffsetWrapper(broker_offset=10, consumer_offset=3)
+            return command.answer(0, body=ConsumeStats(offset_table={queue: offsets}).to_bytes())
+        if command.code == RequestCode.GET_CONSUMER_CONNECTION_LIST:
+            return command.answer(0, body=ConsumerConnections().to_bytes())
+        return await super().request(address, command)
+
+
 class FakeClient:
     def __init__(self) -> None:
         self.admin = FakeAdmin()
@@ -61,13 +87,19 @@ class FakeClient:
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
-    """Its client has :class:`FakeAdmin`; the broker is not asked for its status."""
+    """Its client has :class:`FakeAdmin`; :data:`BROKER` is unreachable where there is another master."""
 
-    async def no_rows(client: Client) -> list[dict[str, Any]]:
-        await client.admin.cluster()
-        return []
+    async def rows(client: Client) -> list[dict[str, Any]]:
+        table = (await client.admin.cluster()).broker_addr_table
+        return [
+            dict.fromkeys(COLUMNS) | {
+                "broker": name, "id": 0, "address": data.broker_addrs[0],
+                "role": UNREACHABLE if len(table) > 1 and data.broker_addrs[0] == BROKER else "master",
+            }
+            for name, data in table.items()
+        ]  # fmt: skip
 
-    monkeypatch.setattr(views, "broker_rows", no_rows)
+    monkeypatch.setattr(views, "broker_rows", rows)
     source = Source()
     source.client = cast("Client", FakeClient())
     return source
@@ -83,6 +115,12 @@ async def test_a_broker_that_dies_during_a_sample_does_not_end_the_sampling(
     with trio.move_on_after(2.5 * SAMPLE_S):
         await source.sample()
     assert [(each["topics"], each["groups"], each.get("problem")) for each in source.samples] == [(1, 0, None)] * 3
+
+
+async def test_an_unreachable_master_does_not_hide_the_groups_and_lag_of_the_others(source: Source) -> None:
+    cast("FakeClient", source.client).admin = TwoMasters()
+    found = await source.overview()
+    assert (found["groups"], found["lag"]) == (len(GROUPS), len(GROUPS) * 7)
 
 
 @pytest.mark.parametrize(
