@@ -302,6 +302,28 @@ def test_a_broker_that_is_killed_is_seen(site: Site, open_page: Callable[..., An
     sync_api.expect(page.locator("#state-text")).to_have_text("1 of 2 brokers lost")
 
 
+def test_rates_count_each_broker_only_where_two_samples_know_it(site: Site, open_page: Callable[..., Any]) -> None:
+    """broker-a misses a sample, and broker-c has another master in the last one."""
+    overview = site.get("/overview")
+    totals = [{"a:1": 1_000_000, "b:1": 0, "c:1": 10}, {"a:1": None, "b:1": 100, "c:1": 10}]
+    totals += [{"a:1": 1_000_010, "b:1": 120, "c:2": 5_000_000}]
+    samples = []
+    for number, each in enumerate(totals):
+        rows = [
+            {**overview["brokers"][0], "broker": f"broker-{address[0]}", "address": address, "stored_total": total}
+            for address, total in each.items()
+        ]
+        total = sum(value or 0 for value in each.values())
+        samples.append({**overview, "time": 2000 * number, "lag": 77, "brokers": rows, "stored_total": total})
+    events = f"event: history\ndata: {json.dumps(samples)}\n\n"
+    page = open_page()
+    page.route("**/api/v1/stream", lambda route: route.fulfill(content_type="text/event-stream", body=events))
+    page.goto(f"http://{site.address}/")
+    cards = page.locator("a.card")
+    sync_api.expect(cards.filter(has_text="Lag").locator(".value")).to_have_text("77")
+    sync_api.expect(cards.filter(has_text="Messages/s in").locator(".value")).to_have_text("10")
+
+
 def test_a_client_is_disconnected_and_the_trace_of_a_message_is_shown(
     site: Site, open_page: Callable[..., Any]
 ) -> None:

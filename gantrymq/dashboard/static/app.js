@@ -229,12 +229,23 @@ function brokerTable(rows) {
   ], rows, "No broker is registered.");
 }
 
+// A counter of each broker in the sample, by address: another process that becomes the master has counters of its own.
+// Slaves store the messages of their masters, which do not count twice.
+function counters(sample, name) {
+  const rows = (sample.brokers ?? []).filter((row) => row[name] !== null && row.role !== "missing" && (name !== "stored_total" || row.id === 0));
+  return new Map(rows.map((row) => [row.address, row[name]]));
+}
+
+// Messages per second between two samples, of the brokers that are in both: one that missed a sample would add its
+// whole counter. null: no broker is.
 function rates(name) {
-  return samples.map((sample, index) => {
-    const before = samples[index - 1];
-    if (!before || sample[name] === undefined || before[name] === undefined) return null;
-    return Math.max(0, ((sample[name] - before[name]) * 1000) / (sample.time - before.time));
-  }).slice(1);
+  return samples.slice(1).map((sample, index) => {
+    const before = counters(samples[index], name);
+    const both = [...counters(sample, name)].filter(([address]) => before.has(address));
+    if (!both.length) return null;
+    const more = both.reduce((sum, [address, value]) => sum + Math.max(0, value - before.get(address)), 0);
+    return (more * 1000) / (sample.time - samples[index].time);
+  });
 }
 
 async function overview() {
