@@ -504,10 +504,11 @@ def make_app(source: Source, access: Access) -> Starlette:
 
 
 async def _answer(operation: Operation, source: Source, request: Request) -> Response:
-    """The answer to a request. An action that fails is logged too: it may have changed something before it failed."""
+    """The answer to a request. An action that fails is logged too, because it may have changed something before."""
     body: dict[str, Any] = {}
     response = await _answered(operation, source, request, body)
-    if operation.method != "GET" and not body.get("dry_run"):
+    was_tried = response.status_code not in (400, 408)
+    if operation.method != "GET" and was_tried and not body.get("dry_run"):
         log.info(
             "dashboard_action",
             method=operation.method,
