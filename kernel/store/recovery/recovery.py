@@ -87,8 +87,9 @@ class Recovery:
         self._quarantine_list = QuarantineList(env, root)
         self._last_timestamp = 0
         self._dispatched = 0
-        self._rewritten_from: int | None = None
-        """Where RocketMQ's broker cut the log and appended to it: a quarantined range began there."""
+        self._rewritten: tuple[int, int] | None = None
+        """Where RocketMQ's broker cut the log and appended to it, as a quarantined range began there; the store
+        timestamp of the first record that it appended, 0 if that is in the next file."""
 
     def run(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None) -> RecoveryReport:
         """Recover. ``on_dispatch`` sees every record that is dispatched again, at least from ``replay_from`` on.
@@ -181,7 +182,7 @@ class Recovery:
             except OSError:
                 continue
             if len(batch) or stop is Stop.BLANK:
-                self._rewritten_from = start
+                self._rewritten = start, batch.store_timestamps[0] if len(batch) else 0
                 log.info("quarantine_list_shortened", end=start, removed=len(self._log.quarantine) - row)
                 self._log.quarantine = self._log.quarantine[:row]
                 self._quarantine_list.save(self._log.quarantine)
@@ -291,8 +292,8 @@ class Recovery:
             found = find_record(self._segments, position + 1)
             if found is None:
                 return plan.floor
-            if self._rewritten_from is not None and position > self._rewritten_from and found[1] < self._last_timestamp:
-                return None  # what RocketMQ's broker cut off remains, with its queue entries, behind what it appended
+            if self._was_cut_off(position, found[1]):
+                return None
             return min(found[0], plan.floor)
         if plan.flushed_before:
             found = find_record(self._segments, position + 1)
@@ -300,6 +301,14 @@ class Recovery:
             if found is not None and self._last_timestamp <= found[1] < plan.flushed_before:
                 return found[0]
         return None
+
+    def _was_cut_off(self, position: int, timestamp: int) -> bool:
+        """Return whether a record behind ``position`` with this store timestamp is one that RocketMQ's broker cut off.
+
+        Such records remain, with their queue entries, behind those that it appended; they are older than the first of
+        these.
+        """
+        return self._rewritten is not None and position > self._rewritten[0] and timestamp < self._rewritten[1]
 
     def _find_behind(self, position: int, plan: _Plan) -> int | None:
         """Handle an unreadable block at ``position``: returns the offset at which the log continues, None if that is
@@ -309,7 +318,9 @@ class Recovery:
         """
         found = find_record(self._segments, position + 1)
         if position < plan.floor:
-            return plan.floor if found is None else min(found[0], plan.floor)
+            if found is None:
+                return plan.floor
+            return None if self._was_cut_off(position, found[1]) else min(found[0], plan.floor)
         # A record older than the records before it is a remainder of a tail that was cut off.
         return None if found is None or found[1] < self._last_timestamp else found[0]
 

@@ -18,6 +18,8 @@ LIST = "store/gantrymq.quarantine"
 FILE = TINY.commit_log_file_bytes
 BEFORE, FIRST, SECOND = 5, 30, 40
 """Numbers of the damaged records. Each file has 21 records."""
+STORE_TIMESTAMP_AT = 56
+"""Its place in a record."""
 
 
 def damaged_store() -> tuple[MemoryEnv, list[int]]:
@@ -212,6 +214,21 @@ def test_records_that_rocketmq_cut_off_do_not_come_back_behind_its_new_ones(cras
     queue = store.queues.get("T", 0)
     assert queue is not None
     assert queue.max_offset == FIRST + 1
+
+
+def test_records_behind_damage_stay_if_rocketmqs_clock_went_back_to_the_right_time() -> None:
+    """Its broker does not keep store timestamps from falling, as ours does."""
+    env, offsets = damaged_store()
+    env, new = rocketmq_appends(env, offsets, [100] * 70)
+    for offset in new[20:58]:
+        file, at = env.open(f"store/commitlog/{offset - offset % FILE:020d}"), offset % FILE + STORE_TIMESTAMP_AT
+        file.pwrite((int.from_bytes(file.pread(8, at)) + 5000).to_bytes(8), at)
+    damaged = new[-9]
+    env.open(f"store/commitlog/{damaged - damaged % FILE:020d}").pwrite(b"\xff" * 8, damaged % FILE)
+    store, report, _ = open_store(env)
+    assert report.corrupt == ((offsets[BEFORE], offsets[BEFORE + 1]), (damaged, new[-8]))
+    assert report.cut_bytes == 0
+    assert store.log.read_record(new[-1]).body == b"n" * 100
 
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["stopped", "crashed"])
