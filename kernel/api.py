@@ -208,7 +208,7 @@ class QueuesReader(Protocol):
         """Return a queue; None if it never had a message."""
 
     def deleted(self, topic: str) -> bool:
-        """Return whether the topic was deleted and its messages from before that may still be in the log.
+        """Return whether the topic was deleted once, as long as the log has messages of it, from before or since.
 
         True even if the topic was created again since.
         """

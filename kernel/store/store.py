@@ -238,7 +238,8 @@ class Store:
         recovery = Recovery(self._env, self.root, self.log, self.queues, files.checkpoint, files.marks, self._was_clean)
         try:
             self.recovered = report = recovery.run(on_dispatch, replay_from)
-            self.queues.deletions.settle(self.log.min_offset, report.end)
+            with_messages = {queue.topic for queue in self.queues if queue.max_offset > queue.min_offset}
+            self.queues.deletions.settle(self.log.min_offset, report.end, with_messages)
         except OSError as error:
             raise self.log.poison("recovering the store", error) from error
         self._check_clock()

@@ -53,7 +53,7 @@ def _was_sent_to(broker: Broker, queue: QueueReader) -> bool:
             except (OutOfLog, CorruptRange, BadRecord):
                 continue
             committed = record.sys_flag & TransactionState.ROLLBACK == TransactionState.COMMIT
-            if not committed and record.property_of(REAL_TOPIC) is None:
+            if not committed and record.property_of(REAL_TOPIC) != queue.topic.encode():
                 return True
             waited = True
     return not waited

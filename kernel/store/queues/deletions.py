@@ -9,6 +9,7 @@ of the topic before this end are deleted. If the topic is created again, its new
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from contextlib import suppress
 from typing import Final
 
@@ -93,12 +94,14 @@ class Deletions:
         self._lines += 1
         self._note(topic, end)
 
-    def settle(self, start: int, end: int) -> None:
+    def settle(self, start: int, end: int, with_messages: Container[str] = ()) -> None:
         """Adapt to a log from ``start`` to ``end``: drop deletions before it, and limit the others to its end.
 
-        New records get the offsets of lost records beyond the end, and they are not deleted. OSError as in :meth:`add`.
+        Topics ``with_messages`` keep theirs: these messages came later, which does not mean that the topic exists. New
+        records get the offsets of lost records beyond the end, and they are not deleted. OSError as in :meth:`add`.
         """
-        settled = {topic: min(dead, end) for topic, dead in self.ends.items() if min(dead, end) > start}
+        limited = {topic: min(dead, end) for topic, dead in self.ends.items()}
+        settled = {topic: dead for topic, dead in limited.items() if dead > start or topic in with_messages}
         if settled != self.ends:
             self.ends, self.end = settled, max(settled.values(), default=0)
             self._rewrite()

@@ -178,7 +178,7 @@ class ConsumeQueues:
         return queue
 
     def deleted(self, topic: str) -> bool:
-        """Return whether the topic was deleted and records from before that may still be in the log."""
+        """Return whether a deletion of the topic is known: its messages from before, or later ones, are in the log."""
         return topic in self.deletions.ends
 
     # ------------------------------------------------------------------------------------------------------- put

@@ -62,6 +62,17 @@ def test_a_deletion_beyond_the_log_is_clamped_and_one_before_its_start_dropped()
     assert made(env.power_cut()).ends == {"T": 50, "U": 60}
 
 
+def test_a_deletion_stays_while_the_topic_has_messages() -> None:
+    """They came after it, and it still says that the topic need not exist."""
+    env = MemoryEnv()
+    deletions = made(env)
+    for topic, end in (("old", 10), ("late", 10)):
+        deletions.add(topic, end)
+    deletions.settle(10, 60, {"late", "other"})
+    assert deletions.ends == {"late": 10}
+    assert made(env.power_cut()).ends == {"late": 10}
+
+
 def test_deletions_are_dropped_if_another_broker_wrote_to_the_store() -> None:
     env = MemoryEnv()
     made(env).add("T", 5)
