@@ -137,9 +137,8 @@ class SendBackProcessor:
     def _reply(self, batch: AppendBatch) -> None:
         for row, request in enumerate(batch.origins):
             status = batch.statuses[row]
-            if (
-                status in STORED
-            ):  # as RocketMQ, which does not wait for slaves here; otherwise the client would send it again
+            # As RocketMQ, which does not wait for slaves here: after an error the client would send it once more.
+            if status in STORED:
                 request.answer(ResponseCode.SUCCESS)
                 self._count(request, batch.properties[row])
             else:
