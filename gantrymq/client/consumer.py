@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Generic, Self, TypeVar
@@ -80,6 +80,7 @@ _HOPELESS: Final = (AccessDenied, AllocationFailed, NotANameserver)
 _FROM_WHERE: Final = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FROM_LAST_OFFSET"}
 
 R = TypeVar("R", bound=DeliveredRecord)
+T = TypeVar("T")
 
 log: LibraryLog = LibraryLog()
 
@@ -217,16 +218,21 @@ class Consumer(Lifetime, Generic[R]):
         is committed all the same, and the rest is tried again.
         """
         self._ensure_open()
-        failure: GantryError | None = None
-        for puller in list(self._pullers.values()):
+        errors: list[GantryError] = []
+
+        async def commit(puller: Puller[R]) -> None:
             try:
                 await puller.commit(confirmed=True)
             except GantryError as error:
-                failure = failure or error
+                errors.append(error)
+
+        async with anyio.create_task_group() as committing:  # one that does not answer is waited for once, not by queue
+            for puller in self._pullers.values():
+                committing.start_soon(commit, puller)
         if self._local is not None:
             await anyio.to_thread.run_sync(self._local.save)
-        if failure is not None:
-            raise failure
+        if errors:
+            raise errors[0]
 
     def statistics(self) -> ConsumerStatistics:
         """Return this member's lag, outstanding messages, rates, and last error."""
@@ -707,15 +713,20 @@ class Consumer(Lifetime, Generic[R]):
         A topic whose route or members cannot be had keeps its queues, and the others are shared out all the same; then
         its error is raised.
         """
-        routes, failure = await self._known_routes()
+        routes, failure = await self._answers(self._cluster.routes.get, self.topics)
         if not self._pullers:
             await self._cluster.heartbeat()
         queues = {topic: queues_to_subscribe(topic, route) for topic, route in routes.items()}
         shares = queues
         members: list[str] = []
         if not self._settings.broadcast:
-            shares, members, refusal = await self._shares(routes, queues)
+            found, refusal = await self._answers(lambda topic: self._members(topic, routes[topic]), routes)
             failure = refusal or failure
+            members = next(iter(found.values()), [])
+            shares = {
+                topic: self._share(topic, queues[topic], each, self._settings.allocation)
+                for topic, each in found.items()
+            }
         if not self._joined_at:
             self._joined_at = int(time.time() * 1000)
             self._old_queues = {queue for each in queues.values() for queue in each}
@@ -752,52 +763,33 @@ class Consumer(Lifetime, Generic[R]):
             return False
         return len(gained) == len(wanted)
 
-    async def _known_routes(self) -> tuple[dict[str, TopicRouteData], GantryError | None]:
-        """The routes of the topics, and why that of another topic is not known; raises that error without any route."""
-        routes: dict[str, TopicRouteData] = {}
-        failure: GantryError | None = None
-        for topic in self.topics:
+    async def _answers(
+        self, ask: Callable[[str], Awaitable[T]], topics: Iterable[str]
+    ) -> tuple[dict[str, T], GantryError | None]:
+        """What ``ask`` returns for each topic, and an error of one for which it failed: a ConnectError if there is one.
+
+        All are asked at the same time, so that servers that do not answer are waited for once. Raises an error that
+        concerns all topics, and any error if there is no answer.
+        """
+        answers: dict[str, T] = {}
+        errors: list[GantryError] = []
+
+        async def ask_one(topic: str) -> None:
             try:
-                routes[topic] = await self._cluster.routes.get(topic)
-            except _HOPELESS:
-                raise
+                answers[topic] = await ask(topic)
             except GantryError as error:
-                failure = error
-        if failure is not None and not routes:
+                errors.append(error)
+
+        async with anyio.create_task_group() as asking:
+            for topic in topics:
+                asking.start_soon(ask_one, topic)
+        for error in errors:
+            if isinstance(error, _HOPELESS):
+                raise error
+        failure = next((error for error in errors if isinstance(error, ConnectError)), errors[0] if errors else None)
+        if failure is not None and not answers:
             raise failure
-        return routes, failure
-
-    async def _shares(
-        self, routes: Mapping[str, TopicRouteData], queues: Mapping[str, list[MessageQueue]]
-    ) -> tuple[dict[str, list[MessageQueue]], list[str], GantryError | None]:
-        """This member's share of each topic, the group's members, and why another topic has no share yet; raises that
-        error where none has."""
-        answers: dict[str, list[str] | GantryError] = {}
-
-        async def ask(topic: str, route: TopicRouteData) -> None:
-            try:
-                answers[topic] = await self._members(topic, route)
-            except GantryError as error:
-                answers[topic] = error
-
-        async with anyio.create_task_group() as asking:  # brokers that do not answer are waited for once, not by topic
-            for topic, route in routes.items():
-                asking.start_soon(ask, topic, route)
-        shares: dict[str, list[MessageQueue]] = {}
-        members: list[str] = []
-        failure: GantryError | None = None
-        for topic in routes:
-            answer = answers[topic]
-            if isinstance(answer, _HOPELESS):
-                raise answer
-            if isinstance(answer, GantryError):
-                failure = answer
-            else:
-                members = answer
-                shares[topic] = self._share(topic, queues[topic], members, self._settings.allocation)
-        if failure is not None and not shares:
-            raise failure
-        return shares, members, failure
+        return answers, failure
 
     async def _begin(self, wanted: list[MessageQueue]) -> list[MessageQueue]:
         """Take these queues; returns those that no other member has locked."""
@@ -898,7 +890,8 @@ class Consumer(Lifetime, Generic[R]):
         """Commit what each of ``pullers`` has done; a broker that does not answer is waited for once, not by queue."""
         async with anyio.create_task_group() as committing:
             for puller in pullers:
-                committing.start_soon(partial(self._commit_quietly, puller, confirmed=confirmed))
+                if puller.owes_commit(confirmed=confirmed):
+                    committing.start_soon(partial(self._commit_quietly, puller, confirmed=confirmed))
 
     async def _commit_quietly(self, puller: Puller[R], *, confirmed: bool) -> None:
         try:

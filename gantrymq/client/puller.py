@@ -381,6 +381,11 @@ class Puller(Generic[R]):
             del self._given[record.queue_offset]
         return late
 
+    def owes_commit(self, *, confirmed: bool) -> bool:
+        """Return whether :meth:`commit` has something to say."""
+        known = self._confirmed if confirmed else self._committed
+        return self._progress is not None and self._progress.committable != known
+
     async def commit(self, *, confirmed: bool) -> None:
         """Tell the broker how far the group is, if it does not know yet; ``confirmed`` waits for its answer.
 
@@ -388,7 +393,7 @@ class Puller(Generic[R]):
         :class:`ConnectError`, :class:`NoRoute`.
         """
         progress = self._progress
-        if progress is None or progress.committable == (self._confirmed if confirmed else self._committed):
+        if progress is None or not self.owes_commit(confirmed=confirmed):
             return
         if self._is_held is not None and not self._is_held():
             return  # another member may be further by now

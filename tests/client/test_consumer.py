@@ -416,6 +416,26 @@ async def test_queues_of_a_silent_broker_are_committed_at_once_when_they_are_giv
             del b.answers[15]
 
 
+async def test_a_commit_waits_once_for_a_broker_that_does_not_answer(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gantrymq.client.connections.call, "__defaults__", (60.0,))
+    monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 60.0)
+    async with fake_cluster(T=3) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", number, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            for message in await take(messages, 3):
+                await message.ack()
+            cluster.broker.answers[15] = lambda request: anyio.sleep_forever()
+            committed = len(cluster.broker.seen(15))
+            async with anyio.create_task_group() as committing:
+                committing.start_soon(messages.commit)
+                await cluster.broker.wait_for(15, committed + 3)
+                committing.cancel_scope.cancel()
+            del cluster.broker.answers[15]
+
+
 async def test_periodic_commits_do_not_wait_for_a_broker_that_cannot_be_reached(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1090,6 +1110,46 @@ async def test_a_broker_that_does_not_name_the_members_is_waited_for_once_for_al
             consuming.start_soon(consume)
             await cluster.broker.wait_for(38, 3)
             consuming.cancel_scope.cancel()
+
+
+async def test_nameservers_that_do_not_answer_are_waited_for_once_for_all_topics(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Channel.call, "__defaults__", (60.0,))
+    async with fake_cluster(T=1, U=1, V=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.nameserver.answers[105] = lambda request: anyio.sleep_forever()
+
+        async def consume() -> None:
+            async with client.consumer(["T", "U", "V"], "g"):
+                pytest.fail("no route is known")
+
+        async with anyio.create_task_group() as consuming:
+            consuming.start_soon(consume)
+            await cluster.nameserver.wait_for(105, 3)
+            consuming.cancel_scope.cancel()
+
+
+async def test_another_brokers_refusal_does_not_hide_that_a_master_cannot_be_reached(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the routes are asked for again, because a slave may be known by now."""
+    async with fake_cluster(brokers=2, T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        a, b = cluster.brokers
+        cluster.nameserver.places = {"T": [a], "U": [b]}
+        connect = client._cluster.broker
+
+        async def broker(address: str) -> Channel:
+            if address == a.address:
+                raise gantrymq.ConnectError(address, "refused")
+            return await connect(address)
+
+        async with client.consumer(["T", "U"], "g"):
+            b.answers[38] = lambda request: request.answer(1, "no consumer for this group")
+            asked = len(cluster.nameserver.seen(105))
+            with monkeypatch.context() as unreachable:
+                unreachable.setattr(client._cluster, "broker", broker)
+                await b.notify("g")
+                await cluster.nameserver.wait_for(105, asked + 2)
 
 
 async def test_access_that_one_topic_is_denied_ends_the_consumer(fake_cluster: Cluster) -> None:
