@@ -101,6 +101,10 @@ class Master:
                 while any(copy.acknowledged < self._broker.log.end for copy in self._copies if copy.start >= 0):
                     self.log_grew()
                     await trio.sleep(DRAIN_POLL_S)
+            for copy in self._copies:
+                if copy.start >= 0 and copy.acknowledged < self._broker.log.end:
+                    lacks = self._broker.log.end - max(copy.acknowledged, copy.start)
+                    log.warning("slave_left_behind", slave=copy.address, lacks_bytes=lacks)
             serving.cancel()
 
     async def _accept(self) -> None:

@@ -399,9 +399,11 @@ async def test_a_stopping_master_sends_its_slaves_everything_first(pair: Any) ->
         assert reached == end
 
 
-async def test_a_hanging_slave_does_not_delay_its_masters_stop(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_slave_delays_its_masters_stop_by_a_moment_only_and_is_logged(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(master_module, "DRAIN_S", 0.2)
-    with trio.fail_after(10):
+    with trio.fail_after(10), capture_logs() as logs:
         async with pair.master() as master, stranger(master) as mute:
             await mute.send_all(REPORT.pack(0))
             await pair.connected(master)
@@ -409,3 +411,5 @@ async def test_a_hanging_slave_does_not_delay_its_masters_stop(pair: Any, monkey
             master.stop()
             while await mute.receive_some(2**20):
                 pass
+        end = master.log.end
+    assert [each["lacks_bytes"] for each in logs if each["event"] == "slave_left_behind"] == [end]
