@@ -252,8 +252,9 @@ def test_flushes_are_left_to_the_thread_until_many_in_a_row_were_fast(log: Commi
 async def test_the_interval_waits_for_enough_bytes_or_the_thorough_interval(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, log: CommitLog, env: FileEnv
 ) -> None:
-    async def run_here(function: Callable[[], Any]) -> Any:
-        return function()  # the mocked clock would not wait for a thread
+    async def run_here(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        # The mocked clock would not wait for a thread. A broker of the session's fixtures calls this too.
+        return function(*args)
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
     strategy = IntervalFlush(log, 0.5, 1000, 10.0)
