@@ -238,6 +238,43 @@ def test_a_second_writer_is_fenced(orders: FakeCluster, place: Place, monkeypatc
     assert place.export(orders).rows == 0
 
 
+def test_a_second_first_run_is_fenced(orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run makes the table and commits between the plan and the first commit of this one."""
+    table = find_table(place.file_format, place.to)
+    read = type(table).read_state
+
+    def be_late(self: Any, wanted: Any) -> Any:
+        state = read(self, wanted)
+        monkeypatch.setattr(type(table), "read_state", read)
+        assert place.export(orders).rows == 20
+        return state
+
+    monkeypatch.setattr(type(table), "read_state", be_late)
+    with pytest.raises(ExportFenced, match="another writer has"):
+        place.export(orders)
+    assert place.rows() == orders.everything()
+
+
+def test_a_writer_is_fenced_at_a_later_commit(
+    orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first commit is of a queue that the other run did not write, so there it meets no conflict."""
+    place.export(orders)
+    orders.fill(4)
+    table = find_table(place.file_format, place.to)
+    append = type(table).append
+
+    def be_late(self: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(type(table), "append", append)
+        assert place.export(orders, ending_offsets='{"orders": {"broker-a": {"0": 10}}}').rows == 2
+        return append(self, *arguments)
+
+    monkeypatch.setattr(type(table), "append", be_late)
+    with pytest.raises(ExportFenced, match="another writer has committed to"):
+        place.export(orders, file_rows=2)
+    assert place.rows() == orders.everything()
+
+
 def test_writers_of_other_queues_share_the_table(
     orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ _RECORD = "gantrymq.queues"
 """The key of the queues in a commit's metadata."""
 HISTORY = 100
 """How many commits are searched for the names of queues."""
+_FENCED = "another writer has committed to {}: nothing of this commit counts; run the export again ({})"
 _LOG = "_delta_log"
 _COMMIT = re.compile(r"\d+\.(json|checkpoint.*|crc)$")
 _UNUSABLE = re.compile(r"[\[\]|\\^%<>`\x00-\x1f]")
@@ -53,12 +54,15 @@ class DeltaTarget:
             raise WrongOption(f"cannot write a Delta table to {str(to)!r}: deltalake cannot use {found[0]!r} in a path")
         self._uri = str(self.name)
         self._table: DeltaTable | None = None
+        self._known: Mapping[QueueKey, QueueState] = {}
+        """The queues as this writer has read or committed them."""
 
     def read_state(self, wanted: Collection[QueueKey] = ()) -> TableState:
         """As :class:`~gantrymq.spark.exports.tables.Table` says."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
+        self._known = {}
         with _errors_of(self.name):
             try:
                 table = self._table = DeltaTable(self._uri)
@@ -69,8 +73,8 @@ class DeltaTarget:
                 raise FolderInUse(f"{self.name} is a table that no export made: name another one")
             created = table.history(1)[0]["timestamp"] / 1000
             keys = {*_recorded(table, self.name), *wanted}
-            queues = {key: found for key in keys if (found := _read_queue(table, key)) is not None}
-        return TableState(table.version() + 1, created, queues)
+            self._known = {key: found for key in keys if (found := _read_queue(table, key)) is not None}
+        return TableState(table.version() + 1, created, self._known)
 
     def append(self, rows: pa.Table, queues: Mapping[QueueKey, QueueState]) -> tuple[int, int]:
         """As :class:`~gantrymq.spark.exports.tables.Table` says."""
@@ -79,6 +83,10 @@ class DeltaTarget:
 
         with _errors_of(self.name):
             table = self._table or self._create()
+            # deltalake compares a commit only with those after the version that the table object has. That is a later
+            # one than was read if another writer made the table, or committed before an earlier commit of this run.
+            if any(_read_queue(table, key) != self._known.get(key) for key in queues):
+                raise ExportFenced(_FENCED.format(self.name, "its offsets have moved"))
             before = _files(table)
             properties = CommitProperties(
                 app_transactions=[
@@ -97,10 +105,8 @@ class DeltaTarget:
                     writer_properties=WriterProperties(compression="ZSTD"),
                 )
             except CommitFailedError as error:
-                raise ExportFenced(
-                    f"another writer has committed to {self.name}: nothing of this commit counts; run the export again "
-                    f"({error})"
-                ) from None
+                raise ExportFenced(_FENCED.format(self.name, error)) from None
+            self._known = {**self._known, **queues}
             added = {path: size for path, size in _files(table).items() if path not in before}
         return len(added), sum(added.values())
 

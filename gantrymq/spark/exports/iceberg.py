@@ -49,9 +49,12 @@ class IcebergTarget:
         self._catalog_name, *self._identifier = parts
         self._catalog: Catalog | None = None
         self._table: Table | None = None
+        self._known: Mapping[QueueKey, QueueState] = {}
+        """The queues as this writer has read or committed them."""
 
     def read_state(self, wanted: Collection[QueueKey] = ()) -> TableState:
         """As :class:`~gantrymq.spark.exports.tables.Table` says."""
+        self._known = {}
         with _errors_of(self.name):
             table = self._table = self._load()
         if table is None:
@@ -62,7 +65,8 @@ class IcebergTarget:
         snapshot = table.current_snapshot()
         created = (table.metadata.last_updated_ms if snapshot is None else snapshot.timestamp_ms) / 1000
         number = 0 if snapshot is None or snapshot.sequence_number is None else snapshot.sequence_number
-        return TableState(number + 1, created, decode_queues(text, self.name))
+        self._known = decode_queues(text, self.name)
+        return TableState(number + 1, created, self._known)
 
     def append(self, rows: pa.Table, queues: Mapping[QueueKey, QueueState]) -> tuple[int, int]:
         """As :class:`~gantrymq.spark.exports.tables.Table` says."""
@@ -70,8 +74,12 @@ class IcebergTarget:
 
         with _errors_of(self.name):
             table = self._table or self._create()
+            reason: object = "its offsets have moved"
             for _ in range(COMMITS_MAX):
-                before = decode_queues(table.properties[_RECORD], self.name)
+                before = decode_queues(table.properties.get(_RECORD, "[]"), self.name)
+                # At the first try, too: after an earlier commit of this run the table may be newer than what was read.
+                if any(before.get(key) != self._known.get(key) for key in queues):
+                    break
                 changed = encode_queues({**before, **queues})
                 # pyiceberg would repeat the commit on top of what another writer has made of the table meanwhile.
                 table.metadata.properties[_RETRIES] = "0"
@@ -82,12 +90,12 @@ class IcebergTarget:
                 except CommitFailedException as error:
                     reason = error
                 else:
+                    self._known = {**self._known, **queues}
                     snapshot = table.current_snapshot()
                     summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary
                     return int(summary.get("added-data-files") or 0), int(summary.get("added-files-size") or 0)
                 found = self._load()
-                now = {} if found is None else decode_queues(found.properties.get(_RECORD, "[]"), self.name)
-                if found is None or any(now.get(key) != before.get(key) for key in queues):
+                if found is None:
                     break
                 table = self._table = found
         raise ExportFenced(
@@ -111,7 +119,7 @@ class IcebergTarget:
             return None
 
     def _create(self) -> Table:
-        from pyiceberg.exceptions import TableAlreadyExistsError
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
         catalog = self._open_catalog()
         catalog.create_namespace_if_not_exists(tuple(self._identifier[:-1]))
@@ -125,7 +133,7 @@ class IcebergTarget:
             ):
                 for name in PARTITIONS:
                     partitions.add_identity(name)
-        except TableAlreadyExistsError:
+        except (CommitFailedException, TableAlreadyExistsError):
             raise ExportFenced(f"another writer has made {self.name}: run the export again") from None
         self._table = catalog.load_table(tuple(self._identifier))
         return self._table
