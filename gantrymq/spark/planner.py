@@ -113,7 +113,7 @@ class StreamPlanner:
         backlogs = {key: end - known[key] for key, end in ends.items() if key in known and end > known[key]}
         if not read_all:
             if self._should_wait(sum(backlogs.values())):
-                return pack(known | added)
+                return pack(known | added | moved_back)
             backlogs = self._limit(known, backlogs)
         if backlogs:
             self._last_batch = self.clock()

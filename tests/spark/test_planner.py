@@ -402,6 +402,19 @@ def test_a_queue_that_became_shorter_is_data_loss(make: Callable[..., StreamPlan
     assert rows(planner, end, planner.latest(end)) == [(0, 20, 25)]
 
 
+def test_a_queue_that_became_shorter_continues_at_its_end_also_while_a_batch_waits(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    planner = make(startingOffsets="earliest", minOffsetsPerTrigger=10, failOnDataLoss="false")
+    start = planner.latest(planner.initial())
+    assert start == at(30, 5, 0)
+    orders.queues["orders", 0].max_offset = 20
+    end = planner.latest(start)
+    assert end == at(20, 5, 0)
+    orders.queues["orders", 0].max_offset = 40
+    assert rows(planner, end, planner.latest(end)) == [(0, 20, 40)]
+
+
 def test_a_slave_that_is_behind_is_no_data_loss(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
     orders.broker_ids = (1,)
     orders.queues["orders", 0].max_offset = 20
