@@ -946,6 +946,19 @@ def test_the_command_shows_messages_bytes_lag_and_remaining_time_in_a_terminal(
     assert re.search(r"exporting .* 20/20 messages, [\d.]+ k?B(ytes)?, lag 0 +\d:\d\d:\d\d", text), text
 
 
+def test_the_start_of_a_queue_counts_also_if_it_has_nothing_to_write(orders: FakeCluster, folder: Path) -> None:
+    assert go(orders, folder, starting_offsets='{"orders": {"broker-a": {"1": 10}}}').rows == 10
+    assert go(orders, folder).rows == 0
+    orders.add_topic("refunds", queues=2)
+    orders.fill(4, "refunds")
+    starts = '{"refunds": {"broker-a": {"0": 2, "1": 2}}}'
+    first = go(orders, folder, "refunds", starting_offsets=starts)
+    again = go(orders, folder, "refunds")
+    assert (first.rows, again.rows, again.number) == (0, 0, first.number)
+    orders.fill(2, "refunds")
+    assert go(orders, folder, "refunds").rows == 2
+
+
 def test_following_exports_what_comes_until_it_is_stopped(
     orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -219,6 +219,21 @@ def test_messages_that_are_gone_are_counted(orders: FakeCluster, place: Place) -
     assert place.export(orders).rows == 0
 
 
+def test_the_start_of_a_queue_counts_also_if_it_has_nothing_to_write(orders: FakeCluster, place: Place) -> None:
+    assert place.export(orders, starting_offsets='{"orders": {"broker-a": {"1": 10}}}').rows == 10
+    assert place.export(orders).rows == 0
+    orders.add_topic("refunds", queues=2)
+    orders.fill(4, "refunds")
+    result = place.export(orders, "refunds", starting_offsets='{"refunds": {"broker-a": {"0": 2, "1": 2}}}')
+    assert (result.rows, result.lost) == (0, 0)
+    assert place.export(orders, "refunds").rows == 0
+    orders.fill(2, "refunds")
+    assert place.export(orders, "refunds").rows == 2
+    assert [(q.topic, q.next_offset, q.rows, q.lost) for q in place.status().queues] == [
+        ("orders", 10, 10, 0), ("orders", 10, 0, 0), ("refunds", 3, 1, 0), ("refunds", 3, 1, 0),
+    ]  # fmt: skip
+
+
 def test_a_second_writer_is_fenced(orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.export(orders)
     orders.fill(4)

@@ -40,6 +40,9 @@ class Sizes:
 def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, overwrite: bool) -> Plan | None:
     """What is new since ``state``, or None if nothing is. With ``overwrite`` the topics are exported from their start.
 
+    A queue that the export does not have yet is new even if it has nothing to write: the next run must know where it
+    started.
+
     A queue that the export has continues where it ended; starting offsets count for the others. Raises
     :class:`WrongOption` for offsets that do not fit, :class:`~gantrymq.spark.errors.DataLoss` for messages that
     expired before they were exported (``lost`` has their span if ``fail_on_data_loss`` is off),
@@ -61,7 +64,7 @@ def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, ov
         if 0 <= start < item.start:
             lost.append(_span(queue, start, item.start))
         ranges.append(item)
-    nothing_new = not any(item.rows for item in ranges) and not lost
+    nothing_new = not lost and not any(item.rows or (item.end and _key(item.queue) not in known) for item in ranges)
     if nothing_new and state.number and not (overwrite and _has(state, options.topics)):
         return None
     ends = [_span(item.queue, 0, item.end) for item in ranges]

@@ -105,21 +105,26 @@ def write_table(
         state = table.read_state(queues)
         run.number = state.number
         plan = make_plan(options, State(state.number, ends=state.ends), wire, sizes, overwrite=False)
-        if plan is None or not (plan.tasks or plan.lost):
+        if plan is None:
+            return run
+        planned = {span.key for span in (*plan.tasks, *plan.lost)}
+        # They have nothing to write, but the next run must know where they started.
+        idle = [span for span in plan.ends if span.end and span.key not in planned and span.key not in state.queues]
+        if not (plan.tasks or plan.lost or idle):
             return run
         new_messages = NewMessages(wire, queues.values(), {span.key: span.end for span in plan.ends})
         reader = _Reader(wire, options, queues, plan.tasks, new_messages, progress)
         # Messages that are gone count with the first commit after them, of whatever queues. It moves their queues
         # beyond them, or the next run would count those of a queue without a new message again.
-        gone = plan.lost
+        moved, lost = [*plan.lost, *idle], _count(plan.lost)
         known_queues = dict(state.queues)
         for spans, rows, missing in reader.slices(sizes):
-            _commit(run, table, known_queues, [*gone, *spans], rows, _add(missing, _count(gone)))
+            _commit(run, table, known_queues, [*moved, *spans], rows, _add(missing, lost))
             del rows  # the next ones take as much memory
             reader.report(committed=run)
-            gone = []
-        if gone:
-            _commit(run, table, known_queues, gone, _schema().empty_table(), _count(gone))
+            moved, lost = [], {}
+        if moved:
+            _commit(run, table, known_queues, moved, _schema().empty_table(), lost)
         run.number = table.read_state().number
     return run
 
