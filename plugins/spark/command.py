@@ -162,6 +162,7 @@ def export(
             click.echo(f"gantrymq: {error}; the next run tries again", err=True)
         else:
             has_run = follow
+            given["starting_offsets"] = "earliest"  # the export has the queues now, and refuses other offsets for them
             if not follow or result.rows or result.lost:
                 show = _as_json if as_json else _as_line
                 click.echo(show(topic, given["file_format"], result))

@@ -991,7 +991,8 @@ def test_following_exports_what_comes_until_it_is_stopped(
 
     monkeypatch.setattr("trio.run", wait)
     arguments = _export_command(orders, folder)
-    assert run([*arguments, "--follow", "--every", "7", "--json"]) == 130
+    starts = ["--starting-offsets", '{"orders": {"broker-a": {"0": 0}}}']
+    assert run([*arguments, *starts, "--follow", "--every", "7", "--json"]) == 130
     printed = capsys.readouterr()
     found = [json.loads(line)["rows"] for line in printed.out.splitlines()]
     assert (found, pauses) == ([20, 4, 3], [7.0] * 7)
