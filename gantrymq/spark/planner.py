@@ -26,6 +26,7 @@ from gantrymq.spark.ranges import (
     find_queues,
     find_start_by_time,
     measure_messages,
+    report_loss,
     split_for_tasks,
 )
 from gantrymq.spark.sharing import share
@@ -122,13 +123,22 @@ class StreamPlanner:
     def ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[QueueRange]:
         """The ranges of a batch, one for each task, at least ``min_partitions`` where there are as many messages.
 
-        Raises :class:`Unreachable` if a queue with messages in the batch is not in the route for ``retry_seconds``.
+        A queue with messages in the batch that is not in the route for ``retry_seconds`` counts as deleted: its
+        messages are logged as lost. Raises :class:`Unreachable` instead if ``fail_on_data_loss`` is set, or if no route
+        has a queue of the stream; :class:`UnknownTopic` if no topic is left.
         """
         self._unrecorded = None
         begins, ends = unpack(start), unpack(end)
         wanted = {key: (begins[key], until) for key, until in ends.items() if until > begins.get(key, until)}
         if wanted.keys() - self._queues.keys():
-            self._patiently(lambda: self._find_wanted(wanted))
+            try:
+                self._patiently(lambda: self._find_wanted(wanted))
+            except Unreachable:
+                if self.options.source.fail_on_data_loss or not self._present:
+                    raise
+                for key in wanted.keys() - self._queues.keys():
+                    first, until = wanted.pop(key)
+                    report_loss(Queue(*key, address=""), first, until, until - first, fail=False)
         found = [QueueRange(self._queues[key], first, until) for key, (first, until) in wanted.items()]
         source = self.options.source
         return self._patiently(lambda: split_for_tasks(found, source, self.wire))
@@ -229,10 +239,12 @@ class StreamPlanner:
         self._failed, self._unreachable = failed, silent
 
     def _find_wanted(self, wanted: Mapping[QueueKey, object]) -> None:
+        self._present = {}  # if no nameserver answers, no queue counts as deleted
         self._remember(find_present_queues(self.options.source, self.wire))
         for topic, broker, queue_id in wanted.keys() - self._queues.keys():
             raise Unreachable(
-                f"{topic} {broker} queue {queue_id} has messages of a batch that was begun, and is not in the route"
+                f"{topic} {broker} queue {queue_id} has messages of a batch that was begun, and is not in the route: "
+                "bring the queue back, or set failOnDataLoss to false to go on without them"
             )
 
     def _find_ends(self, known: Mapping[QueueKey, int]) -> dict[QueueKey, int]:

@@ -520,6 +520,26 @@ def test_a_batch_that_was_begun_needs_its_queues(
     assert make().ranges(at(30, 5, 0), at(30, 5, 0)) == []
 
 
+def test_a_batch_that_was_begun_goes_on_without_a_queue_that_was_deleted_if_data_loss_is_allowed(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    del orders.queues["orders", 2]
+    planner = make(retrySeconds=10, failOnDataLoss="false")
+    with capture_logs() as logs:
+        assert rows(planner, at(20, 5, 0), at(30, 5, 4)) == [(0, 20, 30)]
+    assert [(entry["event"], entry["queue_id"], entry["wanted"], entry["lost"]) for entry in logs] == [
+        ("messages_lost", 2, 0, 4)
+    ]
+    assert clock.now == 10.0, "it may come back"
+    silence(orders, RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    with pytest.raises(Unreachable, match="no nameserver answers"):
+        planner.ranges(at(20, 5, 0), at(30, 5, 4))
+    orders.script = lambda request: None
+    orders.queues.clear()
+    with pytest.raises(UnknownTopic):
+        planner.ranges(at(20, 5, 0), at(30, 5, 4))
+
+
 def test_offsets_are_committed_for_the_group_and_failures_are_logged(
     make: Callable[..., StreamPlanner], orders: FakeCluster
 ) -> None:
