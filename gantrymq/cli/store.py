@@ -12,6 +12,7 @@ import rich_click as click
 from gantrymq.cli.loading import ConfigFlags, Loaded, load
 from gantrymq.cli.progress import Meter
 from gantrymq.kernel.errors import StartError, StoreInUse
+from gantrymq.remoting.descriptors import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from gantrymq.kernel.stopped_store import StoppedStore
@@ -33,6 +34,7 @@ def store_options(function: F) -> F:
 @click.group()
 def store() -> None:
     """Check and repair the files of a broker, back them up and restore them."""
+    raise_descriptor_limit()  # the log is open as a whole, one descriptor for each file
 
 
 @store.command()

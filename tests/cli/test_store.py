@@ -24,6 +24,7 @@ import attrs
 import pytest
 
 import gantrymq.sync
+from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env import Env, File
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError, StoreInUse
@@ -56,6 +57,18 @@ SETTINGS = {
 }
 CACHE = cache_folder(Path(__file__).parents[1] / "interop" / ".cache")
 CONFIG = "[plugin.index]\nslots = 64\nentries = 200\n"
+
+FEW_DESCRIPTORS = """
+import resource
+import sys
+
+from gantrymq.cli.__main__ import run
+
+for command in sys.argv[1:]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    if run(["store", *command.split()]):
+        sys.exit(f"{command} has failed")
+"""
 
 
 @attrs.frozen
@@ -258,6 +271,24 @@ def test_messages_sent_after_a_cut_are_readable_where_a_quarantined_range_was(
     assert max(record.offset for record, _ in log_records(store)) > ranges[1][1]
     assert bodies_of(store) == {row[4] for row in sample.records[:200]} | bodies
     assert check()[0] == 0
+
+
+def test_a_log_of_more_files_than_the_soft_limit_of_descriptors_is_checked_backed_up_and_restored(
+    tmp_path: Path,
+) -> None:
+    filled = Store(SystemEnv(), str(tmp_path / "store"), StoreConfig(commit_log_file_bytes=4096, queue_file_units=40))
+    filled.open()
+    filled.recover(lambda batch: None)
+    batch = AppendBatch()
+    for _ in range(120):
+        batch.add("orders", 0, b"x" * 3000, b"")
+    filled.append(batch)
+    for _ in filled.dispatch(filled.flush()):
+        pass
+    filled.close()
+    assert len(list((tmp_path / "store" / "commitlog").iterdir())) >= 120
+    commands = "check --data store", "backup backup --data store", "restore backup --data restored"
+    subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS, *commands], cwd=tmp_path, check=True)
 
 
 def test_a_missing_log_file_is_damage_with_its_messages(check: Any, store: Path, sample: Sample) -> None:
