@@ -89,10 +89,10 @@ def check(
         raise StartError(f"the store {root} is in use by {holder}: stop it first; nothing was changed") from None
     try:
         report = run()
+        if quarantine:  # before the repair, which builds queues from the log if its damage is quarantined
+            done["quarantined"] = store_repair.quarantine(env, root, report)
         if repair:
             done["repaired"] = attrs.asdict(store_repair.repair(env, root, report, lock, rules))
-        if quarantine:
-            done["quarantined"] = store_repair.quarantine(env, root, report)
         if cut is not None:
             done["cut"] = {"offset": cut, "kept": store_repair.cut(env, root, report, cut, lock)}
         if repair or cut is not None:
@@ -261,6 +261,8 @@ def _print(report: StoreReport, done: dict[str, Any]) -> None:
         click.echo(f"tail: the next start cuts off {report.tail_bytes} bytes behind the log's end{records}")
     for name, what in done.items():
         click.echo(f"{name}: {json.dumps(what)}")
+    if done.get("repaired", {}).get("queues_left"):
+        click.echo("queues_left: restore the log's damaged ranges or quarantine them first (--quarantine --repair)")
     click.echo("nothing is damaged" if report.ok else "the store is damaged")
 
 

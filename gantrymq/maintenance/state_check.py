@@ -119,14 +119,23 @@ def _check_times(store: StoppedStore, times: tuple[int, ...], watermark: bytes) 
     )  # fmt: skip
 
 
+def decode_quarantine(data: bytes) -> list[tuple[int, int]]:
+    """The ranges in the content of ``gantrymq.quarantine``. :class:`ValueError` if it has something else."""
+    try:
+        ranges = [(int(start), int(end)) for start, end in json.loads(data)]
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if any(not 0 <= start < end for start, end in ranges):
+        raise ValueError("a range ends before it begins")
+    return ranges
+
+
 def _check_quarantine(store: StoppedStore) -> None:
     if not store.exists(QUARANTINE):
         return
     try:
-        ranges = [(int(start), int(end)) for start, end in json.loads(store.read(QUARANTINE))]
-        if any(not 0 <= start < end for start, end in ranges):
-            raise ValueError("a range ends before it begins")
-    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        ranges = decode_quarantine(store.read(QUARANTINE))
+    except (OSError, ValueError) as error:
         store.damaged(
             QUARANTINE, f"it cannot be read: {error}", "the broker finds the damaged ranges again when it reads them",
             "moves it to lost+found", moves=[QUARANTINE],

@@ -1,10 +1,10 @@
 """Repair what the check of a store found, as far as it can be rebuilt from the log; nothing of the log changes.
 
 Wrong queue entries are corrected in place. Queues with wrong files, and files that do not belong there, move to
-``lost+found``, and the queues are built again: here if the log is whole, otherwise by the next start of a broker, which
-truncates the log first. Index files are deleted from the first damaged one on; the broker builds them again when it
-starts. An interrupted repair can be repeated. Quarantining and cutting damaged ranges of the log are separate, because
-they decide about messages.
+``lost+found``, and the queues are built again: here if the log has no damage that is not quarantined and no tail,
+otherwise by the next start of a broker, which truncates the log first. Index files are deleted from the first damaged
+one on; the broker builds them again when it starts. An interrupted repair can be repeated. Quarantining and cutting
+damaged ranges of the log are separate, because they decide about messages.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.salvage import free_name
 from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.maintenance.state_check import QUARANTINE, decode_quarantine
 from gantrymq.maintenance.state_repair import repair_state
 from gantrymq.maintenance.store_check import StoreReport
 from gantrymq.maintenance.store_files import (
@@ -46,6 +47,9 @@ class RepairReport:
     corrected_entries: int = 0
     queues_rebuilt: list[str] = attrs.field(factory=list)
     queues_to_rebuild: list[str] = attrs.field(factory=list)
+    queues_left: list[str] = attrs.field(factory=list)
+    """Queues with wrong files that are as they were, because damage of the log is not quarantined: the next start would
+    not know where they ended."""
     index_files_removed: list[str] = attrs.field(factory=list)
     moved: list[str] = attrs.field(factory=list)
     """Files and folders in ``lost+found`` that the repair has moved there."""
@@ -69,6 +73,11 @@ def repair(
         if read_state(env, root).marks is None:
             rebuild.clear()  # RocketMQ's store: the broker replaces queues with wrong files when it starts
         ends = queue_ends(queue for queue in queues.values() if queue.folder in rebuild)
+        is_listed = _is_listed(env, root, found)
+        if not is_listed:
+            done.queues_left = [f"{root}/consumequeue/{topic}/{queue_id}" for topic, queue_id, _ in ends]
+            for folder in done.queues_left:
+                del rebuild[folder]
     finally:
         files.close()
     all_queues = f"{root}/consumequeue"
@@ -86,7 +95,7 @@ def repair(
     state = repair_state(env, root, found.state, lambda path: move_to_lost_and_found(env, root, path))
     done.moved += state.moved
     done.state_files_written = state.written
-    if done.queues_to_rebuild and not (found.damage or found.tail_bytes):
+    if done.queues_to_rebuild and is_listed and not found.tail_bytes:
         # A store that cannot be opened, for example because a file is in place of a folder, stops a broker as well. The
         # queues are left to the next start that succeeds.
         with suppress(StartError):
@@ -94,6 +103,15 @@ def repair(
             build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=clean, ends=ends)
             done.queues_rebuilt, done.queues_to_rebuild = done.queues_to_rebuild, []
     return done
+
+
+def _is_listed(env: Env, root: str, found: StoreReport) -> bool:
+    """Whether all damage of the log is quarantined, so that a start continues behind it and cuts nothing off."""
+    try:
+        ranges = decode_quarantine(read_small(env, f"{root}/{QUARANTINE}") or b"[]")
+    except (OSError, ValueError):
+        ranges = []
+    return all(any(start <= each.start and each.end <= end for start, end in ranges) for each in found.damage)
 
 
 def _correct_entries(
@@ -214,13 +232,15 @@ def _remove_index(env: Env, root: str, found: StoreReport, done: RepairReport) -
 
 def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]:
     """Add the damaged ranges to ``gantrymq.quarantine``: the broker then refuses to read them and continues behind
-    them. Returns all ranges that the file has now."""
-    path = f"{root}/gantrymq.quarantine"
-    known: list[tuple[int, int]] = []
+    them. Returns all ranges that the file has now. An unreadable file moves to ``lost+found`` first, and is no longer
+    among the findings. :class:`OSError`."""
+    path = f"{root}/{QUARANTINE}"
     try:
-        known = [(int(start), int(end)) for start, end in json.loads(read_small(env, path) or b"[]")]
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        known = []  # the broker ignores it as well
+        known = decode_quarantine(read_small(env, path) or b"[]")
+    except (OSError, ValueError):
+        known = []
+        move_to_lost_and_found(env, root, path)
+        found.state = [each for each in found.state if each.path != QUARANTINE]
     ranges: list[tuple[int, int]] = []
     for start, end in sorted({*known, *((each.start, each.end) for each in found.damage)}):
         if ranges and start <= ranges[-1][1]:

@@ -217,18 +217,44 @@ def test_a_manifest_cannot_name_queues_elsewhere(expired: Path, end: list[object
         decode_manifest(json.dumps({**tree, "queues": [end]}).encode())
 
 
-def test_a_repaired_queue_goes_on_where_it_ended_although_its_messages_have_expired(expired: Path) -> None:
-    (expired / "consumequeue" / "idle" / "0" / f"{40 * 20 * 5:020d}").write_bytes(b"short")
-    lock = SystemEnv().lock(f"{expired}/lock")
+@pytest.mark.parametrize("is_log_damaged", [False, True])
+def test_a_repaired_queue_goes_on_where_it_ended_although_its_messages_have_expired(
+    expired: Path, is_log_damaged: bool
+) -> None:
+    env, folder = SystemEnv(), f"{expired}/consumequeue/idle/0"
+    Path(folder, f"{40 * 20 * 5:020d}").write_bytes(b"short")
+    if is_log_damaged:
+        flip(expired, [record for record, _ in log_records(expired) if record.topic == "busy"][20].offset)
+    lock = env.lock(f"{expired}/lock")
     try:
-        done = repair(SystemEnv(), str(expired), examine(expired), lock)
+        if is_log_damaged:
+            left = repair(env, str(expired), examine(expired), lock)
+            assert (left.queues_left, left.queues_to_rebuild, left.moved) == ([folder], [], [])
+            quarantine(env, str(expired), examine(expired))
+        done = repair(env, str(expired), examine(expired), lock)
     finally:
         lock.close()
-    assert done.queues_rebuilt == [f"{expired}/consumequeue/idle/0"]
-    assert examine(expired).ok
+    assert (done.queues_rebuilt, done.queues_left) == ([folder], [])
+    report = examine(expired)
+    assert (report.files, report.wrong_entry_count, len(report.damage)) == ([], 0, int(is_log_damaged))
     store = opened(expired)
     assert ends(store)["idle"] == (100, 100)
     store.close()
+
+
+def test_a_repair_keeps_the_quarantine_list_that_replaced_a_damaged_one(expired: Path) -> None:
+    (expired / "gantrymq.quarantine").write_bytes(b"[[5, 3]]")
+    flip(expired, [record for record, _ in log_records(expired) if record.topic == "busy"][20].offset)
+    env, root = SystemEnv(), str(expired)
+    report = StoreCheck(env, root, Shape(64, 200), deep=True).run()
+    ranges = quarantine(env, root, report)
+    lock = env.lock(f"{root}/lock")
+    try:
+        repair(env, root, report, lock)
+    finally:
+        lock.close()
+    assert json.loads((expired / "gantrymq.quarantine").read_bytes()) == [list(each) for each in ranges]
+    assert (expired / "lost+found" / "gantrymq.quarantine.1").read_bytes() == b"[[5, 3]]"
 
 
 def test_a_restore_that_ends_before_the_queues_are_built_leaves_a_folder_that_brokers_refuse(
