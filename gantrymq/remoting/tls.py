@@ -123,6 +123,8 @@ class ServerTls:
         if self.test_mode:
             context.verify_mode = ssl.CERT_NONE
             return context
+        if not self.certificate:
+            raise TlsUnusable("no certificate is configured")
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         self.load_client_context(context)
         return context

@@ -82,17 +82,20 @@ class TlsPlugin:
         self._config = section = config.section(TlsConfig)
         self._warnings = RareWarnings(broker.env.monotonic)
         self._mode: str = section.mode
-        if self._mode == "disabled":
+        if self._mode == "disabled" and section.outgoing != "tls":
             return
         try:
-            self._mode, self._files = read_tls(attrs.asdict(section), broker.env.read_bytes)
+            mode, self._files = read_tls(attrs.asdict(section), broker.env.read_bytes)
         except (TlsUnusable, OSError) as error:
             raise StartError(f"plugin.tls.properties: {error}") from None
-        if self._mode == "disabled":
+        if self._mode != "disabled":
+            self._mode = mode
+        if self._mode == "disabled" and section.outgoing != "tls":
             return
         broker.registry.provide(Encryption, self)
         try:
-            self._context = self._files.make_context()
+            if self._mode != "disabled":
+                self._context = self._files.make_context()
             self._seen = self._files.fingerprint()
             if section.outgoing == "tls" or (section.outgoing == "auto" and self._mode == "enforcing"):
                 self._client_context = self._files.make_client_context()
@@ -105,7 +108,8 @@ class TlsPlugin:
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The watcher of the files."""
-        return [] if self._mode == "disabled" else [BackgroundTask("tls", self._watch)]
+        is_used = self._mode != "disabled" or self._client_context is not None
+        return [BackgroundTask("tls", self._watch)] if is_used else []
 
     @hookimpl(tryfirst=True)
     def connections_changed(self, batch: ConnectionsBatch) -> None:
@@ -160,7 +164,7 @@ class TlsPlugin:
         )
 
     def encrypts(self, port: str) -> bool:
-        return port not in PAGES or self._config.pages != "plain"
+        return self._mode != "disabled" and (port not in PAGES or self._config.pages != "plain")
 
     def client_context(self) -> ssl.SSLContext | None:
         return self._client_context
@@ -193,7 +197,8 @@ class TlsPlugin:
             if seen == self._seen:
                 return
             self._seen = seen
-            self._context = await trio.to_thread.run_sync(self._files.make_context)
+            if self._mode != "disabled":
+                self._context = await trio.to_thread.run_sync(self._files.make_context)
             if self._client_context is not None:
                 self._files.load_client_context(self._client_context)
         except (TlsUnusable, OSError) as error:

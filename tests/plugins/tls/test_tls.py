@@ -613,6 +613,7 @@ async def test_a_client_gets_the_certificate_of_the_name_that_it_asks_for(tmp_pa
     [
         ("enforcing", "auto", True),
         ("permissive", "tls", True),
+        ("disabled", "tls", True),
         ("permissive", "auto", False),
         ("enforcing", "plain", False),
     ],
