@@ -17,6 +17,7 @@ import attrs
 
 from gantrymq.kernel.env import Env, Lock
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.salvage import free_name
@@ -233,7 +234,11 @@ def _remove_index(env: Env, root: str, found: StoreReport, done: RepairReport) -
 def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]:
     """Add the damaged ranges to ``gantrymq.quarantine``: the broker then refuses to read them and continues behind
     them. Returns all ranges that the file has now. An unreadable file moves to ``lost+found`` first, and is no longer
-    among the findings. :class:`OSError`."""
+    among the findings.
+
+    No broker starts without a file of the log, so files of zeros take the place of missing ones, and of files with a
+    wrong size, which move to ``lost+found``. :class:`OSError`.
+    """
     path = f"{root}/{QUARANTINE}"
     try:
         known = decode_quarantine(read_small(env, path) or b"[]")
@@ -248,7 +253,27 @@ def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]
         else:
             ranges.append((start, end))
     env.replace(path, json.dumps(ranges).encode())
+    _fill_log(env, root, found)
     return ranges
+
+
+def _fill_log(env: Env, root: str, found: StoreReport) -> None:
+    folder = f"{root}/commitlog"
+    file_bytes, _, _ = find_files(env, folder)
+    env.mkdirs(f"{root}/staging")
+    unknown = {problem.path for problem in found.files if not problem.end}  # foreign, or of another user
+    for problem in found.files:
+        if not problem.path.startswith(f"{folder}/") or not problem.end or problem.start % file_bytes:
+            continue
+        for base in range(problem.start, problem.end, file_bytes):
+            path = f"{folder}/{base:020d}"
+            if path in unknown:
+                continue
+            if env.exists(path):
+                move_to_lost_and_found(env, root, path)
+            segments = Segments(env, folder, file_bytes, f"{root}/staging")
+            segments.ensure(base)
+            segments.close()
 
 
 def cut(env: Env, root: str, found: StoreReport, offset: int, lock: Lock) -> tuple[str, ...]:

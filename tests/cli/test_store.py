@@ -297,6 +297,8 @@ def test_a_missing_log_file_is_damage_with_its_messages(check: Any, store: Path,
     (damage,) = found["damage"]
     assert (code, damage["start"], damage["end"]) == (1, 65536, 131072)
     assert damage["message_count"] == sum(65536 <= row[0] < 131072 for row in sample.records)
+    check("--quarantine")
+    assert bodies_of(store) == {row[4] for row in sample.records if not 65536 <= row[0] < 131072}
 
 
 @pytest.fixture

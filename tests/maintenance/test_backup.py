@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,33 @@ def test_a_repair_keeps_the_quarantine_list_that_replaced_a_damaged_one(expired:
         lock.close()
     assert json.loads((expired / "gantrymq.quarantine").read_bytes()) == [list(each) for each in ranges]
     assert (expired / "lost+found" / "gantrymq.quarantine.1").read_bytes() == b"[[5, 3]]"
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_log_file_that_is_missing_or_short_costs_only_its_messages(tmp_path: Path, is_short: bool) -> None:
+    root = tmp_path / "store"
+    store = opened(root)
+    put(store, "orders", 100)
+    store.close()
+    count = sum(not LOG_FILE <= record.offset < 2 * LOG_FILE for record, _ in log_records(root))
+    path = root / "commitlog" / f"{LOG_FILE:020d}"
+    short = path.read_bytes()[:5000]
+    path.unlink()
+    if is_short:
+        path.write_bytes(short)
+    assert quarantine(SystemEnv(), str(root), examine(root)) == [(LOG_FILE, 2 * LOG_FILE)]
+    assert (root / "commitlog" / path.name).read_bytes() == bytes(LOG_FILE)
+    assert [each.read_bytes() for each in root.glob("lost+found/*")] == ([short] if is_short else [])
+    store = opened(root)
+    put(store, "orders", 1)
+    assert ends(store) == {"orders": (0, 101)}
+    store.close()
+    report = examine(root)
+    assert (report.files, report.records) == ([], count + 1)
+    shutil.rmtree(root / "consumequeue")  # so that the next start reads the whole log
+    store = opened(root)
+    assert ends(store) == {"orders": (0, 101)}
+    store.close()
 
 
 def test_a_restore_that_ends_before_the_queues_are_built_leaves_a_folder_that_brokers_refuse(
