@@ -1095,37 +1095,23 @@ async def test_a_topic_whose_members_are_unknown_does_not_delay_the_other_topics
                     await anyio.sleep(0.01)
 
 
-async def test_a_broker_that_does_not_name_the_members_is_waited_for_once_for_all_topics(
-    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "code"), [("broker", 38), ("nameserver", 105)])
+async def test_servers_that_do_not_answer_are_waited_for_once_for_all_topics(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, code: int
 ) -> None:
     monkeypatch.setattr(gantrymq.client.connections.call, "__defaults__", (60.0,))
-    async with fake_cluster(T=1, U=1, V=1) as cluster, gantrymq.connect(cluster.address) as client:
-        cluster.broker.answers[38] = lambda request: anyio.sleep_forever()
-
-        async def consume() -> None:
-            async with client.consumer(["T", "U", "V"], "g"):
-                pytest.fail("the broker does not answer")
-
-        async with anyio.create_task_group() as consuming:
-            consuming.start_soon(consume)
-            await cluster.broker.wait_for(38, 3)
-            consuming.cancel_scope.cancel()
-
-
-async def test_nameservers_that_do_not_answer_are_waited_for_once_for_all_topics(
-    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(Channel.call, "__defaults__", (60.0,))
     async with fake_cluster(T=1, U=1, V=1) as cluster, gantrymq.connect(cluster.address) as client:
-        cluster.nameserver.answers[105] = lambda request: anyio.sleep_forever()
+        server = getattr(cluster, kind)
+        server.answers[code] = lambda request: anyio.sleep_forever()
 
         async def consume() -> None:
             async with client.consumer(["T", "U", "V"], "g"):
-                pytest.fail("no route is known")
+                pytest.fail("nothing answers")
 
         async with anyio.create_task_group() as consuming:
             consuming.start_soon(consume)
-            await cluster.nameserver.wait_for(105, 3)
+            await server.wait_for(code, 3)
             consuming.cancel_scope.cancel()
 
 
