@@ -37,9 +37,9 @@ SEND_SECONDS: Final = 5.0
 FLUSH_SECONDS: Final = 3.0
 """How long a closing client waits for its last traces to be stored."""
 TRACE_MESSAGE_MAX_BYTES: Final = 118_000
-"""A message of several traces has no more bytes."""
+"""The most bytes of a message that has several traces."""
 TRACE_KEYS_MAX_BYTES: Final = 24_000
-"""Nor do its keys, by which traces are found."""
+"""The most bytes of the keys of such a message, by which traces are found."""
 TRACES_WAITING_MAX: Final = 8192
 """Traces that wait to be sent; more are dropped."""
 
