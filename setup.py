@@ -9,8 +9,10 @@ import gzip
 import os
 import tarfile
 from glob import glob
+from importlib.util import find_spec
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
 MODULES = (
@@ -42,23 +44,27 @@ def name_of(module: str) -> str:
 
 def compiled() -> list[Extension]:
     """The extensions; none where there is no Cython."""
-    try:
-        from Cython.Build import cythonize
-    except ImportError:
+    if find_spec("Cython") is None:
         return []
     # What an extension depends on is part of a source distribution; generated C is not.
     sources = [f"{module}.pyx" for module in MODULES]
-    extensions: list[Extension] = cythonize(
-        [
-            Extension(name_of(module), [source], depends=[*sources, *PARTS, *SHARED])
-            for module, source in zip(MODULES, sources, strict=True)
-        ],
-        build_dir="build/cython",
-        language_level=3,
-    )
-    for extension in extensions:
-        extension.optional = True
-    return extensions
+    return [
+        Extension(name_of(module), [source], depends=[*sources, *PARTS, *SHARED], optional=True)
+        for module, source in zip(MODULES, sources, strict=True)
+    ]
+
+
+class BuildTwins(build_ext):
+    """Generates the C where modules are compiled: a source distribution needs the names of the sources alone."""
+
+    def build_extensions(self) -> None:
+        """Generate the C in ``build/cython`` and compile it."""
+        from Cython.Build import cythonize
+
+        generated = cythonize(self.extensions, build_dir="build/cython", language_level=3)
+        for extension, from_c in zip(self.extensions, generated, strict=True):
+            extension.sources = from_c.sources
+        super().build_extensions()
 
 
 class ReproducibleSdist(sdist):
@@ -92,4 +98,4 @@ class ReproducibleSdist(sdist):
         return path
 
 
-setup(ext_modules=compiled(), cmdclass={"sdist": ReproducibleSdist})
+setup(ext_modules=compiled(), cmdclass={"build_ext": BuildTwins, "sdist": ReproducibleSdist})

@@ -30,8 +30,9 @@ def copy_source(source: Path) -> None:
 
 
 def _copy_generated(source: Path) -> None:
-    if GENERATED.is_dir():  # C that is newer than its source is not made again
-        shutil.copytree(GENERATED, source / GENERATED.relative_to(ROOT))
+    # C is not made again if it is newer than its source and than Cython's own files, which `make` installs after it.
+    if GENERATED.is_dir():
+        shutil.copytree(GENERATED, source / GENERATED.relative_to(ROOT), copy_function=shutil.copy)
 
 
 def build_sdist(source: Path, out: Path, date: int) -> Path:
