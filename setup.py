@@ -57,6 +57,11 @@ def compiled() -> list[Extension]:
 class BuildTwins(build_ext):
     """Generates the C where modules are compiled: a source distribution needs the names of the sources alone."""
 
+    def finalize_options(self) -> None:
+        """Compile on each processor, unless ``--parallel`` says otherwise."""
+        super().finalize_options()
+        self.parallel = self.parallel or True
+
     def build_extensions(self) -> None:
         """Generate the C in ``build/cython`` and compile it."""
         from Cython.Build import cythonize
