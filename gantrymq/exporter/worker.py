@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import attrs
 import msgspec
@@ -19,7 +20,7 @@ from gantrymq.spark.errors import SparkError, WrongOption
 from gantrymq.spark.exports.destination import Destination
 from gantrymq.spark.exports.destinations import find_destination
 from gantrymq.spark.exports.engines import Engine, find_engine
-from gantrymq.spark.exports.manifest import QueueKey
+from gantrymq.spark.exports.manifest import Plan, QueueKey
 from gantrymq.spark.exports.measuring import ExportProgress, Progress
 from gantrymq.spark.exports.planning import Sizes
 from gantrymq.spark.exports.run import ExportResult, export_table, export_with
@@ -60,7 +61,7 @@ def run(job: Job, report: Callable[[Report], None]) -> None:
     ]
     security = read_security(job.security)
     export = _export_to_table if job.format in TABLE_FORMATS else _export_to_files(_find_engine(job))
-    for topic in job.topics:
+    for topic in _in_order(job):
         options = SourceOptions(
             (), (topic,), fail_on_data_loss=not job.skip_lost, security=security, null_bad_bodies=job.null_bad_bodies
         )
@@ -72,7 +73,7 @@ def _export_to_files(engine: Engine) -> Export:
         place = find_destination(job.to)
 
         def work(progress: Progress) -> ExportResult:
-            discard = _is_obsolete(place, known)
+            discard = _is_foreign(_read_plan(place), options, known)
             sizes = Sizes(job.file_rows, job.file_bytes)
             return export_with(options, job.to, engine, sizes, known=known, discard_plan=discard, progress=progress)
 
@@ -125,11 +126,26 @@ def _as_report(topic: str, now: ExportProgress) -> Report:
     return Report(topic, now.tasks, now.tasks_total, rows=now.rows, rows_total=now.rows_total, bytes=now.bytes)
 
 
-def _is_obsolete(place: Destination, known: list[Queue]) -> bool:
-    """Whether a stopped run has planned queues that this job does not have: of a topic that was deleted or excluded."""
+def _in_order(job: Job) -> list[str]:
+    """The topics of ``job``: first the one that a stopped run has planned, whose plan the others would drop."""
+    plan = None
+    if job.format not in TABLE_FORMATS:
+        with suppress(SparkError):  # the export of each topic raises it again
+            plan = _read_plan(find_destination(job.to))
+    return sorted(job.topics, key=lambda topic: plan is None or topic not in plan.topics)
+
+
+def _read_plan(place: Destination) -> Plan | None:
     place.check()
-    plan = place.read_plan(place.read_state().number + 1)
-    keys = {(queue.topic, queue.broker, queue.queue_id) for queue in known}
+    return place.read_plan(place.read_state().number + 1)
+
+
+def _is_foreign(plan: Plan | None, options: SourceOptions, known: list[Queue]) -> bool:
+    """Whether ``plan`` has what this export does not have: other topics, or queues that are no longer there.
+
+    To finish it could fail each time, and would so keep this topic from being exported.
+    """
+    keys = {(queue.topic, queue.broker, queue.queue_id) for queue in known if queue.topic in options.topics}
     return plan is not None and any(span.key not in keys for span in plan.tasks)
 
 

@@ -867,6 +867,29 @@ def test_the_exporter_of_a_broker_exports_null_for_bad_bodies_if_it_is_set_to(
     assert rows(export_files(folder)) == orders.everything("orders")
 
 
+@pytest.mark.parametrize(("bad", "good"), [("a", "z"), ("z", "a")])
+def test_a_topic_that_fails_does_not_keep_the_others_from_being_exported(
+    cluster: FakeCluster, folder: Path, bad: str, good: str
+) -> None:
+    for topic in (bad, good):
+        cluster.add_topic(topic)
+    cluster.put(bad, 0, b"not zlib", sys_flag=1)
+    job = Job(
+        "broker-a", cluster.address, {"a": 2, "z": 2}, str(folder), "parquet", "local", 100, 1 << 20, True, {}, 0, 1,
+        "1g",
+    )  # fmt: skip
+    for _ in range(2):
+        cluster.put(good, 0, b"x")
+        reports: list[Report] = []
+        worker.run(job, reports.append)
+        ended = {report.topic: report for report in reports if report.ended}
+        assert (ended[good].rows, ended[good].error) == (1, "")
+        assert "a zlib body cannot be unpacked" in ended[bad].error
+        assert rows(export_files(folder)) == cluster.everything(good)
+    worker.run(attrs.evolve(job, null_bad_bodies=True), reports.append)
+    assert rows(export_files(folder)) == cluster.everything(bad) + cluster.everything(good)
+
+
 def test_row_groups_are_bounded_by_properties_as_well(
     cluster: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
