@@ -150,6 +150,13 @@ def test_a_column_has_bodies_of_several_writers_nulls_and_an_offset() -> None:
     assert converter.convert_all(pa.nulls(3, pa.binary()), kind).equals(pa.nulls(3, kind))
 
 
+@pytest.mark.parametrize("logical", ["timestamp-millis", "local-timestamp-millis", "time-micros"])
+def test_an_int_that_is_read_as_a_time_is_that_of_the_other_reader(logical: str) -> None:
+    found, kind = reader_of("int", {"type": "long", "logicalType": logical})
+    body = encode("int", 7)
+    assert decode(found, kind, [body]).equals(pa.array([found.read(body)], kind))
+
+
 def test_one_body_that_cannot_be_decoded_is_named_or_null_among_others() -> None:
     schema = record("large", "text")
     found, kind = reader_of(schema, schema)

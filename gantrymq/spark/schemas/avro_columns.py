@@ -182,7 +182,7 @@ def _compile(plan: Any, column: _Column | None) -> Any:
         return _node(kind, column, size=plan["size"])
     if function == "float":
         return _node("float" if kind == "float" else "real", column)
-    operation = {"int": "long", "text": "string", "encode": "string"}.get(function or kind, kind)
+    operation = {"text": "string", "encode": "string"}.get(function, "long" if kind == "int" else kind)
     return _node(operation, column, size=more.get("factor", 1))
 
 
