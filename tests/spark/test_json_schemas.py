@@ -123,7 +123,8 @@ def test_an_ancestor_that_is_inherited_in_many_ways_counts_once() -> None:
         ("{", "is not JSON"),
         ("[" * 200_000, "is not JSON"),
         ({"type": "array"}, "describes array<string>, not an object"),
-        ({"properties": {"x": {"$ref": "other.json"}}}, "refers to 'other.json', which is not in it"),
+        ({"properties": {"x": {"$ref": "other.json"}}}, "refers to 'other.json', which is not a path in it"),
+        ({"properties": {"x": {"$ref": "#a"}}, "$defs": {"a": {"$anchor": "a"}}}, "refers to '#a', which is not a"),
         ({"properties": {"x": {"$ref": "#/$defs/x"}}}, "refers to '#/.defs/x', which it does not have"),
         ({"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": {
             f"d{n}": {"properties": {name: {"$ref": f"#/$defs/d{n + 1}"} for name in "ab"}} for n in range(40)
@@ -131,7 +132,7 @@ def test_an_ancestor_that_is_inherited_in_many_ways_counts_once() -> None:
         ({"$ref": "#"}, "describes string, not an object"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "describes string, not an object"),
     ],
-    ids=["damaged", "deep", "array", "elsewhere", "missing", "bomb", "itself", "own ancestor"],
+    ids=["damaged", "deep", "array", "elsewhere", "anchor", "missing", "bomb", "itself", "own ancestor"],
 )  # fmt: skip
 def test_a_schema_without_a_type_is_refused(schema: Any, error: str) -> None:
     with pytest.raises(WrongSchema, match=error):

@@ -183,9 +183,9 @@ class _Types:
 
     def _resolve(self, reference: str) -> Any:
         found = self._root
-        if not reference.startswith("#"):
+        if reference != "#" and not reference.startswith("#/"):
             raise WrongSchema(
-                f"a JSON schema refers to {reference!r}, which is not in it: give one without such references"
+                f"a JSON schema refers to {reference!r}, which is not a path in it: give one without such references"
             )
         for part in unquote(reference[1:]).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
