@@ -33,6 +33,7 @@ from support.schema_registry import Answer, StubRegistry  # noqa: E402
 
 ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+NANOS = {"type": "long", "logicalType": "timestamp-nanos"}
 ONE_SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)
 
 
@@ -142,6 +143,11 @@ class TestResolution:
             (["null", "int"], 5, "long", 5),
             (["string", "int"], "s", ["int", "null", "string"], {"member0": None, "member1": "s"}),
             (MILLIS, 1000, {**MILLIS, "logicalType": "timestamp-micros"}, ONE_SECOND),
+            ({"type": "int", "logicalType": "time-millis"}, 1000, {"type": "long", "logicalType": "time-micros"},
+             datetime.time(0, 0, 1)),
+            (NANOS, 1001, NANOS, 1001),
+            (NANOS, 1001, "long", 1001),
+            ("long", 1001, NANOS, 1001),
             ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 1}, Decimal("12.5"),
              {"type": "bytes", "logicalType": "decimal", "precision": 8, "scale": 3}, Decimal("12.500")),
         ],
@@ -206,8 +212,12 @@ class TestResolution:
             (record(("a", "int")), record(("b", "int")), "the field 'b' of record 'R' is not in the writer's"),
             (record(), record(("b", "int", "seven")), "the default 'seven' in an Avro schema is none of its type, int"),
             (["int", "string"], "boolean", "cannot be read as boolean"),
+            (NANOS, MILLIS, "timestamp-nanos in the writer's Avro schema cannot be read as timestamp-millis"),
+            (MILLIS, NANOS, "timestamp-millis in the writer's Avro schema cannot be read as timestamp-nanos"),
+            ({**NANOS, "logicalType": "local-timestamp-nanos"}, {**MILLIS, "logicalType": "local-timestamp-micros"},
+             "cannot be read as local-timestamp-micros"),
         ],
-    )
+    )  # fmt: skip
     def test_schemas_that_never_fit_are_refused(self, writer: Any, reader: Any, reason: str) -> None:
         with pytest.raises(WrongSchema, match=reason):
             AvroReader(parse(writer), parse(reader))
@@ -330,6 +340,7 @@ class TestWriting:
             ({"type": "fixed", "name": "F", "size": 2}, "\u00ff\u0000", b"\xff\0"),
             ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}, "\u00ff", Decimal("-0.01")),
             (MILLIS, 1000, 1000),
+            (NANOS, 1000, 1000),
             ({"type": "long", "logicalType": "time-micros"}, 5, 5),
             ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
             (["null", "bytes"], None, None),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.spark.errors import WrongSchema
 from gantrymq.spark.schemas.avro_columns import MARK, ColumnDecoder, make_decoder
-from gantrymq.spark.schemas.avro_schema import MAX_WEIGHT, AvroType
+from gantrymq.spark.schemas.avro_schema import MAX_WEIGHT, NANOS, AvroType
 from gantrymq.spark.schemas.bodies import UnreadableBody
 
 if TYPE_CHECKING:
@@ -216,9 +216,13 @@ def _by_likeness(writer: AvroType, members: tuple[AvroType, ...]) -> Iterator[in
 def _with_meaning(plan: dict[str, Any], writer: AvroType, reader: AvroType) -> dict[str, Any]:
     if "decimal" in (writer.logical, reader.logical):
         return _decimal(plan, writer, reader)
-    # A producer may have changed the unit of its timestamps.
+    if writer.logical and reader.logical and (writer.logical in NANOS) != (reader.logical in NANOS):
+        raise WrongSchema(f"{writer.logical} in the writer's Avro schema cannot be read as {reader.logical}")
+    # A producer may have changed the unit of its times.
     by_writer = writer.logical in _TIMESTAMPS and reader.logical in _TIMESTAMPS
     factor = _FACTORS.get(writer.logical if by_writer else reader.logical, 1)
+    if (writer.logical, reader.logical) == ("time-millis", "time-micros"):
+        factor *= 1000
     return plan if factor == 1 else _marked(plan, "times", factor=factor)
 
 

@@ -20,16 +20,19 @@ MAX_PRECISION = 38
 """The most digits of a decimal in Spark."""
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+NANOS = ("timestamp-nanos", "local-timestamp-nanos")
+"""The logical types in nanoseconds, which no type of Spark has: they are read as numbers."""
 LOGICAL_TYPES = {
     "int": ("date", "time-millis"),
     "long": (
         "time-micros", "timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros",
+        *NANOS,
     ),
     "string": ("uuid",),
     "bytes": ("decimal",),
     "fixed": ("decimal",),
 }  # fmt: skip
-"""The logical types that change how a column is built or written; others are ignored, as Avro wants it."""
+"""The logical types that change how a column is built, read or written; others are ignored, as Avro wants it."""
 
 
 @attrs.frozen(eq=False)
