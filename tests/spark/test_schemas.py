@@ -90,8 +90,7 @@ class TestTypes:
     @pytest.mark.parametrize(
         ("schema", "reason"),
         [
-            (record(("next", ["null", "R"])), "the Avro schema of 'R' is recursive"),
-            ({"type": "bytes", "logicalType": "decimal", "precision": 39}, "a decimal of 39 digits, Spark has 38"),
+            (record(("next", ["null", "R"])), "the Avro schema of 'R' is recursive, .*; decode the column"),
             (record(("x", "Unknown")), "the unknown type 'Unknown'"),
             (["int", ["string"]], "a union within a union"),
             (["int", "int"], "the same branch twice"),
@@ -104,6 +103,17 @@ class TestTypes:
     def test_a_schema_without_a_type_in_spark_is_refused(self, schema: Any, reason: str) -> None:
         with pytest.raises(WrongSchema, match=reason):
             parse(schema)
+
+    def test_a_decimal_with_more_digits_than_spark_has_can_be_read_as_bytes_only(self) -> None:
+        long = parse({"type": "bytes", "logicalType": "decimal", "precision": 40})
+        with pytest.raises(WrongSchema, match="a decimal of 40 digits, Spark has 38 at most; give a schema"):
+            spark_type(long)
+        assert AvroReader(long, parse("bytes")).read(encode("bytes", b"\1")) == b"\1"
+        short = parse({"type": "bytes", "logicalType": "decimal", "precision": 38})
+        with pytest.raises(WrongSchema, match="a decimal of 40 digits in the writer's Avro schema"):
+            AvroReader(long, short)
+        with pytest.raises(WrongSchema, match="cannot be written as"):
+            AvroWriter(long, pa.decimal128(38))
 
     def test_schemas_that_need_too_much_memory_are_refused(self) -> None:
         deep: Any = "int"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.spark.errors import WrongSchema
 from gantrymq.spark.schemas.avro_columns import MARK, ColumnDecoder, make_decoder
-from gantrymq.spark.schemas.avro_schema import MAX_WEIGHT, NANOS, AvroType
+from gantrymq.spark.schemas.avro_schema import MAX_PRECISION, MAX_WEIGHT, NANOS, AvroType
 from gantrymq.spark.schemas.bodies import UnreadableBody
 
 if TYPE_CHECKING:
@@ -229,6 +229,10 @@ def _with_meaning(plan: dict[str, Any], writer: AvroType, reader: AvroType) -> d
 def _decimal(plan: dict[str, Any], writer: AvroType, reader: AvroType) -> dict[str, Any]:
     if reader.logical != "decimal":
         return plan
+    if writer.precision > MAX_PRECISION:
+        raise WrongSchema(
+            f"a decimal of {writer.precision} digits in the writer's Avro schema can be read as {writer.kind} only"
+        )
     scale = writer.scale if writer.logical == "decimal" else reader.scale
     return _marked(plan, "decimal", scale=scale)
 

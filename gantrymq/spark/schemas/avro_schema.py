@@ -51,7 +51,8 @@ class AvroType:
     """One type. ``kind`` is Avro's name of it, or ``union``; ``name`` is the full name of a record, enum or fixed.
 
     ``items`` is the type of an array's items or of a map's values. ``min_bytes`` is 0 or 1: whether a value can take
-    no byte at all. ``weight`` and ``depth`` count this type and those below it.
+    no byte at all. ``weight`` and ``depth`` count this type and those below it. A decimal of more digits than Spark has
+    is no logical type here, so that its bytes can be read, but has its ``precision``.
     """
 
     kind: str
@@ -161,8 +162,8 @@ def _named(name: str, namespace: str, names: dict[str, AvroType | None]) -> Avro
             type_ = names[each]
             if type_ is None:
                 raise WrongSchema(
-                    f"the Avro schema of {each!r} is recursive, which no type of Spark can be; give a schema of your "
-                    "own without that field, or decode the column body in a function of your own"
+                    f"the Avro schema of {each!r} is recursive, which no type of Spark can be; decode the column "
+                    "body in a function of your own"
                 )
             return type_
     raise WrongSchema(f"an Avro schema has the unknown type {name!r}")
@@ -243,8 +244,5 @@ def _with_logical(type_: AvroType, found: dict[str, Any]) -> AvroType:
     if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision or precision < 1:
         return type_  # Avro's specification: an invalid logical type is ignored
     if precision > MAX_PRECISION:
-        raise WrongSchema(
-            f"an Avro schema has a decimal of {precision} digits, Spark has {MAX_PRECISION} at most; give a schema of "
-            "your own that reads it as bytes"
-        )
+        return attrs.evolve(type_, precision=precision)
     return attrs.evolve(type_, logical=logical, precision=precision, scale=scale)

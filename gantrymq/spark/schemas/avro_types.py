@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gantrymq.spark.schemas.avro_schema import AvroType
+from gantrymq.spark.errors import WrongSchema
+from gantrymq.spark.schemas.avro_schema import MAX_PRECISION, AvroType
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 
 def spark_type(type_: AvroType) -> DataType:
-    """The type of the column in Spark. Everything in it may be null."""
+    """The type of the column in Spark. Everything in it may be null. Raises :class:`WrongSchema`: it has none."""
     from pyspark.sql import types
 
     if type_.kind == "union":
@@ -27,6 +28,11 @@ def spark_type(type_: AvroType) -> DataType:
     if type_.items is not None:
         items = spark_type(type_.items)
         return types.ArrayType(items) if type_.kind == "array" else types.MapType(types.StringType(), items)
+    if type_.precision > MAX_PRECISION:
+        raise WrongSchema(
+            f"an Avro schema has a decimal of {type_.precision} digits, Spark has {MAX_PRECISION} at most; give a "
+            "schema of your own that reads it as bytes"
+        )
     if type_.logical == "decimal":
         return types.DecimalType(type_.precision, type_.scale)
     logical: dict[str, DataType] = {
