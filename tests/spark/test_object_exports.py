@@ -38,6 +38,8 @@ from gantrymq.spark import (
     read_export,
 )
 from gantrymq.spark.exports import destinations, object_destination
+from gantrymq.spark.exports.manifest import Manifest
+from gantrymq.spark.exports.object_destination import ObjectDestination
 from gantrymq.spark.exports.object_store import Objects, open_store
 from support.exporting import published_rows
 
@@ -417,6 +419,28 @@ def test_many_runs_are_read_from_the_last_complete_manifest(
     local(TO).delete(["_gantrymq/manifest-00000006.json"])
     with pytest.raises(ExportDamaged, match=r"manifest-00000006\.json is missing"):
         export_files(TO)
+
+
+def test_what_a_killed_overwrite_replaced_is_deleted_though_its_manifest_is_complete(
+    orders: FakeCluster, local: Callable[[str], Objects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_destination, "COMPLETE_EVERY", 2)
+    go(orders)
+    clean = ObjectDestination._clean
+
+    def be_killed(self: ObjectDestination, manifest: Manifest) -> None:
+        if manifest.number == 2:
+            raise SparkError("killed")
+        clean(self, manifest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectDestination, "_clean", be_killed)
+        with pytest.raises(SparkError, match="killed"):
+            go(orders, overwrite=True)
+    assert len(data_files(local(TO))) == 4
+    go(orders)
+    assert rows(local(TO)) == orders.everything()
+    assert_clean(local(TO))
 
 
 def test_the_exporter_of_a_broker_writes_to_a_store(orders: FakeCluster, local: Callable[[str], Objects]) -> None:

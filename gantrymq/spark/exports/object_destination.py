@@ -234,7 +234,7 @@ class ObjectDestination:
         """Delete what is left of a published number; the plan goes last, so that a stop is noticed."""
         number = manifest.number
         counted = {file.path for file in manifest.added}
-        if manifest.removed or manifest.replaced:
+        if manifest.complete or manifest.removed or manifest.replaced:  # a complete one does not name what is gone
             before, after = self._state_at(number - 1).files, self._state_at(number).files
             self._objects.delete([path for path in before if path not in after])
         for folder in sorted({folder_of(file) for file in manifest.added}):  # tasks that ran twice wrote the same days
