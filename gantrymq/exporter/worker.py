@@ -100,6 +100,14 @@ def _export(
 ) -> Report:
     (topic,) = options.topics
     ended = Report(topic, ended=True)
+    last: Report | None = None
+
+    def take(now: ExportProgress) -> None:
+        nonlocal last
+        record = _as_report(topic, now)
+        if record != last:  # with each message that arrives, a run that hangs would look like one that goes on
+            report(record)
+        last = record
 
     def find_ends() -> dict[int, int]:
         return {key[2]: end for key, end in read_ends().items() if key[:2] == (topic, job.broker)}
@@ -110,7 +118,7 @@ def _export(
                 "the topic was deleted and created again, and its queue offsets restarted at 0: overwrite the export, "
                 "or name another folder or table"
             )
-        result = work(lambda now: report(_as_report(topic, now)))
+        result = work(take)
         ended = attrs.evolve(
             ended, rows=result.rows, bytes=result.bytes, files=result.files, lost=result.lost, manifest=result.number
         )

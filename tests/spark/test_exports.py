@@ -890,6 +890,28 @@ def test_a_topic_that_fails_does_not_keep_the_others_from_being_exported(
     assert rows(export_files(folder)) == cluster.everything(bad) + cluster.everything(good)
 
 
+def test_messages_that_arrive_are_no_progress_of_a_run_that_hangs(
+    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker ends a run that reports nothing for ``plugin.exporter.timeout``."""
+    monkeypatch.setattr("gantrymq.spark.exports.measuring.LAG_SECONDS", 0.0)
+
+    def hang(tasks: Sequence[Task], report: Callable[[int], None] | None) -> None:
+        assert report is not None
+        for _ in range(3):
+            orders.put("orders", 0, b"x")
+            report(0)
+        run_here(tasks, None)
+
+    monkeypatch.setattr(worker, "_find_engine", lambda job: hang)
+    job = Job(
+        "broker-a", orders.address, {"orders": 2}, str(folder), "parquet", "spark", 100, 1 << 20, True, {}, 0, 1, "1g",
+    )  # fmt: skip
+    reports: list[Report] = []
+    worker.run(job, reports.append)
+    assert [(report.rows, report.ended) for report in reports] == [(0, False), (20, False), (20, True)]
+
+
 def test_row_groups_are_bounded_by_properties_as_well(
     cluster: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
