@@ -26,8 +26,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.clients")
 
+MEMBER_BYTES = 512
+"""The approximate memory of a member of a group besides its subscriptions."""
 SUBSCRIPTION_BYTES = 100
 """The approximate memory of a subscription besides its strings, and of a tag besides its characters."""
+
+_Membership = tuple[int, str, str]
+"""A connection's id, a group, and ``consumer`` or ``producer``."""
 
 
 class Clients:
@@ -43,7 +48,7 @@ class Clients:
         self._env = env
         self._config = config
         self._opaque = 0
-        self._kept: dict[tuple[int, str], int] = {}
+        self._kept: dict[_Membership, int] = {}
         self._kept_bytes = 0
 
     def reconfigure(self, config: ClientsConfig) -> None:
@@ -99,7 +104,15 @@ class Clients:
 
     def join_producers(self, member: Member, group: str) -> None:
         """Process a producer's heartbeat."""
-        self.producers.join(member.connection.id, group).members[member.connection.id] = member
+        membership = (member.connection.id, group, "producer")
+        if membership not in self._kept:
+            self._keep(membership, 0)
+        try:
+            joined = self.producers.join(member.connection.id, group)
+        except RemoteFault:
+            self._forget(membership)
+            raise
+        joined.members[member.connection.id] = member
         self._producer_ids.record_heartbeat(member.client_id, member.connection)
 
     def join_consumers(
@@ -108,12 +121,15 @@ class Clients:
         """Process a consumer's heartbeat. ``size``: the :func:`subscription_bytes` of its subscriptions together;
         ``notify``: whether the group's members are notified of changes."""
         connection, client_id = member.connection, member.client_id
+        membership = (connection.id, data.group_name, "consumer")
         if not keep_subscriptions:
-            self._keep(connection.id, data.group_name, size)
+            self._keep(membership, size)
+        elif membership not in self._kept:
+            self._keep(membership, 0)
         try:
             group = self.consumers.join(connection.id, data.group_name)
         except RemoteFault:
-            self._forget(connection.id, data.group_name)
+            self._forget(membership)
             raise
         group.notify = notify
         differed, generation = group.differs, group.generation
@@ -135,19 +151,21 @@ class Clients:
         """Remove the client on this connection from these groups."""
         if producer_group is not None:
             self.producers.leave(connection.id, producer_group)
+            self._forget((connection.id, producer_group, "producer"))
             if not self.producers.has(connection.id):
                 self._producer_ids.drop(connection)
         if consumer_group is not None and self.consumers.leave(connection.id, consumer_group):
-            self._forget(connection.id, consumer_group)
+            self._forget((connection.id, consumer_group, "consumer"))
             self._left(consumer_group)
 
     def drop(self, connections: Iterable[Connection]) -> None:
         """Remove closed connections from their groups."""
         for connection in connections:
-            self.producers.leave_all(connection.id)
+            for name in self.producers.leave_all(connection.id):
+                self._forget((connection.id, name, "producer"))
             self._producer_ids.drop(connection)
             for name in self.consumers.leave_all(connection.id):
-                self._forget(connection.id, name)
+                self._forget((connection.id, name, "consumer"))
                 self._left(name)
 
     def disconnect(self, client_id: str) -> list[Connection]:
@@ -205,20 +223,22 @@ class Clients:
         if self.updated is not None:
             self.updated[group] = None
 
-    def _keep(self, connection_id: int, group: str, size: int) -> None:
-        key = (connection_id, group)
-        total = self._kept_bytes - self._kept.get(key, 0) + size
+    def _keep(self, membership: _Membership, subscriptions: int) -> None:
+        """Count the memory of a member; :class:`RemoteFault` (code 1) if it exceeds the limit. ``subscriptions``: the
+        bytes of its subscriptions."""
+        size = MEMBER_BYTES + subscriptions
+        total = self._kept_bytes - self._kept.get(membership, 0) + size
         if total > self._config.max_kept_bytes:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR,
-                f"the subscriptions of group {group} are not taken: all together may have "
+                f"the {membership[2]} of group {membership[1]} is not taken: all members together may have "
                 f"{self._config.max_kept_bytes} bytes (plugin.clients.max_kept_bytes)",
             )
-        self._kept[key] = size
+        self._kept[membership] = size
         self._kept_bytes = total
 
-    def _forget(self, connection_id: int, name: str) -> None:
-        self._kept_bytes -= self._kept.pop((connection_id, name), 0)
+    def _forget(self, membership: _Membership) -> None:
+        self._kept_bytes -= self._kept.pop(membership, 0)
 
     def _left(self, name: str) -> None:
         self._note(name)
@@ -233,4 +253,5 @@ def subscription_bytes(subscription: SubscriptionData) -> int:
     tags = sum(map(len, subscription.tags_set)) + SUBSCRIPTION_BYTES * (
         len(subscription.tags_set) + len(subscription.code_set)
     )
-    return SUBSCRIPTION_BYTES + len(subscription.topic) + len(subscription.sub_string) + tags
+    strings = len(subscription.topic) + len(subscription.sub_string) + len(subscription.expression_type)
+    return SUBSCRIPTION_BYTES + strings + tags

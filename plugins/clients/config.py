@@ -23,4 +23,4 @@ class ClientsConfig:
     max_subscriptions: int = number(1000, 1, 100_000)
     """The most topics of one member of a group."""
     max_kept_bytes: int = size("256 MiB", minimum="64 KiB", maximum="16 GiB")
-    """The approximate memory for the subscriptions of all members."""
+    """The approximate memory for the members of all groups and their subscriptions."""

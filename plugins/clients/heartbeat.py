@@ -25,6 +25,7 @@ from gantrymq.remoting.names import GROUP_MAX_LENGTH, TOPIC_MAX_LENGTH, retry_to
 from gantrymq.remoting.rare_warnings import RareWarnings
 
 CLIENT_ID_MAX_CHARACTERS = 1024
+EXPRESSION_TYPE_MAX_CHARACTERS = 255
 UNIT_SUBSCRIPTION_FLAG = 2
 """Bit of a topic's system flag: it has unit subscriptions."""
 
@@ -259,6 +260,7 @@ class Heartbeats:
             validate_topic(subscription.topic)
             tags = max(len(subscription.tags_set), len(subscription.code_set))
             _check_tags(consumer.group_name, subscription.topic, tags)
+            _check_type(consumer.group_name, subscription)
             size += subscription_bytes(subscription)
             if number % STEP_SUBSCRIPTIONS == 0 or size >= rest_at:
                 rest_at = size + STEP_BYTES * 8
@@ -284,6 +286,16 @@ def _check_tags(group: str, topic: str, tags: int) -> None:
             ResponseCode.SYSTEM_ERROR,
             f"about {tags} tags of topic {topic[:TOPIC_MAX_LENGTH]} in group {group[:GROUP_MAX_LENGTH]}, "
             f"{TAGS_MAX} are the limit",
+        )
+
+
+def _check_type(group: str, subscription: SubscriptionData) -> None:
+    characters = len(subscription.expression_type)
+    if characters > EXPRESSION_TYPE_MAX_CHARACTERS:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR,
+            f"the expression type of topic {subscription.topic} in group {group} has {characters} characters, "
+            f"{EXPRESSION_TYPE_MAX_CHARACTERS} are the limit",
         )
 
 

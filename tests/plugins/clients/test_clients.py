@@ -346,7 +346,55 @@ def test_subscriptions_of_all_members_have_a_limit_and_are_released_with_them(ma
     for _ in range(10):
         answer = beat(broker, connect(), "d@1", consumer("more", *[f"topic{number}" for number in range(100)]))
         assert "live groups" in answer.remark
-    assert beat(broker, one, "a@1", consumer("shop", *[f"topic{number}" for number in range(550)])).code == 0
+    assert beat(broker, one, "a@1", consumer("shop", *[f"topic{number}" for number in range(450)])).code == 0
+
+
+def test_every_member_counts_towards_the_memory_limit_until_it_leaves(make_broker: Any, connect: Any) -> None:
+    broker = make_broker("topics", "clients", **{"plugin.clients.max_kept_bytes": "64 KiB"})
+
+    def produce(connection: Any, *groups: str) -> Any:
+        data = HeartbeatData("p@1", producer_data_set=[ProducerData(group) for group in groups])
+        return broker.ask(34, body=data.to_bytes(), connection=connection)
+
+    def fill(connection: Any) -> None:
+        answer = produce(connection, *[f"producers{number}" for number in range(1000)])
+        assert (answer.code, "plugin.clients.max_kept_bytes" in answer.remark) == (1, True)
+        assert beat(broker, one, "a@1").code == 1
+
+    one, two = connect(), connect()
+    fill(two)
+    close(broker, two)
+    assert beat(broker, one, "a@1", ConsumerData("shop"), without_sub=True).code == 0
+    assert broker.ask(35, {"clientID": "a@1", "consumerGroup": "shop"}, connection=one).code == 0
+    for number in range(200):
+        assert produce(one, f"producers{number}").code == 0
+        assert produce(one, f"producers{number}").code == 0, "the same again takes nothing more"
+        assert broker.ask(35, {"clientID": "p@1", "producerGroup": f"producers{number}"}, connection=one).code == 0
+    fill(two)
+    broker.env.now += 121
+    clients(broker).expire()
+    assert beat(broker, one, "a@1").code == 0
+
+
+def test_a_refused_producer_group_takes_no_memory(make_broker: Any, connect: Any) -> None:
+    limits = {"plugin.clients.max_kept_bytes": "64 KiB", "plugin.clients.max_groups": "1"}
+    broker = make_broker("topics", "clients", **limits)
+    for number in range(200):
+        data = HeartbeatData("p@1", producer_data_set=[ProducerData("first"), ProducerData(f"other{number}")])
+        connection = connect()
+        assert "plugin.clients.max_groups" in broker.ask(34, body=data.to_bytes(), connection=connection).remark
+        close(broker, connection)
+
+
+def test_a_long_expression_type_is_not_kept(broker: Any, connect: Any) -> None:
+    def subscribe(kind: str) -> Any:
+        data = ConsumerData("shop", subscription_data_set=[SubscriptionData("T", "*", expression_type=kind)])
+        return beat(broker, connect(), "a@1", data)
+
+    assert subscribe("x" * 255).code == 0
+    answer = subscribe("x" * 100_000)
+    assert answer.code == 1
+    assert answer.remark == "the expression type of topic T in group shop has 100000 characters, 255 are the limit"
 
 
 def test_one_bad_name_spoils_the_heartbeat_before_anything_is_taken(broker: Any, connect: Any) -> None:
