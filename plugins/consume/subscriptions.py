@@ -199,7 +199,7 @@ class Subscriptions:
         compiler = self._broker.filters.get(kind)
         if compiler is None:
             raise RemoteFault(
-                ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}"
+                ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind[:100]}"
             )
         return compiler
 
@@ -212,6 +212,6 @@ class Subscriptions:
         if not self._warnings.is_due(group):
             return
         log.warning(
-            "subscription_refused", group=group, topic=topic, expression_type=kind, characters=len(expression),
+            "subscription_refused", group=group, topic=topic, expression_type=kind[:200], characters=len(expression),
             expression=expression[:200], reason=fault.remark,
         )  # fmt: skip

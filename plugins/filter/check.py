@@ -49,7 +49,7 @@ def check_client(compilers: Mapping[str, FilterCompiler], pace: Callable[[], Pac
             if compiler is None:
                 raise RemoteFault(
                     ResponseCode.SYSTEM_ERROR,
-                    f"The broker does not support consumer to filter message by {subscription.expression_type}",
+                    f"The broker does not support consumer to filter message by {subscription.expression_type[:100]}",
                 )
             resting = pace()
             for _ in compile_steps(compiler, subscription.sub_string):

@@ -11,7 +11,7 @@ import trio
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.plugins.consume import subscriptions
 from gantrymq.remoting import rare_warnings
-from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.bodies.clients import CheckClientConfig, ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -337,6 +337,22 @@ async def test_a_refused_expression_is_logged_once_an_hour_for_a_group(
         lines = "".join(await logged(("g3", expressions[0]), ("g1", expressions[0])))
         assert "group=g3" in lines
         assert "group=g1" in lines
+
+
+@pytest.mark.trio
+async def test_a_long_expression_type_is_neither_logged_nor_returned_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = "X" * 60_000
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 1)
+        check = CheckClientConfig("c", "g", SubscriptionData("T", "a", expression_type=kind)).to_bytes()
+        for command in (pull(0, kind=kind), Command(RequestCode.CHECK_CLIENT_CONFIG, body=check)):
+            answer = await channel.call(command)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert len(answer.remark or "") < 300
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "subscription_refused" in line]
+    assert len(line) < 1000
 
 
 @pytest.mark.trio
