@@ -88,7 +88,7 @@ class RequestTimes:
         if code in self._served:  # codes that a peer makes up must not fill the memory
             self._next[code] = now + 1 / TIMED_A_SECOND
         key = _key(request)
-        if code == RequestCode.PULL_MESSAGE:
+        if code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             if len(self._pulls) >= HELD_MAX:
                 self._pulls.pop(next(iter(self._pulls)))
             self._pulls[key] = False

@@ -47,8 +47,11 @@ async def test_requests_are_counted_by_codes_and_result(tmp_path: Path, monkeypa
         for _ in range(3):
             assert (await channel.call(send("T", b"x"), 10)).code == 0
         assert (await channel.call(pull("T", 0, 0), 10)).code == 0
+        lite = pull("T", 0, 3, suspend_ms=20_000)
+        lite.code = RequestCode.LITE_PULL_MESSAGE
         async with trio.open_nursery() as nursery:
             nursery.start_soon(channel.call, pull("T", 0, 3, suspend_ms=20_000), 20)
+            nursery.start_soon(channel.call, lite, 20)
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert (await channel.call(send("T", b"x"), 10)).code == 0
         for code in (7001, 7002):
@@ -59,6 +62,7 @@ async def test_requests_are_counted_by_codes_and_result(tmp_path: Path, monkeypa
             ("send_message_v2", "success", "false", "success"): 4,
             ("pull_message", "success", "false", "success"): 1,
             ("pull_message", "success", "true", "success"): 1,
+            ("lite_pull_message", "success", "true", "success"): 1,
             ("others", "request_code_not_supported", "false", "success"): 2,
             ("get_all_topic_config", "success", "false", "success"): 1,
         }
