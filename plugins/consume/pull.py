@@ -29,6 +29,7 @@ from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.outages import Outages
+from gantrymq.remoting.rare_warnings import RareWarnings
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -56,6 +57,7 @@ class PullProcessor:
         self._scan_entries = config.scan_entries
         self._clock = broker.env.monotonic
         self._outages = Outages(log, broker.env.monotonic)
+        self._moved = RareWarnings(broker.env.monotonic)
         self._turn_s = broker.config.limits.turn_budget
         self._until = math.inf
         self._uncompiled: list[Request] = []
@@ -341,6 +343,11 @@ class PullProcessor:
             next_offset = pull.offset
             if code == ResponseCode.PULL_OFFSET_MOVED:
                 code = ResponseCode.PULL_RETRY_IMMEDIATELY
+        if code == ResponseCode.PULL_OFFSET_MOVED and self._moved.is_due(f"{pull.group} {pull.topic} {pull.queue_id}"):
+            log.warning(
+                "offset_moved", group=pull.group, topic=pull.topic, queue_id=pull.queue_id, asked=pull.offset,
+                next=next_offset, status=result.status.name,
+            )  # fmt: skip
         fields = {
             SUGGESTED: str(suggested),
             "nextBeginOffset": str(next_offset),

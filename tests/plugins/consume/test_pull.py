@@ -96,6 +96,21 @@ async def test_offsets_out_of_range_return_the_offset_to_continue_from(
 
 
 @pytest.mark.trio
+async def test_a_moved_offset_is_logged_once_an_hour_for_a_groups_queue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 3)
+        for command in (pull(3), pull(10), pull(11), pull(7, queue=1)):
+            await channel.call(command)
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "offset_moved" in line)
+    for part in ("warning", "asked=10", "group=cg", "next=3", "queue_id=0", "status=OFFSET_OVERFLOW_BADLY", "topic=T"):
+        assert part in first
+    for part in ("asked=7", "next=0", "queue_id=1"):
+        assert part in second
+
+
+@pytest.mark.trio
 async def test_a_queue_without_messages_starts_at_zero(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         await send(channel, 1)
