@@ -66,16 +66,16 @@ class IndexVerification:
                 try:
                     file = self._open(name, known.get(name), kept[-1] if kept else None)
                 except OSError as error:
-                    log.warning("index_unreadable", path=f"{index.folder}/{name}", error=str(error), reason=REBUILT)
+                    _log_unreadable(f"{index.folder}/{name}", error)
             if file is None:
                 break
             kept.append(file)
+        whole = self._vouched and missing is None and len(kept) == len(names)
+        index.position = self._first_missing(marks if whole else None, kept)
         index.files = kept
         for name in names[len(kept) :]:
             log.warning("index_file_rebuilt", path=f"{index.folder}/{name}")
             self._env.unlink(f"{index.folder}/{name}")
-        whole = self._vouched and missing is None and len(kept) == len(names)
-        index.position = self._position(marks if whole else None, kept)
         log.info("index_loaded", files=len(kept), position=index.position, log_end=self._log.end)
 
     def _missing(self, known: dict[str, FileMark], names: list[str]) -> str | None:
@@ -121,6 +121,16 @@ class IndexVerification:
         follows = before is None or (before.is_full and before.header.end_offset <= header.begin_offset)
         return self._index.shape.is_sane(header) and follows and header.end_offset < max(self._log.end, 1)
 
+    def _first_missing(self, marks: IndexMarks | None, kept: list[IndexFile]) -> int:
+        """Return the position; remove the last files from ``kept`` as long as their last entries cannot be read."""
+        while True:
+            try:
+                return self._position(marks, kept)
+            except OSError as error:
+                file = kept.pop()
+                file.close()
+                _log_unreadable(file.path, error)
+
     def _position(self, marks: IndexMarks | None, kept: list[IndexFile]) -> int:
         start, end = self._log.min_offset, self._log.end
         if marks is not None and start <= marks.offset <= end:
@@ -139,6 +149,10 @@ class IndexVerification:
         except CorruptRange:  # the unreadable part is skipped when the index is built from there
             self._index.keys_done = _keys_done(kept, last)
             return last
+
+
+def _log_unreadable(path: str, error: OSError) -> None:
+    log.warning("index_unreadable", path=path, error=str(error), reason=REBUILT)
 
 
 def _keys_done(files: list[IndexFile], offset: int) -> int:

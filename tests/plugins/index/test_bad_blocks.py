@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,8 @@ async def test_row_16_an_index_file_that_cannot_be_read_at_the_start_is_built_ag
     assert "built again" in line["reason"]
 
 
-async def test_row_16_an_index_that_cannot_be_loaded_does_not_stop_the_broker(tmp_path: Path) -> None:
-    """The last file must be built again, but the end of the one before it is unreadable."""
+async def test_row_16_a_full_index_file_whose_end_cannot_be_read_at_the_start_is_built_again(tmp_path: Path) -> None:
+    """The last file must be built again, and the end of the one before it says from where."""
     await fill(tmp_path)
     *_, before, last = sorted((tmp_path / "index").iterdir())
     env = BadBlocksEnv()
@@ -113,14 +114,38 @@ async def test_row_16_an_index_that_cannot_be_loaded_does_not_stop_the_broker(tm
     env.spoil(f"index/{before.name}", 40 + 5 * 4, 1 << 20)
     with structlog.testing.capture_logs() as logs:
         async with run_broker(make_broker(tmp_path, settings=SMALL, env=env)) as broker:
+            assert await search_all(broker) == list(range(MESSAGES))
+            await fill_one_more(broker)
+            assert await query(broker, "more") == [99]
+    for event in ("index_unreadable", "index_file_rebuilt"):
+        paths = [entry["path"] for entry in logs if entry["event"] == event]
+        assert sorted(Path(path).name for path in paths) == [before.name, last.name]
+    assert not [entry for entry in logs if entry["event"] == "index_stopped"]
+
+
+async def test_row_16_an_index_that_cannot_be_loaded_does_not_stop_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last file must be built again, but cannot be deleted."""
+    await fill(tmp_path)
+    last = max((tmp_path / "index").iterdir())
+    env = BadBlocksEnv()
+    env.spoil(f"index/{last.name}", 0, 1)
+    unlink = env.unlink
+
+    def refuse(path: str) -> None:
+        if path.endswith(last.name):
+            raise OSError(errno.EIO, "Input/output error")
+        unlink(path)
+
+    monkeypatch.setattr(env, "unlink", refuse)
+    with structlog.testing.capture_logs() as logs:
+        async with run_broker(make_broker(tmp_path, settings=SMALL, env=env)) as broker:
             async with open_channel(broker.address) as channel:
                 assert (await channel.call(send("T", b"%08d" % 99, properties="KEYS\x01more\x02"))).code == 0
             assert await query(broker, "k0") == [0]
     (line,) = [entry for entry in logs if entry["event"] == "index_stopped"]
     assert line["log_level"] == "error"
-    async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:  # the disk can be read again
-        assert await search_all(broker) == list(range(MESSAGES))
-        assert await query(broker, "more") == [99]
 
 
 async def test_row_16_a_search_over_a_bad_block_of_the_index_returns_the_rest(tmp_path: Path) -> None:
