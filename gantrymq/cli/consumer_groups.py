@@ -166,9 +166,15 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
 @nameserver_option
 def delete(group: str, yes: bool, force: bool, as_json: bool, nameserver: str) -> None:
     """Delete a group with its offsets, its retry topic and its dead letters on every master."""
+    from gantrymq.operations.brokers import require_masters
     from gantrymq.operations.groups import delete_group, group_exists, group_members
+    from gantrymq.operations.topics import NOTHING_DELETED
 
-    if not with_client(nameserver, lambda client: group_exists(client, group)):
+    async def exists(client: Client) -> bool:
+        await require_masters(client, NOTHING_DELETED)
+        return await group_exists(client, group)
+
+    if not with_client(nameserver, exists):
         raise CommandFailed(f"no broker knows a group {group}; gantrymq group list has the names")
     if not yes:
         click.confirm(f"delete group {group}, its offsets and its dead letters?", abort=True, err=True)

@@ -67,7 +67,7 @@ async def test_a_topic_is_deleted_if_the_broker_without_a_master_does_not_have_i
     assert admin.asked == ["a:1", "nameserver:9876"]
 
 
-async def test_commands_about_groups_warn_of_a_broker_without_a_master_and_definitions_are_refused(
+async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_all_masters_is_refused(
     cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     slave = RegisterBrokerHeader(
@@ -89,6 +89,8 @@ async def test_commands_about_groups_warn_of_a_broker_without_a_master_and_defin
         for command in ("lag", "describe"):
             code, err = await run("group", command, "g")
             assert (code, err.startswith(f"gantrymq: {WARNING}")) == (1, True)
+        code, err = await run("group", "delete", "g", "--yes")
+        assert (code, "broker broker-b has no master now, so nothing was deleted" in err) == (1, True)
         code, err = await run("definitions", "export")
         assert (code, "broker broker-b has no master now" in err) == (1, True)
         code, err = await run("definitions", "import", str(file), "--dry-run")
