@@ -11,12 +11,15 @@ import itertools
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 import trio
 
@@ -320,7 +323,8 @@ def test_simulated_time_is_fast_and_machines_have_separate_clocks() -> None:
 
 def test_the_simulation_restores_everything_it_patched() -> None:
     def parts() -> tuple[object, ...]:
-        return time.time, time.time_ns, os.getpid, secrets.randbelow, secrets.token_bytes, trio.to_thread.run_sync
+        threads = (trio.to_thread.run_sync, anyio.to_thread.run_sync)
+        return (time.time, time.time_ns, os.getpid, secrets.randbelow, secrets.token_bytes, *threads)
 
     async def scenario(cluster: Cluster) -> None:
         meanwhile.extend(parts())
@@ -339,6 +343,36 @@ def test_the_simulation_restores_everything_it_patched() -> None:
             await (await trio.open_tcp_stream(*server.getsockname())).aclose()
 
     trio.run(connect)
+
+
+def test_work_for_threads_of_anyio_runs_at_once_also_if_anyio_has_used_threads_before() -> None:
+    """Simulated time would jump to the end of the 60 s during work in a real thread."""
+
+    async def scenario(cluster: Cluster) -> tuple[int, float]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep, 60)
+            await anyio.to_thread.run_sync(time.sleep, 0.1, abandon_on_cancel=True)
+            worked_for = trio.current_time()
+            limiter = anyio.CapacityLimiter(1)
+            return await anyio.to_thread.run_sync(threading.get_ident, limiter=limiter), worked_for
+
+    trio.run(anyio.to_thread.run_sync, threading.get_ident)
+    assert simulate(scenario, 0) == (threading.get_ident(), 0.0)
+
+
+THREADS_AFTER_A_SIMULATION = """
+import threading, anyio, trio
+from gantrymq.testing.simulated.run import simulate
+async def scenario(cluster):
+    return await anyio.to_thread.run_sync(threading.get_ident)
+assert simulate(scenario, 0) == threading.get_ident(), "during the simulation"
+assert trio.run(anyio.to_thread.run_sync, threading.get_ident) != threading.get_ident(), "after the simulation"
+"""
+
+
+def test_anyio_uses_threads_after_a_simulation_that_was_its_first_user() -> None:
+    """In another process, because anyio binds the function of trio once."""
+    subprocess.run([sys.executable, "-c", THREADS_AFTER_A_SIMULATION], check=True)
 
 
 def test_a_scenario_that_waits_for_ever_ends(monkeypatch: pytest.MonkeyPatch) -> None:

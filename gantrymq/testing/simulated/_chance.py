@@ -1,6 +1,6 @@
 """Replaces clocks, random numbers and other sources of nondeterminism during a run by values that follow from the seed.
 
-It patches modules of Python and trio, because programs use them directly and have no setting for it.
+It patches modules of Python, trio and anyio, because programs use them directly and have no setting for it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+import anyio._backends._trio  # it keeps the function of trio that it finds: the real one
+import anyio.to_thread
 import trio
 
 from gantrymq.testing.simulated.env import START_MS
@@ -39,6 +41,7 @@ def all_from(seed: int) -> Iterator[None]:
             (secrets, "randbelow", chance.randrange),
             (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
             (trio.to_thread, "run_sync", _at_once),
+            (anyio.to_thread, "run_sync", _at_once),
         ]
         for module, name, new in replaced:
             old = getattr(module, name)
