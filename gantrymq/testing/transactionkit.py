@@ -24,7 +24,7 @@ from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.headers.transactions import TransactionState
-from gantrymq.remoting.names import TRANS_HALF_TOPIC
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.flushkit import expect
 from gantrymq.testing.memory_env import MemoryEnv
@@ -316,6 +316,36 @@ def a_group_without_producers_waits_for_one(strategy: Strategy) -> None:
     expect(world.bodies() == [b"x"], f"{world.bodies()}")
 
 
+def what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages(strategy: Strategy) -> None:
+    """After ``check_max`` check-backs, or at ``max_age`` if no producer of the group is connected; not before."""
+    world = _fresh(strategy, check_max=2)
+    world.producers.join()
+    world.half(b"x")
+    world.commit()
+    for _ in range(2):
+        world.pass_time(_WAIT_S)
+        expect([half.body for half in _asked(world)] == [b"x"], "there are fewer check-backs than check_max")
+    world.pass_time(_WAIT_S)
+    expect(_asked(world) == [], "there are more check-backs than check_max")
+    _expect_discarded(world)
+
+    world = _fresh(strategy, max_age=3600.0)
+    world.half(b"x")
+    world.commit()
+    world.pass_time(3600 - _WAIT_S)
+    world.scan()
+    expect(world.plugin.strategy.open_count == 1, "it was discarded before max_age")
+    world.pass_time(2 * _WAIT_S)
+    world.scan()
+    _expect_discarded(world)
+
+
+def _expect_discarded(world: TransactedStore) -> None:
+    expect(world.bodies() == [], "a message without an outcome was delivered")
+    expect(world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x"], f"{TRANS_CHECK_MAX_TIME_TOPIC} does not have it")
+    expect(world.plugin.strategy.open_count == 0, "it is still open")
+
+
 def many_open_transactions_are_all_asked_about(strategy: Strategy) -> None:
     """Each of many open transactions gets one check-back in a scan, in slices, and is committed once (row 65)."""
     world = TransactedStore(MemoryEnv(), strategy, config=_ROOMY, max_open=OPEN_HALVES)
@@ -445,6 +475,7 @@ RULES: Final[tuple[Rule, ...]] = (
     an_answer_may_have_the_offsets_of_the_send,
     ended_transactions_get_no_check_back,
     a_group_without_producers_waits_for_one,
+    what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages,
     many_open_transactions_are_all_asked_about,
     an_error_with_one_does_not_stop_other_check_backs,
     a_restart_in_any_state_forgets_nothing,

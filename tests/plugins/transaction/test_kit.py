@@ -17,8 +17,10 @@ from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.half import check_scan
 from gantrymq.plugins.transaction.half.load import count_open_halves
 from gantrymq.plugins.transaction.half.strategy import HalfStrategy
+from gantrymq.plugins.transaction.half.table import ROLLED_BACK
 from gantrymq.plugins.transaction.plain import Ending
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
+from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.testing import transactionkit
 from gantrymq.testing.fixtures import StartPluginBroker
 
@@ -90,6 +92,32 @@ class Gullible(HalfStrategy):
         return endings, []
 
 
+class Losing(HalfStrategy):
+    """Ends transactions without an outcome, and stores their messages nowhere."""
+
+    def open(self) -> None:
+        super().open()
+        scan: Any = self._scan
+        scan._discard = lambda _part, record, _reason: self._table.close(record.queue_offset, ROLLED_BACK)
+
+
+class Unlimited(HalfStrategy):
+    """Has its own limits instead of the configured ones."""
+
+    limits: ClassVar[dict[str, Any]] = {"check_max": 1_000_000}
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(attrs.evolve(context, config=attrs.evolve(context.config, **self.limits)))
+
+
+class Ageless(Unlimited):
+    limits: ClassVar[dict[str, Any]] = {"max_age": 365 * 86_400.0}
+
+
+class Impatient(Unlimited):
+    limits: ClassVar[dict[str, Any]] = {"max_age": 600.0}
+
+
 @pytest.mark.parametrize(
     ("broken", "rule"),
     [
@@ -98,6 +126,10 @@ class Gullible(HalfStrategy):
         (Repeating, transactionkit.the_first_outcome_wins),
         (Deaf, transactionkit.a_producer_is_asked_and_its_answer_counts),
         (Deaf, transactionkit.many_open_transactions_are_all_asked_about),
+        (Losing, transactionkit.what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages),
+        (Unlimited, transactionkit.what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages),
+        (Ageless, transactionkit.what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages),
+        (Impatient, transactionkit.what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages),
         (Forgetful, transactionkit.a_restart_in_any_state_forgets_nothing),
         (Forgetful, transactionkit.a_commit_that_is_refused_may_be_repeated),
         (Careless, transactionkit.open_transactions_keep_their_files),
