@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import random
 import secrets
 import socket
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -261,10 +263,29 @@ async def busy(cluster: Cluster) -> tuple[int, list[str]]:
 
 def test_random_numbers_of_programs_derive_from_the_seed() -> None:
     async def scenario(cluster: Cluster) -> tuple[object, ...]:
-        return secrets.token_bytes(8), secrets.randbelow(1 << 60), cluster.chance.random()
+        secret = secrets.token_bytes(8), secrets.randbelow(1 << 60)
+        return *secret, cluster.chance.random(), random.uniform(0, 1), random.random(), os.urandom(8), uuid.uuid4()
 
     assert simulate(scenario, 1) == simulate(scenario, 1)
     assert not set(simulate(scenario, 1)) & set(simulate(scenario, 2))
+
+
+def test_retries_of_a_producer_derive_from_the_seed() -> None:
+    async def scenario(cluster: Cluster) -> tuple[int, float]:
+        await cluster.start_nameserver(A)
+        await cluster.start_broker(B)
+        await trio.sleep(5)
+        async with cluster.client() as client, client.producer("p", timeout=60) as producer:
+            await client.admin.create_topic(TOPIC, queues=2)
+            await producer.send(TOPIC, b"x")
+            cluster.machine(B).kill()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(producer.send, TOPIC, b"y")
+                await trio.sleep(5)
+                await cluster.start_broker(B)
+        return cluster.network.fingerprint, trio.current_time()
+
+    assert simulate(scenario, 1) == simulate(scenario, 1)
 
 
 @pytest.mark.slow
@@ -324,7 +345,8 @@ def test_simulated_time_is_fast_and_machines_have_separate_clocks() -> None:
 def test_the_simulation_restores_everything_it_patched() -> None:
     def parts() -> tuple[object, ...]:
         threads = (trio.to_thread.run_sync, anyio.to_thread.run_sync)
-        return (time.time, time.time_ns, os.getpid, secrets.randbelow, secrets.token_bytes, *threads)
+        chance = (secrets.randbelow, secrets.token_bytes, os.urandom, random.uniform)
+        return (time.time, time.time_ns, os.getpid, *chance, *threads)
 
     async def scenario(cluster: Cluster) -> None:
         meanwhile.extend(parts())

@@ -24,13 +24,15 @@ from gantrymq.testing.simulated.network import process_of
 T = TypeVar("T")
 
 _PROCESS_ID = 4242
+_RANDOM_FUNCTIONS = ("choice", "randbytes", "randint", "random", "randrange", "sample", "shuffle", "uniform")
 
 
 @contextmanager
 def all_from(seed: int) -> Iterator[None]:
-    """Replace clocks, secrets, the process id, the order of tasks, and threads, for this thread only: a loop of another
-    thread would take random numbers away from the run."""
+    """Replace clocks, random numbers, the process id, the order of tasks, and threads, for this thread only: a loop of
+    another thread would take random numbers away from the run."""
     chance = random.Random(f"{seed} secrets")  # noqa: S311 - chance that can be repeated is the point
+    programs = random.Random(f"{seed} programs")  # noqa: S311 - chance that can be repeated is the point
     with ExitStack() as stack:
         replaced: list[tuple[Any, str, Any]] = [
             (time, "time", wall := _simulated(time.time, START_MS / 1000)),
@@ -40,6 +42,8 @@ def all_from(seed: int) -> Iterator[None]:
             (os, "getpid", lambda: _PROCESS_ID),
             (secrets, "randbelow", chance.randrange),
             (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
+            (os, "urandom", programs.randbytes),
+            *((random, name, getattr(programs, name)) for name in _RANDOM_FUNCTIONS),
             (trio.to_thread, "run_sync", _at_once),
             (anyio.to_thread, "run_sync", _at_once),
         ]
