@@ -20,6 +20,7 @@ from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
@@ -107,13 +108,18 @@ async def run_cluster(
     enable: Sequence[Any] = (),
     disable: Sequence[str] = (),
 ) -> AsyncIterator[Cluster]:
-    """A nameserver and a broker that is registered there."""
+    """A nameserver and a broker that is registered there. A group with a ``StartError`` if the broker refuses to start
+    or is not registered, such as a broker that uses TLS for the nameserver."""
     async with trio.open_nursery() as nursery:
         nameserver = NameServer(NameServerConfig(port=0))
         await nursery.start(nameserver.serve)
         broker = make_broker(data, [nameserver.address], settings=settings, enable=enable, disable=disable)
         async with run_broker(broker):
-            await broker.registry.get(Registration).wait_first(_START_S)
+            if not await broker.registry.get(Registration).wait_first(_START_S):
+                raise StartError(
+                    f"the broker is not registered with its nameserver {nameserver.address}, which has no TLS: the log "
+                    "has the reason; with plugin.tls.mode = enforcing, set plugin.tls.outgoing = plain"
+                )
             yield Cluster(nameserver.address, broker.address, broker)
         nursery.cancel_scope.cancel()
 

@@ -180,6 +180,7 @@ def test_a_broker_keeps_connections_that_wait_for_the_start(kind: str, is_secure
     if is_secured:
         (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
         settings["plugin.tls.certificate"] = str(FOLDER / "server.pem")
+        settings["plugin.tls.outgoing"] = "plain"
         settings["plugin.acl.file"] = str(tmp_path / "plain_acl.yml")
         enabled = [ACL, "gantrymq.plugins.tls:TlsPlugin"]
         security = {"access_key": ADMIN.access_key, "secret_key": ADMIN.secret_key, "authority": str(CA)}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing import harness
@@ -124,6 +125,15 @@ def test_an_interrupt_while_the_cluster_starts_stops_its_thread(
         pytest.fail("the interrupt ends the start")
     assert interrupts == []
     assert "gantrymq-cluster" not in [thread.name for thread in threading.enumerate() if thread not in before]
+
+
+def test_a_cluster_whose_broker_is_not_registered_does_not_start(tmp_path: Path) -> None:
+    settings = {"plugin.tls.mode": "enforcing", "plugin.tls.test_mode": "true"}
+    with pytest.raises(ExceptionGroup) as caught, cluster_in_thread(tmp_path, enable=["tls"], settings=settings):
+        pass
+    assert caught.group_contains(StartError, match="is not registered with its nameserver")
+    with cluster_in_thread(tmp_path, enable=["tls"], settings={**settings, "plugin.tls.outgoing": "plain"}):
+        pass
 
 
 def test_unused_fixtures_import_nothing_heavy() -> None:

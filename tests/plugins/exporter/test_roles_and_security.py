@@ -80,7 +80,7 @@ def test_a_run_signs_its_requests_and_connects_with_tls(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS + EXPORTER_ACCOUNT)
     settings = {
         "plugin.acl.file": str(tmp_path / "plain_acl.yml"), "plugin.tls.certificate": str(FOLDER / "server.pem"),
-        "plugin.exporter.topics": "orders", "plugin.exporter.to": str(tmp_path / "out"),
+        "plugin.tls.outgoing": "plain", "plugin.exporter.topics": "orders", "plugin.exporter.to": str(tmp_path / "out"),
         "plugin.exporter.every": "1h", "plugin.exporter.nice": "0", "plugin.exporter.tls": "true",
         "plugin.exporter.tls_ca_file": str(CA), "plugin.exporter.access_key": "the-exporter",
         "plugin.exporter.secret_key": "wrong",
