@@ -115,6 +115,7 @@ def it_lies_within_the_log(case: Gate) -> None:
     expect(0 <= bench.gate.watermark <= bench.log.end, f"it is {bench.gate.watermark} in an empty log")
     batch = bench.append()
     bench.grant(batch.end)
+    expect(bench.gate.watermark <= bench.log.end, f"it is {bench.gate.watermark}, and the log ends at {bench.log.end}")
     committed = bench.acks.committed(bench.log.end)
     expect(committed == bench.log.end, f"everything is guaranteed up to {bench.log.end}, and {committed} is committed")
 

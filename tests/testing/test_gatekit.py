@@ -87,6 +87,14 @@ class Stuck(Backup):
         return 0
 
 
+class Ahead(Backup):
+    """Is beyond the log's end."""
+
+    @property
+    def watermark(self) -> int:
+        return self.confirmed + 80 if self.confirmed else 0
+
+
 class Falling(Backup):
     """Forgets what it had confirmed when the log grows."""
 
@@ -151,6 +159,7 @@ def test_a_third_party_gate_that_keeps_the_rules_passes(rule: gatekit.Rule) -> N
         (Loose, gatekit.nothing_passes_before_its_guarantee_holds),
         (Stuck, gatekit.what_is_guaranteed_passes_in_order),
         (Stuck, gatekit.it_lies_within_the_log),
+        (Ahead, gatekit.it_lies_within_the_log),
         (Falling, gatekit.the_watermark_never_falls),
         (Refusing, gatekit.a_late_sender_learns_that_the_message_is_stored),
         (Silent, gatekit.a_late_sender_learns_that_the_message_is_stored),
