@@ -15,9 +15,9 @@ class FaultEnv:
 
     ``fail_at``: the number of the call that fails, counted from 1 over all calls that change the disk, or over those of
     ``kinds`` if given. ``forever``: all following calls fail too. ``number`` is the errno. ``tear``: a failing write
-    writes its first half (``"short"``) or its second half (``"tear"``). ``lie``: instead of failing, a write or sync
-    does nothing and reports success. ``no_memory``: the call raises ``MemoryError``. ``calls`` counts all calls by
-    kind, ``failed`` the failed ones.
+    writes its first half (``"short"``) or its second half (``"tear"``). ``lie``: instead of failing, a ``pwrite``,
+    ``datasync``, ``sync_dir`` or ``sync_tree`` does nothing and reports success; other kinds fail. ``no_memory``: the
+    call raises ``MemoryError``. ``calls`` counts all calls by kind, ``failed`` those that failed or did nothing.
     """
 
     KINDS = (
@@ -68,6 +68,14 @@ class FaultEnv:
         if self.is_due(kind):
             raise self.error(kind)
 
+    def lies(self, kind: str) -> bool:
+        """Count a call; True if it must do nothing and report success. Raises its error if it must fail instead."""
+        if not self.is_due(kind):
+            return False
+        if self.lie:
+            return True
+        raise self.error(kind)
+
     def error(self, kind: str) -> Exception:
         """Return the error of the call that was counted last."""
         if self.no_memory:
@@ -108,8 +116,8 @@ class FaultEnv:
         self.env.rmtree(path)
 
     def sync_dir(self, path: str) -> None:
-        self.enter("sync_dir")
-        self.env.sync_dir(path)
+        if not self.lies("sync_dir"):
+            self.env.sync_dir(path)
 
     def tree_flusher(self, path: str) -> TreeFlusher | None:
         flusher = self.env.tree_flusher(path)
@@ -124,11 +132,8 @@ class FaultTreeFlusher:
         self._flusher = flusher
 
     def flush(self) -> None:
-        if self._env.is_due("sync_tree"):
-            if self._env.lie:
-                return
-            raise self._env.error("sync_tree")
-        self._flusher.flush()
+        if not self._env.lies("sync_tree"):
+            self._flusher.flush()
 
     def close(self) -> None:
         self._flusher.close()
@@ -148,7 +153,7 @@ class FaultFile:
         return -1
 
     def share(self) -> FaultFile:
-        return self
+        return FaultFile(self._env, self._file.share())
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int, zeros: int = 0) -> None:
         if self._env.is_due("pwrite"):
@@ -163,11 +168,8 @@ class FaultFile:
         self._file.pwrite(data, offset, zeros)
 
     def datasync(self) -> None:
-        if self._env.is_due("datasync"):
-            if self._env.lie:
-                return
-            raise self._env.error("datasync")
-        self._file.datasync()
+        if not self._env.lies("datasync"):
+            self._file.datasync()
 
     def truncate(self, size: int) -> None:
         self._env.enter("truncate")
