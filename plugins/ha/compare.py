@@ -23,6 +23,8 @@ import structlog
 import trio
 
 from gantrymq.kernel.errors import CorruptRange
+from gantrymq.kernel.layouts import SIZE_AND_MAGIC
+from gantrymq.kernel.store.log.record import BLANK_BYTES, BLANK_MAGIC
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.ha.fencing import send_epoch
@@ -90,7 +92,7 @@ class Comparison:
         """The offset at which the master's log began at the last :meth:`check`; None if it is unknown."""
 
     async def check(self, address: str) -> None:
-        """Return if the log's last record is equal to the master's, or if the log is empty.
+        """Return if the log's last record, and a blank behind it, are equal to the master's, or if the log is empty.
 
         Raises :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, and the errors of a call.
         """
@@ -114,6 +116,7 @@ class Comparison:
                 return
             match = await self._ask(channel, places[-1])
             if match is LogMatch.SAME:
+                await self._compare_blank(channel, places[-1])
                 self._absent_since = None
                 return
             if match is LogMatch.ABSENT and not self._master_compares:
@@ -126,6 +129,34 @@ class Comparison:
                     f"{end}, which this slave has. Stop it and promote this slave, or empty {self._broker.root}"
                 )
             raise Diverged(end)
+
+    async def _compare_blank(self, channel: Channel, last: int) -> None:
+        """Raise :class:`Diverged` if the log ends with a blank, behind its ``last`` record, that the master lacks.
+
+        A power cut can leave a blank whose next record is lost, and the master may have stored records in its place.
+        This log would never get them, because replication continues behind the blank. Without it, nothing is lost.
+        """
+        offset = await trio.to_thread.run_sync(self._blank_behind, last)
+        if offset is None:
+            return
+        match = await self._ask(channel, offset)
+        if match is LogMatch.ABSENT and not self._master_compares:
+            await self._wait_for_record(channel, offset)
+        if match is not LogMatch.SAME:
+            raise Diverged(offset)
+
+    def _blank_behind(self, last: int) -> int | None:
+        """Return the offset of the blank that follows the ``last`` record and ends the log; None if there is none."""
+        commit_log = self._broker.log
+        offset = last + len(self._record(last))
+        left = commit_log.end - offset
+        if left < BLANK_BYTES or commit_log.end % commit_log.segments.file_bytes:
+            return None
+        try:
+            head = commit_log.view(offset, BLANK_BYTES)
+        except CorruptRange:  # a damaged range follows the record: it stays
+            return None
+        return offset if SIZE_AND_MAGIC.unpack(head) == (left, BLANK_MAGIC) else None
 
     @property
     def _may_have_acknowledged(self) -> bool:
@@ -252,8 +283,10 @@ class Comparison:
         return found
 
     def _record(self, offset: int) -> bytes:
+        """Return the record at ``offset``, or of a blank its head: its other bytes have no meaning."""
         commit_log = self._broker.log
-        return bytes(commit_log.view(offset, int.from_bytes(commit_log.view(offset, 4), "big")))
+        size, magic = SIZE_AND_MAGIC.unpack(commit_log.view(offset, BLANK_BYTES))
+        return bytes(commit_log.view(offset, BLANK_BYTES if magic == BLANK_MAGIC else size))
 
     async def _ask(self, channel: Channel, offset: int) -> LogMatch:
         """Compare the record with the master's. :class:`Unlike` if the master cannot decide now."""
@@ -275,7 +308,7 @@ class Comparison:
         answer = await channel.call(Command(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(offset=offset).to_ext()))
         if answer.code != ResponseCode.SUCCESS or not answer.body:
             return LogMatch.ABSENT
-        return LogMatch.SAME if bytes(answer.body) == record else LogMatch.OTHER
+        return LogMatch.SAME if bytes(answer.body[: len(record)]) == record else LogMatch.OTHER
 
 
 async def master_log_start(address: str) -> int | None:

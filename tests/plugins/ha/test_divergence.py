@@ -10,22 +10,50 @@ import pytest
 import structlog.testing
 import trio
 
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.errors import OutOfLog, StartError
+from gantrymq.kernel.processors import Processor, Request
+from gantrymq.kernel.store.log.record import BLANK_BYTES, blank
+from gantrymq.plugins.ha import HaPlugin
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.compare import CUT_FILE
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
+from gantrymq.plugins.query.requests import QueryRequests
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError
 from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.query import ViewMessageHeader
 from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse
 from gantrymq.testing.harness import run_broker
 from gantrymq.testing.requests import send
 from support.badblocks import BadBlocksEnv
 
 pytestmark = pytest.mark.trio
+
+
+@pytest.fixture
+def as_rocketmq(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters know no COMPARE_LOG, and return what the log has at an offset, a blank too."""
+    register = HaPlugin.register_processors
+
+    @hookimpl
+    def register_processors(self: HaPlugin, broker: Broker) -> dict[int, Processor]:
+        return {code: how for code, how in register(self, broker).items() if code != RequestCode.COMPARE_LOG}
+
+    async def by_offset(self: QueryRequests, request: Request) -> Command:
+        offset, commit_log = request.header(ViewMessageHeader).offset, self._broker.log
+        try:
+            data = commit_log.view(offset, int.from_bytes(commit_log.view(offset, 4), "big"))
+        except OutOfLog:
+            return request.command.answer(ResponseCode.SYSTEM_ERROR, "can not find message by the offset")
+        return request.command.answer(ResponseCode.SUCCESS, None, {}, data)
+
+    monkeypatch.setattr(HaPlugin, "register_processors", register_processors)
+    monkeypatch.setattr(QueryRequests, "by_offset", by_offset)
 
 
 async def diverge(pair: Any, *tail: bytes) -> tuple[bytes, int]:
@@ -58,6 +86,73 @@ async def test_a_divergent_tail_is_truncated_and_saved(pair: Any, masters: list[
             assert slave.queues.get("T", 0).max_offset == master.queues.get("T", 0).max_offset
     (kept,) = (pair.root / "slave" / "lost+found").iterdir()
     assert kept.read_bytes() == log[common:].rstrip(b"\0")
+
+
+async def end_slave_with_blank(pair: Any) -> int:
+    """Two stores that are the same up to a record, behind which the slave's log ends with a blank: the record of the
+    next file was lost in a power cut. Returns the blank's offset."""
+    async with pair.master() as master:
+        await pair.send(master, *[b"m" * 300_000] * 20)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+    async with pair.slave("127.0.0.1:1", master_broker="127.0.0.1:1") as slave:
+        end = slave.log.end
+        left = -end % slave.log.segments.file_bytes
+        assert slave.append_encoded(end, blank(left) + bytes(left - BLANK_BYTES)) == left
+        slave.commit_encoded()
+    return end
+
+
+@pytest.mark.parametrize("messages", [0, 1, 40], ids=["nothing", "in its place", "beyond it"])
+async def test_a_blank_at_the_end_that_the_master_lacks_is_cut(pair: Any, messages: int) -> None:
+    """Else the slave would lack what the master has stored in its place."""
+    end = await end_slave_with_blank(pair)
+    async with pair.master() as master:
+        await pair.send(master, *[b"m" * 300_000] * messages)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.restarting)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert not slave.restarting
+            if not messages:
+                assert slave.log.end == end
+            await pair.send(master, b"more")
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert pair.bytes_of(slave) == pair.bytes_of(master)
+            assert slave.queues.get("T", 0).max_offset == 20 + messages + 1
+
+
+async def test_a_blank_at_the_end_that_the_master_has_stays(pair: Any) -> None:
+    end = await end_slave_with_blank(pair)
+    async with pair.master() as master:
+        await pair.send(master, b"x" * (-end % master.log.segments.file_bytes))
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert not slave.restarting
+            assert pair.bytes_of(slave) == pair.bytes_of(master)
+
+
+@pytest.mark.usefixtures("as_rocketmq")
+@pytest.mark.parametrize("has_blank", [True, False])
+async def test_a_blank_at_the_end_is_compared_with_a_rocketmq_master(pair: Any, has_blank: bool) -> None:
+    end = await end_slave_with_blank(pair)
+    async with pair.master() as master:
+        left = -end % master.log.segments.file_bytes
+        await pair.send(master, b"x" * (left if has_blank else left // 2), b"more")
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.restarting or slave.store.dispatched == master.log.end)
+            assert slave.restarting is not has_blank
+
+
+async def test_a_damaged_range_at_the_end_of_a_file_stays(pair: Any) -> None:
+    """It may be a record that only this slave has."""
+    end = await end_slave_with_blank(pair)
+    (pair.root / "slave" / "gantrymq.quarantine").write_text(json.dumps([[end, 8 << 20]]))
+    async with pair.master() as master:
+        await pair.send(master, *[b"m" * 300_000] * 40)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert not slave.restarting
 
 
 async def lose_last_messages(pair: Any, flush: str, before_cut: str = "") -> None:
