@@ -122,7 +122,7 @@ class Comparison:
             if match is LogMatch.ABSENT and not self._master_compares:
                 await self._wait_for_record(channel, places[-1])
             end = await self._common_end(channel)
-            if self._master_compares and self._may_have_acknowledged:
+            if self._may_have_acknowledged:
                 lost = self._broker.log.end - end
                 raise Unlike(
                     f"{channel.address}, whose flush is or was asynchronous, has lost {lost} bytes behind the offset "

@@ -198,6 +198,26 @@ async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
             await pair.until(lambda: deposed.log.end == promoted.log.end)
 
 
+@pytest.mark.usefixtures("as_rocketmq")
+@pytest.mark.parametrize("flush", ["async", "sync"])
+async def test_a_slave_cuts_what_a_rocketmq_master_has_lost_only_if_its_flush_was_synchronous(
+    pair: Any, flush: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ's default is asynchronous."""
+    monkeypatch.setattr(slave_module, "SETTLE_S", 0.2)
+    await lose_last_messages(pair, flush)
+    async with pair.master(**{"plugin.flush.mode": flush}) as master:
+        with structlog.testing.capture_logs() as logs:
+            async with pair.slave(master) as slave:
+                await pair.until(
+                    lambda: slave.restarting or any(entry["event"] == "master_not_connected" for entry in logs)
+                )
+                assert slave.restarting is (flush == "sync")
+                assert slave.queues.get("T", 0).max_offset == 20
+        reasons = [str(entry["reason"]) for entry in logs if entry["event"] == "master_not_connected"]
+        assert flush == "sync" or "has lost" in reasons[0]
+
+
 @pytest.mark.parametrize(("flush", "before_cut"), [("sync", "async"), ("async", "sync")])
 async def test_a_slave_keeps_what_its_master_has_lost_if_the_flush_was_asynchronous_at_any_time(
     pair: Any, flush: str, before_cut: str, monkeypatch: pytest.MonkeyPatch
