@@ -287,7 +287,8 @@ class Slave:
             self.heard_at = self._broker.env.monotonic()
             for piece in pieces.feed(room[:size]):
                 tail.add(piece.offset, piece.data)
-                self.master_end = max(self.master_end, piece.offset + len(piece.data))
+                # Not the highest end: another master, or one that has lost its tail, may end earlier.
+                self.master_end = piece.offset + len(piece.data)
             while not tail.settle():  # noqa: ASYNC110 - the disk has no event for free space
                 await trio.sleep(ROOM_PAUSE_S)
             if size < len(room) or tail.uncommitted >= _UNCOMMITTED_BYTES:
