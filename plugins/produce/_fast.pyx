@@ -22,6 +22,7 @@ include "../../kernel/fast/_texts.pxi"
 from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, Trait
 from gantrymq.plugins.produce import plain
 from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.headers.transactions import TransactionState
 
 KIND = "compiled"
 
@@ -32,6 +33,7 @@ cdef int SEND = RequestCode.SEND_MESSAGE
 cdef int SEND_BATCH = RequestCode.SEND_BATCH_MESSAGE
 cdef object SUCCESS = ResponseCode.SUCCESS
 cdef int BATCH = Trait.BATCH
+cdef int TRANSACTION = TransactionState.ROLLBACK  # both bits: any transaction
 cdef int FOR_PREPARED = Trait.PREPARED
 cdef Py_ssize_t MESSAGES_MAX = BATCH_MAX_MESSAGES
 cdef int64_t BATCH_FACTOR = BATCH_STORED_FACTOR
@@ -352,7 +354,7 @@ cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix
     cdef int32_t group
     cdef Row* row
     if (
-        count < 1 or wants_more(send.properties, send.properties_size)
+        count < 1 or send.sys_flag & TRANSACTION or wants_more(send.properties, send.properties_size)
         or has_zero(send.properties, send.properties_size)
     ):
         return False

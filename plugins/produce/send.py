@@ -17,6 +17,7 @@ from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.send import SendMessageHeader, read_send_header
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.message_ids import id_at, id_prefix
 from gantrymq.remoting.names import RETRY_PREFIX
 from gantrymq.remoting.property_bytes import CLUSTER, WAIT
@@ -128,7 +129,7 @@ class SendProcessor:
     ) -> None:
         given = (header.properties or "").encode()
         common = given.rstrip(b"\x02") + b"\x02" + self._cluster if given else self._cluster
-        if traits_of(given):
+        if traits_of(given) or header.sys_flag & TransactionState.ROLLBACK:
             raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a batch can be neither delayed nor a transaction")
         messages = []
         size = StoredSize(self._max_bytes, len(header.topic.encode()))

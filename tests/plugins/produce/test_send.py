@@ -116,6 +116,10 @@ REFUSED = [
     (send("T", b"\0\0\0\0", m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside"),
     (send("T", inner(b"x")[:-1], m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside|add up"),
     (send("T", inner(b"x", b"DELAY\x013"), m="true"), ResponseCode.MESSAGE_ILLEGAL, "delayed"),
+    *[
+        (send("T", inner(b"x"), m="true", f=bits), ResponseCode.MESSAGE_ILLEGAL, "transaction")
+        for bits in ("4", "8", "12")
+    ],
     (send("T", inner(b"x") + inner(b"y", b"K\x01a\0b"), m="true"), ResponseCode.MESSAGE_ILLEGAL, "zero byte"),
     (send("T", inner(b"x") + inner(b"y"), m="true", i="K\x01\0"), ResponseCode.MESSAGE_ILLEGAL, "zero byte"),
     (Command(RequestCode.SEND_MESSAGE_V2), ResponseCode.SYSTEM_ERROR, "missing"),
