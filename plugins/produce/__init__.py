@@ -9,7 +9,7 @@ Replaces RocketMQ's ``SendMessageProcessor``.
 
 ``before_append`` runs last. It refuses delayed messages and half messages that no plugin has handled, because an
 ordinary append would deliver them too early. A slave (``broker.id`` above 0) refuses everything. Of a batch request of
-which a plugin has refused a message, no message is stored, as with RocketMQ.
+which a plugin or the log refuses a message, no message is stored, as with RocketMQ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.plugins.interfaces import GroupTable, SendRules, TopicTable
 from gantrymq.plugins.produce.config import ProduceConfig
 from gantrymq.plugins.produce.rules import Rules
-from gantrymq.plugins.produce.send import SendProcessor, refuse_whole_requests
+from gantrymq.plugins.produce.send import SendProcessor, record_room, refuse_large_rows, refuse_whole_requests
 from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.properties import MSG_REGION, TRACE_ON
@@ -59,6 +59,7 @@ class ProducePlugin:
             broker.registry.get(GroupTable),
             self._rules.answer_fields,
         )
+        self._room = record_room(broker)
         codes = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
         return dict.fromkeys(codes, processor)
 
@@ -69,5 +70,8 @@ class ProducePlugin:
             return
         if batch.traits & (Trait.DELAY | Trait.PREPARED):
             refuse_unhandled(batch)
-        if batch.traits & Trait.BATCH and batch.refused:
-            refuse_whole_requests(batch)
+        if batch.traits & Trait.BATCH:
+            if self._room is not None:
+                refuse_large_rows(batch, self._room)
+            if batch.refused:
+                refuse_whole_requests(batch)

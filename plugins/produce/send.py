@@ -9,6 +9,7 @@ import attrs
 from gantrymq.kernel.batch import STORED, AppendBatch, Earlier, Source, Trait
 from gantrymq.kernel.fast import new_batch
 from gantrymq.kernel.processors import Request
+from gantrymq.kernel.store.log.record import BLANK_BYTES, TOPIC_MAX_BYTES
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.produce.fast import READERS, add_sends, answer_sends
 from gantrymq.plugins.produce.plain import reply_form
@@ -20,7 +21,9 @@ from gantrymq.remoting.headers.send import SendMessageHeader, read_send_header
 from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.message_ids import id_at, id_prefix
 from gantrymq.remoting.names import RETRY_PREFIX
+from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 from gantrymq.remoting.property_bytes import CLUSTER, WAIT
+from gantrymq.remoting.records import HEADS, STORE_HOST_V6
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -31,6 +34,7 @@ LIMITS_SINCE = 121
 _WAIT, _CLUSTER = WAIT + b"\x01", CLUSTER + b"\x01"
 _NO_WAIT = _WAIT + b"false"
 _BORN_HOST_V6 = 0x10
+_HOST_V4_BYTES, _HOST_V6_BYTES = 8, 20
 _MULTI_TAGS = 0x2
 
 
@@ -225,6 +229,25 @@ class SendProcessor:
             }  # fmt: skip
         request.answer(status, batch.remarks.get(worst), fields)
         return first + count
+
+
+def record_room(broker: Broker) -> int | None:
+    """Return how many bytes of a file of the log a record has for its topic, body, properties and the address of its
+    producer; None if any message fits."""
+    config = broker.config.store
+    fixed = HEADS[STORE_HOST_V6 if len(broker.store.config.store_host) > 8 else 0].size + 3 - _HOST_V4_BYTES
+    room = config.commit_log_file_bytes - BLANK_BYTES - fixed
+    longest = TOPIC_MAX_BYTES + config.max_message_bytes + PROPERTIES_MAX_BYTES + _HOST_V6_BYTES
+    return room if room < longest else None
+
+
+def refuse_large_rows(batch: AppendBatch, room: int) -> None:
+    """Refuse the messages with more than :func:`record_room`: the log would refuse them alone, when the others of
+    their request are stored."""
+    for row in batch.live:
+        body, properties = batch.sizes_of(row)
+        if len(batch.born_hosts[row]) + len(batch.topics[row].encode()) + body + properties > room:
+            batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "the message is larger than a file of the log")
 
 
 def refuse_whole_requests(batch: AppendBatch) -> None:

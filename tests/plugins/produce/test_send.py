@@ -170,6 +170,23 @@ async def test_no_message_of_a_batch_is_stored_if_a_plugin_refuses_one(tmp_path:
 
 
 @pytest.mark.trio
+async def test_no_message_of_a_batch_is_stored_if_one_is_larger_than_a_file_of_the_log(tmp_path: Path) -> None:
+    files = {"store__commit_log_file_bytes": "64 KiB", "store__max_message_bytes": "4 MiB"}
+    async with broker_and_channel(tmp_path, **files) as (broker, channel):
+        answer = await channel.call(send(body=inner(b"small") + inner(b"other"), m="true"))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        most = 65536 - 8 - (int.from_bytes(broker.log.view(0, 4), "big") - len(b"small"))
+        end = broker.log.end
+        answer = await channel.call(send(body=inner(b"small") + inner(b"x" * (most + 1)), m="true"))
+        assert (answer.code, answer.remark) == (
+            ResponseCode.MESSAGE_ILLEGAL, "the message is larger than a file of the log",
+        )  # fmt: skip
+        assert broker.log.end == end
+        answer = await channel.call(send(body=inner(b"small") + inner(b"x" * most), m="true"))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+@pytest.mark.trio
 async def test_concurrent_sends_are_stored_once_if_a_plugin_refuses_one_of_them(tmp_path: Path) -> None:
     refused = []
     async with (
