@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, AppendBatch, Trait
@@ -24,6 +25,8 @@ from gantrymq.remoting.property_bytes import (
 )
 from gantrymq.remoting.records import BATCH_ROW
 
+_NO_DELAY = re.compile(rb"0+|-[0-9]{1,9}")
+"""Delay levels that delay nothing; RocketMQ's broker compares the level with 0."""
 _TIMES = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 
@@ -115,7 +118,7 @@ class StoredSize:
 def traits_of(properties: bytes) -> int:
     """Return the traits that the properties request."""
     traits = 0
-    if DELAY in properties and find_property(properties, DELAY) not in (None, b"0"):
+    if DELAY in properties and not _NO_DELAY.fullmatch(find_property(properties, DELAY) or b"0"):
         traits |= Trait.DELAY
     if TIMER_PREFIX in properties and any(find_property(properties, name) is not None for name in _TIMES):
         traits |= Trait.DELAY

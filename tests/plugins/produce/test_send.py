@@ -67,6 +67,8 @@ async def test_a_message_is_stored_as_sent_and_the_answer_says_where(tmp_path: P
         ("DELAY\x013", True),
         ("TIMER_DELAY_SEC\x019", True),
         ("DELAY\x010", False),
+        ("DELAY\x0100", False),
+        ("DELAY\x01-1", False),
         ("TIMER_DELIVER_MS\x019", False),
         ("TIMER_DELAY_SEC\x019\x02TIMER_OUT_MS\x015", False),
     ],
