@@ -13,6 +13,7 @@ import gantrymq
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import decode as decode_record
+from gantrymq.plugins.interfaces import GroupTable
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -95,6 +96,15 @@ async def test_a_batch_becomes_records_of_their_own_with_consecutive_offsets(tmp
         records = [broker.log.read_record(int(message_id[16:], 16)) for message_id in ids]
         assert [(record.body, record.queue_offset) for record in records] == [(b"one", 0), (b"two", 1)]
         assert records[0].properties == b"TAGS\x01a\x02CLUSTER\x01DefaultCluster"
+
+
+@pytest.mark.trio
+async def test_a_batch_to_a_retry_topic_is_stored_as_in_rocketmq_4(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        assert broker.registry.get(GroupTable).find("G") is not None
+        answer = await channel.call(send("%RETRY%G", body=inner(b"one") + inner(b"two"), m="true"))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert broker.queues.get("%RETRY%G", 0).max_offset == 2
 
 
 REFUSED = [
