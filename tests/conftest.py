@@ -43,6 +43,8 @@ MAX_SECOND_ATTEMPTS = 8
 TWIN_FOLDERS = ("broker", "crash", "fuzz", "hostile", "kernel", "plugins")
 """What runs the broker's inner loops: all of it but what has the marker ``once`` runs a second time with their plain
 twins. Of the other folders only what has the marker ``twins`` does."""
+SAME_WITH_TWINS = frozenset(TESTS / "plugins" / name for name in ("admin", "clients", "http", "locks", "register"))
+"""Of these folders, those of plugins that get requests as commands from either twin, and that handle no messages."""
 
 
 LONGEST = (
@@ -126,7 +128,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks what runs once; leaves out what lacks its environment variable; takes a slice of what ``-m`` left; lets
     several workers begin with the files that take minutes."""
     for item in items:
-        if folder_of(item.path) not in TWIN_FOLDERS and not item.get_closest_marker("twins"):
+        runs_twice = folder_of(item.path) in TWIN_FOLDERS and item.path.parent not in SAME_WITH_TWINS
+        if not runs_twice and not item.get_closest_marker("twins"):
             item.add_marker("once")
         if SECOND_ATTEMPT:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=5))
