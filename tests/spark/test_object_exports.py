@@ -421,7 +421,7 @@ def test_many_runs_are_read_from_the_last_complete_manifest(
         export_files(TO)
 
 
-def test_what_a_killed_overwrite_replaced_is_deleted_though_its_manifest_is_complete(
+def test_replaced_objects_of_a_killed_overwrite_are_deleted_also_by_a_complete_manifest(
     orders: FakeCluster, local: Callable[[str], Objects], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_destination, "COMPLETE_EVERY", 2)
