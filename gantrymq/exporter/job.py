@@ -12,7 +12,8 @@ class Job:
     ``security`` has options of the data source, such as ``accessKey``. ``nice`` lowers the priority of the process.
     ``cores`` and ``memory`` (of the JVM's heap) are for the engine ``spark``. ``recreated`` has topics whose queue
     offsets restarted at 0 when their export had these ends, by queue: they fail until the export has other ones.
-    With ``null_bad_bodies`` a body that cannot be decompressed is null.
+    With ``null_bad_bodies`` a body that cannot be decompressed is null. ``last`` is the topic to export after the
+    others, because the process of the last run ended while it exported that one.
     """
 
     broker: str
@@ -30,6 +31,7 @@ class Job:
     memory: str
     recreated: dict[str, dict[int, int]] = attrs.field(factory=dict)
     null_bad_bodies: bool = False
+    last: str = ""
 
 
 @attrs.frozen

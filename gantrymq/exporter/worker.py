@@ -135,12 +135,13 @@ def _as_report(topic: str, now: ExportProgress) -> Report:
 
 
 def _in_order(job: Job) -> list[str]:
-    """The topics of ``job``: first the one that a stopped run has planned, whose plan the others would drop."""
+    """The topics of ``job``: first the one that a stopped run has planned, whose plan the others would drop, and at the
+    end the one whose export may end this process."""
     plan = None
     if job.format not in TABLE_FORMATS:
         with suppress(SparkError):  # the export of each topic raises it again
             plan = _read_plan(find_destination(job.to))
-    return sorted(job.topics, key=lambda topic: plan is None or topic not in plan.topics)
+    return sorted(job.topics, key=lambda topic: (topic == job.last, plan is None or topic not in plan.topics))
 
 
 def _read_plan(place: Destination) -> Plan | None:

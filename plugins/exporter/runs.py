@@ -53,6 +53,8 @@ class Exporter:
         self._changed = False
         self._failures: dict[str, str] = {}
         self._run = LastRun()
+        self._broke = ""
+        """The topic during whose export the process of the last run ended."""
         self._last_idle = 0.0
         """When a check last found nothing new to export, in seconds since 1970."""
         self._log_end = 0
@@ -151,10 +153,12 @@ class Exporter:
             self._last_idle = self._run.started
             return
         error = ""
+        job, self._broke = self._job(behind or topics), ""
         try:
-            await run_worker(self._job(behind or topics), self._config.timeout, self._take, self._started)
+            await run_worker(job, self._config.timeout, self._take, self._started)
         except RunFailed as failure:
             error = str(failure)
+            self._broke = "" if self.progress is None else self.progress.topic
         finally:
             self.pid = self.progress = None
         self._end(error or "; ".join(f"{topic}: {reason}" for topic, reason in self._failures.items()))
@@ -167,6 +171,7 @@ class Exporter:
         if not report.ended:
             self.progress = report
             return
+        self.progress = None
         run, totals = self._run, self.totals
         run.rows, run.bytes, run.files = run.rows + report.rows, run.bytes + report.bytes, run.files + report.files
         totals.rows, totals.bytes = totals.rows + report.rows, totals.bytes + report.bytes
@@ -207,7 +212,7 @@ class Exporter:
         return Job(
             self._broker.name, format_address(_ANY_HOST.get(host, host), port), topics, self.to, config.format,
             config.engine, config.file_rows, config.file_bytes, config.skip_lost, security, config.nice, config.cores,
-            config.memory, recreated, config.bad_bodies == "null",
+            config.memory, recreated, config.bad_bodies == "null", self._broke,
         )  # fmt: skip
 
     def _now(self) -> float:

@@ -890,6 +890,32 @@ def test_a_topic_that_fails_does_not_keep_the_others_from_being_exported(
     assert rows(export_files(folder)) == cluster.everything(bad) + cluster.everything(good)
 
 
+@pytest.mark.parametrize(("bad", "good"), [("a", "z"), ("z", "a")])
+def test_a_topic_whose_export_ended_the_process_comes_after_the_others(
+    cluster: FakeCluster, folder: Path, bad: str, good: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_with_bad(tasks: Sequence[Task], report: Callable[[int], None] | None) -> None:
+        if any(task.span.topic == bad for task in tasks):
+            raise KeyboardInterrupt
+        run_here(tasks, report)
+
+    for topic in (bad, good):
+        cluster.add_topic(topic)
+    cluster.put(bad, 0, b"x")
+    monkeypatch.setattr(worker, "_find_engine", lambda job: end_with_bad)
+    job = Job(
+        "broker-a", cluster.address, {"a": 2, "z": 2}, str(folder), "parquet", "spark", 100, 1 << 20, True, {}, 0, 1,
+        "1g",
+    )  # fmt: skip
+    for last in ("", bad):
+        cluster.put(good, 0, b"x")
+        reports: list[Report] = []
+        with pytest.raises(KeyboardInterrupt):
+            worker.run(attrs.evolve(job, last=last), reports.append)
+    assert [(report.topic, report.error) for report in reports if report.ended] == [(good, "")]
+    assert rows(export_files(folder)) == cluster.everything(good)
+
+
 def test_messages_that_arrive_are_no_progress_of_a_run_that_hangs(
     orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from gantrymq.cli.__main__ import run
+from gantrymq.exporter.job import Job, Report
+from gantrymq.exporter.process import RunFailed
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.message import Message
+from gantrymq.plugins.exporter import runs
 from gantrymq.plugins.exporter.config import ExporterConfig
 from gantrymq.plugins.exporter.file_check import check_state
 from gantrymq.plugins.exporter.positions import find_topics, floor_of, lag_of
@@ -275,6 +278,25 @@ def test_a_topic_that_is_deleted_and_created_again_without_a_restart_is_exported
         assert (before, status["last_run"]["rows"], status["last_run"]["error"]) == (20, 8, "")
         own.running.restart()  # each queue has messages of after the deletion
         assert own.exporter.state.recreated == {}
+
+
+def test_a_topic_whose_export_ended_the_process_is_the_last_of_the_next_run(
+    own: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Job] = []
+
+    async def end_with_a(job: Job, _timeout: float, on_report: Any, _on_start: Any) -> None:
+        jobs.append(job)
+        on_report(Report("orders-a", total=1))
+        if len(jobs) < 3:
+            raise RunFailed("the process was killed")
+        on_report(Report("orders-a", ended=True))
+
+    monkeypatch.setattr(runs, "run_worker", end_with_a)
+    own.send("orders-a", 1)
+    for _ in range(4):
+        own.run_now()
+    assert [job.last for job in jobs] == ["", "orders-a", "orders-a", ""]
 
 
 def test_a_queue_that_ends_before_its_export_waits_from_its_first_message_on() -> None:
