@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 NAME_SEPARATOR = "\x01"
@@ -72,6 +73,8 @@ RESERVED = frozenset(
 
 PROPERTIES_MAX_BYTES = 32767
 """The most bytes of the stored form, whose length is a signed 16-bit number."""
+NO_DELAY = re.compile(rb"0+|-[0-9]{1,9}")
+"""Values of :data:`DELAY` that delay nothing: RocketMQ delays a message only if its level is above 0."""
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, AppendBatch, Trait
@@ -14,7 +13,7 @@ from gantrymq.remoting.codes import PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.names import RETRY_PREFIX, validate_topic
-from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
+from gantrymq.remoting.properties import NO_DELAY, PROPERTIES_MAX_BYTES, find_property
 from gantrymq.remoting.property_bytes import (
     DELAY,
     TIMER_DELAY_MS,
@@ -25,8 +24,6 @@ from gantrymq.remoting.property_bytes import (
 )
 from gantrymq.remoting.records import BATCH_ROW
 
-_NO_DELAY = re.compile(rb"0+|-[0-9]{1,9}")
-"""Delay levels that delay nothing; RocketMQ's broker compares the level with 0."""
 _TIMES = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 
@@ -118,7 +115,7 @@ class StoredSize:
 def traits_of(properties: bytes) -> int:
     """Return the traits that the properties request."""
     traits = 0
-    if DELAY in properties and not _NO_DELAY.fullmatch(find_property(properties, DELAY) or b"0"):
+    if DELAY in properties and not NO_DELAY.fullmatch(find_property(properties, DELAY) or b"0"):
         traits |= Trait.DELAY
     if TIMER_PREFIX in properties and any(find_property(properties, name) is not None for name in _TIMES):
         traits |= Trait.DELAY

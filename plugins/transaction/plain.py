@@ -17,6 +17,7 @@ from gantrymq.plugins.transaction.half.table import COMMITTED, OPEN, ROLLED_BACK
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
+from gantrymq.remoting.properties import NO_DELAY
 from gantrymq.remoting.property_bytes import DELAY, PGROUP, TRAN_MSG
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ KIND: Final = "plain"
 _COMMIT = int(TransactionState.COMMIT)
 _STATE_BITS = int(TransactionState.ROLLBACK)
 _ENDS = (_COMMIT, int(TransactionState.ROLLBACK))
-_NO_DELAYS = (None, b"0")
 
 Refuse = Callable[["Request", RemoteFault], None]
 
@@ -129,7 +129,7 @@ def half_rows(batch: AppendBatch) -> list[int]:
     for row in batch.live:
         if (property_of(row, TRAN_MSG) or b"").lower() != b"true":
             continue
-        is_delayed = property_of(row, DELAY) not in _NO_DELAYS
+        is_delayed = not NO_DELAY.fullmatch(property_of(row, DELAY) or b"0")
         if is_delayed and batch.reconsume_times[row] > 0:
             batch.sys_flags[row] &= ~_STATE_BITS
             continue

@@ -123,9 +123,11 @@ def test_a_half_message_with_a_delay_without_a_group_or_too_large_is_refused() -
     batch.add("T", 0, b"x" * 3900, half + b"PGROUP\x01g")
     batch.add("T", 0, b"again", half + b"PGROUP\x01g\x02DELAY\x013", reconsume_times=1)
     batch.add("T", 0, b"no half", b"TRAN_MSG\x01false")
+    for level in (b"0", b"00", b"-1"):  # RocketMQ delays above level 0 only
+        batch.add("T", 0, b"x", half + b"PGROUP\x01g\x02DELAY\x01" + level)
     world.append(batch)
-    assert batch.statuses == [ResponseCode.MESSAGE_ILLEGAL] * 4 + [ResponseCode.SUCCESS] * 2
-    assert batch.topics[4:] == ["T", "T"], "what clients before 4.6.1 send to be consumed again is no half message"
+    assert batch.statuses == [ResponseCode.MESSAGE_ILLEGAL] * 4 + [ResponseCode.SUCCESS] * 5
+    assert batch.topics[4:6] == ["T", "T"], "what clients before 4.6.1 send to be consumed again is no half message"
     assert not batch.traits & Trait.PREPARED, "the plugin took charge of the trait"
 
 
