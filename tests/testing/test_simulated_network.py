@@ -264,7 +264,8 @@ async def busy(cluster: Cluster) -> tuple[int, list[str]]:
 def test_random_numbers_of_programs_derive_from_the_seed() -> None:
     async def scenario(cluster: Cluster) -> tuple[object, ...]:
         secret = secrets.token_bytes(8), secrets.randbelow(1 << 60)
-        return *secret, cluster.chance.random(), random.uniform(0, 1), random.random(), os.urandom(8), uuid.uuid4()
+        numbers = random.uniform(0, 1), random.random(), random.getrandbits(64), random.gauss(0, 1)
+        return *secret, *numbers, cluster.chance.random(), os.urandom(8), uuid.uuid4(), secrets.token_hex()
 
     assert simulate(scenario, 1) == simulate(scenario, 1)
     assert not set(simulate(scenario, 1)) & set(simulate(scenario, 2))

@@ -24,7 +24,7 @@ from gantrymq.testing.simulated.network import process_of
 T = TypeVar("T")
 
 _PROCESS_ID = 4242
-_RANDOM_FUNCTIONS = ("choice", "randbytes", "randint", "random", "randrange", "sample", "shuffle", "uniform")
+_RANDOM_FUNCTIONS = tuple(name for name in random.__all__ if callable(getattr(random.Random, name, None)))
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def all_from(seed: int) -> Iterator[None]:
             (time, "perf_counter", _simulated(time.perf_counter)),
             (os, "getpid", lambda: _PROCESS_ID),
             (secrets, "randbelow", chance.randrange),
-            (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
+            (secrets, "token_bytes", lambda size=None: chance.randbytes(32 if size is None else size)),
             (os, "urandom", programs.randbytes),
             *((random, name, getattr(programs, name)) for name in _RANDOM_FUNCTIONS),
             (trio.to_thread, "run_sync", _at_once),
