@@ -58,9 +58,11 @@ class BuildTwins(build_ext):
     """Generates the C where modules are compiled: a source distribution needs the names of the sources alone."""
 
     def finalize_options(self) -> None:
-        """Compile on each processor, unless ``--parallel`` says otherwise."""
+        """Compile on up to four processors, unless ``--parallel`` says otherwise: a compiler takes memory, and one that
+        the system ends for it leaves its module out."""
         super().finalize_options()
-        self.parallel = self.parallel or True
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.parallel = self.parallel or min(4, usable)
 
     def build_extensions(self) -> None:
         """Generate the C in ``build/cython`` and compile it."""
