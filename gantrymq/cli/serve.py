@@ -246,7 +246,7 @@ def _run_unit(
     plugins = [info.name for info in loaded.manager.plugins]
     flags = attrs.evolve(flags, sets=[*flags.sets, *sets])
     layout = make_layout(loaded.config, plugins, flags, processes, pin=pin, logs=logs)
-    with ending_in_time() as deadline:
+    with use_advice(SERVER), ending_in_time() as deadline:
         trio.run(run_unit, loaded, layout, deadline, nameserver)
 
 

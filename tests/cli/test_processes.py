@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import ssl
@@ -41,11 +43,12 @@ from gantrymq.cli.servers import tls_of
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.topics import TopicConfig
+from gantrymq.remoting.descriptors import DESCRIPTORS_WANTED
 from gantrymq.remoting.errors import RemoteFault
 from support.attempts import shared_or_new
 from support.certificates import FOLDER as CERTIFICATES
 from support.certificates import client_context
-from support.processes import Child, free_ports, gantrymq_child, wait_for
+from support.processes import GANTRYMQ, Child, free_ports, gantrymq_child, wait_for
 
 Cli = Callable[..., Any]
 SMALL = ["--set", "store.commit_log_file_bytes=4 MiB"]
@@ -725,7 +728,8 @@ def test_sigterm_stops_all_and_the_next_start_has_the_same_stores(running: Runni
 
 
 @pytest.mark.timeout(120)
-def test_a_broker_that_does_not_start_stops_the_unit(tmp_path: Path, cli: Cli) -> None:
+def test_a_broker_that_does_not_start_stops_the_unit(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "raise_descriptor_limit", lambda: None)  # of this process
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "broker-a-1").write_text("no folder")
     outcome = cli(
@@ -734,6 +738,19 @@ def test_a_broker_that_does_not_start_stops_the_unit(tmp_path: Path, cli: Cli) -
     )  # fmt: skip
     assert outcome.code == 1
     assert "broker-a-1 did not start: exit code 1; the log above has the reason" in outcome.err
+
+
+@pytest.mark.timeout(120)
+def test_the_parent_raises_its_limit_of_descriptors_for_its_nameserver(tmp_path: Path) -> None:
+    arguments = [
+        *GANTRYMQ, "serve", "--processes", "1", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *SMALL,
+        "--nameserver-listen", "127.0.0.1:0", "--set", "plugin.http.listen=",
+    ]  # fmt: skip
+    with Child(["sh", "-c", f"ulimit -S -n 256; exec {shlex.join(arguments)}"], tmp_path / "log") as child:
+        child.wait_line(lambda text: text.startswith("ready"), 90)
+        (limits,) = re.findall(r"Max open files +(\d+) +(\d+)", Path(f"/proc/{child.pid}/limits").read_text())
+        assert child.terminate() == 0
+    assert limits == (str(min(int(limits[1]), DESCRIPTORS_WANTED)), limits[1])
 
 
 @pytest.mark.timeout(120)

@@ -25,6 +25,7 @@ from gantrymq.cli.server_process import ServerProcess
 from gantrymq.cli.servers import nameservers_of, print_line, start_nameserver_of, tls_of
 from gantrymq.cli.signals import ending_by_signal, reloading_by_signal, reopening_by_signal
 from gantrymq.cli.systemd import Notifier
+from gantrymq.remoting.descriptors import raise_descriptor_limit
 
 RESTART_SECONDS: Final = 1.0
 RESTART_MAX_SECONDS: Final = 30.0
@@ -267,6 +268,7 @@ async def run_unit(
     SIGHUP and SIGUSR1 reach all brokers. ``deadline`` is armed at the end. :class:`CommandFailed` if a broker does not
     start.
     """
+    raise_descriptor_limit()  # for the nameserver; the brokers raise their own
     stop = trio.Event()
     with ExitStack() as stack:
         stack.enter_context(ending_by_signal(stop.set, log))
