@@ -229,14 +229,17 @@ class Unit:
                 nursery.start_soon(broker.stop)
 
     def not_alive(self) -> dict[str, str]:
-        """The reasons, by broker and name, that restarts have not removed."""
+        """The reasons, by broker, that restarts have not removed.
+
+        Those that a broker reports are not among them: this process restarts that one, and a supervisor would restart
+        the others too.
+        """
         failing = f"has ended or could not be restarted {FAILURES_MAX} times in a row; see the log"
-        found = {f"{each.label}: process": failing for each in self.brokers if each.failures >= FAILURES_MAX}
-        return found | _labeled(self.brokers, lambda each: each.not_alive)
+        return {f"{each.label}: process": failing for each in self.brokers if each.failures >= FAILURES_MAX}
 
     def not_ready(self) -> dict[str, str]:
         """The reasons, by broker and name, for which clients cannot work with all brokers."""
-        return _labeled(self.brokers, lambda each: each.reasons())
+        return {f"{each.label}: {name}": reason for each in self.brokers for name, reason in each.reasons().items()}
 
     def rows(self) -> list[dict[str, Any]]:
         """The state of each process."""
@@ -251,10 +254,6 @@ class Unit:
             }
             for each in self.brokers
         ]
-
-
-def _labeled(brokers: Sequence[BrokerProcess], reasons: Callable[[BrokerProcess], dict[str, str]]) -> dict[str, str]:
-    return {f"{each.label}: {name}": reason for each in brokers for name, reason in reasons(each).items()}
 
 
 async def run_unit(
