@@ -122,6 +122,22 @@ def test_each_broker_has_its_own_file_of_users_and_audit(tmp_path: Path) -> None
         assert values["plugin.audit.file"] == f"/var/log/audit-{number}.log"
 
 
+@pytest.mark.parametrize(
+    ("kind", "to", "expected"),
+    [("parquet", "/exports/", ("/exports/broker-a-0", "/exports/broker-a-1")),
+     ("parquet", "/exports/{broker}/all", ("/exports/broker-a-0/all", "/exports/broker-a-1/all")),
+     ("delta", "/tables/messages", ("/tables/messages",) * 2),
+     ("iceberg", "default.logs.messages", ("default.logs.messages",) * 2)],
+)  # fmt: skip
+def test_each_broker_exports_to_its_own_folder_or_all_to_one_table(
+    tmp_path: Path, kind: str, to: str, expected: tuple[str, str]
+) -> None:
+    sets = ("plugin.exporter.topics=orders", f"plugin.exporter.format={kind}", f"plugin.exporter.to={to}")
+    members = layout_of(tmp_path, 2, *sets, enable=["exporter"]).members
+    found = [str(decoded(member)["plugin.exporter.to"]).replace("{broker}", member.name) for member in members]
+    assert tuple(found) == expected
+
+
 def test_without_health_pages_each_broker_serves_its_own_metrics(tmp_path: Path) -> None:
     layout = layout_of(tmp_path, 2, "plugin.http.listen=", enable=["metrics"])
     assert [decoded(member)["plugin.metrics.listen"] for member in layout.members] == [

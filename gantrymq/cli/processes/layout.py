@@ -94,7 +94,8 @@ def make_layout(
             if file:
                 settings[f"{section}.{key}"] = str(Path(file).with_stem(f"{Path(file).stem}-{number}"))
         export = str(values.get(("plugin.exporter", "to"), ""))
-        if export and "{broker}" not in export:  # each broker exports its own messages
+        if export and "{broker}" not in export and values["plugin.exporter", "format"] == "parquet":
+            # all brokers may write to one table, but not to one folder of Parquet files
             settings["plugin.exporter.to"] = f"{export.rstrip('/')}/{{broker}}"
         if number and "dashboard" in plugins:  # one dashboard shows all brokers
             arguments += ["--disable", "dashboard"]
