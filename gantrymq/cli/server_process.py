@@ -9,11 +9,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Final
 
+import structlog
 import trio
 
-STOP_SECONDS: Final = 12.0
-"""The time for a clean stop, in seconds, before the process is killed; a broker drains for at most 8 seconds."""
+STOP_SECONDS: Final = 25.0
+"""The time for a clean stop, in seconds, before the process is killed: a broker ends itself within 8 + 15 seconds
+(``DRAIN_SECONDS``, ``END_SECONDS``)."""
 POLL_SECONDS: Final = 0.05
+
+log = structlog.get_logger("gantrymq.processes")
 
 
 class ServerProcess:
@@ -100,6 +104,7 @@ class ServerProcess:
             with trio.move_on_after(STOP_SECONDS):
                 await self.wait()
             if self.code is None:
+                log.warning("process_not_stopped", process=self.label, seconds=STOP_SECONDS)
                 self._process.kill()
                 await self.wait()
         if self._process.stdout is not None:

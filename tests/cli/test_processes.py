@@ -10,6 +10,7 @@ import shlex
 import signal
 import socket
 import ssl
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -28,7 +29,7 @@ from structlog.testing import capture_logs
 
 import gantrymq.sync
 from gantrymq import Message
-from gantrymq.cli import servers
+from gantrymq.cli import server_process, servers
 from gantrymq.cli.end_deadline import EndDeadline
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.loading import ConfigFlags, load
@@ -575,6 +576,38 @@ def test_a_broker_reports_a_restart_in_its_process_before_its_recovery(
     assert len(lives) == 2
     assert packets[0].ready == lives[0].address
     assert [each.restarting for each in packets] == [False] * (len(packets) - 1) + [True]
+
+
+# ---- a stop
+
+
+def test_a_unit_whose_brokers_do_not_stop_cleanly_fails_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    actions = {"broker-a-0": "exit 1", "broker-a-1": "", "broker-a-2": "exit 0"}
+
+    class ShellBroker(BrokerProcess):
+        """A shell with its action for SIGTERM; without one it ignores the signal."""
+
+        def spawn(self, arguments: Sequence[str], **options: Any) -> None:
+            script = f"trap '{actions.pop(self.label)}' TERM; echo; while :; do sleep 0.05; done"
+            self._process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+            assert self.stdout is not None
+            self.stdout.readline()
+            self.ready.set()
+            if not actions:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(units, "BrokerProcess", ShellBroker)
+    monkeypatch.setattr(units, "raise_descriptor_limit", lambda: None)
+    monkeypatch.setattr(server_process, "STOP_SECONDS", 2.0)
+    sets = ("plugin.http.listen=",)
+    layout = layout_of(tmp_path, 3, *sets)
+    loaded = load(ConfigFlags(data=str(tmp_path / "data"), sets=sets))
+    with capture_logs() as logs, pytest.raises(CommandFailed) as failure:
+        trio.run(units.run_unit, loaded, layout, EndDeadline(60))
+    assert str(failure.value) == "did not stop cleanly: broker-a-0 (exit code 1), broker-a-1 (exit code -9)"
+    assert [each["process"] for each in logs if each["event"] == "process_not_stopped"] == ["broker-a-1"]
 
 
 # ---- processes

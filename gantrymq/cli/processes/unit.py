@@ -222,11 +222,15 @@ class Unit:
         for broker in self.brokers:
             broker.send_when_ready(signal.SIGUSR1)
 
-    async def stop(self) -> None:
-        """Stop all at the same time; returns when they have ended."""
+    async def stop(self) -> dict[str, int]:
+        """Stop all at the same time; returns when they have ended, with the exit codes of those that did not stop
+        cleanly."""
+        running = [broker for broker in self.brokers if broker.pid and broker.code is None]
         async with trio.open_nursery() as nursery:
-            for broker in self.brokers:
+            for broker in running:
                 nursery.start_soon(broker.stop)
+        # one that has just started may have no handler for SIGTERM yet
+        return {each.label: code for each in running if (code := each.code) and code != -signal.SIGTERM}
 
     def not_alive(self) -> dict[str, str]:
         """The reasons, by broker, that restarts have not removed.
@@ -265,7 +269,7 @@ async def run_unit(
     """Run all brokers, and ``nameserver`` if it is given, until a signal.
 
     SIGHUP and SIGUSR1 reach all brokers. ``deadline`` is armed at the end. :class:`CommandFailed` if a broker does not
-    start.
+    start, or does not stop cleanly.
     """
     raise_descriptor_limit()  # for the nameserver; the brokers raise their own
     stop = trio.Event()
@@ -305,9 +309,12 @@ async def run_unit(
             finally:
                 Notifier().send(STOPPING="1")
                 with trio.CancelScope(shield=True):
-                    await unit.stop()
+                    unclean = await unit.stop()
                 deadline.arm()
             nursery.cancel_scope.cancel()
+    if unclean:
+        codes = ", ".join(f"{label} (exit code {code})" for label, code in unclean.items())
+        raise CommandFailed(f"did not stop cleanly: {codes}")
 
 
 def _banner(unit: Unit, layout: Layout, nameservers: Sequence[str], pages: str, *, own: bool) -> list[str]:
