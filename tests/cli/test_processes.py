@@ -36,11 +36,12 @@ from gantrymq.cli.loading import ConfigFlags, load
 from gantrymq.cli.processes import unit as units
 from gantrymq.cli.processes.encryption import encryption_of
 from gantrymq.cli.processes.exposition import merge
-from gantrymq.cli.processes.layout import Layout, Member, make_layout, refuse_unit
+from gantrymq.cli.processes.layout import Layout, Member, make_layout, make_members, refuse_unit
 from gantrymq.cli.processes.link import PACKET_MAX_BYTES, Link, Packet, make_pair, serve_link, share_topics
 from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.processes.unit import BrokerProcess
 from gantrymq.cli.servers import tls_of
+from gantrymq.kernel.config.sources import ConfigError
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.topics import TopicConfig
@@ -60,9 +61,7 @@ SMALL = ["--set", "store.commit_log_file_bytes=4 MiB"]
 
 def layout_of(tmp_path: Path, count: int = 2, *sets: str, pin: bool = False, **more: Any) -> Layout:
     flags = ConfigFlags(**{"data": str(tmp_path / "data"), "sets": list(sets), **more})
-    loaded = load(flags)
-    plugins = [info.name for info in loaded.manager.plugins]
-    return make_layout(loaded.config, plugins, flags, count, pin=pin, logs=["--log-level", "error"])
+    return make_layout(load(flags).config, flags, count, pin=pin, logs=["--log-level", "error"])
 
 
 def decoded(member: Member) -> dict[str, Any]:
@@ -75,8 +74,6 @@ def decoded(member: Member) -> dict[str, Any]:
     config = load(
         ConfigFlags(
             config=options.get("--config", [None])[-1],
-            data=options["--data"][-1],
-            listen=options["--listen"][-1],
             sets=options["--set"],
             enable=options.get("--enable", ()),
             disable=options.get("--disable", ()),
@@ -137,6 +134,33 @@ def test_each_broker_exports_to_its_own_folder_or_all_to_one_table(
     members = layout_of(tmp_path, 2, *sets, enable=["exporter"]).members
     found = [str(decoded(member)["plugin.exporter.to"]).replace("{broker}", member.name) for member in members]
     assert tuple(found) == expected
+
+
+def test_a_restart_has_the_present_plugins_and_the_name_addresses_and_store_of_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "gantrymq.toml"
+    flags = ConfigFlags(config=str(file))
+
+    def configure(broker: str, listen: str, *enable: str) -> None:
+        file.write_text(
+            f'[broker]\nname = "{broker}"\nlisten = "{listen}"\ndata = "{tmp_path / broker}"\n'
+            f"[plugins]\nenable = {json.dumps(enable)}\n[plugin.topics]\ndefault_queues = {1 + len(enable)}\n"
+        )
+
+    def restarted(first: Sequence[Member]) -> dict[str, Any]:
+        return decoded(make_members(load(flags).config, flags, 2, pin=False, logs=[], first=first)[1])
+
+    configure("east", "127.0.0.1:4000", "ha", "exporter")
+    first = make_layout(load(flags).config, flags, 2, pin=False, logs=[]).members
+    before = decoded(first[1])
+    configure("west", "127.0.0.1:5000", "ha", "metrics", "dashboard")
+    after = restarted(first)
+    derived = ("broker.name", "broker.listen", "broker.data", "plugin.http.listen", "plugin.ha.listen")
+    assert {key: after.get(key) for key in derived} == {key: before.get(key) for key in derived}
+    assert (after["plugin.metrics.listen"], after["plugin.topics.default_queues"]) == ("127.0.0.1:0", 4)
+    assert "plugin.dashboard.listen" not in after, "broker 0 has it"
+    first = make_members(load(flags).config, flags, 2, pin=False, logs=[])
+    configure("west", "127.0.0.1:5000")
+    assert "plugin.metrics.listen" not in restarted(first)
 
 
 def test_without_health_pages_each_broker_serves_its_own_metrics(tmp_path: Path) -> None:
@@ -229,7 +253,7 @@ def test_the_pages_of_a_unit_speak_tls_as_its_brokers_are_configured(tmp_path: P
               f"plugin.tls.pages={pages}"],
     )  # fmt: skip
     loaded = load(flags)
-    layout = make_layout(loaded.config, ["tls"], flags, 1, pin=False, logs=["--log-level", "error"])
+    layout = make_layout(loaded.config, flags, 1, pin=False, logs=["--log-level", "error"])
     assert decoded(layout.members[0])["plugin.tls.pages"] == "plain", "the parent reads it on the loopback address"
 
     async def fetch(address: str, context: ssl.SSLContext | None) -> bytes:
@@ -270,8 +294,10 @@ class ScriptedBroker(BrokerProcess):
         super().__init__(Member("broker-a-0", []))
         self.ends = list(ends)
         self.spawned_at: list[float] = []
+        self.arguments: list[Sequence[str]] = []
 
     def spawn(self, arguments: Sequence[str], **options: Any) -> None:
+        self.arguments.append(arguments)
         self.spawned_at.append(trio.current_time())
         if isinstance(self.ends[0], OSError):
             raise self.ends.pop(0)
@@ -285,9 +311,9 @@ class ScriptedBroker(BrokerProcess):
         return cast("int", self.ends.pop(0))
 
 
-def keep_for(seconds: float, broker: BrokerProcess) -> units.Unit:
+def keep_for(seconds: float, broker: BrokerProcess, renew: Callable[[], Sequence[Member]] | None = None) -> units.Unit:
     """The unit of that broker after the time."""
-    unit = units.Unit(Layout(Path(), [], "", "", []), [])
+    unit = units.Unit(Layout(Path(), [], "", "", []), [], renew or (lambda: [broker.member]))
     unit.brokers.append(broker)
 
     async def keep() -> None:
@@ -327,6 +353,21 @@ def test_a_broker_is_restarted_after_any_number_of_failures() -> None:
     assert (len(broker.spawned_at), broker.state) == (1102, "ready")
     assert broker.spawned_at[-1] - broker.spawned_at[-2] == units.RESTART_MAX_SECONDS
     assert unit.not_alive()
+
+
+def test_each_restart_has_the_settings_of_the_present_configuration_if_it_can_be_read() -> None:
+    broker = ScriptedBroker(-9, -9, -9, 0)
+    found: list[Any] = [[Member("broker-a-0", ["second"])], ConfigError(["line 1"]), [Member("broker-a-0", ["fourth"])]]
+
+    def renew() -> Sequence[Member]:
+        if isinstance(found[0], Exception):
+            raise found.pop(0)
+        return cast("Sequence[Member]", found.pop(0))
+
+    with capture_logs() as logs:
+        keep_for(30, broker, renew)
+    assert broker.arguments == [[], ["second"], ["second"], ["fourth"]]
+    assert [each["reason"] for each in logs if each["event"] == "reload_failed"] == ["line 1"]
 
 
 def test_a_first_start_that_cannot_fork_ends_the_unit() -> None:
@@ -369,8 +410,8 @@ class LinkedBroker(BrokerProcess):
 
 def while_it_runs(check: Callable[[LinkedBroker, units.Unit], Awaitable[None]]) -> None:
     """Call ``check`` with a broker and its unit while the unit keeps it; time passes at once."""
-    unit = units.Unit(Layout(Path(), [], "", "", []), [])
     broker = LinkedBroker()
+    unit = units.Unit(Layout(Path(), [], "", "", []), [], lambda: [broker.member])
     unit.brokers.append(broker)
 
     async def run() -> None:
@@ -605,7 +646,7 @@ def test_a_unit_whose_brokers_do_not_stop_cleanly_fails_and_says_which(
     layout = layout_of(tmp_path, 3, *sets)
     loaded = load(ConfigFlags(data=str(tmp_path / "data"), sets=sets))
     with capture_logs() as logs, pytest.raises(CommandFailed) as failure:
-        trio.run(units.run_unit, loaded, layout, EndDeadline(60))
+        trio.run(units.run_unit, loaded, layout, lambda: layout.members, EndDeadline(60))
     assert str(failure.value) == "did not stop cleanly: broker-a-0 (exit code 1), broker-a-1 (exit code -9)"
     assert [each["process"] for each in logs if each["event"] == "process_not_stopped"] == ["broker-a-1"]
 

@@ -7,7 +7,7 @@ uses its port minus 2 and plus 1 too. Its store is the folder of that name in ``
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +30,14 @@ OF_THE_UNIT: Final = ("plugin.http", "plugin.metrics", "plugin.dashboard")
 
 @attrs.frozen
 class Member:
-    """One broker. ``arguments``: the command that runs it, for :class:`gantrymq.cli.server_process.ServerProcess`."""
+    """One broker. ``arguments``: the command that runs it, for :class:`gantrymq.cli.server_process.ServerProcess`.
+
+    ``settings`` are those of them that are derived, by section and key.
+    """
 
     name: str
     arguments: Sequence[str]
+    settings: Mapping[str, str] = attrs.field(factory=dict)
     cpu: int | None = None
 
 
@@ -56,12 +60,10 @@ class _Marker(msgspec.Struct):
     name: str
 
 
-def make_layout(
-    config: Config, plugins: Sequence[str], flags: ConfigFlags, count: int, *, pin: bool, logs: Sequence[str]
-) -> Layout:
+def make_layout(config: Config, flags: ConfigFlags, count: int, *, pin: bool, logs: Sequence[str]) -> Layout:
     """Derive the brokers and write the marker into ``broker.data``.
 
-    ``plugins`` are the names of the loaded ones, ``logs`` the options for the log of each broker.
+    ``logs`` are the options for the log of each broker.
 
     :class:`CommandFailed` if the folder has the store of a single broker, or a port would be too large.
     """
@@ -72,42 +74,83 @@ def make_layout(
             f"{folder} has the store of a single broker: name another folder with --data, or stop that broker and move "
             f"the files of {folder} into {first}, which makes it the store of the first process"
         )
-    values = {(row.section, row.key): row.value for row in config.explain()}
-    pages = str(values.get(("plugin.http", "listen"), ""))
-    metrics = str(values["plugin.metrics", "listen"]) if "metrics" in plugins else ""
-    cpus = sorted(os.sched_getaffinity(0)) if pin else []
-    members = []
-    for number in range(count):
-        name = f"{config.broker.name}-{number}"
-        arguments = ["broker", *_common(flags), *logs]
-        settings = {"broker.name": name, **_addresses(values, number)}
-        if pages:  # for this machine only: the unit's pages show them to others
-            settings["plugin.http.listen"] = _shifted(f"127.0.0.1:{parse_address(pages, any_port=True)[1]}", number + 1)
-        if pages and ("plugin.tls", "pages") in values:  # only the unit's pages, which other machines may read, use TLS
-            settings["plugin.tls.pages"] = "plain"
-        if metrics and pages:  # read from the broker's pages
-            settings["plugin.metrics.listen"] = "127.0.0.1:0"
-        elif metrics:
-            settings["plugin.metrics.listen"] = _shifted(metrics, number)
-        for section, key in (("plugin.audit", "file"), ("plugin.acl", "users")):  # each broker writes its own
-            file = str(values.get((section, key), ""))
-            if file:
-                settings[f"{section}.{key}"] = str(Path(file).with_stem(f"{Path(file).stem}-{number}"))
-        export = str(values.get(("plugin.exporter", "to"), ""))
-        if export and "{broker}" not in export and values["plugin.exporter", "format"] == "parquet":
-            # all brokers may write to one table, but not to one folder of Parquet files
-            settings["plugin.exporter.to"] = f"{export.rstrip('/')}/{{broker}}"
-        if number and "dashboard" in plugins:  # one dashboard shows all brokers
-            arguments += ["--disable", "dashboard"]
-        for place, value in settings.items():
-            arguments += ["--set", f"{place}={value}"]
-        arguments += ["--listen", _shifted(config.broker.listen, number), "--data", str(folder / name)]
-        members.append(Member(name, arguments, cpus[number % len(cpus)] if cpus else None))
+    members = make_members(config, flags, count, pin=pin, logs=logs)
     names = {member.name for member in members}
     left_out = sorted(path.parent.name for path in folder.glob("*/commitlog") if path.parent.name not in names)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / UNIT_FILE).write_bytes(msgspec.json.encode(_Marker(count, config.broker.name)) + b"\n")
+    pages, metrics = _pages_of(_values_of(config))
     return Layout(folder, members, pages, metrics if pages else "", left_out)
+
+
+def make_members(
+    config: Config,
+    flags: ConfigFlags,
+    count: int,
+    *,
+    pin: bool,
+    logs: Sequence[str],
+    first: Sequence[Member] = (),
+) -> list[Member]:
+    """Derive the brokers, see :func:`make_layout`.
+
+    For a restart of some of them, ``first`` are those of the start. What was derived then stays, because brokers that
+    still run may use a new address or file, and a new folder has another store.
+    """
+    cpus = sorted(os.sched_getaffinity(0)) if pin else []
+    has_dashboard = any(row.section == "plugin.dashboard" for row in config.explain())
+    members = []
+    for number in range(count):
+        settings = _derived(config, number)
+        if first:
+            settings = {place: first[number].settings.get(place, value) for place, value in settings.items()}
+        arguments = ["broker", *_common(flags), *logs]
+        if number and has_dashboard:  # one dashboard shows all brokers
+            arguments += ["--disable", "dashboard"]
+        for place, value in settings.items():
+            arguments += ["--set", f"{place}={value}"]
+        cpu = cpus[number % len(cpus)] if cpus else None
+        members.append(Member(f"{config.broker.name}-{number}", arguments, settings, cpu))
+    return members
+
+
+def _derived(config: Config, number: int) -> dict[str, str]:
+    """The settings of broker ``number`` that others do not have, by section and key."""
+    values = _values_of(config)
+    pages, metrics = _pages_of(values)
+    name = f"{config.broker.name}-{number}"
+    settings = {
+        "broker.name": name,
+        "broker.listen": _shifted(config.broker.listen, number),
+        "broker.data": str(Path(config.broker.data) / name),
+        **_addresses(values, number),
+    }
+    if pages:  # for this machine only: the unit's pages show them to others
+        settings["plugin.http.listen"] = _shifted(f"127.0.0.1:{parse_address(pages, any_port=True)[1]}", number + 1)
+    if pages and ("plugin.tls", "pages") in values:  # only the unit's pages, which other machines may read, use TLS
+        settings["plugin.tls.pages"] = "plain"
+    if metrics and pages:  # read from the broker's pages
+        settings["plugin.metrics.listen"] = "127.0.0.1:0"
+    elif metrics:
+        settings["plugin.metrics.listen"] = _shifted(metrics, number)
+    for section, key in (("plugin.audit", "file"), ("plugin.acl", "users")):  # each broker writes its own
+        file = str(values.get((section, key), ""))
+        if file:
+            settings[f"{section}.{key}"] = str(Path(file).with_stem(f"{Path(file).stem}-{number}"))
+    export = str(values.get(("plugin.exporter", "to"), ""))
+    if export and "{broker}" not in export and values["plugin.exporter", "format"] == "parquet":
+        # all brokers may write to one table, but not to one folder of Parquet files
+        settings["plugin.exporter.to"] = f"{export.rstrip('/')}/{{broker}}"
+    return settings
+
+
+def _values_of(config: Config) -> dict[tuple[str, str], object]:
+    return {(row.section, row.key): row.value for row in config.explain()}
+
+
+def _pages_of(values: dict[tuple[str, str], object]) -> tuple[str, str]:
+    """The configured addresses of the health pages and the metrics; empty without the plugin."""
+    return str(values.get(("plugin.http", "listen"), "")), str(values.get(("plugin.metrics", "listen"), ""))
 
 
 def refuse_unit(folder: Path) -> None:
