@@ -110,6 +110,8 @@ class Worker:
                 counted and measuring and self._all_done()
             ):
                 break
+            if self._paced and not self._is_send_outstanding():
+                self._last_answer = now  # the next request is not due yet
             if now - self._last_answer > plan.timeout * _SECOND:
                 self._ended = f"no answer for {plan.timeout:g} s"
         end = time.perf_counter_ns()
@@ -208,6 +210,9 @@ class Worker:
             return False
         if not all(load.finished for load in self._sending):
             return True
+        return self._is_send_outstanding()
+
+    def _is_send_outstanding(self) -> bool:
         return any(each.connection.outstanding for each in self._open.values() if isinstance(each.load, SendLoad))
 
     def _send(self, each: _Open, data: bytes) -> None:

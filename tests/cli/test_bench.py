@@ -233,6 +233,13 @@ def test_a_stall_counts_for_each_message_that_was_due(answering: Callable[..., A
     assert outcome.latencies["max"] >= 200_000  # the server may have begun to stall before the request was due
 
 
+def test_a_pause_between_requests_is_no_missing_response(answering: Callable[..., Answering]) -> None:
+    broker = answering(*[ResponseCode.SUCCESS] * 100)
+    found = run(Plan(loads=[load_of(broker.address, rate=2.0)], seconds=1.5, timeout=0.3))
+    assert found.ended == ""
+    assert found.outcomes[0].messages >= 2
+
+
 def test_produce_keeps_to_its_rate(bench: Callable[..., Any]) -> None:
     found = bench("produce", "--topic", "paced", "--rate", "400", "--count", "200", "--batch", "2", "--processes", "2")
     (outcome,) = found["outcomes"]
