@@ -18,9 +18,13 @@ from urllib.request import urlopen
 
 import attrs
 import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
 
 import gantrymq.sync
-from gantrymq.testing.harness import Cluster, cluster_in_thread
+from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
+from gantrymq.plugins.metrics import MetricsPlugin
+from gantrymq.testing.harness import Cluster, cluster_in_thread, make_broker, run_broker, run_cluster
 from support.debian import find_unpacked
 from support.foreign import ToolMissing, cache_folder
 
@@ -64,6 +68,50 @@ def test_the_rules_use_metrics_that_exist() -> None:
     assert used <= known
 
 
+def input_series() -> list[tuple[str, str]]:
+    """The series of ``gantrymq.test.yml`` and their values, without ``up``, which Prometheus makes."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (gantrymq[acl])")
+    (test,) = yaml.safe_load((FOLDER / "gantrymq.test.yml").read_text())["tests"]
+    return [(each["series"], each["values"]) for each in test["input_series"] if not each["series"].startswith("up{")]
+
+
+@pytest.mark.trio
+async def test_the_rules_are_tested_with_the_labels_of_a_real_broker(tmp_path: Path) -> None:
+    settings = {"plugin.metrics.listen": "127.0.0.1:0", "plugin.ha.listen": "127.0.0.1:0"}
+    async with run_cluster(tmp_path / "master", settings=settings, enable=["ha", "metrics"]) as cluster:
+        master = cluster.broker
+        (plugin,) = (each.plugin for each in master.manager.plugins if isinstance(each.plugin, MetricsPlugin))
+        follow = {
+            "broker.id": "1", "plugin.ha.master": master.registry.get(Replication).ha_address,
+            "plugin.ha.master_broker": master.address,
+        }  # fmt: skip
+        async with (
+            run_broker(make_broker(tmp_path / "slave", settings=follow, enable=["ha"])),
+            gantrymq.connect(cluster.nameserver) as client,
+            client.producer() as producer,
+        ):
+            await producer.send("orders", b"x")
+            await producer.send("%DLQ%billing", b"x")
+            async with client.consumer("orders", "billing", start="first") as consumer:
+                message = await anext(consumer)
+                master.registry.get(ConsumerOffsets).commit("billing", "orders", message.queue.queue_id, 0)
+                names = {series.partition("{")[0] for series, _ in input_series()}
+                labels: dict[str, set[str]] = {}
+                with trio.fail_after(20):
+                    while not names <= labels.keys():
+                        labels = await trio.to_thread.run_sync(read_labels, plugin.address)
+    for series, _ in input_series():
+        name, _, text = series.partition("{")
+        assert set(re.findall(r"(\w+)=", text)) == labels[name], name
+
+
+def read_labels(address: str) -> dict[str, set[str]]:
+    """The names of the labels of each series of a broker's page."""
+    with urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
 # ----------------------------------------------------------------------------------------- a running Prometheus
 
 PATIENCE_S = 90.0
@@ -82,12 +130,7 @@ class Receiver:
         self.notified: dict[str, str] = {}
         """The receiver's path by the name of the firing alert."""
         self._scrapes = 0
-        yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (gantrymq[acl])")
-        (test,) = yaml.safe_load((FOLDER / "gantrymq.test.yml").read_text())["tests"]
-        self._series = [
-            (each["series"], float(each["values"].split()[-1].partition("x")[0]))
-            for each in test["input_series"] if not each["series"].startswith("up{")
-        ]  # fmt: skip
+        self._series = [(series, float(values.split()[-1].partition("x")[0])) for series, values in input_series()]
         own = self
 
         class Handler(BaseHTTPRequestHandler):
