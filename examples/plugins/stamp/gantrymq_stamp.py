@@ -71,7 +71,7 @@ class StampPlugin:
         self._value = section.value
         self._topics = frozenset(section.topics)
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:
         """Add the property; refuse a message that has no space for it."""
         topics = batch.topics

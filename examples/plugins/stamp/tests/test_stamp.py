@@ -32,3 +32,19 @@ def test_only_the_commit_of_a_transaction_counts(plugin_broker, strategy):
             producer.send("orders", b"x")
     running.stop()
     assert running.plugin.counts == {"orders": 1}
+
+
+@pytest.mark.parametrize("strategy", ["half", "state_table"])
+def test_delayed_messages_and_transactions_are_stamped(plugin_broker, strategy):
+    running = plugin_broker(StampPlugin, settings={**SETTINGS, "plugin.transaction.strategy": strategy})
+    with running.client.producer() as producer:
+        producer.send("orders", b"level", delay_level=1)
+        producer.send("orders", b"time", delay=1.0)
+    with running.client.transactional_producer(
+        "payments", check=lambda _: Outcome.UNKNOWN, local=lambda *_: Outcome.COMMIT
+    ) as producer:
+        producer.send("orders", b"transaction")
+    with running.client.consumer("orders", "readers", start="first") as consumer:
+        messages = [next(consumer) for _ in range(3)]
+    regions = {message.body: message.properties.get("region") for message in messages}
+    assert regions == dict.fromkeys([b"level", b"time", b"transaction"], "eu-1")
