@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 
 from gantrymq.kernel.env import Env, File
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.errors import StartError, blame
 from gantrymq.kernel.store.queues.table import TagCodeRule
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE
@@ -33,7 +33,7 @@ def restore(
     manifest = read_backup(target, name)
     if env.exists(f"{root}/{RESTORING}"):
         raise StartError(UNFINISHED_RESTORE.format(root=root))
-    if env.exists(root) and (not env.is_dir(root) or env.listdir(root)):
+    if env.exists(root) and not _is_empty_folder(env, root):
         raise StartError(f"{root} is not empty: restore into a new folder (--data)")
     env.mkdirs(root)
     # from here to the last queue, neither a broker nor a check takes the folder for a whole store
@@ -77,6 +77,18 @@ def restore(
     env.unlink(f"{root}/{RESTORING}")
     env.sync_dir(root)
     return manifest
+
+
+def _is_empty_folder(env: Env, root: str) -> bool:
+    """Also with an empty ``lost+found``, as at the root of a new ext4 disk. :class:`StartError` if it cannot be read:
+    the store could not be opened there."""
+    if not env.is_dir(root) or set(env.listdir(root)) - {"lost+found"}:
+        return False
+    lost = f"{root}/lost+found"
+    try:
+        return not env.listdir(lost)
+    except OSError as error:
+        raise blame(lost, error) from None
 
 
 def _finish(file: File | None) -> None:

@@ -144,6 +144,9 @@ class Store:
         env.rmtree(f"{root}/staging")
         for name in ("commitlog", "consumequeue", "config", "lost+found", "staging"):
             env.mkdirs(f"{root}/{name}")
+        # Found out now, and not when a recovery has something to save: at the root of an ext4 disk it belongs to root.
+        env.open(f"{root}/lost+found/probe", create=True).close()
+        env.unlink(f"{root}/lost+found/probe")
         self._mark_files = MarkFiles(env, root)
         self.index_timestamp = self._mark_files.checkpoint.index_timestamp
         self._was_clean = not env.exists(f"{root}/abort")

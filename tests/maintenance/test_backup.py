@@ -13,7 +13,7 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env.system import SystemEnv
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.errors import StartError, StoreNotWritable
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_backup, store_restore
@@ -198,6 +198,30 @@ def test_a_restored_queue_ends_behind_its_last_message_although_that_is_damaged(
     store = opened(copy(expired))
     assert ends(store)["busy"][1] == 100
     store.close()
+
+
+class ForeignLostAndFound(SystemEnv):
+    """A new ext4 disk, whose ``lost+found`` only root may list."""
+
+    def listdir(self, path: str) -> list[str]:
+        if path.endswith("/lost+found"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return super().listdir(path)
+
+
+def test_a_backup_can_be_restored_at_the_root_of_a_new_disk(expired: Path) -> None:
+    target, disk = FolderTarget(expired.parent / "backup"), expired.parent / "disk"
+    back_up(SystemEnv(), str(expired), target)
+    lost = disk / "lost+found"
+    lost.mkdir(parents=True)
+    with pytest.raises(StoreNotWritable, match=r"lost\+found: Permission denied. Give the broker's user the right"):
+        restore(ForeignLostAndFound(), target, str(disk))
+    (lost / "#12").touch()
+    with pytest.raises(StartError, match="is not empty"):
+        restore(SystemEnv(), target, str(disk))
+    (lost / "#12").unlink()
+    restore(SystemEnv(), target, str(disk))
+    assert examine(disk).records == examine(expired).records
 
 
 def test_a_backup_without_the_ends_of_queues_can_be_restored(expired: Path) -> None:

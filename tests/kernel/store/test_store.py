@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from itertools import pairwise
@@ -12,6 +13,7 @@ import pytest
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, Source
+from gantrymq.kernel.env import File
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import LogPoisoned, NoRoom, StartError, StoreInUse, StoreNotWritable
 from gantrymq.kernel.fast import new_batch
@@ -107,6 +109,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+class ForeignLostAndFound(MemoryEnv):
+    """A store at the root of an ext4 disk, whose ``lost+found`` belongs to root."""
+
+    def open(self, path: str, create: bool = False) -> File:
+        if "/lost+found/" in path:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return super().open(path, create)
+
+
+def test_a_lost_and_found_that_cannot_be_written_is_named_at_the_start() -> None:
+    """Not first when a crash leaves something to save there."""
+    with pytest.raises(StoreNotWritable, match=r"cannot write store/lost\+found/.*Give the broker's user the right"):
+        open_store(ForeignLostAndFound())
 
 
 def test_a_full_disk_is_reported_at_the_start() -> None:
