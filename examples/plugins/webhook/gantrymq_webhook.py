@@ -9,9 +9,11 @@ The body of a request is the message's. The headers X-Gantrymq-Topic, X-Gantrymq
 X-Gantrymq-Id tell which message it is; the id is percent-encoded. A compressed body is unpacked. One that cannot be
 unpacked is posted as it is stored, with the header ``X-Gantrymq-Undecoded: true``. An answer 200 to 299 acknowledges a
 message. Everything else, also a redirect, is tried again until it succeeds, and later messages wait. After a crash the
-last messages are posted again. The plugin begins with the first message after it was enabled. Messages that retention
-deletes before they are posted, and damaged ones, are skipped with a warning. Where the log itself cannot be read, the
-plugin logs an error and tries again after ``retry_max``.
+last messages are posted again. The plugin begins with the first message after it was enabled. A slave does not know
+what its master has posted: a promoted one posts again everything that its log has since the plugin's first start there,
+so the receiver must drop duplicates by X-Gantrymq-Id. Messages that retention deletes before they are posted, and
+damaged ones, are skipped with a warning. Where the log itself cannot be read, the plugin logs an error and tries again
+after ``retry_max``.
 """
 
 from __future__ import annotations
