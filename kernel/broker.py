@@ -460,7 +460,8 @@ class Broker:
         for info, call in self.manager.calls("persist", broker=self):
             try:
                 files = call() or {}
-                for path in files:
+                for path, data in files.items():
+                    _check_file(path, data)
                     self.manager.activity.wrote(info.name, path)
                 self._unwritten.update(files)
             except OSError as error:  # a plugin that writes its table itself tries again at the next call
@@ -482,6 +483,12 @@ class Broker:
             else:
                 self._outages.over("state_not_written", path)
                 self._unwritten.pop(path, None)
+
+
+def _check_file(path: object, data: object) -> None:
+    """:class:`TypeError` if a worker thread could not write ``data``: there, nothing would name the plugin."""
+    if not isinstance(path, str) or "\0" in path or not isinstance(data, bytes):
+        raise TypeError(f"persist returned {type(data).__name__} for {path!r:.100}, it must be bytes by path")
 
 
 def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:

@@ -360,6 +360,31 @@ async def test_an_error_outside_the_write_path_affects_that_plugin_only(
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize(
+    "files",
+    [lambda path: {path: "text"}, lambda path: {f"{path}\0": b"x"}, lambda path: {1: b"x"}, lambda path: [path]],
+    ids=["text", "NUL in the path", "a descriptor as path", "a list"],
+)
+async def test_wrong_results_of_persist_are_logged_and_the_broker_stops_in_order(
+    files: Callable[[str], Any], bad: Callable[..., str], tmp_path: Path
+) -> None:
+    enable = bad("persist", ("broker",), lambda broker: files(f"{broker.root}/config/x"))
+    settings = {"broker.persist_interval": "20ms"}
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            run_broker(make_broker(tmp_path, enable=[enable], settings=settings)) as broker,
+            open_channel(broker.address) as channel,
+        ):
+            for number in range(3):
+                assert (await call(channel, send("T", b"%d" % number))).code == 0
+                await trio.sleep(0.03)
+    told = [(line["event"], line["plugin"]) for line in lines if line["log_level"] == "error"]
+    assert set(told) == {("persist_failed", "bad")}
+    assert not (tmp_path / "abort").exists(), "it stops in order"
+    await store_works(tmp_path, [b"0", b"1", b"2"])
+
+
+@pytest.mark.trio
 async def test_an_error_while_registering_affects_the_registration_and_not_the_broker(
     bad: Callable[..., str], tmp_path: Path
 ) -> None:
