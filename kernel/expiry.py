@@ -95,6 +95,8 @@ def _floor(broker: Broker) -> tuple[int, str]:
     for info, call in broker.manager.calls("retention_floor", broker=broker):
         try:
             needed = call()
+            if not isinstance(needed, int):
+                raise TypeError(f"retention_floor returned {needed!r:.100}, it must be a log offset")
         except Exception as error:
             # The floor of a failing plugin is unknown: it may need everything.
             broker.manager.activity.failed(info.name, "retention_floor", error)

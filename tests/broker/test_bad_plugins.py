@@ -16,6 +16,7 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.errors import PluginError, StartError, TaskFailed
+from gantrymq.kernel.expiry import drop_before
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -382,6 +383,24 @@ async def test_wrong_results_of_persist_are_logged_and_the_broker_stops_in_order
     assert set(told) == {("persist_failed", "bad")}
     assert not (tmp_path / "abort").exists(), "it stops in order"
     await store_works(tmp_path, [b"0", b"1", b"2"])
+
+
+@pytest.mark.trio
+async def test_no_file_expires_if_retention_floor_returns_no_offset(bad: Callable[..., str], tmp_path: Path) -> None:
+    enable = bad("retention_floor", ("broker",), lambda broker: None)
+    settings = {"store.commit_log_file_bytes": "64 KiB", "store.max_message_bytes": "32 KiB"}
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            run_broker(make_broker(tmp_path, enable=[enable], settings=settings)) as broker,
+            open_channel(broker.address) as channel,
+        ):
+            for _ in range(4):
+                assert (await call(channel, send("T", bytes(30_000)))).code == 0
+            expired = await drop_before(broker, broker.log.segments.file_bytes)
+            assert (expired.files, expired.holder, broker.log.min_offset) == (0, "bad", 0)
+            assert (await call(channel, send("T", b"last"))).code == 0
+    told = [(line["event"], line["plugin"]) for line in lines if line["log_level"] == "error"]
+    assert told == [("retention_floor_failed", "bad")]
 
 
 @pytest.mark.trio
