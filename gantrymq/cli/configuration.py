@@ -41,7 +41,7 @@ def print_config(as_json: bool, **flags: Any) -> None:
 
     rows = load(ConfigFlags(**flags)).config.explain()
     if as_json:
-        click.echo(json.dumps([attrs.asdict(row) for row in rows], indent=2))
+        click.echo(json.dumps([attrs.asdict(row, filter=lambda field, _: bool(field.repr)) for row in rows], indent=2))
         return
     assignments = [
         f"# {row.key} is set, not shown" if row.value == HIDDEN else f"{row.key} = {show(row.value)}" for row in rows

@@ -12,6 +12,8 @@ Unknown sections and keys, wrong types and values out of range stop the start; o
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -34,18 +36,22 @@ from gantrymq.kernel.manager import PluginManager, did_you_mean
 
 T = TypeVar("T")
 
+_MARK_KEY = secrets.token_bytes(32)
+
 
 @attrs.frozen
 class ExplainedValue:
     """One value in the form that a user writes, with its origin (``source``: the name of the file or variable).
 
-    A field with ``repr=False`` is a secret, and its value :data:`HIDDEN` unless it is the default."""
+    A field with ``repr=False`` is a secret, and its value :data:`HIDDEN` unless it is the default. ``mark`` differs
+    between two secrets of the same process."""
 
     section: str
     key: str
     value: object
     origin: Origin
     source: str
+    mark: bytes = attrs.field(default=b"", repr=False, eq=False)
 
 
 @attrs.frozen
@@ -191,11 +197,16 @@ def _explain(
     for field in attrs.fields(kind):
         key = field.alias or field.name
         if field.init and key in values:
-            shown = values[key] if field.repr else HIDDEN
-            rows.append(ExplainedValue(name, key, shown, given[key].origin, given[key].source))
+            shown, mark = (values[key], b"") if field.repr else (HIDDEN, _mark_of(values[key]))
+            rows.append(ExplainedValue(name, key, shown, given[key].origin, given[key].source, mark))
         elif field.init:
             rows.append(ExplainedValue(name, key, shown_default(field), "default", ""))
     return rows
+
+
+def _mark_of(secret: object) -> bytes:
+    """A hash that only this process can compute: a reload finds a changed secret, and nothing keeps a copy of it."""
+    return hashlib.blake2b(repr(secret).encode(), key=_MARK_KEY).digest()
 
 
 def _reason(error: ValueError | TypeError) -> object:

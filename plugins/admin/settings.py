@@ -125,14 +125,14 @@ class ChangeableSettings:
         """
         changes: dict[str, dict[str, object]] = {}
         pending: list[str] = []
-        running = {(row.section, row.key): row.value for row in self._broker.config.explain()}
+        running = {(row.section, row.key): (row.value, row.mark) for row in self._broker.config.explain()}
         for row in config.explain():
             live = self._live.get(row.section)
             if live is not None and row.key in live.keys:
                 value = getattr(config.section(type(live.current)), row.key)
                 if value != getattr(live.current, row.key):
                     changes.setdefault(row.section, {})[row.key] = value
-            elif running.get((row.section, row.key), row.value) != row.value:
+            elif running.get((row.section, row.key), (row.value, row.mark)) != (row.value, row.mark):
                 pending.append(f"{row.section}.{row.key}")
         return self._apply(changes), pending
 

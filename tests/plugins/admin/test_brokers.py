@@ -223,3 +223,14 @@ async def test_an_unreadable_file_of_changes_stops_the_start(bench: Any, text: s
         ChangeableSettings(bench.broker)
     with pytest.raises(ConfigError, match=r"overrides\.toml"):
         load(ConfigFlags(data=bench.broker.root))
+
+
+async def test_a_reload_names_a_changed_secret_and_shows_none(tmp_path: Path) -> None:
+    def given(secret: str) -> Broker:
+        return make_broker(tmp_path, enable=["exporter"], settings={"plugin.exporter.secret_key": secret})
+
+    settings = ChangeableSettings(given("first secret"))
+    assert settings.reload(given("first secret").config) == ([], [])
+    changed = given("second secret").config
+    assert settings.reload(changed) == ([], ["plugin.exporter.secret_key"])
+    assert "second secret" not in repr(changed.explain())
