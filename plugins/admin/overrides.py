@@ -18,42 +18,57 @@ if TYPE_CHECKING:
 
 HEAD: Final = """\
 # Settings that were changed while the broker ran (mqadmin updateBrokerConfig). They stand over the configuration file
-# from the next start on; environment and flags stand over them. To undo one, take its line out before the start.
+# from the next start on; environment and flags stand over them. To undo one, take its line out before the start, or
+# send SIGHUP to the broker afterwards.
 """
+
+Values = dict[str, dict[str, object]]
 
 
 class Overrides:
-    """The file's values, by section and key. :class:`StartError` if the file cannot be read."""
+    """The file, which users edit too: each call reads it again. :class:`StartError` if it cannot be read."""
 
     def __init__(self, env: Env, root: str) -> None:
         self.path = f"{root}/{OVERRIDES_PATH}"
         self._env = env
-        self._values: dict[str, dict[str, object]] = {}
-        try:
-            document = tomllib.loads(env.read_bytes(self.path).decode()) if env.exists(self.path) else {}
-        except (OSError, ValueError) as error:
-            raise StartError(f"{self.path}: {error}") from None
-        self._values = {name: dict(table) for name, table in document.items() if name != "plugin"}
-        self._values |= {f"plugin.{name}": dict(table) for name, table in document.get("plugin", {}).items()}
+        self.unwritten: Values = {}
+        """Changes in force that could not be written; :meth:`keep` adds them."""
+        self.read()
 
-    def keep(self, changes: Mapping[str, Mapping[str, object]]) -> None:
-        """Add ``changes`` and write the file; OSError if that fails."""
-        for section, values in changes.items():
-            self._values.setdefault(section, {}).update(values)
-        self._env.replace(self.path, self._text().encode())
+    def read(self) -> Values:
+        """Return the file's values by section and key."""
+        try:
+            document = tomllib.loads(self._env.read_bytes(self.path).decode()) if self._env.exists(self.path) else {}
+            plugins = {f"plugin.{name}": dict(table) for name, table in document.pop("plugin", {}).items()}
+            return {name: dict(table) for name, table in document.items()} | plugins
+        except (OSError, ValueError, TypeError, AttributeError) as error:  # the last two: a value without a section
+            raise StartError(f"{self.path}: {error}") from None
+
+    def keep(self, values: Values, changes: Mapping[str, Mapping[str, object]]) -> None:
+        """Write ``values``, as read, with ``changes``; OSError if that fails."""
+        _add(self.unwritten, changes)
+        _add(values, self.unwritten)
+        self._write(values)
+        self.unwritten = {}
 
     def get(self, section: str, key: str) -> object | None:
         """Return the value, or None if it was not changed."""
-        return self._values.get(section, {}).get(key)
+        return self.read().get(section, {}).get(key)
 
     def take_out(self, section: str, key: str) -> None:
         """Remove the value, if there is one, and write the file; OSError if that fails."""
-        if self._values.get(section, {}).pop(key, None) is not None:
-            self._env.replace(self.path, self._text().encode())
+        values = self.read()
+        if values.get(section, {}).pop(key, None) is not None:
+            self._write(values)
 
-    def _text(self) -> str:
+    def _write(self, values: Values) -> None:
         parts = [HEAD]
-        for section, values in sorted(item for item in self._values.items() if item[1]):
-            lines: list[Any] = [f"{key} = {show(value)}" for key, value in sorted(values.items())]
+        for section, table in sorted(item for item in values.items() if item[1]):
+            lines: list[Any] = [f"{key} = {show(value)}" for key, value in sorted(table.items())]
             parts.append("\n".join((f"[{section}]", *lines, "")))
-        return "\n".join(parts)
+        self._env.replace(self.path, "\n".join(parts).encode())
+
+
+def _add(values: Values, changes: Mapping[str, Mapping[str, object]]) -> None:
+    for section, changed in changes.items():
+        values.setdefault(section, {}).update(changed)

@@ -15,6 +15,7 @@ import structlog
 from gantrymq.kernel.config.broker_conf import write_keys
 from gantrymq.kernel.config.fields import HIDDEN, coerce
 from gantrymq.kernel.config.rocketmq_keys import write_plain
+from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.codes import ResponseCode
@@ -91,9 +92,18 @@ class ChangeableSettings:
         changed.
         """
         changes = self._changes_in(body)
+        if not changes:
+            return []
+        try:
+            kept = self._overrides.read()
+        except StartError as error:
+            raise _fault(f"nothing has changed: {error}") from None
         names = self._apply(changes)
-        if names:
-            self._keep(changes)
+        try:
+            self._overrides.keep(kept, changes)
+        except OSError as error:
+            path = self._overrides.path
+            raise _fault(f"the change is in force, but lost at the stop: {path}: {error.strerror}") from error
         return names
 
     async def check(self, body: bytes) -> None:
@@ -134,7 +144,9 @@ class ChangeableSettings:
                     changes.setdefault(row.section, {})[row.key] = value
             elif running.get((row.section, row.key), (row.value, row.mark)) != (row.value, row.mark):
                 pending.append(f"{row.section}.{row.key}")
-        return self._apply(changes), pending
+        names = self._apply(changes)
+        self._overrides.unwritten.clear()  # no longer in force
+        return names, pending
 
     def _apply(self, changes: dict[str, dict[str, object]]) -> list[str]:
         """Put validated values in force; returns their names."""
@@ -148,13 +160,6 @@ class ChangeableSettings:
             self.version = self.version.next(self._broker.env.wall_ms())
             log.info("settings_changed", keys=names)
         return names
-
-    def _keep(self, changes: dict[str, dict[str, object]]) -> None:
-        try:
-            self._overrides.keep(changes)
-        except OSError as error:
-            path = self._overrides.path
-            raise _fault(f"the change is in force, but lost at the stop: {path}: {error.strerror}") from error
 
     def _sections(self) -> dict[str, Any]:
         """Return the typed values of all sections, as they are now."""

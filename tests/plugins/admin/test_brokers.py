@@ -17,7 +17,7 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.plugins.admin.settings import ChangeableSettings
-from gantrymq.plugins.interfaces import Retention, TopicTable
+from gantrymq.plugins.interfaces import LiveSettings, Retention, TopicTable
 from gantrymq.plugins.retention import RetentionConfig
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import open_channel
@@ -201,8 +201,7 @@ async def test_earlier_changes_remain_when_one_is_added(bench: Any) -> None:
     again = ChangeableSettings(bench.broker)
     again.allow("plugin.retention", bench.broker.config.section(RetentionConfig), ("keep",), lambda config: None)
     again.update(b"fileReservedTime=1")
-    kept = {row.key for row in load(ConfigFlags(data=bench.broker.root)).config.explain() if row.origin == "override"}
-    assert kept == {"disk_reclaim", "keep"}
+    assert overridden_keys(bench.broker) == {"disk_reclaim", "keep"}
 
 
 async def test_a_change_that_cannot_be_stored_is_reported(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +213,46 @@ async def test_a_change_that_cannot_be_stored_is_reported(bench: Any, monkeypatc
     assert answer.code == 1
     assert "lost at the stop" in answer.remark
     assert (await settings(bench))["diskMaxUsedSpaceRatio"] == "60"
+
+
+def overridden_keys(broker: Broker) -> set[str]:
+    return {row.key for row in load(ConfigFlags(data=broker.root)).config.explain() if row.origin == "override"}
+
+
+async def test_a_line_taken_out_of_the_stored_changes_does_not_come_back(bench: Any) -> None:
+    live = bench.broker.registry.get(LiveSettings)
+    assert (await bench.ask(25, body=b"fileReservedTime=48")).code == 0
+    bench.broker.env.replace(f"{bench.broker.root}/{OVERRIDES_PATH}", b"")
+    assert live.reload(load(ConfigFlags(data=bench.broker.root)).config)[0] == ["plugin.retention.keep"]
+    assert (await bench.ask(25, body=b"diskMaxUsedSpaceRatio=60")).code == 0
+    assert overridden_keys(bench.broker) == {"disk_reclaim"}
+
+
+@pytest.mark.parametrize(("reloads", "stored"), [(False, {"keep", "disk_reclaim"}), (True, {"disk_reclaim"})])
+async def test_a_change_that_could_not_be_stored_is_stored_with_the_next_one_if_in_force(
+    reloads: bool, stored: set[str], bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: str, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.broker.env, "replace", fails)
+        assert (await bench.ask(25, body=b"fileReservedTime=48")).code == 1
+    if reloads:
+        bench.broker.registry.get(LiveSettings).reload(load(ConfigFlags(data=bench.broker.root)).config)
+    assert (await bench.ask(25, body=b"diskMaxUsedSpaceRatio=60")).code == 0
+    assert overridden_keys(bench.broker) == stored
+
+
+@pytest.mark.parametrize("text", [b"keep =", b"keep = 1", b"plugin = 1"])
+async def test_nothing_changes_while_the_stored_changes_are_unreadable(bench: Any, text: bytes) -> None:
+    before = (await settings(bench))["diskMaxUsedSpaceRatio"]
+    path = f"{bench.broker.root}/{OVERRIDES_PATH}"
+    bench.broker.env.replace(path, text)
+    answer = await bench.ask(25, body=b"diskMaxUsedSpaceRatio=60")
+    assert (answer.code, f"nothing has changed: {path}: " in answer.remark) == (1, True)
+    assert (await settings(bench))["diskMaxUsedSpaceRatio"] == before
+    assert bench.broker.env.read_bytes(path) == text
 
 
 @pytest.mark.parametrize("text", ["keep =", "\udcff"])
