@@ -12,7 +12,7 @@ import structlog
 
 from gantrymq.kernel.batch import Pull, PullBatch
 from gantrymq.kernel.delivery import Deliveries
-from gantrymq.kernel.errors import UnreadableRange
+from gantrymq.kernel.errors import LogPoisoned, PluginError, UnreadableRange
 from gantrymq.kernel.filters import CodeFilter
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.windows import LogWindows, NotCached
@@ -116,8 +116,24 @@ class PullProcessor:
         return self._clock() >= self._until
 
     def _offer(self, waiting: list[Pull]) -> None:
-        if waiting and self._hold(batch=PullBatch(waiting, self._resume)) is None:
+        if not waiting:
+            return
+        try:
+            held = self._hold(batch=PullBatch(waiting, self._resume))
+        except (LogPoisoned, PluginError):
+            raise
+        except Exception as error:
+            self._hold_failed(error)
+            held = None
+        if held is None:
             self._resume(waiting)
+
+    def _hold_failed(self, error: Exception) -> None:
+        failing = self._broker.manager.failing_plugin("hold_pulls", error)
+        name = "?" if failing is None else failing.name
+        self._broker.manager.activity.failed(name, "hold_pulls", error)
+        # Not at each turn: clients whose pulls are not held pull again at once.
+        self._outages.error("plugin_failed", name, plugin=name, hook="hold_pulls", exc_info=error)
 
     def _take(self, waiting: list[Pull], run: Callable[[Pull], int | None], request: Request) -> int:
         """Let ``run`` answer one pull; return the bytes of its body. A pull that may be held is added to
@@ -187,7 +203,7 @@ class PullProcessor:
         until = self._clock() + self._turn_s
         for pull in pulls:
             pull.may_hold = False
-            if pull.request.connection.closed:
+            if pull.request.connection.closed or pull.filter is RELEASED:  # by a plugin that raised afterwards
                 continue
             if self._clock() >= until and not self.postponed.is_full:
                 self.postponed.until_next_turn(pull)

@@ -351,13 +351,35 @@ async def test_an_error_outside_the_write_path_affects_that_plugin_only(
             for number in range(3):
                 async with open_channel(broker.address) as channel:
                     assert (await call(channel, send("T", b"%d" % number))).code == 0
-                    await call(channel, pull("T", 0, number + 1, suspend_ms=100))
+                    answer = await call(channel, pull("T", 0, number + 1, suspend_ms=100))
+                    assert answer.code == ResponseCode.PULL_NOT_FOUND
             assert await bodies(broker) == [b"0", b"1", b"2"]
     told = [line for line in lines if line["log_level"] == "error"]
     assert told
-    assert all(line.get("plugin") == "bad" or hook_name == "hold_pulls" for line in told), told
+    assert all(line.get("plugin") == "bad" for line in told), told
     assert not (tmp_path / "abort").exists(), "it stops in order"
     await store_works(tmp_path, [b"0", b"1", b"2"])
+
+
+@pytest.mark.trio
+async def test_errors_of_hold_pulls_are_all_counted_and_logged_once(bad: Callable[..., str], tmp_path: Path) -> None:
+    def resume_and_fail(batch: Any) -> None:
+        batch.resume(batch.rows)
+        raise Bug("a bug")
+
+    enable = bad("hold_pulls", ("batch",), resume_and_fail)
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            run_broker(make_broker(tmp_path, enable=[enable], disable=["longpoll"])) as broker,
+            open_channel(broker.address) as channel,
+        ):
+            assert (await call(channel, send("T", b"x"))).code == 0
+            for _ in range(5):
+                answer = await call(channel, pull("T", 0, 1, suspend_ms=60_000))
+                assert answer.code == ResponseCode.PULL_NOT_FOUND
+            assert broker.manager.activity.errors["bad"]["hold_pulls"].count == 5
+    told = [line for line in lines if line["log_level"] == "error"]
+    assert [(line["event"], line["plugin"], line["hook"]) for line in told] == [("plugin_failed", "bad", "hold_pulls")]
 
 
 @pytest.mark.trio
