@@ -123,7 +123,7 @@ class PluginManager:
         implements it.
 
         For the hot path: pluggy's own call costs more than most plugins' work on an ordinary batch. ``guard`` replaces
-        each plugin's function; :class:`StartError` if a plugin also wraps the hook. Plugins in ``leave_out`` are not
+        each plugin's function, unless a plugin wraps the hook (:meth:`wrapping`). Plugins in ``leave_out`` are not
         called. An exception of a plugin, other than ``LogPoisoned`` and ``PluginError``, is replaced by what
         ``explain`` returns for it.
         """
@@ -132,15 +132,10 @@ class PluginManager:
         found = [(info, each) for info, each in self.implementations(hook_name) if info.name not in leave_out]
         if not found:
             return None
-        odd = self.wrapping(hook_name)
-        if odd is not None and guard is not None:
-            raise StartError(
-                f"plugin {odd.name!r} wraps {hook_name}, or does not take its batch: errors of plugins cannot be"
-                f" skipped there; empty plugins.skip_errors and plugins.disable_on_error, or --disable {odd.name}"
-            )
         functions: list[Callable[[Any], object]] = [lambda batch: hook(batch=batch)]
-        if odd is None:
-            functions = [guard(info, hook_name, each.function) if guard else each.function for info, each in found]
+        if self.wrapping(hook_name) is None:
+            plain = [(info, function_of(each)) for info, each in found]
+            functions = [guard(info, hook_name, function) if guard else function for info, function in plain]
             for index, (info, _) in enumerate(found):
                 put = partial(functions.__setitem__, index)
                 self.activity.times.follow(info.name, hook_name, functions[index], put)
@@ -159,10 +154,9 @@ class PluginManager:
         return call
 
     def wrapping(self, hook_name: str) -> PluginInfo | None:
-        """Return a plugin for which pluggy must call the hook: it wraps the others, or does not take the batch."""
+        """Return a plugin that wraps the others, so that pluggy must call the hook; None if there is none."""
         found = self.implementations(hook_name)
-        odd = (info for info, each in found if each.wrapper or each.hookwrapper or each.argnames != ("batch",))
-        return next(odd, None)
+        return next((info for info, each in found if each.wrapper or each.hookwrapper), None)
 
     def implementations(self, hook_name: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
         """Return the plugins that implement the hook, in call order."""
@@ -298,6 +292,12 @@ class PluginManager:
                     f"plugins {other!r} and {info.name!r} both hold the slot {info.slot!r}: disable one of them"
                 )
             slots[info.slot] = info
+
+
+def function_of(implementation: pluggy.HookImpl) -> Callable[[Any], Any]:
+    """Return an implementation of a hook with the argument ``batch``, which it may omit, as a function of the batch."""
+    function: Callable[..., Any] = implementation.function
+    return function if implementation.argnames else lambda batch: function()
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.manager import PluginInfo, PluginManager
+from gantrymq.kernel.manager import PluginInfo, PluginManager, function_of
 
 log = structlog.get_logger("gantrymq.plugins")
 
@@ -36,7 +36,7 @@ class Observers:
                 raise StartError(
                     f"plugin {info.name!r}: {hook_name} cannot wrap others; it must be {hook_name}(self, batch)"
                 )
-            function = implementation.function if implementation.argnames else _without_batch(implementation.function)
+            function = function_of(implementation)
             put = partial(self._functions.__setitem__, len(self._functions))
             self._owners.append(info)
             self._functions.append(function)
@@ -66,10 +66,6 @@ class Observers:
 def observe(manager: PluginManager, hook_name: str) -> Observers | None:
     """Return the observers of a hook; None if no plugin implements it."""
     return Observers(manager, hook_name) or None
-
-
-def _without_batch(function: Callable[[], object]) -> Function:
-    return lambda batch: function()
 
 
 def _nothing(_batch: Any) -> None:

@@ -86,8 +86,9 @@ class PluginFaults:
         """:meth:`PluginManager.on_batches` with the plugins' error policies.
 
         ``watch`` wraps the function of each plugin. The result raises :class:`PluginError` if the policy is ``stop``.
+        :class:`StartError` if a plugin wraps the hook and another policy cannot be applied.
         """
-        called = {info.name for info, _ in self._manager.implementations(hook_name)}.difference(leave_out)
+        called = [info.name for info, _ in self._manager.implementations(hook_name) if info.name not in leave_out]
         guard: Guard | None = None
         if watch is not None:
             watched = watch
@@ -95,7 +96,14 @@ class PluginFaults:
             def guard(info: PluginInfo, name: str, function: Callable[[Any], object]) -> Callable[[Any], object]:
                 return watched(info, self._guard(info, name, function))
 
-        elif any(self._policies[name] != STOP for name in called):
+        elif skipped := [name for name in called if self._policies[name] != STOP]:
+            wrapping = self._manager.wrapping(hook_name)
+            if wrapping is not None:
+                names = " and ".join(map(repr, skipped))
+                raise StartError(
+                    f"plugin {wrapping.name!r} wraps {hook_name}, so errors of {names} cannot be skipped there"
+                    " (on_error, plugins.skip_errors, plugins.disable_on_error); --disable one of them"
+                )
             guard = self._guard
 
         def explain(error: Exception) -> PluginError:

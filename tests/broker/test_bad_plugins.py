@@ -233,6 +233,50 @@ async def test_plugins_with_policy_skip_or_disable_do_not_stop_the_broker(
     assert told == [("bad", hook_name, calls == 1)] * calls
 
 
+def a_second_plugin(hook_name: str, hook: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Install a plugin ``second`` with the hook; returns the name under which it is enabled."""
+    module = types.ModuleType("gantrymq_second_plugin")
+    module.Second = type("Second", (), {"name": "second", hook_name: hook})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return "gantrymq_second_plugin:Second"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("hook_name", ["before_append", "dispatch"])
+async def test_errors_are_skipped_beside_a_plugin_that_does_not_take_the_batch(
+    hook_name: str, bad: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+
+    def count(self: Any) -> None:
+        called.append("second")
+
+    def count_and_fail(batch: Any) -> None:
+        called.append("bad")
+        raise Bug("a bug")
+
+    enable = [bad(hook_name, ("batch",), count_and_fail), a_second_plugin(hook_name, hookimpl(count), monkeypatch)]
+    sys.modules["gantrymq_bad_plugin"].Bad.on_error = "skip"
+    async with run_broker(make_broker(tmp_path, enable=enable)) as broker, open_channel(broker.address) as channel:
+        assert (await call(channel, send("T", b"x"))).code == 0
+        assert await bodies(broker) == [b"x"]
+    assert called == ["bad", "second"]
+
+
+@pytest.mark.parametrize("hook_name", ["before_append", "dispatch"])
+def test_errors_that_a_wrapper_prevents_from_being_skipped_stop_the_start_with_advice(
+    hook_name: str, bad: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrap(self: Any) -> Any:
+        return (yield)
+
+    enable = [bad(hook_name, ("batch",), fail), a_second_plugin(hook_name, hookimpl(wrapper=True)(wrap), monkeypatch)]
+    sys.modules["gantrymq_bad_plugin"].Bad.on_error = "skip"
+    told = f"plugin 'second' wraps {hook_name}, so errors of 'bad' cannot be skipped there .*; --disable one of them"
+    with pytest.raises(StartError, match=told):
+        make_broker(tmp_path, enable=enable)
+
+
 TASK_ERRORS = pytest.mark.parametrize(
     "error", [Bug("a bug"), ConnectionRefusedError(111, "refused"), ExceptionGroup("of a nursery", [OSError(111, "x")])]
 )
