@@ -11,6 +11,7 @@ import structlog
 
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import Handler, Heavy, Request
+from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.admin.config import AdminConfig
 from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, TopicTable
@@ -31,7 +32,7 @@ from gantrymq.remoting.headers.groups import TopicOfGroupHeader
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.offsets import ConsumeQueueHeader
 from gantrymq.remoting.headers.topics import TopicHeader
-from gantrymq.remoting.names import SYSTEM_TOPICS, reply_topic
+from gantrymq.remoting.names import SYSTEM_TOPICS, is_system_topic, reply_topic
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -107,9 +108,11 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def clean_unused(self, request: Request) -> Command:
-        """Answer 316: delete the queues of topics that no longer exist."""
-        unused = {queue.topic for queue in self._broker.queues} - SYSTEM_TOPICS - set(self._topics.names())
-        for topic in sorted(unused):
+        """Answer 316: delete the queues of topics that no longer exist. A slave deletes none: its table of topics may
+        be behind its log, and the deletions of its master reach it with the table."""
+        if self._broker.broker_id:
+            return request.command.answer(ResponseCode.SUCCESS)
+        for topic in sorted(self._unused_topics()):
             log.info("unused_queues_deleted", topic=topic)
             try:
                 self._broker.store.delete_topic(topic)
@@ -137,6 +140,15 @@ class TopicAdmin:
         data = queue.entries(header.index, count)
         body.queue_data = [ConsumeQueueEntry(*entry) for entry in ENTRY.iter_unpack(data)]
         return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())
+
+    def _unused_topics(self) -> set[str]:
+        """Topics with queues and without a configuration. Light queues need none; system topics are the broker's."""
+        known = set(self._topics.names())
+        return {
+            queue.topic
+            for queue in self._broker.queues
+            if queue.topic not in known and not is_system_topic(queue.topic) and not queue.topic.startswith(LIGHT_TOPIC)
+        }
 
     def _time_span(self, topic: str, queue_id: int, consumed: int) -> QueueTimeSpan:
         broker = self._broker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,11 @@ import pytest
 from gantrymq.remoting.bodies.clients import GroupList
 from gantrymq.remoting.bodies.queues import ConsumeQueueBody
 from gantrymq.remoting.bodies.topics import TopicList
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
+from gantrymq.remoting.names import TIMER_TOPIC
+from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.requests import send
 
 pytestmark = pytest.mark.trio
 
@@ -87,6 +92,30 @@ async def test_cleaning_unused_topics_keeps_queues_of_existing_topics(bench: Any
     table._topics.remove("orders")
     assert (await bench.ask(316)).code == 0
     assert queues.get("orders", 0) is None
+
+
+async def test_cleaning_unused_topics_keeps_queues_of_system_topics(bench: Any) -> None:
+    answer = await bench.channel.call(send("orders", b"later", queues=2, properties="TIMER_DELAY_SEC\x0150"))
+    assert answer.code == 0
+    table: Any = bench.broker.manager.plugins[0].plugin
+    assert table._topics.remove(TIMER_TOPIC)
+    assert (await bench.ask(316)).code == 0
+    assert bench.broker.queues.get(TIMER_TOPIC, 0) is not None
+
+
+async def test_cleaning_unused_topics_keeps_light_queues(bench: Any) -> None:
+    bench.broker.store.extend_queue("%LMQ%devices", 0, 1)
+    assert (await bench.ask(316)).code == 0
+    assert bench.broker.queues.get("%LMQ%devices", 0) is not None
+
+
+async def test_a_slave_deletes_no_queues_of_topics_missing_from_its_table(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        assert (await channel.call(send("orders", b"kept"))).code == 0
+    async with broker_and_channel(tmp_path, broker__id="1") as (broker, channel):
+        broker.manager.plugins[0].plugin._topics.remove("orders")
+        assert (await channel.call(Command(316))).code == 0
+        assert broker.queues.get("orders", 0) is not None
 
 
 async def test_cleaning_expired_queues_keeps_queue_offsets(bench: Any) -> None:
