@@ -22,6 +22,7 @@ class Right(Enum):
     READ = "SUB on the topic"
     TOPIC = "PUB or SUB on the topic"
     CONSUME = "SUB on the topic and on the group"
+    OFFSET = "a signature of any account; for users SUB on the topic and on the group"
     GROUP = "SUB on the group"
     SEND_BACK = "SUB on the group, and on the topic of the message at the log offset"
     VIEW = "SUB on the topic of the message at the log offset"
@@ -48,7 +49,7 @@ BROKER_RIGHTS: Final[Mapping[int, Right]] = MappingProxyType({
     _C.END_TRANSACTION: _R.END,
     _C.PULL_MESSAGE: _R.CONSUME,
     _C.LITE_PULL_MESSAGE: _R.CONSUME,
-    _C.QUERY_CONSUMER_OFFSET: _R.CONSUME,
+    _C.QUERY_CONSUMER_OFFSET: _R.OFFSET,
     _C.UPDATE_CONSUMER_OFFSET: _R.CONSUME,
     _C.QUERY_CONSUME_TIME_SPAN: _R.CONSUME,
     _C.QUERY_SUBSCRIPTION_BY_CONSUMER: _R.CONSUME,

@@ -20,6 +20,7 @@ _NEEDS: Final[Mapping[Right, tuple[int, int]]] = MappingProxyType({
     Right.READ: (SUB, 0),
     Right.TOPIC: (ANY, 0),
     Right.CONSUME: (SUB, SUB),
+    Right.OFFSET: (SUB, SUB),
     Right.GROUP: (0, SUB),
     Right.SEND_BACK: (SUB, SUB),
     Right.VIEW: (SUB, 0),
@@ -72,6 +73,8 @@ def explain(
     if right is Right.ADMIN:
         has = "is an admin account" if account.admin else "is no admin account: set `admin: true` to allow this"
         return Explanation(account.admin, (needed, f"account {access_key!r} {has}"))
+    if right is Right.OFFSET:
+        return Explanation(True, (needed, "every account may query offsets"))
     if right is Right.SEND and topic == TRACE_TOPIC:
         return Explanation(True, (needed, "every account may send message traces"))
     found = [_resource(account, name, permission) for name, permission in _needs(right, topic, group)]

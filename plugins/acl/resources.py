@@ -63,6 +63,7 @@ _DECIDING_FIELDS: Final[Mapping[Right, tuple[bytes, ...]]] = MappingProxyType({
     Right.READ: _TOPIC_NAMES,
     Right.TOPIC: _TOPIC_NAMES,
     Right.CONSUME: _TOPIC_NAMES + _GROUP_NAMES,
+    Right.OFFSET: _TOPIC_NAMES + _GROUP_NAMES,
     Right.GROUP: _GROUP_NAMES,
 })  # fmt: skip
 
@@ -220,6 +221,7 @@ _READERS: Final[Mapping[Right, Callable[[Request, Store], Needs]]] = MappingProx
     Right.READ: lambda request, _: [(_topic(request), SUB)],
     Right.TOPIC: lambda request, _: [(_topic(request), ANY)],
     Right.CONSUME: _consume,
+    Right.OFFSET: _consume,
     Right.GROUP: lambda request, _: [(_group(request), SUB)],
     Right.SEND_BACK: _send_back,
     Right.VIEW: _view,

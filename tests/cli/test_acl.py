@@ -110,7 +110,7 @@ def test_explain_agrees_with_the_broker(credentials: Credentials) -> None:
     """For each code whose needs stand in the header."""
     accounts = Accounts.parse(ACCOUNTS.encode())
     checks = Checks(None, BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
-    rights = (Right.SEND, Right.READ, Right.TOPIC, Right.CONSUME, Right.GROUP, Right.ADMIN)
+    rights = (Right.SEND, Right.READ, Right.TOPIC, Right.CONSUME, Right.OFFSET, Right.GROUP, Right.ADMIN)
     compared = 0
     for code, right in BROKER_RIGHTS.items():
         if right not in rights:
@@ -135,7 +135,8 @@ def test_explain_knows_every_right_of_a_broker() -> None:
     for code in BROKER_RIGHTS:
         assert set(needed_names(code)) <= {"topic", "group"}
         assert explain(accounts, "the-admin", code, topic="t", group="g").allowed
-        assert not explain(accounts, "the-nobody", code, topic="t", group="g").allowed
+        of_nobody = explain(accounts, "the-nobody", code, topic="t", group="g")
+        assert of_nobody.allowed == (code == RequestCode.QUERY_CONSUMER_OFFSET)
 
 
 def test_check_reads_the_file_as_the_broker_and_warns(cli: Cli, file: Path) -> None:

@@ -90,6 +90,25 @@ async def test_an_account_has_the_rights_of_its_permissions_only(guarded: MakeBr
         assert refused(broker) == {"permission": 4}
 
 
+async def test_an_account_without_the_group_reads_its_offset_and_cannot_consume(guarded: MakeBroker) -> None:
+    """A 4.9.7 client takes a refusal for "never committed": it would begin at the end and skip messages."""
+    queue = {"consumerGroup": "other", "topic": "T", "queueId": "0"}
+    query = Command(RequestCode.QUERY_CONSUMER_OFFSET, queue)
+    commit = Command(RequestCode.UPDATE_CONSUMER_OFFSET, {**queue, "commitOffset": "1"})
+    async with run_broker(guarded()) as broker, open_channel(broker.address) as channel:
+        for _ in range(2):
+            assert await ask(channel, send("T", b"x")) == (0, None)
+        assert await ask(channel, commit, ADMIN) == (0, None)
+        answer = await channel.call(WORKER.sign(query), 10.0)
+        assert (answer.code, answer.ext) == (0, {"offset": "1"})
+        no = (1, REFUSED + "No default permission for group:other")
+        assert await ask(channel, pull("T", group="other")) == no
+        assert await ask(channel, commit) == no
+        wrong = Credentials(WORKER.access_key, "guessed")
+        assert (await ask(channel, query, wrong))[1] == REFUSED + "Check signature failed for accessKey=the-worker"
+        assert (await ask(channel, query, None))[1] == REFUSED + "No accessKey is configured"
+
+
 async def test_requests_without_the_right_key_are_refused_with_rocketmqs_texts(guarded: MakeBroker) -> None:
     async with run_broker(guarded()) as broker, open_channel(broker.address) as channel:
         assert await ask(channel, send("T", b"x"), None) == (1, REFUSED + "No accessKey is configured")
