@@ -1,7 +1,8 @@
 """All counters by statistic and key. Pulls are counted when they are answered, puts from the consume queues.
 
 Nothing is counted when messages arrive: a consume queue has the number of its messages, and its entries have their
-sizes. Every second the difference since the last check is counted; the entries are summed in bulk.
+sizes. Every second the difference since the last check is counted; the entries are summed in bulk. As in RocketMQ, a
+slave counts replicated messages as stored (``messages_put``, ``bytes_put``), and not as sent to it.
 
 Source of names and keys: RocketMQ 4.9.7 ``Stats``, ``BrokerStatsManager``.
 """
@@ -76,6 +77,7 @@ class Table:
         self.messages_put = 0
         self.sizes: Sizes | None = None
         """Message sizes, from the first request for them on."""
+        self._is_master = not broker.broker_id
 
     # ------------------------------------------------------------------------------------------------- interface
 
@@ -224,7 +226,7 @@ class Table:
                 break
             sizes = sizes_of(data)
             count, total = measure(sizes)
-            if self.sizes is not None:
+            if self.sizes is not None and self._is_master:
                 self.sizes.add(topic, sizes)
             messages += count
             size += total
@@ -232,6 +234,8 @@ class Table:
             yield
         self.messages_put += messages
         self.bytes_put += size
+        if not self._is_master:
+            return
         self.add(TOPIC_PUT_NUMS, topic, messages, messages)
         self.add(TOPIC_PUT_SIZE, topic, size, messages)
         self.add(BROKER_PUT_NUMS, self._broker.cluster, messages, messages)

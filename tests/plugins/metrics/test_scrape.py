@@ -29,6 +29,9 @@ from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.plugins.metrics import MetricsPlugin
 from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.fastjson import loads
 from gantrymq.testing.harness import make_broker, run_broker, run_cluster
 from gantrymq.testing.requests import send
 from support.processes import free_ports
@@ -62,6 +65,10 @@ async def get(broker: Broker, accept: str = "text/plain") -> tuple[str, str]:
 async def scrape(broker: Broker) -> dict[str, Metric]:
     body, _ = await get(broker)
     return {family.name: family for family in parse_classic(body)}
+
+
+def names_of(families: dict[str, Metric]) -> set[str]:
+    return {sample.name for family in families.values() for sample in family.samples}
 
 
 def value(families: dict[str, Metric], name: str, **labels: str) -> float:
@@ -283,6 +290,37 @@ async def test_master_and_slave_have_replication_metrics(tmp_path: Path) -> None
             assert value(families, "gantrymq_replica_lag_bytes", replica=slave.address) == 0
             assert value(families, "gantrymq_replica_lag_seconds", replica=slave.address) >= 0
             assert value(families, "gantrymq_broker_info", broker_id="1") == 1
+
+
+async def test_only_the_master_counts_replicated_messages_as_incoming(tmp_path: Path) -> None:
+    settings = {**ANYWHERE, "plugin.ha.listen": "127.0.0.1:0"}
+    async with run_broker(make_broker(tmp_path / "master", settings=settings, enable=[HA, PLUGIN])) as master:
+        follow = {
+            "broker.id": "1", "plugin.ha.master": master.registry.get(Replication).ha_address,
+            "plugin.ha.master_broker": master.address, **ANYWHERE,
+        }  # fmt: skip
+        async with run_broker(make_broker(tmp_path / "slave", settings=follow, enable=[HA, PLUGIN])) as slave:
+            for broker in (master, slave):
+                await scrape(broker)  # sizes are counted from the first one on
+            batch = AppendBatch()
+            for topic in ("orders", "%RETRY%readers", "%DLQ%readers"):
+                batch.add(topic, 0, b"x", b"")
+            master.append(batch)
+            master.log.flush()
+            master.progress()
+            async with open_channel(slave.address) as channel:
+                stored = 0
+                with trio.fail_after(20):
+                    while stored < 3:
+                        on_slave = await scrape(slave)
+                        answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO), 10.0)
+                        stored = int(loads(answer.body)["table"]["putMessageTimesTotal"])
+            incoming = {
+                "rocketmq_messages_in_total", "rocketmq_throughput_in_total", "rocketmq_message_size_bucket",
+                "rocketmq_send_to_dlq_messages_total", "gantrymq_messages_retried_total",
+            }  # fmt: skip
+            assert not incoming & names_of(on_slave)
+            assert incoming <= names_of(await scrape(master))
 
 
 class Loud:
