@@ -35,22 +35,26 @@ class Expired:
     late: int = 0
 
 
-async def drop_before(broker: Broker, offset: int) -> Expired:
+async def drop_before(broker: Broker, offset: int, expired_end: int = 0) -> Expired:
     """Delete the log's files that end at or before ``offset``; with 0 only those that an earlier round left.
 
     The current file, records that are not in the queues yet, and everything behind the lowest offset that a plugin
     needs (hook ``retention_floor``) are kept. The queues then begin with the first remaining message. While a file of
     an earlier round cannot be deleted, no others are: the files on the disk would have a gap, or messages would become
     unreadable without freeing space.
+
+    ``expired_end``: the offset before which files have expired, if that is more: they are not deleted now, but those
+    that a plugin holds are counted.
     """
     late, error = await _delete_detached(broker)
-    if not offset:
+    end = max(offset, expired_end)
+    if not end:
         return Expired(0, error=error, late=late)
     floor, holder = _floor(broker)
     detached = [] if error else broker.log.detach_before(min(offset, broker.store.dispatched, floor))
     held = 0
     if holder:
-        held = sum(segment.end - segment.base for segment in broker.log.segments if floor < segment.end <= offset)
+        held = sum(segment.end - segment.base for segment in broker.log.segments if floor < segment.end <= end)
     expired = Expired(len(detached), held, holder if held else "", error, late)
     if not detached:
         return expired

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -15,7 +16,7 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.expiry import Expired, drop_before
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.retention.loss import begins_of, loss_since
-from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, old_before, used_ratio
+from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, used_ratio
 from gantrymq.plugins.retention.reserve import Reserve
 from gantrymq.remoting.outages import Outages
 
@@ -54,7 +55,7 @@ class Cleaner:
         self._reserve = Reserve(broker.env, f"{broker.root}/{RESERVE_FILE}", 0)
         self.full = ""
         self.held = Expired(0)
-        """The files that the last round could not delete, and the plugin that needs them."""
+        """The result of the last round, with the expired files that a plugin needs, also outside the hour to delete."""
 
     def set_rules(self, rules: Rules) -> None:
         """Apply other rules from the next check on."""
@@ -101,9 +102,10 @@ class Cleaner:
         hour = datetime.fromtimestamp(now_ms / 1000).hour
         files = self._files()
         offset = expired_before(files, now_ms, hour, usage, rules, asked=asked)
-        is_forced = offset > old_before(files, now_ms, rules)
+        old_end = self._old_end(now_ms)
+        is_forced = offset > old_end
         before = begins_of(broker) if is_forced else {}
-        held, self.held = self.held, await drop_before(broker, offset)
+        held, self.held = self.held, await drop_before(broker, offset, old_end)
         self._retry_at = 0.0
         self._has_more = not is_forced and self.held.files >= rules.files_at_once
         if self.held.error:
@@ -169,22 +171,35 @@ class Cleaner:
         )
 
     def _files(self) -> list[LogFile]:
-        """Return the files that may be deleted, except for the last ones; the time of each is that of the first message
-        behind it.
+        """Return the files that one round may delete: the oldest ones, without the current one."""
+        segments = self._written()
+        count = min(len(segments) - 1, self._rules.files_at_once)
+        return [
+            LogFile(segments[number].base, segments[number].end, self._newest_ms(segments, number))
+            for number in range(count)
+        ]
+
+    def _old_end(self, now_ms: int) -> int:
+        """Return the offset up to which files are older than ``keep``, however many they are; 0 if none is.
+
+        The times of files rise, so a binary search reads few of them when a plugin holds thousands.
+        """
+        segments, old_ms = self._written(), now_ms - self._rules.keep_ms
+        old = bisect_right(range(len(segments) - 1), old_ms, key=partial(self._newest_ms, segments))
+        return segments[old - 1].end if old else 0
+
+    def _written(self) -> list[Segment]:
+        """Return the files that have messages, with the current one."""
+        commit_log = self._broker.log
+        return [segment for segment in commit_log.segments if segment.base < commit_log.end]
+
+    def _newest_ms(self, segments: list[Segment], number: int) -> int:
+        """Return the time of the first message behind the file with this number, which is not before its last one's.
 
         If that message cannot be read, the next file's time counts, or that of the log's last message.
         """
         commit_log = self._broker.log
-        files: list[LogFile] = []
-        undated: list[Segment] = []
-        for segment, following in pairwise(list(commit_log.segments)):
-            if len(files) >= self._rules.files_at_once or following.base >= commit_log.end:
-                break
-            undated.append(segment)
+        for following in islice(segments, number + 1, None):
             with suppress(OutOfLog, CorruptRange, BadRecord):
-                newest = commit_log.read_record(following.base).store_timestamp
-                files += [LogFile(each.base, each.end, newest) for each in undated]
-                undated = []
-        newest = commit_log.last_timestamp or self._broker.env.wall_ms()
-        files += [LogFile(each.base, each.end, newest) for each in undated]
-        return files[: self._rules.files_at_once]
+                return commit_log.read_record(following.base).store_timestamp
+        return commit_log.last_timestamp or self._broker.env.wall_ms()

@@ -6,6 +6,7 @@ import errno
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.trio
 
 FILE = 8192
 GIB = 1 << 30
+HOUR_MS = 3_600_000
 ROOMY = DiskUsage(100 * GIB, 50 * GIB)
 
 
@@ -514,6 +516,27 @@ async def test_a_plugin_that_holds_expired_files_is_named_once_and_measured(
             assert await cleaner.clean() >= 1
     events = [line["event"] for line in logs if line["event"] in ("log_files_held", "log_files_released")]
     assert events == ["log_files_held", "log_files_released"]
+
+
+@pytest.mark.parametrize("files_at_once", ["1", "10"])
+async def test_expired_files_are_held_at_every_hour_and_all_of_them_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_at_once: str
+) -> None:
+    env = DiskEnv()
+    ahead_ms = 73 * HOUR_MS + HOUR_MS // 2 - env.wall_ms() % HOUR_MS
+    due = datetime.fromtimestamp((env.wall_ms() + ahead_ms) / 1000).hour
+    settings = {"plugin.retention.at": str(due), "plugin.retention.files_at_once": files_at_once}
+    with structlog.testing.capture_logs() as logs:
+        async with filled(tmp_path, env, **settings) as (broker, _, cleaner):
+            transaction = next(info.plugin for info in broker.manager.plugins if info.name == "transaction")
+            monkeypatch.setattr(transaction.strategy, "floor", lambda: 0)
+            for hours in (0, 1, 23, 24):
+                env.ahead_ms = ahead_ms + hours * HOUR_MS
+                assert await cleaner.clean() == 0
+                assert cleaner.held.holder == "transaction"
+                assert cleaner.held.held_bytes == FILE * (len(broker.log.segments) - 1) >= 3 * FILE
+    events = [line["event"] for line in logs if line["event"] in ("log_files_held", "log_files_released")]
+    assert events == ["log_files_held"]
 
 
 async def test_a_slave_keeps_files_that_a_timed_message_still_needs_however_full_its_disk_is(tmp_path: Path) -> None:
