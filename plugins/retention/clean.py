@@ -16,7 +16,7 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.expiry import Expired, drop_before
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.retention.loss import begins_of, loss_since
-from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, used_ratio
+from gantrymq.plugins.retention.policy import LogFile, Rules, accepts_below, expired_before, is_full, used_ratio
 from gantrymq.plugins.retention.reserve import Reserve
 from gantrymq.remoting.outages import Outages
 
@@ -167,7 +167,7 @@ class Cleaner:
         rules = self._rules
         return (
             f"service not available now: {ratio:.0%} of the broker's disk is used, above {rules.full_ratio:.0%} "
-            f"nothing is taken until it is below {rules.force_ratio:.0%} (plugin.retention.disk_full)"
+            f"nothing is taken until it is below {accepts_below(rules):.0%} (plugin.retention.disk_full)"
         )
 
     def _files(self) -> list[LogFile]:

@@ -44,9 +44,13 @@ def used_ratio(usage: DiskUsage, rules: Rules) -> float:
 
 
 def is_full(usage: DiskUsage, rules: Rules, was_full: bool) -> bool:
-    """Return whether to refuse messages. Once refused, they are accepted again only when the disk is below the
-    threshold for forced deletion."""
-    return used_ratio(usage, rules) > (rules.force_ratio if was_full else rules.full_ratio)
+    """Return whether to refuse messages. Once refused, they are accepted again only below :func:`accepts_below`."""
+    return used_ratio(usage, rules) > (accepts_below(rules) if was_full else rules.full_ratio)
+
+
+def accepts_below(rules: Rules) -> float:
+    """Return the used share below which refused messages are accepted again: the lower of both thresholds."""
+    return min(rules.force_ratio, rules.full_ratio)
 
 
 def expired_before(

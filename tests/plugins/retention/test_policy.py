@@ -62,3 +62,10 @@ def test_writing_goes_on_only_well_below_where_it_stopped() -> None:
     assert is_full(used(91), RULES, was_full=False)
     assert is_full(used(86), RULES, was_full=True)
     assert not is_full(used(85), RULES, was_full=True)
+
+
+def test_a_disk_that_is_full_below_the_second_mark_stays_full_until_it_is_below_its_own() -> None:
+    rules = attrs.evolve(RULES, full_ratio=0.80, enough_free=100 * GIB)
+    assert is_full(used(82), rules, was_full=False)
+    assert is_full(used(82), rules, was_full=True)
+    assert not is_full(used(79), rules, was_full=True)
