@@ -1,7 +1,7 @@
 """Administrators' requests about offsets: all offsets (43), first store time (32), compare (308), clone (314), topics
 of a group (343).
 
-Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, ``ConsumerOffsetManager``; 5.3.3 for 343.
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, ``ConsumerOffsetManager``; 5.3.3 for 343 and the data version of 43.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 LARGEST = 2**63 - 1
 """RocketMQ's value for a queue in which the compared group lags behind the others."""
+
+DATA_VERSION_SINCE = 413
+"""The first version (5.0.0, ``MQVersion``) that expects a data version with all offsets."""
 
 log = structlog.get_logger("gantrymq.offsets")
 
@@ -60,8 +63,16 @@ class OffsetAdmin:
         return request.command.answer(ResponseCode.SUCCESS, ext=TimestampResponse(timestamp=first).to_ext())
 
     def all_offsets(self, request: Request) -> Command:
-        """Answer 43: the text of ``consumerOffset.json``."""
-        return request.command.answer(ResponseCode.SUCCESS, body=self._offsets.encode())
+        """Answer 43: the text of ``consumerOffset.json``, for RocketMQ 5 with a data version.
+
+        The version only tells responses apart. Without one, a slave of 5.x fails after it has adopted the offsets, and
+        does not write them.
+        """
+        body = self._offsets.encode()
+        if request.command.version >= DATA_VERSION_SINCE:
+            version = b'"dataVersion":{"counter":0,"stateVersion":0,"timestamp":%d}' % self._broker.env.wall_ms()
+            body = b"{%s,%s" % (version, body[1:])
+        return request.command.answer(ResponseCode.SUCCESS, body=body)
 
     def corrections(self, request: Request) -> Command:
         """Answer 308: for each queue the lowest offset of all groups but the excluded ones; 2^63-1 if the compared

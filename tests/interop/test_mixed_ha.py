@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.message import SendStatus
-from gantrymq.remoting.bodies.offsets import DelayOffsetSerializeWrapper
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper, DelayOffsetSerializeWrapper
+from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.clients import MESSAGES_A_SECOND, ForeignClient, check_complete
@@ -126,3 +128,23 @@ def test_a_java_slave_replicates_our_master(
                 end = int(runtime_info(address)["commitLogMaxOffset"])
                 wait_for(lambda: runtime_info(copy.address).get("commitLogMaxOffset") == str(end), PATIENCE_S)
                 assert log_bytes(theirs, end) == log_bytes(ours, end)
+
+
+def test_a_slave_of_rocketmq_5_adopts_the_offsets_of_our_master_and_their_version(
+    java5: Java, own_nameserver: str, homes: Homes
+) -> None:
+    home, name = homes("ha"), "ha-offsets"
+    commit = {"consumerGroup": "TOOLS_CONSUMER", "topic": "TBW102", "queueId": "0", "commitOffset": "0"}
+
+    def offsets() -> ConsumerOffsetSerializeWrapper:
+        return ConsumerOffsetSerializeWrapper.from_bytes(
+            ask(copy.address, Command(RequestCode.GET_ALL_CONSUMER_OFFSET)).body
+        )
+
+    with our_broker(home / "ours", own_nameserver, name, 0) as (_, address):
+        assert ask(address, Command(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+        with java_broker(java5, home / "java", own_nameserver, name, brokerRole="SLAVE", brokerId="1") as copy:
+            started_ms = time.time_ns() // 1_000_000
+            # It asks once a minute.
+            wait_for(lambda: offsets().offset_table.get("TBW102@TOOLS_CONSUMER") == {0: 0}, PATIENCE_S + 60)
+            wait_for(lambda: (offsets().data_version or DataVersion()).timestamp >= started_ms)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
 
 pytestmark = pytest.mark.trio
@@ -92,6 +93,15 @@ async def test_topics_of_a_group_and_the_earliest_store_time_are_returned(bench:
     assert int(first.ext["timestamp"]) == bench.broker.log.read_record(0).store_timestamp
     assert (await bench.ask(32, {"topic": "orders", "queueId": 1})).ext == {"timestamp": "-1"}
     assert b'"orders@readers":{0:1}' in (await bench.ask(43)).body
+
+
+async def test_slaves_of_rocketmq_5_get_all_offsets_with_a_data_version(bench: Any) -> None:
+    await bench.commit(1)
+    of_4 = await bench.channel.call(Command(43, version=407), 10.0)
+    assert of_4.body == b'{"offsetTable":{"orders@readers":{0:1}}}'
+    of_5 = dict(loads((await bench.channel.call(Command(43, version=413), 10.0)).body))
+    assert of_5.pop("dataVersion").keys() == {"counter", "stateVersion", "timestamp"}
+    assert of_5 == loads(of_4.body)
 
 
 async def test_configurations_of_one_topic_and_one_group_are_returned(bench: Any) -> None:
