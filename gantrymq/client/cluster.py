@@ -342,16 +342,18 @@ class Cluster:
                 member = self._consumers.get(reset.group)
                 if member is not None:
                     offsets = OrderedOffsets.from_bytes(request.body).offsets if request.body else {}
-                    if self.namespace is not None:
-                        offsets = self.namespace.queues_without(offsets)
                     log.info("offset_reset_ordered", group=reset.group, topic=reset.topic, queues=len(offsets))
+                    if self.namespace is not None:
+                        # consumers name their retry topics as brokers do; what is not theirs they skip
+                        offsets = {**offsets, **self.namespace.queues_without(offsets)}
                     member.reset_offsets(offsets)
                 return request.answer(ResponseCode.SUCCESS)
             case RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
                 status = read_header(ConsumerStatusHeader, request.ext)
-                table = self._member(status.group).offsets(self._user_topic(status.topic))
+                member = self._member(status.group)
+                table = member.offsets(status.topic)
                 if self.namespace is not None:
-                    table = self.namespace.queues(table)
+                    table = self.namespace.queues(table or member.offsets(self.namespace.without(status.topic)))
                 return request.answer(ResponseCode.SUCCESS, body=ClientOffsets(table).to_bytes())
             case RequestCode.GET_CONSUMER_RUNNING_INFO:
                 asked = read_header(RunningInfoHeader, request.ext)
@@ -365,9 +367,6 @@ class Cluster:
                 directly = read_header(ConsumeDirectlyHeader, request.ext)
                 return self._consume_directly(request, self._member(directly.consumer_group), directly.broker_name)
         return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
-
-    def _user_topic(self, topic: str) -> str:
-        return topic if self.namespace is None else self.namespace.without(topic)
 
     def _member(self, group: str) -> Member:
         member = self._consumers.get(group)

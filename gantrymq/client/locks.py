@@ -57,14 +57,13 @@ class QueueLocks:
             try:
                 answer = await self._call(RequestCode.LOCK_BATCH_MQ, wanted)
                 with reading(broker):
-                    given = LockBatchResponseBody.from_bytes(answer.body).lock_ok_mq_set
-                if self._cluster.namespace is not None:
-                    given = {self._cluster.namespace.queue_without(queue) for queue in given}
+                    locked = LockBatchResponseBody.from_bytes(answer.body).lock_ok_mq_set
             except GantryError as error:
                 self._cluster.rare.warning("queue_lock_failed", broker, self._group, broker=broker, reason=str(error))
                 return
             self._asking -= wanted
-            for queue in wanted & given:
+            given = {queue for queue in wanted if self._real(queue) in locked}
+            for queue in given:
                 self._asked_at[queue] = asked_at
             for queue in wanted - given:
                 self._asked_at.pop(queue, None)
@@ -102,6 +101,11 @@ class QueueLocks:
     def forget(self, queue: MessageQueue) -> None:
         """Count the lock of ``queue`` as lost."""
         self._asked_at.pop(queue, None)
+
+    def _real(self, queue: MessageQueue) -> MessageQueue:
+        """``queue`` as brokers name it."""
+        namespace = self._cluster.namespace
+        return queue if namespace is None else namespace.queue(queue)
 
     async def _call(self, code: RequestCode, queues: set[MessageQueue]) -> Command:
         body = LockBatchRequestBody(consumer_group=self._group, client_id=self._cluster.client_id, mq_set=queues)

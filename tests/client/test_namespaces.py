@@ -98,6 +98,38 @@ async def test_every_request_has_namespaced_names(fake_cluster: Cluster) -> None
         assert routed == {"NS%T", "%RETRY%NS%g"}
 
 
+async def test_an_ordered_consumer_holds_the_lock_of_its_retry_queue(fake_cluster: Cluster, no_pause: None) -> None:
+    async with (
+        fake_cluster(**{"NS%T": 2, "%RETRY%NS%g": 1}) as cluster,
+        gantrymq.connect(cluster.address, namespace="NS") as client,
+        client.consumer("T", "g", start="first", ordered=True) as messages,
+    ):
+        broker = cluster.broker
+        table = messages.running_info().mq_table
+        assert [(queue.topic, each.locked) for queue, each in sorted(table.items())] == [
+            ("%RETRY%NS%g", True), ("T", True), ("T", True),
+        ]  # fmt: skip
+        broker.store("%RETRY%NS%g", 0, b"again", "RETRY_TOPIC\x01NS%T\x02")
+        with anyio.fail_after(PATIENCE_SECONDS):
+            message = await anext(messages)
+        assert (message.topic, message.body) == ("T", b"again")
+        await message.ack()
+        await anyio.sleep(0.2)  # rebalances that are not settled would be repeated without a pause
+        assert len(broker.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP)) <= 3  # at joining, and for each new route
+        asked = {"topic": "%RETRY%NS%g", "group": "NS%g"}
+        for connection in broker.connections:
+            await connection.write(Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, asked))
+        (status,) = await broker.wait_for(0)
+        assert b'"topic":"%RETRY%NS%g"' in status.body
+        name = {"brokerName": "broker-a", "queueId": 0, "topic": "%RETRY%NS%g"}
+        body = b'{"offsetTable":{' + str(name).replace("'", '"').encode() + b":0}}"
+        for connection in broker.connections:
+            ext = {**asked, "timestamp": "0", "isForce": "true"}
+            await connection.write(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body))
+        with anyio.fail_after(PATIENCE_SECONDS):
+            assert (await anext(messages)).body == b"again"
+
+
 async def test_administration_uses_namespaced_names(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(**{"NS%T": 1}) as cluster,
