@@ -74,6 +74,8 @@ class Gathering:
         if not window.admit(size):
             await window.enter(size)
         try:
+            if self._closed:
+                raise ClientClosed("the producer was closed while a message waited for its turn")
             group = self._open.get((topic, limit))
             if group is None or group.size + size > GROUP_MAX_BYTES or len(group.keys) >= GROUP_MAX_MESSAGES:
                 group = self._begin(topic, limit)
@@ -102,14 +104,19 @@ class Gathering:
     def _begin(self, topic: str, limit: float) -> _Group:
         if self._make_waiter is None:
             self._make_waiter = waiter_kind()
-        group = self._open[topic, limit] = _Group(topic, limit)
+        group = _Group(topic, limit)
+        if not self._hand_to_idle_task(group):
+            self._sender.start_soon(self._deliver_groups, group)  # raises when the client has ended
+        self._open[topic, limit] = group
+        return group
+
+    def _hand_to_idle_task(self, group: _Group) -> bool:
         while self._idle:
             waiter = self._idle.pop()
             if not waiter.done():
                 waiter.set_result(group)
-                return group
-        self._sender.start_soon(self._deliver_groups, group)
-        return group
+                return True
+        return False
 
     async def _deliver_groups(self, first: _Group) -> None:
         group: _Group | None = first

@@ -225,3 +225,28 @@ async def test_the_end_of_the_client_fails_what_is_under_way(fake_cluster: Clust
                 await cluster.broker.wait_sent(10)
                 await client.close()
         assert len(failures) == 10
+
+
+async def test_sends_that_wait_for_their_turn_fail_when_the_client_closes(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.sender.IN_FLIGHT_MAX_MESSAGES", 4)
+
+    async def silent(request: Command) -> None:
+        await anyio.sleep_forever()
+
+    async with fake_cluster(T=1) as cluster:
+        cluster.broker.answers.update({310: silent, 320: silent})
+        client = await gantrymq.connect(cluster.address).start()
+        producer = await client.producer().start()
+        outcomes: list[gantrymq.SendResult | Exception] = []
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+
+                async def send() -> None:
+                    outcomes.extend(await send_all(producer, numbered(200)))
+
+                tasks.start_soon(send)
+                await cluster.broker.wait_sent(4)
+                await client.close()
+        assert {type(outcome) for outcome in outcomes} <= {gantrymq.ClientClosed, gantrymq.ConnectError}
