@@ -394,7 +394,13 @@ class TransactionalProducer(BlockingMember):
             except Exception as failure:
                 outcome, error = Outcome.UNKNOWN, failure
                 log.exception("transaction_branch_failed", group=self._inner.group, transaction=half.message_id)
-        self._loop.finish(self._inner.end, given, half, outcome, error)
+        try:
+            self._loop.finish(self._inner.end, given, half, outcome, error)
+        except ClientClosed as closed:  # while the branch ran: the broker asks for the outcome
+            log.warning(
+                "transaction_end_failed", group=self._inner.group, broker=half.queue.broker_name,
+                transaction=half.message_id, reason=str(closed),
+            )  # fmt: skip
         return TransactionResult(half, outcome, error)
 
 

@@ -134,10 +134,11 @@ class TransactionalProducer(Lifetime):
     async def end(self, message: Message, half: SendResult, outcome: Outcome, error: Exception | None = None) -> None:
         """Send the ``outcome`` of ``message`` to the broker that stored it as ``half``; no answer is waited for.
 
-        Raises nothing when the broker cannot be reached: it asks for the outcome when it has waited long enough.
+        Raises nothing when the broker cannot be reached, or when the producer was closed while the branch ran: the
+        broker asks for the outcome when it has waited long enough.
         """
-        self._ensure_open()
         try:
+            self._ensure_open()
             header = EndTransactionHeader(
                 producer_group=self.group, tran_state_table_offset=half.queue_offset,
                 commit_log_offset=_log_offset(half), commit_or_rollback=outcome.value, msg_id=half.message_id,

@@ -205,6 +205,34 @@ async def test_a_broker_lost_before_the_outcome_does_not_fail_the_send(
     assert "failures=4" in lines[1]
 
 
+async def test_a_producer_closed_during_the_branch_does_not_fail_the_send(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, may_end = anyio.Event(), anyio.Event()
+
+    async def branch(message: Message, transaction_id: str) -> Outcome:
+        begun.set()
+        await may_end.wait()
+        return Outcome.COMMIT
+
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[310] = stored()
+        producer = await client.transactional_producer("g", local=branch, check=unknown).start()
+        results: list[TransactionResult] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def send() -> None:
+                results.append(await producer.send("T", b"x"))
+
+            tasks.start_soon(send)
+            await begun.wait()
+            await producer.close()
+            may_end.set()
+        assert [result.outcome for result in results] == [Outcome.COMMIT]
+        assert not cluster.broker.seen(37)
+    assert any("transaction_end_failed" in record.getMessage() for record in caplog.records)
+
+
 async def test_a_cancelled_branch_sends_no_outcome(fake_cluster: Cluster) -> None:
     async def branch(message: Message, transaction_id: str) -> Outcome:
         scope.cancel()
@@ -432,3 +460,21 @@ def test_the_blocking_producer_runs_branches_in_the_caller_and_checks_in_threads
     assert threads["branch"] == threading.get_ident()
     assert threads["check"] not in (0, threading.get_ident())
     assert [end.ext["commitOrRollback"] for end in broker.seen(37)] == ["8", "0", "12", "12"]
+
+
+@pytest.mark.parametrize("closes", ["producer", "client"])
+def test_a_branch_that_closes_the_blocking_producer_does_not_fail_the_send(
+    fake_in_thread: Any, caplog: pytest.LogCaptureFixture, closes: str
+) -> None:
+    fake_in_thread.broker.answers[310] = stored()
+    with (
+        gantrymq.sync.connect(fake_in_thread.address) as client,
+        client.transactional_producer("g", check=unknown) as producer,
+    ):
+
+        def branch(message: Message, transaction_id: str) -> Outcome:
+            (producer if closes == "producer" else client).close()
+            return Outcome.COMMIT
+
+        assert producer.send("T", b"x", local=branch).outcome is Outcome.COMMIT
+    assert any("transaction_end_failed" in record.getMessage() for record in caplog.records)
