@@ -108,6 +108,8 @@ class Consumer(Lifetime, Generic[R]):
         self._locks = QueueLocks(cluster, self.group) if settings.ordered and not settings.broadcast else None
         self._local: LocalOffsets | None = None
         self._releasing: dict[MessageQueue, Puller[R]] = {}
+        self._uncommitted: set[Puller[R]] = set()
+        """Of queues that were given up; their last commit is in flight."""
         self._assigning: set[MessageQueue] = set()
         """Queues that this member is about to pull: it locks them, or ``on_assigned`` runs."""
         self._upkeep: TaskGroup | None = None
@@ -359,7 +361,7 @@ class Consumer(Lifetime, Generic[R]):
                 await self._notify_queues_changed(self._settings.on_revoked, self._pullers)
             self._closed = True
             self._arrived.set()
-            pullers += self._releasing.values()
+            pullers += (*self._releasing.values(), *self._uncommitted)
             for puller in pullers:
                 puller.close()
             await self._commit_last(pullers)
@@ -824,7 +826,9 @@ class Consumer(Lifetime, Generic[R]):
                 continue
             puller.drop()
             dropped.append(puller)
+        self._uncommitted.update(dropped)
         await self._commit_together(dropped, confirmed=True)
+        self._uncommitted.difference_update(dropped)  # not when cancelled: then the end of the block commits them
 
     async def _retry_queues(self, members: list[str]) -> set[MessageQueue] | None:
         """This member's share of the group's retry topic, which brokers make when they first hear of the group; None if

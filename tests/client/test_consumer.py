@@ -273,6 +273,33 @@ async def test_a_retried_message_comes_soon_though_its_topic_is_registered_late(
             assert again.queue.topic == "%RETRY%g"
 
 
+async def test_offsets_of_revoked_queues_are_committed_when_the_consumer_closes_meanwhile(
+    fake_cluster: Cluster,
+) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.consumer("T", "g", start="first") as messages,
+    ):
+        broker = cluster.broker
+        broker.store("T", 0, b"x")
+        (message,) = await take(messages, 1)
+        await message.ack()
+
+        async def lose_the_first(request: Command) -> Command:
+            if len(broker.seen(15)) == 1:
+                await anyio.sleep_forever()
+            return broker.on_update_consumer_offset(request)
+
+        broker.answers[15] = lose_the_first
+        broker.groups["g"].append("0.0.0.0@another")  # the first in order, so the only queue is this member's now
+        await broker.notify("g")
+        await broker.wait_for(15)
+        assert not messages.queues
+        await messages.close()
+        assert broker.offsets == {("g", "T", 0): 1}
+
+
 async def test_a_retry_starts_no_rebalance_where_other_members_have_the_queues_of_the_retry_topic(
     fake_cluster: Cluster,
 ) -> None:
