@@ -296,9 +296,9 @@ class Client(Lifetime):
             await self._close_workers()  # first, because handlers that are still running use the producers
         except BaseException as error:
             failure = error
-        for one in list(self._ends_first):  # those with a block of their own have ended by now
+        while self._ends_first:  # those with a block of their own have ended by now; others may start meanwhile
             try:
-                await one.close()
+                await next(iter(self._ends_first)).close()
             except BaseException as error:
                 failure = failure or error
         if self._trace is not None:

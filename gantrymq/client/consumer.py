@@ -330,7 +330,8 @@ class Consumer(Lifetime, Generic[R]):
 
         Raises :class:`NotANameserver`, :class:`AccessDenied` when a broker refuses the client's credentials,
         :class:`InvalidName` for an Sql expression that a broker refuses, :class:`AllocationFailed` for a strategy that
-        raises, :class:`GantryError` for a file of offsets that cannot be read.
+        raises, :class:`GantryError` for a file of offsets that cannot be read, :class:`ClientClosed` when the client is
+        closed meanwhile.
         """
         self._upkeep = upkeep
         if self._settings.broadcast:
@@ -344,6 +345,7 @@ class Consumer(Lifetime, Generic[R]):
         if self._locks is not None:
             upkeep.start_soon(self._keep_locked, self._locks)  # on_assigned may take longer than a lock is held
         settled = await self._settle(joining=True)
+        self._cluster.ensure_open()  # nobody would end what goes on after the client
         if self._refusal is not None:
             raise self._refusal
         upkeep.start_soon(self._keep_balanced, settled)

@@ -292,8 +292,8 @@ class Reader(Lifetime, Generic[R]):
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
         """It reads for the length of the block."""
-        self._cluster.ensure_open()
         async with hosted_tasks(self._cluster.fail) as tasks:
+            self._cluster.ensure_open()
             self._tasks = tasks
             self._closed = False
             try:

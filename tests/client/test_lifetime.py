@@ -121,6 +121,52 @@ async def test_closing_the_client_waits_for_a_producer_that_is_closing(fake_clus
             assert (await delivery).status is gantrymq.SendStatus.OK
 
 
+async def test_a_consumer_that_starts_while_the_client_closes_raises(
+    fake_cluster: Cluster, no_pause: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def silent(request: Any) -> None:
+        await anyio.sleep_forever()
+
+    async with fake_cluster(T=1) as cluster:
+        client = await gantrymq.connect(cluster.address).start()
+        cluster.broker.answers[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = silent
+        consumer = client.consumer("T", "g")
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+
+                async def start() -> None:
+                    with pytest.raises(gantrymq.ClientClosed):
+                        await consumer.start()
+
+                tasks.start_soon(start)
+                await cluster.broker.wait_for(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+                await client.close()
+        caplog.clear()
+        await anyio.sleep(0.1)
+        assert not caplog.records
+
+
+async def test_a_consumer_that_starts_while_others_close_ends_with_the_client(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        client = await gantrymq.connect(cluster.address).start()
+        producer = await client.producer(timeout=60).start()
+        store, may_answer = cluster.broker.on_send_message_v2, anyio.Event()
+
+        async def answer_later(request: Any) -> Any:
+            await may_answer.wait()
+            return store(request)
+
+        cluster.broker.answers[RequestCode.SEND_MESSAGE_V2] = answer_later
+        await producer.enqueue("T", b"x")
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.close)
+                await cluster.broker.wait_for(RequestCode.SEND_MESSAGE_V2)
+                await client.consumer("T", "g").start()
+                may_answer.set()
+        assert not cluster.broker.groups["g"], "it has left its group"
+
+
 async def test_use_before_start_raises(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = gantrymq.connect(cluster.address)
