@@ -23,6 +23,8 @@ DEFAULT_TOPIC: Final = "TBW102"
 """Its route says which brokers create topics on first send."""
 DEFAULT_TOPIC_QUEUES: Final = 4
 MASTER_ID: Final = 0
+RENEW_SECONDS: Final = 0.5
+"""So often at most a topic's route is asked for because its brokers cannot be reached, or take no messages."""
 
 
 def queues_to_publish(topic: str, route: TopicRouteData) -> list[MessageQueue]:
@@ -80,6 +82,7 @@ class Routes:
         self._publish_queues: dict[str, list[MessageQueue]] = {}
         self._created_on_send: set[str] = set()
         self._asking: dict[str, anyio.Lock] = {}
+        self._renewed: dict[str, float] = {}
 
     async def get(self, topic: str) -> TopicRouteData:
         """The route of a topic that exists; :class:`NoRoute` if no broker has it."""
@@ -168,17 +171,21 @@ class Routes:
         return addresses_to_read(data)[0]
 
     async def renew(self, topic: str) -> None:
-        """Ask for the route of ``topic`` now, because a broker in it cannot be reached; it may stay as it was."""
+        """Ask for the route of ``topic`` now, because a broker in it cannot be reached; it may stay as it was.
+
+        Many callers notice a broker's failure at the same time: soon after one has asked, the others only wait for its
+        answer.
+        """
+        now = anyio.current_time()
+        if now - self._renewed.get(topic, -RENEW_SECONDS) < RENEW_SECONDS:
+            async with self._asking.setdefault(topic, anyio.Lock()):
+                return
+        self._renewed[topic] = now
         try:
             await self._ask(topic, again=True)
             self._rare.over("route_refresh_failed", *self._nameservers.addresses)
         except GantryError as error:
             self._rare.warning("route_refresh_failed", *self._nameservers.addresses, topic=topic, reason=str(error))
-
-    async def wait_asked(self, topic: str) -> None:
-        """Returns when no request for the route of ``topic`` is in flight."""
-        async with self._asking.setdefault(topic, anyio.Lock()):
-            return
 
     async def _ask(self, topic: str, again: bool = False) -> TopicRouteData | None:
         # Many callers may need one new topic at the same moment: one of them asks.

@@ -54,10 +54,8 @@ of them."""
 _Choose = Callable[[Sequence[MessageQueue], set[str]], MessageQueue]
 """Picks the queue of the next attempt, given the brokers that failed."""
 
-RENEW_S = 0.5
-"""So often at most a topic's route is asked for because its brokers cannot be reached, or take no messages."""
 RENEW_WAIT_S: Final = 1.0
-"""So long at most, and half of its remaining time, a send waits for that route: the old one may do as well."""
+"""So long at most, and half of its remaining time, a send waits for a newer route: the old one may do as well."""
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
@@ -85,7 +83,6 @@ class Sender:
         self._frames = PlainFrames(group)
         self._now: Callable[[], float] | None = None
         self._turns: dict[str, itertools.count[int]] = {}
-        self._renewed: dict[str, float] = {}
         self._unanswered: set[str] = set()
         """Topics with a send that got no answer, and none with one since: another broker may have the place of the one
         that hangs."""
@@ -305,13 +302,8 @@ class Sender:
         They are the known ones where no nameserver answers soon: a nameserver that hangs must not stop sends to brokers
         that work.
         """
-        now = anyio.current_time()
-        with anyio.move_on_after(min(RENEW_WAIT_S, (deadline - now) / 2)):
-            if now - self._renewed.get(topic, -RENEW_S) >= RENEW_S:
-                self._renewed[topic] = now
-                await self._cluster.routes.renew(topic)
-            else:
-                await self._cluster.routes.wait_asked(topic)
+        with anyio.move_on_after(min(RENEW_WAIT_S, (deadline - anyio.current_time()) / 2)):
+            await self._cluster.routes.renew(topic)
         return self._cluster.routes.known_publish_queues(topic) or queues
 
     def _stored(self, outgoing: Outgoing, target: MessageQueue, answer: Command, address: str) -> Stored:

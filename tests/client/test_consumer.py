@@ -16,6 +16,7 @@ import gantrymq
 import gantrymq.client.connections
 from gantrymq import MessageQueue
 from gantrymq.client.puller import IDLE_INTERVAL_SECONDS
+from gantrymq.client.routes import RENEW_SECONDS
 from gantrymq.remoting.bodies.clients import HeartbeatData
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.command import Command
@@ -637,6 +638,24 @@ async def test_a_lost_connection_is_reopened_and_the_heartbeat_sent_again(
             assert (await take(messages, 1))[0].body == b"x"
             assert len(cluster.broker.connections) == 2
             assert len(cluster.broker.seen(34)) == 2
+
+
+async def test_queues_of_a_lost_broker_share_the_requests_for_the_route(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.puller.PAUSE_AFTER_ERROR_SECONDS", 0.05)
+
+    async def hang_up(request: Command) -> None:
+        for connection in list(cluster.broker.connections):
+            await connection.stream.aclose()
+
+    async with fake_cluster(T=8) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[11] = hang_up
+        async with client.consumer("T", "g", start="first"):
+            began, asked = anyio.current_time(), len(cluster.nameserver.seen(105))
+            await cluster.broker.wait_for(11, 60)
+            periods = int((anyio.current_time() - began) / RENEW_SECONDS)
+            assert len(cluster.nameserver.seen(105)) - asked <= 2 * periods + 4, "of each topic, also of the retries"
 
 
 async def test_no_pull_is_sent_while_too_many_messages_are_outstanding(
