@@ -54,6 +54,8 @@ from gantrymq.remoting.records import decode_records
 
 ROUTE_INTERVAL_SECONDS: Final = 30.0
 HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
+REPEATED_HEARTBEAT_SECONDS: Final = 0.5
+"""How often at most a heartbeat is sent because a broker does not know a subscription; less than pulls pause then."""
 STACKS_MAX_CHARACTERS: Final = 1_000_000
 """The longest text of a client's thread stacks in an answer to an administrator."""
 LEAVE_SECONDS: Final = 3.0
@@ -133,6 +135,7 @@ class Cluster:
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, Member] = {}
         self._transactional: dict[str, Transactional] = {}
+        self._repeated_at = -REPEATED_HEARTBEAT_SECONDS
         self.replies: Replies = Replies()
         """Of the client's requests, which brokers push."""
 
@@ -230,6 +233,13 @@ class Cluster:
         async with anyio.create_task_group() as beats:
             for address in addresses:
                 beats.start_soon(self._beat_at, address)
+
+    async def repeat_heartbeat(self) -> None:
+        """Send a heartbeat because a broker does not know a subscription: one for all queues that notice it."""
+        now = anyio.current_time()
+        if now - self._repeated_at >= REPEATED_HEARTBEAT_SECONDS:
+            self._repeated_at = now
+            await self.heartbeat()
 
     async def _beat_at(self, address: str) -> None:
         try:

@@ -525,7 +525,7 @@ class Puller(Generic[R]):
             sql = self._options.subscription.expression_type == SQL92
             if answer.code in _UNKNOWN_TO_BROKER or (sql and answer.code in _FILTER_UNKNOWN_TO_BROKER):
                 # the broker has restarted, or has not seen this subscription yet
-                await self._cluster.heartbeat()
+                await self._cluster.repeat_heartbeat()
             raise broker_error(answer, address)
         with reading(address):
             header = read_header(PullMessageResponse, answer.ext)

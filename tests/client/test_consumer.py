@@ -640,6 +640,22 @@ async def test_a_lost_connection_is_reopened_and_the_heartbeat_sent_again(
             assert len(cluster.broker.seen(34)) == 2
 
 
+async def test_queues_share_the_heartbeat_for_a_broker_that_forgot_their_subscription(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=8) as cluster, gantrymq.connect(cluster.address) as client:
+        broker, known = cluster.broker, 1
+
+        def forgetful(request: Command) -> Any:
+            return broker.on_pull_message(request) if len(broker.seen(34)) > known else request.answer(24, "unknown")
+
+        broker.answers[11] = forgetful
+        async with client.consumer("T", "g", start="first") as messages:
+            known = len(broker.seen(34))
+            for number in range(8):
+                broker.store("T", number, b"x")
+            await take(messages, 8)
+            assert len(broker.seen(34)) == known + 1
+
+
 async def test_queues_of_a_lost_broker_share_the_requests_for_the_route(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
