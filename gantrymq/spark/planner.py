@@ -7,7 +7,7 @@ Spark keeps the offsets between batches, as JSON in its checkpoint: ``{"orders":
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -59,6 +59,8 @@ class StreamPlanner:
     """Where a run with Trigger.AvailableNow ends."""
     _unrecorded: dict[QueueKey, int] | None = None
     """A start that Spark's checkpoint does not have yet, and that would be another one if it were asked for again."""
+    _first_start: dict[QueueKey, int] | None = None
+    """A start whose batch may have messages of queues that it lacks, because their masters are away."""
     _committed: dict[QueueKey, int] = attrs.field(factory=dict)
     _last_batch: float | None = None
     _silent_since: float | None = None
@@ -101,6 +103,7 @@ class StreamPlanner:
         """
         known = unpack(start)
         unrecorded, self._unrecorded = self._unrecorded, None
+        self._first_start = None  # the batches from here on begin at what the checkpoint has
         if unrecorded == known:
             # Batch 0 is empty, so that the checkpoint has its start before any message is read. Otherwise a first batch
             # that fails would begin at the end of the queues once more, behind the messages that it had to read.
@@ -126,9 +129,15 @@ class StreamPlanner:
         A queue with messages in the batch that is not in the route for ``retry_seconds`` counts as deleted: its
         messages are logged as lost. Raises :class:`Unreachable` instead if ``fail_on_data_loss`` is set, or if no route
         has a queue of the stream; :class:`UnknownTopic` if no topic is left.
+
+        A first batch that is planned again from the first messages has all queues of its recorded ``end``, though those
+        that are away now are not in ``start``. Raises :class:`Unreachable` if their masters do not answer for
+        ``retry_seconds``.
         """
         self._unrecorded = None
         begins, ends = unpack(start), unpack(end)
+        away = ends.keys() - begins.keys() if begins == self._first_start else set()
+        begins |= dict.fromkeys(away, 0)  # their masters tell below
         wanted = {key: (begins[key], until) for key, until in ends.items() if until > begins.get(key, until)}
         if wanted.keys() - self._queues.keys():
             try:
@@ -139,7 +148,10 @@ class StreamPlanner:
                 for key in wanted.keys() - self._queues.keys():
                     first, until = wanted.pop(key)
                     report_loss(Queue(*key, address=""), first, until, until - first, fail=False)
-        found = [QueueRange(self._queues[key], first, until) for key, (first, until) in wanted.items()]
+        if away := away & wanted.keys():
+            firsts = self._patiently(lambda: self._find_firsts(away))
+            wanted |= {key: (first, ends[key]) for key, first in firsts.items()}
+        found = [QueueRange(self._queues[key], first, until) for key, (first, until) in wanted.items() if first < until]
         source = self.options.source
         return self._patiently(lambda: split_for_tasks(found, source, self.wire))
 
@@ -176,7 +188,7 @@ class StreamPlanner:
         source = self.options.source
         self._remember(find_queues(source, self.wire))
         start: dict[QueueKey, int] = {}
-        moves = False
+        moves = source.starting == LATEST or source.starting_millis is not None
         for key, queue in self._present.items():
             lowest, highest = self.wire.find_bounds(queue)
             by_time = find_start_by_time(source, self.wire, queue, lowest, highest)
@@ -191,10 +203,19 @@ class StreamPlanner:
                 continue
             moves |= wanted == LATEST or by_time is not None
             start[key] = {EARLIEST: lowest, LATEST: highest}.get(wanted, wanted)
-        if moves:
+        if moves and start:
             self._unrecorded = start
+        self._first_start = None if moves else start
         self._committed = dict(start)  # brokers make the group when the first pull comes; before, they refuse commits
         return start
+
+    def _find_firsts(self, keys: Collection[QueueKey]) -> dict[QueueKey, int]:
+        """The first offsets of queues, as their masters have them. Raises :class:`Unreachable` without a master."""
+        self._remember(find_present_queues(self.options.source, self.wire, keys))
+        for queue in (self._queues[key] for key in keys):
+            if queue.is_slave:
+                raise Unreachable(f"only a slave answers for {queue}, and the stream starts where its master begins")
+        return {key: self.wire.find_bounds(self._queues[key])[0] for key in keys}
 
     def _find_added(self, keys: Iterable[QueueKey]) -> dict[QueueKey, int]:
         """The first offsets of new queues, as their masters have them."""

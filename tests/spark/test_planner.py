@@ -101,6 +101,54 @@ def test_a_first_batch_that_failed_is_planned_again_from_its_recorded_end(
     assert again.latest(recorded) == at(50, 5, 0), "nothing between is skipped"
 
 
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_a_first_batch_that_failed_waits_for_the_masters_of_all_its_queues(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, fail_on_data_loss: str
+) -> None:
+    options = {"startingOffsets": "earliest", "retrySeconds": 1, "failOnDataLoss": fail_on_data_loss}
+    first = make(**options)
+    recorded = first.latest(first.initial())
+    orders.broker_ids = (1,)
+    again = make(**options)
+    start = again.initial()
+    assert start == {}, "only the master knows where a queue begins"
+    with pytest.raises(Unreachable, match="only a slave answers for orders broker-a queue"):
+        again.ranges(start, recorded)
+    orders.broker_ids = (0,)
+    assert sorted(rows(again, start, recorded)) == [(0, 10, 30), (1, 0, 5)]
+    orders.queues["orders", 0].min_offset = 40
+    assert rows(again, start, recorded) == [(1, 0, 5)], "earliest is where the queue begins now"
+
+
+def test_a_first_batch_that_failed_needs_the_queues_that_left_the_route(
+    make: Callable[..., StreamPlanner], orders: FakeCluster
+) -> None:
+    orders.queues["orders", 2].max_offset = 3
+    first = make(startingOffsets="earliest")
+    recorded = first.latest(first.initial())
+    routes_have_queues(orders, 2)
+    again = make(startingOffsets="earliest", retrySeconds=1)
+    with pytest.raises(Unreachable, match="orders broker-a queue 2 has messages of a batch that was begun"):
+        again.ranges(again.initial(), recorded)
+    without = make(startingOffsets="earliest", retrySeconds=1, failOnDataLoss="false")
+    with capture_logs() as logs:
+        assert rows(without, without.initial(), recorded) == [(0, 10, 30), (1, 0, 5)]
+    assert [(entry["event"], entry["queue_id"], entry["lost"]) for entry in logs] == [("messages_lost", 2, 3)]
+
+
+@pytest.mark.parametrize("topics", [{}, {"topic": "", "topicPattern": "ord.*"}], ids=["name", "pattern"])
+def test_an_empty_first_batch_needs_no_queue(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, topics: dict[str, str]
+) -> None:
+    recorded = make(**topics).initial()
+    if topics:
+        orders.queues.clear()
+    else:
+        routes_have_queues(orders, 2)
+    again = make(retrySeconds=1, **topics)
+    assert again.ranges(again.initial(), recorded) == []
+
+
 @pytest.mark.parametrize(
     ("offsets", "start"),
     [

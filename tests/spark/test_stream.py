@@ -133,6 +133,26 @@ def test_a_stream_from_latest_loses_nothing_when_its_first_batch_fails(
     assert batches.rows == rows(0, 5, 25)
 
 
+def test_a_stream_from_earliest_loses_nothing_when_its_first_batch_fails_and_its_master_is_away(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add_topic("orders")
+    fill(cluster, 5)
+    options = {"startingOffsets": "earliest", "retrySeconds": 1}
+
+    def fail(number: int) -> None:
+        raise ValueError("no room")
+
+    failing = start(spark, cluster.address, tmp_path, Batches(fail), **options)
+    with pytest.raises(Exception, match="no room"):
+        failing.awaitTermination(60)
+    cluster.broker_ids = (1,)
+    with pytest.raises(Exception, match="only a slave answers for orders broker-a queue 0"):
+        run(spark, cluster, tmp_path, **options)
+    cluster.broker_ids = (0,)
+    assert run(spark, cluster, tmp_path, **options).rows == rows(0, 0, 5)
+
+
 def test_messages_that_expired_between_two_runs_are_data_loss(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
