@@ -49,7 +49,8 @@ class StreamPlanner:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _queues: dict[QueueKey, Queue] = attrs.field(factory=dict)
-    """Every queue that was found, for batches that were begun."""
+    """Every queue that was found, for batches that were begun, where it was found last: at a slave, if its master is
+    silent."""
     _present: dict[QueueKey, Queue] = attrs.field(factory=dict)
     """The queues that the route listed last. Where another one was, its broker answers that it is empty, or a broker
     with another name answers for a queue of its own."""
@@ -65,7 +66,7 @@ class StreamPlanner:
     _last_batch: float | None = None
     _silent_since: float | None = None
     _failed: dict[str, SparkError] = attrs.field(factory=dict)
-    """The brokers whose queues could not all be asked last, by address."""
+    """The brokers that could not be asked about all of their queues last, by address."""
     _unreachable: set[str] = attrs.field(factory=set)
     _without_master: set[str] = attrs.field(factory=set)
     """The brokers whose new queues wait for their master."""
@@ -238,23 +239,31 @@ class StreamPlanner:
         """Put the ends of the queues into ``ends`` that it does not have yet. Raises if a broker does not tell one."""
         self._remember(find_present_queues(self.options.source, self.wire))
         self._ask_ends([key for key in self._present if key not in ends], ends)
-        for error in sorted(self._failed.values(), key=_is_temporary, reverse=True):
+        failed = [self._failed[queue.address] for key, queue in self._present.items() if key not in ends]
+        for error in sorted(failed, key=_is_temporary, reverse=True):
             raise error
 
     def _ask_ends(self, keys: Iterable[QueueKey], ends: dict[QueueKey, int]) -> None:
-        """Put the ends of ``keys`` into ``ends``, as far as the brokers tell them, and log which ones do not."""
+        """Put the ends of ``keys`` into ``ends``, as far as the brokers tell them, and log which ones do not.
+
+        While a master is silent, which the route may list for two minutes more, its slaves are asked.
+        """
         failed: dict[str, SparkError] = {}
         silent: set[str] = set()
         for key in keys:
-            queue = self._present[key]
-            if queue.address in silent:
-                continue
-            try:
-                ends[key] = self.wire.find_end(queue)
-            except (Unreachable, Refused) as error:
-                failed.setdefault(queue.address, error)
-                if _is_temporary(error):
+            for queue in self._present[key].everywhere():
+                if queue.address in silent:
+                    continue
+                try:
+                    ends[key] = self.wire.find_end(queue)
+                except (Unreachable, Refused) as error:
+                    failed.setdefault(queue.address, error)
+                    if not _is_temporary(error):
+                        break
                     silent.add(queue.address)
+                else:
+                    self._queues[key] = queue
+                    break
         for address in failed.keys() - self._failed.keys():
             log.warning("stream_broker_unreachable", broker=address, reason=str(failed[address]))
         self._failed, self._unreachable = failed, silent
@@ -285,7 +294,7 @@ class StreamPlanner:
         ends: dict[QueueKey, int] = {}
         for key, answer in answers.items():
             end = answer
-            if self._present[key].is_slave:
+            if self._queues[key].is_slave:
                 end = max(end, known.get(key, 0))  # a slave may not have copied everything yet
             if failure is not None and end < known.get(key, 0):
                 continue  # perhaps its topic was deleted or it has moved: the next route tells

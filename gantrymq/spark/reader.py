@@ -7,8 +7,6 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import attrs
-
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.spark.columns import BadBody, make_builder
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
@@ -137,9 +135,8 @@ class _PatientSource:
             time.sleep(RETRY_PAUSE_SECONDS)
 
     def _pull_anywhere(self, offset: int) -> Pulled:
-        master = self._find_master()
         failures: list[str] = []
-        for queue in (master, *(attrs.evolve(master, address=slave, is_slave=True) for slave in master.slaves)):
+        for queue in self._find_master().everywhere():
             try:
                 answer = self._pull(queue, offset)
             except Unreachable as error:

@@ -74,6 +74,12 @@ class Queue:
     def __str__(self) -> str:
         return f"{self.topic} {self.broker} queue {self.queue_id}"
 
+    def everywhere(self) -> Iterator[Queue]:
+        """The queue as it is, then at each of ``slaves``."""
+        yield self
+        for slave in self.slaves:
+            yield attrs.evolve(self, address=slave, is_slave=True)
+
 
 @attrs.frozen
 class Pulled:

@@ -17,7 +17,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.options import read_stream_options
 from gantrymq.spark.planner import StreamPlanner, pack, unpack
-from gantrymq.spark.wire import Queue, Wire
+from gantrymq.spark.wire import Pulled, Queue, Wire
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -614,30 +614,42 @@ def test_offsets_are_committed_for_the_group_and_failures_are_logged(
 
 
 class TwoBrokers(Wire):
-    """``broker-a`` fails with ``error``; the queues of both end at 50."""
+    """The master of ``broker-a`` fails with ``error``; the queues of both end at 50, those of a slave at ``slave_end``.
 
-    def __init__(self, error: SparkError | None = None) -> None:
+    Both have a slave if ``slave_end`` is given.
+    """
+
+    def __init__(self, error: SparkError | None = None, slave_end: int | None = None) -> None:
         super().__init__()
         self.error = error
+        self.slave_end = slave_end
         self.asked: list[str] = []
         self.commits: list[tuple[str, int, int]] = []
 
     def find_queues(self, nameservers: object, topic: str) -> list[Queue]:
         brokers = ("broker-a", "broker-b")
-        return [Queue(topic, broker, queue_id, f"{broker}:1") for broker in brokers for queue_id in (0, 1)]
+        return [
+            Queue(topic, broker, queue_id, f"{broker}:1", () if self.slave_end is None else (f"{broker}-slave:1",))
+            for broker in brokers
+            for queue_id in (0, 1)
+        ]
 
     def _answer(self, queue: Queue) -> None:
-        self.asked.append(queue.broker)
-        if self.error is not None and queue.broker == "broker-a":
+        self.asked.append(queue.address.partition(":")[0])
+        if self.error is not None and queue.address == "broker-a:1":
             raise self.error
 
     def find_end(self, queue: Queue) -> int:
         self._answer(queue)
-        return 50
+        return self.slave_end if queue.is_slave and self.slave_end is not None else 50
 
     def find_bounds(self, queue: Queue) -> tuple[int, int]:
         self._answer(queue)
         return 0, 50
+
+    def pull(self, queue: Queue, offset: int, *options: object, **more: object) -> Pulled:
+        self._answer(queue)
+        return Pulled(ResponseCode.PULL_NOT_FOUND, offset, 0, 50, b"")
 
     def commit(self, queue: Queue, group: str, offset: int) -> None:
         self._answer(queue)
@@ -696,6 +708,39 @@ def test_queues_of_other_brokers_are_read_while_one_refuses_or_is_silent(
     assert planner.latest(only_b) == {"orders": {"broker-b": {"0": 50, "1": 50}}}, "new queues wait for their broker"
     wire.error = None
     assert planner.latest(of_two(10, 10)) == of_two(50, 50)
+
+
+@pytest.mark.parametrize("error", [SILENT, BUSY])
+@pytest.mark.parametrize("slave_end", [50, 40])
+def test_slaves_are_asked_while_the_route_lists_a_silent_master(
+    of_both: Callable[..., StreamPlanner], clock: Clock, error: SparkError, slave_end: int
+) -> None:
+    wire = TwoBrokers(error, slave_end)
+    planner = of_both(wire, groupId="dashboard", maxBytesPerTrigger="1000000")
+    for clock.now in (0.0, 100.0, 200.0):
+        wire.asked.clear()
+        end = planner.latest(of_two(10, 50))
+        assert end == of_two(slave_end, 50)
+        assert wire.asked.count("broker-a") == 1, "the silent master is asked once"
+    assert {item.queue.address for item in planner.ranges(of_two(10, 50), end)} == {"broker-a-slave:1"}
+    assert planner.latest(of_two(45, 50)) == of_two(max(slave_end, 45), 50), "a slave may be behind"
+    only_b = {"orders": {"broker-b": {"0": 50, "1": 50}}}
+    with capture_logs() as logs:
+        assert planner.latest(only_b) == only_b, "new queues wait for their master"
+    assert [(entry["event"], entry["broker"]) for entry in logs] == [("stream_queues_wait_for_master", "broker-a")]
+    assert {broker for broker, _, _ in wire.commits} == {"broker-b"}
+    wire.error = None
+    assert planner.latest(of_two(10, 50)) == of_two(50, 50)
+    assert planner.latest(only_b) == {"orders": {"broker-a": {"0": 0, "1": 0}, "broker-b": {"0": 50, "1": 50}}}
+
+
+def test_a_run_of_available_now_asks_the_slaves_of_a_silent_master(
+    of_both: Callable[..., StreamPlanner], clock: Clock
+) -> None:
+    planner = of_both(TwoBrokers(SILENT, slave_end=40))
+    planner.prepare_available_now()
+    assert clock.now == 0.0
+    assert planner.latest(of_two(10, 10)) == of_two(40, 50)
 
 
 @pytest.mark.parametrize(("error", "waited"), [(SILENT, 60.0), (BUSY, 60.0), (FORBIDDEN, 0.0)])
