@@ -83,7 +83,7 @@ class StreamPlanner:
         """
         target: dict[QueueKey, int] = {}
         try:
-            self._patiently(lambda: self._find_all_ends(target))
+            self._patiently(lambda: self._find_all_ends(target), UnknownTopic)
         except (Unreachable, Refused):
             if not target:
                 raise
@@ -142,7 +142,7 @@ class StreamPlanner:
         wanted = {key: (begins[key], until) for key, until in ends.items() if until > begins.get(key, until)}
         if wanted.keys() - self._queues.keys():
             try:
-                self._patiently(lambda: self._find_wanted(wanted))
+                self._patiently(lambda: self._find_wanted(wanted), UnknownTopic)
             except Unreachable:
                 if self.options.source.fail_on_data_loss or not self._present:
                     raise
@@ -150,7 +150,7 @@ class StreamPlanner:
                     first, until = wanted.pop(key)
                     report_loss(Queue(*key, address=""), first, until, until - first, fail=False)
         if away := away & wanted.keys():
-            firsts = self._patiently(lambda: self._find_firsts(away))
+            firsts = self._patiently(lambda: self._find_firsts(away), UnknownTopic)
             wanted |= {key: (first, ends[key]) for key, first in firsts.items()}
         found = [QueueRange(self._queues[key], first, until) for key, (first, until) in wanted.items() if first < until]
         source = self.options.source
@@ -363,13 +363,15 @@ class StreamPlanner:
         other = max(sizes.values(), default=1)  # messages that are gone: reading them reports the loss
         return {key: sizes.get(key, other) for key in backlogs}
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
+    def _patiently(self, ask: Callable[[], T], *also: type[SparkError]) -> T:
+        """The answer of ``ask``, which is repeated for ``retry_seconds`` while servers do not answer, or after an error
+        of the types ``also``: a restarted nameserver knows no topic until brokers register."""
         deadline = self.clock() + self.options.source.retry_seconds
         while True:
             try:
                 return ask()
-            except (Unreachable, Refused) as error:
-                if self.clock() >= deadline or not _is_temporary(error):
+            except SparkError as error:
+                if self.clock() >= deadline or not (_is_temporary(error) or isinstance(error, also)):
                     raise
             self.sleep(RETRY_PAUSE_SECONDS)
 

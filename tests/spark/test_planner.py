@@ -559,6 +559,33 @@ def test_a_start_waits_for_the_cluster(make: Callable[..., StreamPlanner], order
     assert clock.now == 15.0
 
 
+def test_a_restart_waits_while_a_restarted_nameserver_has_no_topics(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
+) -> None:
+    ready = 5.0
+
+    def script(request: Command) -> Command | None:
+        if clock.now >= ready or request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            return None
+        return request.answer(ResponseCode.TOPIC_NOT_EXIST, "No topic route info")
+
+    orders.script = script
+    assert rows(make(retrySeconds=60), at(20, 5, 0), at(30, 5, 0)) == [(0, 20, 30)]
+    assert clock.now == ready
+    ready = 10.0
+    planner = make(retrySeconds=60)
+    planner.prepare_available_now()
+    assert clock.now == ready
+    assert planner.latest(at(20, 5, 0)) == at(30, 5, 0)
+    ready = 100.0
+    with pytest.raises(UnknownTopic):
+        make(retrySeconds=60).initial()
+    assert clock.now == 10.0, "a topic that does not exist is a mistake in a first start"
+    with pytest.raises(UnknownTopic):
+        make(retrySeconds=60).prepare_available_now()
+    assert clock.now == 70.0
+
+
 def test_a_batch_that_was_begun_needs_its_queues(
     make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
 ) -> None:

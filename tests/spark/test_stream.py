@@ -228,7 +228,7 @@ def test_an_unknown_topic_fails_the_query_with_its_reason(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     with pytest.raises(Exception, match="UnknownTopic") as caught:
-        run(spark, cluster, tmp_path, startingOffsets="earliest")
+        run(spark, cluster, tmp_path, startingOffsets="earliest", retrySeconds=1)
     assert reason(caught.value) == f"topic 'orders' is not known to the nameserver {cluster.address}"
 
 
