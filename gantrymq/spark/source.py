@@ -46,6 +46,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from gantrymq.remoting.names import is_system_topic
 from gantrymq.spark.columns import COLUMNS
 from gantrymq.spark.errors import WrongOption
 from gantrymq.spark.options import (
@@ -142,7 +143,8 @@ class GantryReader(TaskObject, DataSourceReader):
             return
         keep_modules()
         options = self._options
-        if options.subscription is None:
+        # Brokers keep something else than the hashes of tags for some system topics, such as times of delivery.
+        if options.subscription is None and not is_system_topic(partition.value.queue.topic):
             options = attrs.evolve(options, subscription=self._selection.subscription)
         with connect(options) as wire:
             yield from read_range(wire, partition.value, options, self._names)

@@ -2,15 +2,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gantrymq.remoting.codes import RequestCode
 from gantrymq.spark.errors import Refused
+from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import QueueRange
 from gantrymq.spark.selection import TAGS_MAX, Selection
 from gantrymq.spark.wire import Pulled, Queue, Wire
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
 
 QUEUE = Queue("orders", "broker-a", 3, "127.0.0.1:10911")
 WHOLE = QueueRange(QUEUE, 10, 30)
@@ -157,3 +163,23 @@ def test_the_broker_filters_by_tags_that_an_expression_can_name(
         selection.one_of("tags", tags)
     subscription = selection.subscription
     assert (None if subscription is None else subscription.sub_string) == expression
+
+
+def test_a_where_clause_on_tags_is_not_sent_for_a_system_topic(cluster: FakeCluster) -> None:
+    """The index of delayed messages has their delivery times where a broker compares the hashes of tags."""
+    pytest.importorskip("pyspark", reason="pip install 'gantrymq[spark]'")
+    from pyspark.sql.datasource import EqualTo, InputPartition
+
+    from gantrymq.spark.source import GantryReader
+
+    for topic in ("SCHEDULE_TOPIC_XXXX", "orders"):
+        cluster.add_topic(topic)
+        cluster.put(topic, 0, b"x", properties={"TAGS": "t"})
+    reader = GantryReader(read_options({"nameserver": cluster.address, "topic": "orders"}), ["body"])
+    reader.pushFilters([EqualTo(("tags",), "t")])
+    for topic, sent in (("SCHEDULE_TOPIC_XXXX", "*"), ("orders", "t")):
+        cluster.requests.clear()
+        (batch,) = reader.read(InputPartition(QueueRange(Queue(topic, "broker-a", 0, cluster.address), 0, 1)))
+        assert batch.to_pylist() == [{"body": b"x"}]
+        pulls = [request for request in cluster.requests if request.code == RequestCode.PULL_MESSAGE]
+        assert {request.ext["subscription"] for request in pulls} == {sent}
