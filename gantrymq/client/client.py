@@ -296,15 +296,25 @@ class Client(Lifetime):
             await self._close_workers()  # first, because handlers that are still running use the producers
         except BaseException as error:
             failure = error
-        while self._ends_first:  # those with a block of their own have ended by now; others may start meanwhile
-            try:
-                await next(iter(self._ends_first)).close()
-            except BaseException as error:
-                failure = failure or error
+        failure = await self._close_members() or failure
         if self._trace is not None:
             await self._trace.flush()
+            failure = await self._close_members() or failure
         if failure is not None:
             raise failure
+
+    async def _close_members(self) -> BaseException | None:
+        """Close those without a block of their own that has ended, also those that start meanwhile. Returns the first
+        error."""
+        failure: BaseException | None = None
+        while self._ends_first:
+            member = next(iter(self._ends_first))
+            try:
+                await member.close()
+            except BaseException as error:
+                failure = failure or error
+            self._ends_first.discard(member)  # also one that this task closes already, in whose callback it is
+        return failure
 
     def _real_group(self, group: str) -> str:
         namespace = self._cluster.namespace

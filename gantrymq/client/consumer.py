@@ -345,7 +345,7 @@ class Consumer(Lifetime, Generic[R]):
         if self._locks is not None:
             upkeep.start_soon(self._keep_locked, self._locks)  # on_assigned may take longer than a lock is held
         settled = await self._settle(joining=True)
-        self._cluster.ensure_open()  # nobody would end what goes on after the client
+        self._cluster.ensure_open()  # its tasks would outlive the client
         if self._refusal is not None:
             raise self._refusal
         upkeep.start_soon(self._keep_balanced, settled)

@@ -190,7 +190,7 @@ class TransactionalProducer(Lifetime):
                         for topic in (*self._topics, DEFAULT_TOPIC):
                             await cluster.routes.learn(topic)
                         await cluster.heartbeat()
-                        cluster.ensure_open()  # nobody would end what goes on after the client
+                        cluster.ensure_open()  # its tasks would outlive the client
                         yield
                 finally:
                     with anyio.move_on_after(LEAVE_SECONDS, shield=True):

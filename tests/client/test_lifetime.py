@@ -167,6 +167,20 @@ async def test_a_consumer_that_starts_while_others_close_ends_with_the_client(fa
         assert not cluster.broker.groups["g"], "it has left its group"
 
 
+@pytest.mark.timeout(30)
+async def test_a_callback_may_close_the_client_while_its_consumer_closes(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fake_cluster(T=1) as cluster:
+        client = await gantrymq.connect(cluster.address).start()
+        other = await client.producer("p").start()
+        async with client.consumer("T", "g", on_revoked=lambda _: client.close()):
+            await cluster.broker.wait_for(RequestCode.PULL_MESSAGE)
+        assert "rebalance_callback_failed" in caplog.text
+        with pytest.raises(gantrymq.ClientClosed):
+            await other.send("T", b"x")
+
+
 async def test_use_before_start_raises(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = gantrymq.connect(cluster.address)
