@@ -50,7 +50,7 @@ async def drop_before(broker: Broker, offset: int, expired_end: int = 0) -> Expi
     end = max(offset, expired_end)
     if not end:
         return Expired(0, error=error, late=late)
-    floor, holder = _floor(broker)
+    floor, holder = _floor(broker, is_due=bool(offset))
     detached = [] if error else broker.log.detach_before(min(offset, broker.store.dispatched, floor))
     held = 0
     if holder:
@@ -93,8 +93,11 @@ async def _delete_detached(broker: Broker) -> tuple[int, str]:
     return deleted, ""
 
 
-def _floor(broker: Broker) -> tuple[int, str]:
-    """Return the lowest offset that a plugin needs, and which one does; the log's end if none needs less."""
+def _floor(broker: Broker, *, is_due: bool) -> tuple[int, str]:
+    """Return the lowest offset that a plugin needs, and which one does; the log's end if none needs less.
+
+    Errors of plugins are logged if files are to be deleted (``is_due``): expired ones are counted every few seconds.
+    """
     floor, holder = broker.log.end, ""
     for info, call in broker.manager.calls("retention_floor", broker=broker):
         try:
@@ -104,7 +107,8 @@ def _floor(broker: Broker) -> tuple[int, str]:
         except Exception as error:
             # The floor of a failing plugin is unknown: it may need everything.
             broker.manager.activity.failed(info.name, "retention_floor", error)
-            log.exception("retention_floor_failed", plugin=info.name)
+            if is_due:
+                log.exception("retention_floor_failed", plugin=info.name)
             return 0, info.name
         if needed < floor:
             floor, holder = needed, info.name

@@ -464,6 +464,8 @@ async def test_no_file_expires_if_retention_floor_returns_no_offset(bad: Callabl
                 assert (await call(channel, send("T", bytes(30_000)))).code == 0
             expired = await drop_before(broker, broker.log.segments.file_bytes)
             assert (expired.files, expired.holder, broker.log.min_offset) == (0, "bad", 0)
+            expired = await drop_before(broker, 0, broker.log.segments.file_bytes)
+            assert expired.holder == "bad", "it is counted every few seconds, and not logged again"
             assert (await call(channel, send("T", b"last"))).code == 0
     told = [(line["event"], line["plugin"]) for line in lines if line["log_level"] == "error"]
     assert told == [("retention_floor_failed", "bad")]
