@@ -138,7 +138,7 @@ class StreamPlanner:
         self._unrecorded = None
         begins, ends = unpack(start), unpack(end)
         away = ends.keys() - begins.keys() if begins == self._first_start else set()
-        begins |= dict.fromkeys(away, 0)  # their masters tell below
+        begins |= dict.fromkeys(away, 0)  # replaced below by the offsets that the masters return
         wanted = {key: (begins[key], until) for key, until in ends.items() if until > begins.get(key, until)}
         if wanted.keys() - self._queues.keys():
             try:
