@@ -487,7 +487,7 @@ class Broker:
 
 def _check_file(path: object, data: object) -> None:
     """:class:`TypeError` if a worker thread could not write ``data``: there, nothing would name the plugin."""
-    if not isinstance(path, str) or "\0" in path or not isinstance(data, bytes):
+    if not isinstance(path, str) or "\0" in path or not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"persist returned {type(data).__name__} for {path!r:.100}, it must be bytes by path")
 
 

@@ -141,7 +141,7 @@ async def test_a_deposed_broker_that_cannot_store_its_id_refuses_the_start(
     epochs.begin(read_epoch("3-00000001"), 1)
     epochs.learn(read_epoch("7-00000001"), "a test", is_master=False)
 
-    def full(_self: object, _changes: object) -> None:
+    def full(_self: object, _values: object, _changes: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Overrides, "keep", full)
