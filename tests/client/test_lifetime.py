@@ -99,17 +99,23 @@ async def test_a_cancelled_client_closes_all_that_was_started_from_it(
         assert len(await broker.wait_for(RequestCode.UNREGISTER_CLIENT, 3)) == 3
 
 
+def hold_sends(cluster: Any) -> anyio.Event:
+    """The broker answers sends when the event is set."""
+    store, may_answer = cluster.broker.on_send_message_v2, anyio.Event()
+
+    async def answer_later(request: Any) -> Any:
+        await may_answer.wait()
+        return store(request)
+
+    cluster.broker.answers[RequestCode.SEND_MESSAGE_V2] = answer_later
+    return may_answer
+
+
 async def test_closing_the_client_waits_for_a_producer_that_is_closing(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster:
         client = await gantrymq.connect(cluster.address).start()
         producer = await client.producer(timeout=60).start()
-        store, may_answer = cluster.broker.on_send_message_v2, anyio.Event()
-
-        async def answer_later(request: Any) -> Any:
-            await may_answer.wait()
-            return store(request)
-
-        cluster.broker.answers[RequestCode.SEND_MESSAGE_V2] = answer_later
+        may_answer = hold_sends(cluster)
         delivery = await producer.enqueue("T", b"x")
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
@@ -150,13 +156,7 @@ async def test_a_consumer_that_starts_while_others_close_ends_with_the_client(fa
     async with fake_cluster(T=1) as cluster:
         client = await gantrymq.connect(cluster.address).start()
         producer = await client.producer(timeout=60).start()
-        store, may_answer = cluster.broker.on_send_message_v2, anyio.Event()
-
-        async def answer_later(request: Any) -> Any:
-            await may_answer.wait()
-            return store(request)
-
-        cluster.broker.answers[RequestCode.SEND_MESSAGE_V2] = answer_later
+        may_answer = hold_sends(cluster)
         await producer.enqueue("T", b"x")
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:

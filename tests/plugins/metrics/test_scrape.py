@@ -269,13 +269,17 @@ async def test_openmetrics_for_who_asks_for_it(tmp_path: Path) -> None:
         assert media.startswith("text/plain")
 
 
+def slave_of(master: Broker) -> dict[str, str]:
+    return {
+        "broker.id": "1", "plugin.ha.master": master.registry.get(Replication).ha_address,
+        "plugin.ha.master_broker": master.address, **ANYWHERE,
+    }  # fmt: skip
+
+
 async def test_master_and_slave_have_replication_metrics(tmp_path: Path) -> None:
     settings = {**ANYWHERE, "plugin.ha.listen": "127.0.0.1:0"}
     async with run_broker(make_broker(tmp_path / "master", settings=settings, enable=[HA, PLUGIN])) as master:
-        follow = {
-            "broker.id": "1", "plugin.ha.master": master.registry.get(Replication).ha_address,
-            "plugin.ha.master_broker": master.address, **ANYWHERE,
-        }  # fmt: skip
+        follow = slave_of(master)
         assert value(await scrape(master), "gantrymq_replicas") == 0
         async with run_broker(make_broker(tmp_path / "slave", settings=follow, enable=[HA, PLUGIN])) as slave:
             with trio.fail_after(20):
@@ -295,10 +299,7 @@ async def test_master_and_slave_have_replication_metrics(tmp_path: Path) -> None
 async def test_only_the_master_counts_replicated_messages_as_incoming(tmp_path: Path) -> None:
     settings = {**ANYWHERE, "plugin.ha.listen": "127.0.0.1:0"}
     async with run_broker(make_broker(tmp_path / "master", settings=settings, enable=[HA, PLUGIN])) as master:
-        follow = {
-            "broker.id": "1", "plugin.ha.master": master.registry.get(Replication).ha_address,
-            "plugin.ha.master_broker": master.address, **ANYWHERE,
-        }  # fmt: skip
+        follow = slave_of(master)
         async with run_broker(make_broker(tmp_path / "slave", settings=follow, enable=[HA, PLUGIN])) as slave:
             for broker in (master, slave):
                 await scrape(broker)  # sizes are counted from the first one on
