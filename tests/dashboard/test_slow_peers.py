@@ -94,7 +94,7 @@ async def test_a_sender_that_leaves_before_the_end_of_its_body_is_no_failure_of_
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has TCP_USER_TIMEOUT")
 async def test_peers_that_do_not_read_do_not_block_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "UNREAD_S", 1.0)
+    monkeypatch.setattr(server, "UNREAD_S", 4.0)
     access = Access({"does-all-0123456789": "admin"})
     sock = server.listen("127.0.0.1:0", access)
     address = parse_address(server.address_of(sock))
