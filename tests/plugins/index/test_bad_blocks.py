@@ -38,7 +38,7 @@ async def fill(path: Path) -> None:
 
 
 async def level(broker: Broker) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         await broker.registry.get(MessageIndex).wait_level()
 
 
