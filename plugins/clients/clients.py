@@ -13,7 +13,7 @@ import structlog
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import ConsumerGroup, Group, Member
 from gantrymq.plugins.clients.producerids import ProducerIds
-from gantrymq.plugins.clients.roster import Roster
+from gantrymq.plugins.clients.roster import G, Roster
 from gantrymq.remoting.bodies.clients import ConsumerData, SubscriptionData
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -104,14 +104,7 @@ class Clients:
 
     def join_producers(self, member: Member, group: str) -> None:
         """Process a producer's heartbeat."""
-        membership = (member.connection.id, group, "producer")
-        if membership not in self._kept:
-            self._keep(membership, 0)
-        try:
-            joined = self.producers.join(member.connection.id, group)
-        except RemoteFault:
-            self._forget(membership)
-            raise
+        joined = self._join(self.producers, (member.connection.id, group, "producer"), None)
         joined.members[member.connection.id] = member
         self._producer_ids.record_heartbeat(member.client_id, member.connection)
 
@@ -120,17 +113,8 @@ class Clients:
     ) -> None:
         """Process a consumer's heartbeat. ``size``: the :func:`subscription_bytes` of its subscriptions together;
         ``notify``: whether the group's members are notified of changes."""
-        connection, client_id = member.connection, member.client_id
-        membership = (connection.id, data.group_name, "consumer")
-        if not keep_subscriptions:
-            self._keep(membership, size)
-        elif membership not in self._kept:
-            self._keep(membership, 0)
-        try:
-            group = self.consumers.join(connection.id, data.group_name)
-        except RemoteFault:
-            self._forget(membership)
-            raise
+        client_id, membership = member.client_id, (member.connection.id, data.group_name, "consumer")
+        group = self._join(self.consumers, membership, None if keep_subscriptions else size)
         group.notify = notify
         differed, generation = group.differs, group.generation
         if group.update(member, data, keep_subscriptions):
@@ -222,6 +206,18 @@ class Clients:
     def _note(self, group: str) -> None:
         if self.updated is not None:
             self.updated[group] = None
+
+    def _join(self, roster: Roster[G], membership: _Membership, subscriptions: int | None) -> G:
+        """Count the memory of a member, and let it join its group. ``subscriptions``: the bytes of its subscriptions;
+        None leaves a known member's as they are."""
+        if subscriptions is not None or membership not in self._kept:
+            self._keep(membership, subscriptions or 0)
+        connection_id, group, _ = membership
+        try:
+            return roster.join(connection_id, group)
+        except RemoteFault:
+            self._forget(membership)
+            raise
 
     def _keep(self, membership: _Membership, subscriptions: int) -> None:
         """Count the memory of a member; :class:`RemoteFault` (code 1) if it exceeds the limit. ``subscriptions``: the
