@@ -147,7 +147,9 @@ def test_a_restart_has_the_present_plugins_and_the_name_addresses_and_store_of_t
         )
 
     def restarted(first: Sequence[Member]) -> dict[str, Any]:
-        return decoded(make_members(load(flags).config, flags, 2, pin=False, logs=[], first=first)[1])
+        member = make_members(load(flags).config, flags, 2, pin=False, logs=[], first=first)[1]
+        assert member.name == first[1].name
+        return decoded(member)
 
     configure("east", "127.0.0.1:4000", "ha", "exporter")
     first = make_layout(load(flags).config, flags, 2, pin=False, logs=[]).members

@@ -98,10 +98,11 @@ def make_members(
     still run may use a new address or file, and a new folder has another store.
     """
     cpus = sorted(os.sched_getaffinity(0)) if pin else []
-    has_dashboard = any(row.section == "plugin.dashboard" for row in config.explain())
+    values = _values_of(config)
+    has_dashboard = any(section == "plugin.dashboard" for section, _ in values)
     members = []
     for number in range(count):
-        settings = _derived(config, number)
+        settings = _derived(config, values, number)
         if first:
             settings = {place: first[number].settings.get(place, value) for place, value in settings.items()}
         arguments = ["broker", *_common(flags), *logs]
@@ -110,13 +111,12 @@ def make_members(
         for place, value in settings.items():
             arguments += ["--set", f"{place}={value}"]
         cpu = cpus[number % len(cpus)] if cpus else None
-        members.append(Member(f"{config.broker.name}-{number}", arguments, settings, cpu))
+        members.append(Member(settings["broker.name"], arguments, settings, cpu))
     return members
 
 
-def _derived(config: Config, number: int) -> dict[str, str]:
+def _derived(config: Config, values: dict[tuple[str, str], object], number: int) -> dict[str, str]:
     """The settings of broker ``number`` that others do not have, by section and key."""
-    values = _values_of(config)
     pages, metrics = _pages_of(values)
     name = f"{config.broker.name}-{number}"
     settings = {
