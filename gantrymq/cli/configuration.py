@@ -9,6 +9,7 @@ import rich_click as click
 
 from gantrymq.cli.loading import ConfigFlags, config_options, load
 from gantrymq.cli.options import json_option, print_result
+from gantrymq.cli.tables import plural
 
 
 @click.command("check-config")
@@ -22,7 +23,7 @@ def check_config(as_json: bool, **flags: Any) -> None:
     loaded = load(ConfigFlags(**flags))
     given = sum(row.origin != "default" for row in loaded.config.explain())
     plugins = len(loaded.manager.plugins)
-    text = f"ok: {plugins} plugins, {given} values set, the others are defaults"
+    text = f"ok: {plural(plugins, 'plugin')}, {plural(given, 'value')} set, the others are defaults"
     print_result(text, {"plugins": plugins, "values_set": given}, as_json)
 
 
