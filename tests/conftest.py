@@ -23,7 +23,7 @@ from support.etcd import find_etcd  # noqa: E402
 from support.foreign import ToolMissing, cache_folder  # noqa: E402
 from support.late_threads import delay_threads  # noqa: E402
 from support.slices import NUMBER_VARIABLE, is_whole, slice_number, split  # noqa: E402
-from support.spark_classes import SPARK_JAVA, java_options  # noqa: E402
+from support.spark_classes import environment_of  # noqa: E402
 from support.wheels import SDIST_DATE, build_sdist, build_wheel, copy_source  # noqa: E402
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -206,17 +206,19 @@ def scope_of(nodeid: str) -> str:
 
 
 @cache
-def _spark_java() -> str:
-    return java_options(cache_folder(TESTS / "interop" / ".cache"))
+def _spark_environment() -> dict[str, str]:
+    return environment_of(cache_folder(TESTS / "interop" / ".cache"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Not a fixture: those of a session, which start Spark, come before those of a test."""
     if item.get_closest_marker("spark"):
-        os.environ["JDK_JAVA_OPTIONS"] = _spark_java()
-    elif os.environ.get("JDK_JAVA_OPTIONS", "").startswith(SPARK_JAVA):
-        del os.environ["JDK_JAVA_OPTIONS"]
+        os.environ.update(_spark_environment())
+    elif _spark_environment.cache_info().currsize:
+        for name, value in _spark_environment().items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from gantrymq.remoting.headers.topics import CreateTopicHeader
 from gantrymq.spark import export, read_export
 from support.foreign import ask
 from support.processes import wait_for
+from support.spark_session import start_query
 from support.spark_streams import check_options, check_sink_and_stream
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ def test_a_batch_a_stream_and_an_export_have_what_the_sink_wrote(
         )
         writer = frame.writeStream.format("gantrymq").options(**at, topic=copied)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
-        assert writer.start().awaitTermination(300)
+        assert start_query(writer.start).awaitTermination(300)
 
     def expected(end: int) -> list[tuple[str, str, str, str]]:
         return sorted((f"order {number}", f"t{number % 3}", f"{number}", f"{number}") for number in range(end))

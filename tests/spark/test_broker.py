@@ -13,6 +13,7 @@ from gantrymq import sync
 from gantrymq.message import Message
 from gantrymq.spark import export, read_export
 from gantrymq.testing.harness import cluster_in_thread
+from support.spark_session import start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +108,7 @@ def test_spark_reads_what_the_broker_filters(spark: SparkSession, tmp_path: Path
         selected = stream.option("topicPattern", "events-.*").option("subExpression", "BB")
         limited = selected.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "100").load()
         writer = limited.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "check"))
-        assert writer.trigger(availableNow=True).start().awaitTermination(300)
+        assert start_query(writer.trigger(availableNow=True).start).awaitTermination(300)
         assert sorted(found) == [(topic, n) for topic in ("events-a", "events-b") for n in range(80) if n % 4 == 1]
         encrypted = (tmp_path / "store" / "commitlog" / f"{0:020}").read_bytes().count(b"ENCRYPTED\x011")
     assert encrypted == 240, "the files have the clear bodies"

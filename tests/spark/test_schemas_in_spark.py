@@ -19,6 +19,7 @@ pytest.importorskip("urllib3", reason="pip install 'gantrymq[spark-schemas]'")
 from gantrymq.spark import reason, schemas  # noqa: E402
 from support.schema_registry import StubRegistry  # noqa: E402
 from support.spark_avro import fetch_spark_avro  # noqa: E402
+from support.spark_session import start_query  # noqa: E402
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -142,14 +143,8 @@ def test_messages_of_two_schemas_are_read_by_the_newest_in_a_batch_and_a_stream(
 
     options = {"nameserver": cluster.address, "topic": "orders", "startingOffsets": "earliest"}
     stream = spark.readStream.format("gantrymq").options(**options).load().select(decoded).select("order.*")
-    query = (
-        stream.writeStream.format("memory")
-        .queryName("decoded_orders")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    writer = stream.writeStream.format("memory").queryName("decoded_orders").trigger(availableNow=True)
+    start_query(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start).awaitTermination()
     assert [tuple(row) for row in spark.table("decoded_orders").collect()] == expected
     assert stub.requests.count("GET /subjects/orders-value/versions/latest") == 1
 

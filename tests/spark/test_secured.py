@@ -20,6 +20,7 @@ from gantrymq.spark.wire import GROUP, Wire
 from support.accounts import ACL
 from support.authority import Authority
 from support.processes import Child, free_ports, gantrymq_child
+from support.spark_session import start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,7 +130,8 @@ def test_a_frame_is_written_and_copied_by_a_stream_over_a_restart_of_the_broker(
             if query is None:
                 source = spark.readStream.format("gantrymq").options(**options, topic="orders", groupId="dashboard")
                 writer = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "90").load()
-                query = writer.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path)).start()
+                batches = writer.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path))
+                query = start_query(batches.start)
             deadline = time.monotonic() + 120
             while len(read) < (number + 1) * 200 and time.monotonic() < deadline and query.isActive:
                 time.sleep(0.1)

@@ -14,6 +14,7 @@ from gantrymq import sync
 from gantrymq.spark import reason
 from gantrymq.testing.harness import Cluster, cluster_in_thread
 from support.processes import wait_for
+from support.spark_session import start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,13 +96,9 @@ def test_a_batch_of_a_stream_that_is_repeated_is_stored_once(
     ).save()
     frame = spark.readStream.format("gantrymq").options(startingOffsets="earliest", **source).load().select("body")
     for _ in range(2):
-        query = (
-            frame.writeStream.format("gantrymq")
-            .options(nameserver=broker.nameserver, topic="copy", dedupKeys="true", checkpointLocation=str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
+        writer = frame.writeStream.format("gantrymq").trigger(availableNow=True)
+        writer.options(nameserver=broker.nameserver, topic="copy", dedupKeys="true", checkpointLocation=str(tmp_path))
+        assert start_query(writer.start).awaitTermination(120)
         for path in (tmp_path / "commits").iterdir():
             path.unlink()
     bodies = [int(row.b) for row in read(spark, broker, "copy").selectExpr("cast(body AS string) b").collect()]
