@@ -54,7 +54,8 @@ class HaConfig:
     )
     """Master: whether acknowledgments wait for slaves."""
     listen: str = address("", optional=True, any_port=True)
-    """Master: the address for slaves; empty: the broker's address with its port plus one, as in RocketMQ."""
+    """Master: the address for slaves; empty: the broker's address with its port plus one, as in RocketMQ, or with any
+    free port if ``broker.listen`` has the port 0."""
     master: str = address("", optional=True, rocketmq="haMasterAddress")
     """Slave: the master's address for slaves. Without ``master_broker`` until a nameserver reports a master."""
     master_broker: str = address("", optional=True)

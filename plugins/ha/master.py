@@ -324,7 +324,9 @@ def _in_batches(offset: int, data: memoryview, size: int) -> list[memoryview | b
 def _listen(broker: Broker, wanted: str) -> tuple[Listener, str]:
     """Bind the address for slaves; return the listener and the address to advertise."""
     host, port = parse_address(wanted or broker.listening, any_port=True)
-    port = port if wanted else port + 1
+    if not wanted:
+        any_port = parse_address(broker.config.broker.listen, any_port=True)[1] == 0
+        port = 0 if any_port else port + 1
     try:
         listener = broker.env.bind(host, port)
     except (OSError, OverflowError) as error:

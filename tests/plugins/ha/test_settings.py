@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gantrymq.kernel.config.sections import Config, build_config
 from gantrymq.kernel.config.sources import ConfigError, read_settings
+from gantrymq.kernel.env import Listener
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS, optional_plugins
 from gantrymq.plugins.ha.config import HaConfig
+from gantrymq.plugins.interfaces import Replication
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.javaproperties import read_properties
+from gantrymq.testing.harness import make_broker, run_broker
+from support.processes import free_ports
 
 
 def build(text: str) -> Config:
@@ -71,3 +78,21 @@ async def test_administrators_see_the_roles_by_rocketmqs_names(pair: Any) -> Non
         says = await ask(master)
         assert (says["brokerRole"], says["slaveTimeout"]) == ("SYNC_MASTER", "700")
         assert (await ask(slave))["brokerRole"] == "SLAVE"
+
+
+@pytest.mark.trio
+async def test_a_master_with_any_port_does_not_need_the_next_one(tmp_path: Path) -> None:
+    """A test's broker takes any port; the next one is often that of somebody's connection."""
+    (port,) = free_ports(around=(0, 1))
+    bound: list[int] = []
+
+    class FirstPort(SystemEnv):
+        def bind(self, host: str, wanted: int) -> Listener:
+            bound.append(wanted)
+            return super().bind(host, port if len(bound) == 1 else wanted)
+
+    with contextlib.closing(SystemEnv().bind("127.0.0.1", port + 1)):
+        async with run_broker(make_broker(tmp_path, enable=["ha"], env=FirstPort())) as broker:
+            assert broker.listening == f"127.0.0.1:{port}"
+            assert broker.registry.get(Replication).ha_address
+    assert bound[:2] == [0, 0]
