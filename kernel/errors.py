@@ -89,9 +89,11 @@ class CorruptRange(Exception):
 
 
 class UnreadableRange(CorruptRange):
-    """The disk cannot read the requested bytes now. ``offset``: where they begin; ``reason``: its error."""
+    """The disk cannot read the requested bytes now. ``offset``: where they begin; ``reason``: its error; ``errno``: the
+    error's number, or 0."""
 
-    def __init__(self, offset: int, size: int, reason: str) -> None:
+    def __init__(self, offset: int, size: int, reason: str, errno: int = 0) -> None:
         super().__init__(f"{size} bytes at {offset}: the disk cannot read them: {reason}")
         self.offset = offset
         self.reason = reason
+        self.errno = errno

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from gantrymq.kernel import fast
-from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import NO_DESCRIPTORS, CorruptRange, OutOfLog, UnreadableRange
 from gantrymq.kernel.layouts import ENTRY, PLACES
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
 from gantrymq.kernel.store.log.record import HOST_V6_BITS, BadRecord, Record
@@ -66,8 +66,9 @@ def find_named(store: Store, offset: int) -> NamedRecord | None:
 
 
 def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
-    """Return the verified records at ``offsets`` (at least one); None for each that cannot be read.
+    """Return the verified records at ``offsets`` (at least one); None for each that is lost.
 
+    ``OSError`` if the process has no file descriptor left to read one: it is not lost, and can be read later.
     The results have the attributes of :class:`Record` but may be of another class that creates its parts on first use.
     Records that lie close together are cheapest.
     """
@@ -83,8 +84,13 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     records = fast.read_records(data, first, offsets)
     for row, record in enumerate(records):
         if record is None:
-            with suppress(OutOfLog, CorruptRange, BadRecord):
+            try:
                 records[row] = log.read_record(offsets[row])
+            except UnreadableRange as error:
+                if error.errno in NO_DESCRIPTORS:
+                    raise OSError(error.errno, error.reason) from error
+            except (OutOfLog, CorruptRange, BadRecord):
+                pass
     return records
 
 

@@ -28,6 +28,7 @@ from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gantrymq.kernel.store.log.record import Record
     from gantrymq.kernel.store.store import Store
     from gantrymq.plugins.transaction.plain import Ending
 
@@ -69,7 +70,9 @@ class EndTransactions:
             count = self._count_for_turn([ending.commit_log_offset for ending in endings])
             left = [ending.request for ending in endings[count:]]
             endings = endings[:count]
-            records = read_many(self._store.log, [ending.commit_log_offset for ending in endings])
+            records: list[Record | None] = [None] * len(endings)
+            with suppress(OSError):  # no descriptor is left: a check-back asks for the outcome again
+                records = read_many(self._store.log, [ending.commit_log_offset for ending in endings])
             endings = loops.match_records(endings, records, self._strategy.is_prepared, self._refuse)
         if endings:
             self.counts.ended(endings, self._store.log.clock.now_ms())

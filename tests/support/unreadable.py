@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 
 
@@ -40,3 +43,15 @@ def fail_reads(patch: pytest.MonkeyPatch, offset: int) -> None:
         return read(self, at)
 
     patch.setattr(CommitLog, "read_record", read_record)
+
+
+def run_out_of_descriptors(patch: pytest.MonkeyPatch, log: CommitLog) -> None:
+    """Let reads of ``log`` fail as if the process could not open its files, until ``patch`` is undone."""
+    pread = Segments.pread
+
+    def failing(self: Segments, offset: int, size: int) -> bytes:
+        if self is log.segments:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return pread(self, offset, size)
+
+    patch.setattr(Segments, "pread", failing)

@@ -31,7 +31,7 @@ class UnreadablePlaces:
     def __init__(self, segments: Segments, clock: Callable[[], float]) -> None:
         self._segments = segments
         self._clock = clock
-        self._failed: dict[tuple[int, int], tuple[float, str]] = {}
+        self._failed: dict[tuple[int, int], tuple[float, str, int]] = {}
         self._logged: set[int] = set()
 
     def read_if_readable(self, offset: int, size: int) -> bytes:
@@ -46,23 +46,23 @@ class UnreadablePlaces:
         try:
             return scan_block(self._segments, offset, limit, rows, check_body=False)
         except OSError as error:
-            raise UnreadableRange(offset, limit - offset, error.strerror or str(error)) from error
+            raise UnreadableRange(offset, limit - offset, error.strerror or str(error), error.errno or 0) from error
 
     def read(self, offset: int, size: int) -> bytes:
         """As :meth:`Segments.pread`; :class:`UnreadableRange` when the disk fails or did so just now."""
         place = (offset, size)
         if self._failed and place in self._failed:
-            failed_at, reason = self._failed[place]
+            failed_at, reason, number = self._failed[place]
             if self._clock() - failed_at < UNREADABLE_S:
-                raise UnreadableRange(offset, size, reason)
+                raise UnreadableRange(offset, size, reason, number)
         try:
             return self._segments.pread(offset, size)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason, number = error.strerror or str(error), error.errno or 0
             if len(self._failed) >= UNREADABLE_MAX:
                 self._failed.clear()
-            self._failed[place] = (self._clock(), reason)
+            self._failed[place] = (self._clock(), reason, number)
             if offset not in self._logged and len(self._logged) < UNREADABLE_MAX:
                 self._logged.add(offset)
                 log.error("log_unreadable", offset=offset, size=size, error=reason)
-            raise UnreadableRange(offset, size, reason) from error
+            raise UnreadableRange(offset, size, reason, number) from error

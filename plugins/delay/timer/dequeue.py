@@ -14,6 +14,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, Source
+from gantrymq.kernel.errors import NO_DESCRIPTORS
 from gantrymq.kernel.store.log.record import HOST_V6_BITS, Record
 from gantrymq.kernel.store.reading import read_many
 from gantrymq.plugins.delay.levels.delivery import (
@@ -107,11 +108,11 @@ class Dequeue:
             return time
         return self._open[0].time if self._open else self._next
 
-    def opened(self, position: int, unit: Unit) -> None:
+    def opened(self, position: int, unit: Unit, record: Record) -> None:
         """A unit was added to the wheel. An open slot gets it here, because it is not read from the wheel again."""
         for slot in self._open:
             if slot.time == floor(unit.time):
-                self._take_in(slot, position, unit)
+                self._take_in(slot, position, unit, record)
 
     # ------------------------------------------------------------------------------------------------------- turn
 
@@ -190,9 +191,10 @@ class Dequeue:
                 self._take_in(slot, position, unit)
                 slot.read_to(unit.previous)
 
-    def _take_in(self, slot: OpenSlot, position: int, unit: Unit) -> None:
+    def _take_in(self, slot: OpenSlot, position: int, unit: Unit, record: Record | None = None) -> None:
         if unit.magic & DELETE and not unit.magic & ROLL:
-            (record,) = read_many(self._store.log, [unit.offset])
+            if record is None:
+                (record,) = read_many(self._store.log, [unit.offset])
             if record is None or not _belongs_to(record, unit):
                 return  # as the unit that TimerFiles.relink adds, it recalls nothing
             key = record.property_of(TIMER_DEL_UNIQKEY)
@@ -209,20 +211,30 @@ class Dequeue:
     # -------------------------------------------------------------------------------------------------- one batch
 
     def _collect(self, slot: OpenSlot, batch: AppendBatch, taken: list[tuple[OpenSlot, list[int]]], now: int) -> int:
-        """Add the due messages of ``slot``. Returns their size in bytes."""
+        """Add the due messages of ``slot``. Returns their size in bytes. The slot waits while they cannot be read."""
         keys = slot.take(now, BATCH_ROWS - len(batch))
         units: list[Unit] = []
         size = 0
-        for key in keys:
-            if size >= BATCH_BYTES:
-                slot.give_back(keys[len(units) :])
-                break
-            unit = self._files.log.unit(slot.position(key))
-            units.append(unit)
-            size += unit.size
+        try:
+            for key in keys:
+                if size >= BATCH_BYTES:
+                    break
+                unit = self._files.log.unit(slot.position(key))
+                units.append(unit)
+                size += unit.size
+            records = self._read(units)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+            slot.try_again(keys, now + RETRY_MS)
+            self._outages.error("timed_messages_unreadable", reason=str(error))
+            return 0
+        if units:
+            self._outages.over("timed_messages_unreadable")
+        slot.give_back(keys[len(units) :])
         added: list[int] = []
         dequeued = b"\x02" + TIMER_DEQUEUE_MS + b"\x01%d" % now
-        for key, unit, record in zip(keys, units, self._read(units), strict=False):
+        for key, unit, record in zip(keys, units, records, strict=False):
             if record is None or self._is_recalled(slot, record):
                 continue
             if self._add(batch, unit, record, dequeued):
@@ -328,13 +340,18 @@ class Dequeue:
                 slot.delivered = False
 
 
+def stored_bytes(record: Record) -> int:
+    """Return the size in the log of a record of the timer topic."""
+    head = HEADS[record.sys_flag & HOST_V6_BITS].size
+    return head + record.body_size + _LENGTHS_AND_TOPIC + record.properties_size
+
+
 def _belongs_to(record: Record, unit: Unit) -> bool:
     """Return whether ``unit`` can be one of the message ``record``: after a cut of the log another record may have its
     offset."""
-    head = HEADS[record.sys_flag & HOST_V6_BITS].size
     return (
         record.topic == TIMER_TOPIC
-        and head + record.body_size + _LENGTHS_AND_TOPIC + record.properties_size == unit.size
+        and stored_bytes(record) == unit.size
         and (bool(unit.magic & ROLL) or _is_due(record, unit))
     )
 

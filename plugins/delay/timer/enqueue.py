@@ -15,6 +15,7 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read_many
 from gantrymq.plugins.delay.levels.delivery import NO_RECORD
+from gantrymq.plugins.delay.timer.dequeue import stored_bytes
 from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.remoting.outages import Outages
@@ -67,28 +68,30 @@ class Enqueue:
             files.queue_offset = min(max(files.queue_offset, low), high)
         try:
             entries = queue.entries(files.queue_offset, ROWS)
+            rows = [
+                (number, offset, size)
+                for number, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), files.queue_offset)
+                if size != FILLER_SIZE
+            ]
+            records = read_many(self._store.log, [offset for _, offset, _ in rows]) if rows else ()
         except OSError as error:
             self._outages.error("delay_queue_unreadable", topic=TIMER_TOPIC, queue_id=0, reason=str(error))
             return False  # the timer's own files are undamaged
         self._outages.over("delay_queue_unreadable")
-        rows = [
-            (number, offset, size)
-            for number, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), files.queue_offset)
-            if size != FILLER_SIZE
-        ]
-        records = read_many(self._store.log, [offset for _, offset, _ in rows]) if rows else ()
+        end = files.queue_offset + len(entries) // ENTRY.size
         now = self._store.log.clock.now_ms()
         for row, record in zip(rows, records, strict=True):
             if not belongs_to_entry(record, queue, row[0]) and is_wrong_entry(self._store.log, queue, *row):
                 files.queue_offset = row[0]  # the entry is wrong and will be repaired
                 return False
             unit = self._unit(*row, record, now)
-            if unit is not None:
-                self._dequeue.opened(files.add(unit), unit)
+            if unit is not None and record is not None:
+                self._dequeue.opened(files.add(unit), unit, record)
+            files.queue_offset = row[0] + 1  # also if a later row fails
         if rows:
             self._dequeue.log_offset = max(self._dequeue.log_offset, rows[-1][1] + rows[-1][2])
             self._recalls.enqueued(rows[-1][1])
-        files.queue_offset += len(entries) // ENTRY.size
+        files.queue_offset = end
         if files.rebuild is not None and files.queue_offset >= min(files.rebuild.queue_offset, high):
             log.info("timer_rebuilt", queue_offset=files.queue_offset)
             files.rebuild = None
@@ -98,7 +101,7 @@ class Enqueue:
         """Return the unit for the message of an entry; None if it is unreadable, or was delivered before the files were
         damaged."""
         try:
-            if record is None or int.from_bytes(self._store.log.view(offset, 4), "big") != size:
+            if record is None or record.topic != TIMER_TOPIC or stored_bytes(record) != size:
                 raise ValueError(NO_RECORD)  # RocketMQ may continue with the unit and reads this many bytes
             find = record.property_of
             out = read_number(find(TIMER_OUT_MS) or b"")

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.errors import LogPoisoned, NoRoom
+from gantrymq.kernel.errors import NO_DESCRIPTORS, LogPoisoned, NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import IDLE_MS
 from gantrymq.plugins.delay.timer.check import TimerCheck
@@ -25,6 +25,7 @@ from gantrymq.plugins.delay.timer.files import SIZES, StartEnds, TimerFiles, Tim
 from gantrymq.plugins.delay.timer.log import DamagedUnit
 from gantrymq.plugins.delay.timer.pending_recalls import PendingRecalls
 from gantrymq.remoting.names import TIMER_TOPIC
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.timer_times import floor
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Timer:
         """Whether a worker thread writes the files, which must not be opened again meanwhile."""
         self._lively_until = 0
         self._save_at = 0
+        self._outages = Outages(log, lambda: store.log.clock.now_ms() / 1000)
         self._is_failing = False
         """Whether the last write of the files failed, so that it is logged once and not every second."""
         queue = store.queues.get(TIMER_TOPIC, 0)
@@ -148,10 +150,14 @@ class Timer:
             dequeue.stopping = self._stopping
             wait = dequeue.turn(now)
         except (DamagedUnit, OSError) as error:
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:  # the files are sound
+                self._outages.error("timed_messages_unreadable", reason=str(error))
+                return IDLE_MS
             log.error("timer_files_damaged", reason=str(error))
             self._dequeue = self._enqueue = None
             self.files.spoilt = True
             return IDLE_MS
+        self._outages.over("timed_messages_unreadable")
         if more:
             return 0
         return min(wait, LOOK_MS if now < self._lively_until else SLOW_LOOK_MS)

@@ -15,7 +15,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 from support.delays import DELAY_FILE, DelayedStore
-from support.unreadable import break_queue
+from support.unreadable import break_queue, run_out_of_descriptors
 
 HOUR_MS = 3_600_000
 LARGE = attrs.evolve(TINY, commit_log_file_bytes=1 << 20, queue_file_units=5000)
@@ -228,6 +228,22 @@ def test_a_level_whose_queue_cannot_be_read_waits_and_delays_no_other(monkeypatc
     world.env.advance(RETRY_MS)
     world.settle()
     assert world.bodies() == [b"two", b"one"]
+
+
+def test_messages_that_no_descriptor_is_left_to_read_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = DelayedStore(MemoryEnv())
+    world.send(b"a", 1)
+    world.send(b"b", 1)
+    world.commit()
+    world.env.advance(1000)
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        run_out_of_descriptors(patch, world.store.log)
+        world.settle()
+    assert [line["event"] for line in logs if line["event"].startswith("delay")] == ["delay_queue_unreadable"]
+    assert world.bodies() == []
+    world.env.advance(RETRY_MS)
+    world.settle()
+    assert world.bodies() == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(("stored", "again"), [(b"0", 3), (b"2", 1), (b"3", 0), (b"99", 0), (b"-5", 3)])

@@ -23,7 +23,7 @@ from gantrymq.plugins.delay.levels.delivery import RETRY_MS
 from gantrymq.plugins.delay.timer import enqueue as enqueue_module
 from gantrymq.plugins.delay.timer.file_check import check_timer
 from gantrymq.plugins.delay.timer.files import SIZES
-from gantrymq.plugins.delay.timer.log import UNIT_BYTES
+from gantrymq.plugins.delay.timer.log import UNIT_BYTES, TimerLog, Unit
 from gantrymq.plugins.delay.timer.wheel import Wheel
 from gantrymq.plugins.index.layout import Shape
 from gantrymq.remoting.codes import ResponseCode
@@ -31,7 +31,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.remoting.properties import find_property
 from gantrymq.testing.memory_env import MemoryEnv
 from support.timers import LARGER, SMALL, TimedStore
-from support.unreadable import break_queue
+from support.unreadable import break_queue, run_out_of_descriptors
 
 HOUR_MS = 3_600_000
 
@@ -446,6 +446,86 @@ def test_a_queue_of_the_timer_that_cannot_be_read_leaves_its_files_in_use(monkey
         world.env.advance(1000)
         world.settle()
     assert world.bodies() == [b"a", b"b"]
+
+
+def test_messages_that_no_descriptor_is_left_to_read_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TimedStore(MemoryEnv())
+    world.send_in(b"a", 3000)
+    world.send_in(b"recalled", 3500)
+    world.settle()
+    world.send_in(b"b", 5000)
+    world.recall(b"recalled", world.now + 3500)
+    world.commit()
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        run_out_of_descriptors(patch, world.store.log)
+        for _ in range(8):
+            world.env.advance(1000)
+            world.settle()
+    events = {line["event"] for line in logs}
+    assert "delayed_message_lost" not in events
+    assert "timed_messages_unreadable" in events
+    assert world.bodies() == []
+    for _ in range(7):
+        world.env.advance(1000)
+        world.settle()
+    assert sorted(world.bodies()) == [b"a", b"b"]
+
+
+def test_a_timer_log_that_no_descriptor_is_left_to_read_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000))
+    for number in range(1, 10):
+        world.send_in(b"%d" % number, 5000 + number * 100)
+    world.settle()
+    world.env.advance(5500)
+    world.settle()
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+
+        def failing(self: TimerLog, position: int) -> Unit:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        patch.setattr(TimerLog, "unit", failing)
+        world.env.advance(200)
+        world.settle()
+    assert [line["event"] for line in logs] == ["timed_messages_unreadable"]
+    world.env.advance(5000)
+    world.settle()
+    assert world.bodies() == [b"%d" % number for number in range(1, 10)]
+    assert not world.env.listdir("store/lost+found")
+
+
+def test_a_stop_that_is_killed_while_it_copies_waiting_units_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Exception):
+        pass
+
+    def killed(log: TimerLog) -> None:
+        raise Killed
+
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    sizes = attrs.evolve(SMALL, file_bytes=UNIT_BYTES * 1000)
+    world = TimedStore(env, sizes=sizes)
+    bodies = [b"%d" % number for number in range(200)]
+    for number, body in enumerate(bodies):
+        world.send_in(body, 5000 + number * 4)
+    world.settle()
+    env.advance(5100)
+    world.settle()
+    assert 0 < len(world.bodies()) < 100
+    world.save()
+    end = world.timer.files.log.end
+    with monkeypatch.context() as patch:
+        patch.setattr(TimerLog, "sync", killed)
+        with pytest.raises(Killed):
+            world.close()
+    env = env.kill()
+    units = env.open(f"store/timerlog/{0:020}")
+    written = len(units.pread(units.size() - end, end).rstrip(b"\0"))
+    assert written > 4096, "copies were written"
+    units.pwrite(bytes(written - 4096), end + 4096)
+    world = TimedStore(env, sizes=sizes)
+    for _ in range(3):
+        env.advance(2000)
+        world.settle()
+    assert set(world.bodies()) == set(bodies)
 
 
 @pytest.mark.parametrize("damage", [damage_wheel, damage_log, shorten_log, lose_log, lose_wheel, spoil_slots])

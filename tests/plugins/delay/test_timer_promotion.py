@@ -14,7 +14,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
 from support.timers import SlaveStore, TimedStore
-from support.unreadable import break_queue
+from support.unreadable import break_queue, run_out_of_descriptors
 
 START_MS = 1_700_000_000_000
 
@@ -272,6 +272,21 @@ def test_a_slave_that_cannot_read_the_timer_s_queue_tries_again(monkeypatch: pyt
     assert [(line["event"], line["topic"]) for line in logs] == [("delay_queue_unreadable", TIMER_TOPIC)]
     slave.save()
     assert slave.progress.floor() == slave.store.log.end
+
+
+def test_a_slave_keeps_waiting_messages_that_no_descriptor_is_left_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = master()
+    world.send_in(b"waits", 60_000)
+    world.settle()
+    pass_seconds(8, world)
+    slave = slave_of(world)
+    slave.copy(world)
+    assert slave.adopt(world)
+    with monkeypatch.context() as patch:
+        run_out_of_descriptors(patch, slave.store.log)
+        slave.save()
+    slave.save()
+    assert slave.progress.floor() == world.delivered(TIMER_TOPIC)[0].offset
 
 
 def test_a_slave_passes_many_delivered_messages_in_few_steps() -> None:
