@@ -53,6 +53,8 @@ class TimerCheck:
     master_offset: int = attrs.field(default=attrs.Factory(lambda self: self.queue_offset, takes_self=True))
     marks: tuple[Mark, ...] = ()
     """The newest one last."""
+    is_own: bool = attrs.field(default=False, eq=False)
+    """Whether GantryMQ wrote it: the timer log's end and the queue offset belong together."""
 
     @property
     def is_slaves(self) -> bool:
@@ -82,13 +84,16 @@ class TimerCheck:
         if min(read_ms, log_end, queue_offset) < 0:
             raise ValueError("a timer checkpoint with a negative place")
         marks = _read_marks(data[_FIELDS.size :], counter)
-        return cls(read_ms, log_end, queue_offset, version, timestamp, counter, master, marks)
+        return cls(
+            read_ms, log_end, queue_offset, version, timestamp, counter, master, marks or (), marks is not None
+        )  # fmt: skip
 
     def moved(self, read_ms: int, log_end: int, queue_offset: int, now: int, mark: Mark | None = None) -> Self:
         """Return the next checkpoint, with ``mark`` as the newest one."""
         return attrs.evolve(
             self, read_ms=read_ms, log_end=log_end, queue_offset=queue_offset, master_offset=queue_offset,
             timestamp=now, counter=self.counter + 1, marks=self.marks if mark is None else _added(self.marks, mark),
+            is_own=True,
         )  # fmt: skip
 
     def following(self, mark: Mark, queue_offset: int, marks: Sequence[Mark] | None = None) -> Self:
@@ -128,11 +133,12 @@ def _added(marks: tuple[Mark, ...], mark: Mark) -> tuple[Mark, ...]:
     return (*kept, mark)[-MARKS_MAX:]
 
 
-def _read_marks(data: bytes, counter: int) -> tuple[Mark, ...]:
+def _read_marks(data: bytes, counter: int) -> tuple[Mark, ...] | None:
+    """None if RocketMQ's broker has written the file."""
     if len(data) < _MARKS_HEAD.size:
-        return ()
+        return None
     number, seen = _MARKS_HEAD.unpack_from(data)
     end = _MARKS_HEAD.size + number * _MARK.size
-    if seen != counter or not 0 <= number <= MARKS_MAX or end > len(data):
-        return ()
+    if not seen or seen != counter or not 0 <= number <= MARKS_MAX or end > len(data):
+        return None
     return tuple(Mark._make(fields) for fields in _MARK.iter_unpack(data[_MARKS_HEAD.size : end]))

@@ -187,11 +187,16 @@ class TimerFiles:
         """Truncate units of entries that will be enqueued again, and invalid units.
 
         RocketMQ's checkpoint can have a lower log position than its queue offset implies, so more units may follow.
+        Behind GantryMQ's checkpoint, units of earlier entries are only copies that a stop has not finished: those
+        that are complete would hide the original units of the others.
         """
         end = self.check.log_end
         if end > self.log.start:
             self.log.end_behind(end)
             self.newest = end - UNIT_BYTES if end % self.log.file_bytes else NOWHERE
+        if self.check.is_own:
+            self.log.end_at(end)
+            return
         limit = entry_at(self.queue_offset)
         if limit is None:  # whatever follows the queue's last entry names a message that the log has lost
             last = entry_at(self.queue_offset - 1) if self.queue_offset else None
