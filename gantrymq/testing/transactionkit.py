@@ -317,7 +317,7 @@ def a_group_without_producers_waits_for_one(strategy: Strategy) -> None:
 
 
 def what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages(strategy: Strategy) -> None:
-    """After ``check_max`` check-backs, or at ``max_age`` if no producer of the group is connected; not before."""
+    """After ``check_max`` check-backs, or at ``max_age``, also if a producer of the group is connected; not before."""
     world = _fresh(strategy, check_max=2)
     world.producers.join()
     world.half(b"x")
@@ -329,15 +329,18 @@ def what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages(strategy: St
     expect(_asked(world) == [], "there are more check-backs than check_max")
     _expect_discarded(world)
 
-    world = _fresh(strategy, max_age=3600.0)
-    world.half(b"x")
-    world.commit()
-    world.pass_time(3600 - _WAIT_S)
-    world.scan()
-    expect(world.plugin.strategy.open_count == 1, "it was discarded before max_age")
-    world.pass_time(2 * _WAIT_S)
-    world.scan()
-    _expect_discarded(world)
+    for immunity in (b"", b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x017200"):
+        world = _fresh(strategy, max_age=3600.0)
+        if immunity:
+            world.producers.join()
+        world.half(b"x", more=immunity)
+        world.commit()
+        world.pass_time(3600 - _WAIT_S)
+        world.scan()
+        expect(world.plugin.strategy.open_count == 1, "it was discarded before max_age")
+        world.pass_time(2 * _WAIT_S)
+        expect(_asked(world) == [], "there is a check-back at max_age")
+        _expect_discarded(world)
 
 
 def _expect_discarded(world: TransactedStore) -> None:

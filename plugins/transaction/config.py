@@ -22,7 +22,7 @@ class TransactionConfig:
     check_max: int = number(15, 1, 1_000_000, rocketmq="transactionCheckMax")
     """After this many check-backs the message is discarded (TRANS_CHECK_MAX_TIME_TOPIC)."""
     max_age: float = duration("72h", minimum="1s", maximum="365d")
-    """A message without a connected producer is discarded at this age."""
+    """A half message is discarded at this age, also if its producer is connected."""
     checks_per_second: int = number(1000, 1, 1_000_000)
     """The most check-backs per second."""
     max_open: int = number(1_000_000, 1)

@@ -71,8 +71,8 @@ class Strategy(Protocol):
     def scan(self) -> Iterator[None]:
         """Send check-backs for transactions that are open for too long, and discard those without an outcome.
 
-        A half message without an outcome after ``check_max`` check-backs, or at ``max_age`` without a connected
-        producer, is stored in ``TRANS_CHECK_MAX_TIME_TOPIC``, and its transaction is not open any more.
+        A half message without an outcome after ``check_max`` check-backs, or at ``max_age``, is stored in
+        ``TRANS_CHECK_MAX_TIME_TOPIC``, and its transaction is not open any more.
 
         One scan of the open transactions, which yields after limited work. An error with one transaction does not
         prevent check-backs for others, and completed work is kept however the scan ends.
