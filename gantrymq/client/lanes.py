@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Generic, TypeVar
 
 from gantrymq.message import DeliveredRecord
@@ -52,7 +52,7 @@ class Lane(Generic[R]):
         self._in_work = {record.queue_offset: record for record in taken}
         return taken
 
-    def has(self, record: R) -> bool:
+    def has(self, record: DeliveredRecord) -> bool:
         """Whether exactly this message is in work: an earlier copy, returned meanwhile, is not."""
         return self._in_work.get(record.queue_offset) is record
 
@@ -63,14 +63,14 @@ class Lane(Generic[R]):
         self._settled()
         return True
 
-    def put_back(self, offset: int) -> Callable[[], None] | None:
+    def put_back(self, offset: int, kept: Container[int] = ()) -> Callable[[], None] | None:
         """Redeliver the message at ``offset``, and those behind it that are in work too, when the result is called.
 
-        None where it is not in work.
+        Messages at the offsets ``kept`` stay in work. None where the message is not in work, or kept.
         """
-        if offset not in self._in_work:
+        if offset not in self._in_work or offset in kept:
             return None
-        again = [self._in_work.pop(each) for each in sorted(self._in_work) if each >= offset]
+        again = [self._in_work.pop(each) for each in sorted(self._in_work) if each >= offset and each not in kept]
         if not self._closed:
             self._waiting.extendleft(reversed(again))
             self._suspended = True
@@ -151,9 +151,9 @@ class KeyLane(Lane[R]):
         self._settled()
         return True
 
-    def put_back(self, offset: int) -> Callable[[], None] | None:
-        """The message at ``offset`` is redelivered when the result is called; None where it is not in work."""
-        record = self._in_work.pop(offset, None)
+    def put_back(self, offset: int, kept: Container[int] = ()) -> Callable[[], None] | None:
+        """The message at ``offset`` is redelivered when the result is called; None where it is not in work, or kept."""
+        record = None if offset in kept else self._in_work.pop(offset, None)
         if record is None:
             return None
 

@@ -282,8 +282,8 @@ class Puller(Generic[R]):
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """Let the broker bring a message again, and count this one as done.
 
-        Without effect on a message that is done, on one whose queue is another member's, which gets it, and on one
-        that the broker has lost with the end of the queue.
+        Without effect on a message that is done, on one that is redelivered with the one before it, on one whose queue
+        is another member's, which gets it, and on one that the broker has lost with the end of the queue.
         Raises :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`; :class:`ClientClosed` after :meth:`close`.
         """
         if self._closed:
@@ -299,7 +299,7 @@ class Puller(Generic[R]):
         max_retries = self._options.settings.max_retries
         if self.lane is not None and delay_level >= 0:
             if max_retries is None or record.reconsume_times < max_retries:
-                resume = self.lane.put_back(record.queue_offset)
+                resume = self.lane.put_back(record.queue_offset, self._returning)
                 if resume is not None:
                     record.reconsume_times += 1
                     self._owner.suspend(resume)
@@ -308,6 +308,8 @@ class Puller(Generic[R]):
         # the application and `consume_timeout` may both return a message, and each copy would be redelivered
         while (other := self._returning.get(record.queue_offset)) is not None:
             await other.wait()
+        if self.lane is not None and not self.lane.has(record):
+            return  # done, or put back with the one before it and redelivered
         if self._ended or self._progress is None or not self._progress.is_outstanding(record.queue_offset):
             if self._ended and self.lane is not None:
                 self.lane.settle(record.queue_offset)  # the next puller waits for it
@@ -362,9 +364,9 @@ class Puller(Generic[R]):
         for record in reversed(records):
             self._given.pop(record.queue_offset, None)
             if self.lane is not None and self.lane.has(record):
-                resume = self.lane.put_back(record.queue_offset)
-                assert resume is not None  # it is in work
-                resume()
+                resume = self.lane.put_back(record.queue_offset, self._returning)
+                if resume is not None:
+                    resume()
         return self.lane is not None
 
     def expired(self) -> list[R]:

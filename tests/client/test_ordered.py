@@ -103,6 +103,53 @@ async def test_a_message_sent_back_is_redelivered_first_until_it_is_a_dead_lette
         assert cluster.broker.offsets["g", "T", 0] == 2
 
 
+async def test_a_message_that_is_redelivered_with_the_one_before_it_is_no_dead_letter(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.answers[36] = lambda request: request.answer(0)
+        for number in range(2):
+            broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", ordered=True) as messages:
+            with anyio.fail_after(20):
+                for _ in range(3):
+                    batch = await messages.next_batch(2)
+                    await batch[0].retry()
+                    await batch[1].retry(-1)
+                assert not broker.seen(36)
+                batch = await messages.next_batch(2)
+                await batch[0].ack()
+                await batch[1].retry(-1)
+        assert len(broker.seen(36)) == 1
+        assert broker.offsets["g", "T", 0] == 2
+
+
+async def test_a_message_that_is_being_sent_back_is_not_redelivered_with_the_one_before_it(
+    fake_cluster: Cluster,
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        may_answer = anyio.Event()
+
+        async def late(request: Any) -> Any:
+            await may_answer.wait()
+            return request.answer(0)
+
+        broker.answers[36] = late
+        broker.store("T", 0, b"1")
+        broker.store("T", 0, b"no JSON")
+        async with client.consumer("T", "g", start="first", ordered=True, deserializer="json") as messages:
+            with anyio.fail_after(20):
+                (message,) = await messages.next_batch(2)
+                await broker.wait_for(36)
+                await message.retry()
+                may_answer.set()
+                (message,) = await messages.next_batch(2)
+                await message.ack()
+                await messages.commit()
+        assert len(broker.seen(36)) == 1
+        assert broker.offsets["g", "T", 0] == 2
+
+
 async def test_a_queue_locked_by_another_member_is_not_consumed(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
