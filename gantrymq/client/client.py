@@ -199,7 +199,8 @@ class Client(Lifetime):
           no other member has the queue meanwhile; ``retry`` pauses the queue for a second. With ``"key"`` the unit is
           not the queue but the ``order_key``.
         - ``broadcast``: every member gets every message; offsets are in ``offsets_file`` on this machine, by default
-          ``.rocketmq_offsets/ADDRESS@DEFAULT/GROUP/offsets.json`` in the user's home, as with RocketMQ's clients.
+          ``.rocketmq_offsets/ADDRESS@DEFAULT[@UNIT]/GROUP/offsets.json`` in the user's home, as with RocketMQ's
+          clients.
         - ``max_retries``: how often a message is redelivered before it is a dead letter; without it the group's
           configuration decides (16), and with ``ordered`` there is no limit.
         - ``pull_batch``: messages of one request, 1 to 1,024. ``prefetch``: outstanding messages of a queue, 1 to

@@ -123,6 +123,7 @@ class Cluster:
         self.nameservers: Nameservers = Nameservers(options.nameservers, self.connections)
         self.routes: Routes = Routes(self.nameservers, self._route_changed, self.rare)
         self.silent_masters: SilentMasters = SilentMasters(self.routes, self.connections)
+        self.unit_name: str | None = options.unit_name
         self.client_id: str = ""
         self.unique_keys: UniqueKeys = UniqueKeys("127.0.0.1")
         self.closed: bool = False
@@ -145,7 +146,7 @@ class Cluster:
         if discovery is not None:
             await self._discover(discovery)
         channel = await self.nameservers.connect()
-        self.client_id = make_client_id(channel.local_host, self._options.unit_name)
+        self.client_id = make_client_id(channel.local_host, self.unit_name)
         self.unique_keys = UniqueKeys(channel.local_host)
         self._tasks.start_soon(self._refresh_routes)
         self._tasks.start_soon(self._beat)

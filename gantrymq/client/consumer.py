@@ -336,7 +336,7 @@ class Consumer(Lifetime, Generic[R]):
         self._upkeep = upkeep
         if self._settings.broadcast:
             local_host = self._cluster.client_id.partition("@")[0]
-            file = self._settings.offsets_file or default_path(local_host, self.group)
+            file = self._settings.offsets_file or default_path(local_host, self.group, self._cluster.unit_name)
             self._local = LocalOffsets(file, self._cluster.namespace)
             await anyio.to_thread.run_sync(self._local.load)
         for options in self._subscribed.values():

@@ -18,9 +18,10 @@ from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
 
 
-def default_path(host: str, group: str) -> Path:
+def default_path(host: str, group: str, unit_name: str | None = None) -> Path:
     """Where RocketMQ's client of the default instance keeps them, for the client's address ``host``."""
-    return Path.home() / ".rocketmq_offsets" / f"{host}@DEFAULT" / group / "offsets.json"
+    unit = "" if unit_name is None else f"@{unit_name}"
+    return Path.home() / ".rocketmq_offsets" / f"{host}@DEFAULT{unit}" / group / "offsets.json"
 
 
 class LocalOffsets:

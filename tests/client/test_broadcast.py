@@ -109,6 +109,20 @@ def test_the_offset_file_has_rocketmqs_format(tmp_path: Path) -> None:
     read.load()
     assert read.get(Q0) == 2
     assert default_path("10.0.0.1", "g").parts[-4:] == (".rocketmq_offsets", "10.0.0.1@DEFAULT", "g", "offsets.json")
+    assert default_path("10.0.0.1", "g", "east").parts[-3] == "10.0.0.1@DEFAULT@east"
+
+
+def test_a_client_of_a_unit_has_an_offset_file_of_its_own(
+    fake_in_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    with (
+        gantrymq.sync.connect(fake_in_thread.address, unit_name="east") as client,
+        client.consumer("T", "g", start="first", broadcast=True) as messages,
+    ):
+        messages.commit()
+    files = [file.relative_to(tmp_path).parts for file in tmp_path.rglob("offsets.json")]
+    assert files == [(".rocketmq_offsets", "127.0.0.1@DEFAULT@east", "g", "offsets.json")]
 
 
 async def test_offsets_have_the_names_of_a_java_client_with_a_namespace(fake_cluster: Cluster, tmp_path: Path) -> None:
