@@ -417,7 +417,6 @@ class Consumer(BlockingMember, Generic[V_co]):
         inner: consumer.Consumer[ReceivedMessage[V_co]],
         group: str,
         owner: set[BlockingLifetime],
-        done: deque[Callable[[], None]],
     ) -> None:
         super().__init__(f"consumer of group {group}", loop, inner, owner)
         self._inner = inner
@@ -425,8 +424,8 @@ class Consumer(BlockingMember, Generic[V_co]):
         # counts from when it is fetched
         self._at_once = 1 if inner.ordered or inner._is_timed else BATCH_MESSAGES
         self._current: deque[ReceivedMessage[V_co]] = deque()
-        self._done = done
-        inner._before_expiry = self._hand_over
+        self._done: deque[Callable[[], None]] = deque()
+        inner._hand_over = self._hand_over
 
     def _before_end(self) -> None:
         self._loop.finish(self._settle)
@@ -530,7 +529,8 @@ class Consumer(BlockingMember, Generic[V_co]):
         await self._inner.commit()
 
     def _hand_over(self) -> None:
-        _do_all(self._done)
+        while self._done:
+            self._done.popleft()()
 
 
 class Reader(BlockingMember, Generic[V_co]):
@@ -852,10 +852,8 @@ class Client(BlockingLifetime):
         """
         loop = self._loop
         settings = _in_threads(ConsumerSettings.checked(options, deserializer))
-        done: deque[Callable[[], None]] = deque()
-        settings = attrs.evolve(settings, on_revoked=_handing_over(settings.on_revoked, done))
         opened = self._inner.consumer_of(ReceivedMessage, topics, group, settings)
-        return Consumer(loop, opened, group, self._ends_first, done)
+        return Consumer(loop, opened, group, self._ends_first)
 
     @lists_options
     def run(
@@ -921,24 +919,6 @@ def _in_thread(changed: QueuesChanged | None) -> QueuesChanged | None:
         await anyio.to_thread.run_sync(changed, queues)
 
     return run
-
-
-def _handing_over(revoked: QueuesChanged | None, done: deque[Callable[[], None]]) -> QueuesChanged:
-    """``revoked``; what was acknowledged before and within it counts while the queues are this member's still."""
-
-    async def run(queues: Sequence[MessageQueue]) -> None:
-        try:
-            if revoked is not None:
-                await revoked(queues)
-        finally:
-            _do_all(done)
-
-    return run
-
-
-def _do_all(done: deque[Callable[[], None]]) -> None:
-    while done:
-        done.popleft()()
 
 
 def connect(

@@ -113,9 +113,9 @@ class Consumer(Lifetime, Generic[R]):
         self._assigning: set[MessageQueue] = set()
         """Queues that this member is about to pull: it locks them, or ``on_assigned`` runs."""
         self._upkeep: TaskGroup | None = None
-        self._before_expiry: Callable[[], None] | None = None
-        """Called before the client looks for messages whose ``consume_timeout`` is over: makes acknowledgments count
-        that another thread has made."""
+        self._hand_over: Callable[[], None] = _nothing
+        """Makes acknowledgments count that another thread has made. Called before queues are given up, and before the
+        client looks for messages whose ``consume_timeout`` is over."""
         self._lanes: deque[Lane[R]] = deque()
         self._subscribed = {each.topic: each for each in options}
         retries = options[0].of_retries()
@@ -360,7 +360,7 @@ class Consumer(Lifetime, Generic[R]):
             for puller in pullers:
                 puller.stop()
             with anyio.move_on_after(LEAVE_SECONDS / 2, shield=True):
-                await self._notify_queues_changed(self._settings.on_revoked, self._pullers)
+                await self._notify_revoked(self._pullers)
             self._closed = True
             self._arrived.set()
             pullers += (*self._releasing.values(), *self._uncommitted)
@@ -528,8 +528,7 @@ class Consumer(Lifetime, Generic[R]):
         while True:
             await anyio.sleep(min(EXPIRY_INTERVAL_SECONDS, timeout / 4))
             for puller in list(self._pullers.values()):
-                if self._before_expiry is not None:
-                    self._before_expiry()
+                self._hand_over()
                 for message in puller.expired():
                     await self._give_back_expired(puller, message, timeout)
 
@@ -575,7 +574,7 @@ class Consumer(Lifetime, Generic[R]):
         return {*self._pullers, *self._releasing, *self._assigning}
 
     async def _report_lost(self, queues: list[MessageQueue]) -> None:
-        await self._notify_queues_changed(self._settings.on_revoked, queues)
+        await self._notify_revoked(queues)
         self.rebalance_soon()
 
     def _release_later(self, queue: MessageQueue, puller: Puller[R]) -> None:
@@ -623,6 +622,13 @@ class Consumer(Lifetime, Generic[R]):
                 raise InvalidName(f"the Sql expression of topic {options.topic} is refused: {error}") from None
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
+
+    async def _notify_revoked(self, queues: Iterable[MessageQueue]) -> None:
+        """Call ``on_revoked``; what was acknowledged before and in it counts."""
+        try:
+            await self._notify_queues_changed(self._settings.on_revoked, queues)
+        finally:
+            self._hand_over()
 
     async def _notify_queues_changed(self, changed: QueuesChanged | None, queues: Iterable[MessageQueue]) -> None:
         """Call ``on_assigned`` or ``on_revoked``; an error of it is logged and changes nothing."""
@@ -816,7 +822,7 @@ class Consumer(Lifetime, Generic[R]):
         """Let other members have these queues, with what this one has done in them."""
         for queue in lost:
             self._pullers[queue].stop()
-        await self._notify_queues_changed(self._settings.on_revoked, lost)
+        await self._notify_revoked(lost)
         self._discard_dropped()
         dropped: list[Puller[R]] = []
         for queue in lost:
@@ -925,6 +931,10 @@ def _is_dropped(part: Sequence[DeliveredRecord]) -> bool:
 
 def _always() -> bool:
     return True
+
+
+def _nothing() -> None:
+    pass
 
 
 class Batches(Generic[R]):

@@ -363,6 +363,30 @@ def test_acknowledgments_that_were_not_handed_over_count_when_a_queue_is_revoked
             assert broker.offsets == {("g", "T", 0): 1}
 
 
+def test_acknowledgments_of_redelivered_messages_count_when_only_the_retry_queue_is_revoked(
+    fake_in_thread: Any,
+) -> None:
+    broker, retries = fake_in_thread.broker, "%RETRY%g"
+
+    async def prepare() -> None:
+        fake_in_thread.nameserver.topics[retries] = 1
+
+    async def add_member() -> None:
+        broker.groups["g"].append("0-another-member")  # sorts first, so it gets the retry queue
+        await broker.notify("g")
+        with anyio.fail_after(20):
+            while ("g", retries, 0) not in broker.offsets:
+                await broker.changed.wait()
+
+    fake_in_thread.portal.call(prepare)
+    broker.store(retries, 0, b"x", "RETRY_TOPIC\x01T")
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with client.consumer("T", "g", start="first", allocation=FixedQueues([queue(0)])) as messages:
+            next(messages).ack()
+            fake_in_thread.portal.call(add_member)
+            assert broker.offsets["g", retries, 0] == 1
+
+
 async def test_an_error_in_a_callback_is_logged_only(fake_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     def fail(queues: Sequence[MessageQueue]) -> None:
         raise ZeroDivisionError
