@@ -532,7 +532,8 @@ class Consumer(Lifetime, Generic[R]):
                 for message in puller.expired():
                     await self._give_back_expired(puller, message, timeout)
 
-    async def _give_back_expired(self, puller: Puller[R], message: R, timeout: float) -> None:
+    async def _give_back_expired(self, puller: Puller[R], message: R, timeout: float) -> bool:
+        """Return a message whose ``consume_timeout`` is over; False where that failed and is tried again."""
         queue = puller.queue
         try:
             await puller.give_back(message, EXPIRED_LEVEL)
@@ -540,11 +541,12 @@ class Consumer(Lifetime, Generic[R]):
             self.failed(error)
             puller.given_out(message)
             self._cluster.rare.warning("send_back_failed", queue.broker_name, self.group, reason=str(error))
-            return
+            return False
         self._cluster.rare.warning(
             "consume_timed_out", self.group, queue.topic, group=self.group, topic=queue.topic, queue=queue.queue_id,
             offset=message.queue_offset, timeout_s=timeout,
         )  # fmt: skip
+        return True
 
     async def _keep_locked(self, locks: QueueLocks) -> None:
         while True:

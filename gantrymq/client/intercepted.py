@@ -26,6 +26,7 @@ from gantrymq.client.interceptors import (
 )
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, MessageParts, Producer, as_message
+from gantrymq.client.puller import Puller
 from gantrymq.client.sender import QueueChoice, Sender
 from gantrymq.client.serializers import Serializer
 from gantrymq.client.transactions import TransactionalProducer
@@ -247,6 +248,10 @@ class WatchedDelivery:
         """As of the delivery within."""
         await self.inner.reply(record, body)
 
+    def forget(self) -> None:
+        """The client has sent the message back: the interceptors are not called when the application settles it."""
+        self._context.acknowledged = False
+
     def _settle(self, acknowledged: bool) -> None:
         if self._context.acknowledged is None:
             self._context.acknowledged = acknowledged
@@ -279,6 +284,15 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
             if isinstance(message.delivery, WatchedDelivery):
                 message.delivery = message.delivery.inner
         super()._take_back(MessageBatch(batch))
+
+    async def _give_back_expired(self, puller: Puller[R], message: R, timeout: float) -> bool:
+        is_sent = await super()._give_back_expired(puller, message, timeout)
+        delivery = message.delivery
+        while is_sent and isinstance(delivery, WatchedDelivery | DeliveryToThread):
+            if isinstance(delivery, WatchedDelivery):
+                delivery.forget()
+            delivery = delivery.inner
+        return is_sent
 
     def _accepts(self, message: R, alone: bool) -> bool:
         """Whether the application gets the message, which is ready for it then."""

@@ -174,6 +174,26 @@ async def test_an_ordered_message_is_reported_again_at_redelivery(
         assert recorder.told == [("given", b"x"), ("settled", b"x", False), ("given", b"x"), ("settled", b"x", True)]
 
 
+@pytest.mark.parametrize("settle", ["ack", "retry"])
+async def test_a_message_sent_back_because_of_the_consume_timeout_is_not_reported_when_it_is_settled(
+    fake_cluster: Cluster, settle: str
+) -> None:
+    recorder = Recorder()
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address, interceptors=[recorder]) as client,
+        client.consumer("T", "g", start="first", consume_timeout=0.1) as messages,
+    ):
+        cluster.broker.answers[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda request: request.answer(0)
+        cluster.broker.store("T", 0, b"x")
+        with anyio.fail_after(PATIENCE_SECONDS):
+            message = await anext(messages)
+            while not messages.statistics().returned:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        await (message.ack() if settle == "ack" else message.retry())
+        assert recorder.told == [("given", b"x")]
+
+
 async def test_errors_of_interceptors_lose_no_message(
     fake_cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
