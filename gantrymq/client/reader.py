@@ -337,6 +337,8 @@ class Reader(Lifetime, Generic[R]):
         if not self._are_queues_due():
             return
         queues = await self._all_queues()
+        if self._assigned:
+            return  # while the look-up was under way
         self._refreshed_at = anyio.current_time()
         await self._add(queues - self._queues.keys())
 
