@@ -94,8 +94,8 @@ ERROR: Final = fields(error=fields(code=TEXT, message=TEXT))
 
 ANSWERS: Final[dict[tuple[str, str], Schema]] = {
     ("GET", "/overview"): fields(
-        brokers=listed(BROKER), nameservers=listed(TEXT), topics=WHOLE, groups=WHOLE, dead_letter_topics=WHOLE,
-        lag=WHOLE, stored_total=WHOLE, delivered_total=WHOLE, slowest=listed(GROUP),
+        brokers=listed(BROKER), nameservers=listed(TEXT), topics=WHOLE, groups=optional(WHOLE),
+        dead_letter_topics=WHOLE, lag=optional(WHOLE), stored_total=WHOLE, delivered_total=WHOLE, slowest=listed(GROUP),
     ),
     ("GET", "/brokers"): fields(brokers=listed(BROKER)),
     ("GET", "/brokers/{address}"): fields(runtime=mapped(TEXT)),

@@ -14,7 +14,7 @@ import anyio
 import attrs
 
 from gantrymq.client.errors import BrokerError, GantryError, NoRoute
-from gantrymq.failover.brokers import UNREACHABLE, broker_rows
+from gantrymq.failover.brokers import REFUSING, UNREACHABLE, broker_rows
 from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.absence import ask_if_present
 from gantrymq.operations.brokers import master_addresses, runtime_info
@@ -394,25 +394,27 @@ def shown(message: DeliveredRecord) -> dict[str, Any]:
 
 async def overview(client: Client) -> dict[str, Any]:
     """The brokers, the number of topics and groups, and the groups that lag most: groups and lag are those of the
-    masters that can be reached."""
+    masters that can be reached and do not refuse; None, and no groups, if one of these does not answer."""
     rows = await brokers(client)
-    masters = {row["broker"]: row["address"] for row in rows if row["id"] == 0 and row["role"] != UNREACHABLE}
+    answering = [row for row in rows if row["role"] not in (UNREACHABLE, REFUSING)]
+    masters = {row["broker"]: row["address"] for row in answering if row["id"] == 0}
     info = await client.admin.cluster()
     named = named_after(info)
     names = await client.admin.topics()
+    known: list[str] | None
     try:
         known = await groups.group_names(client, masters=masters)
         lags = await groups.overview(client, known[:GROUPS_SUMMED_MAX], masters)
-    except GantryError:  # a broker that has just gone
-        known, lags = [], []
+    except GantryError:  # a broker that has just gone, or is slow: what it has is unknown, not nothing
+        known, lags = None, []
     lags.sort(key=lambda row: -row.lag)
     return {
         "brokers": rows,
         "nameservers": list(client.admin.nameservers),
         "topics": sum(not is_brokers_topic(name, named) for name in names),
-        "groups": len(known),
+        "groups": None if known is None else len(known),
         "dead_letter_topics": sum(name.startswith(DLQ_PREFIX) for name in names),
-        "lag": sum(row.lag for row in lags),
+        "lag": None if known is None else sum(row.lag for row in lags),
         "stored_total": sum(row["stored_total"] or 0 for row in rows if row["id"] == 0),
         "delivered_total": sum(row["delivered_total"] or 0 for row in rows),
         "slowest": [attrs.asdict(row) for row in lags[:8]],

@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[dashboard])")
 
 from gantrymq.client import Client
-from gantrymq.client.errors import ChannelClosed
+from gantrymq.client.errors import BrokerError, ChannelClosed
 from gantrymq.dashboard import views
 from gantrymq.dashboard.access import CHANGE_HEADER, Access
 from gantrymq.dashboard.api import PREFIX, SAMPLE_S, Source, make_app
-from gantrymq.failover.brokers import COLUMNS, UNREACHABLE
+from gantrymq.failover.brokers import COLUMNS, REFUSING, UNREACHABLE
 from gantrymq.remoting.bodies.clients import ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.offsets import ConsumeStats, OffsetWrapper
@@ -60,7 +60,9 @@ class FakeAdmin:
 
 
 class TwoMasters(FakeAdmin):
-    """:class:`FakeAdmin` with a second broker that answers; the first one closes each connection."""
+    """:class:`FakeAdmin` with a second broker that answers; the first one fails each request."""
+
+    fault_of_first: Exception = ChannelClosed(BROKER, "closed by the peer")
 
     async def cluster(self) -> ClusterInfo:
         await trio.lowlevel.checkpoint()
@@ -70,7 +72,7 @@ class TwoMasters(FakeAdmin):
 
     async def request(self, address: str, command: Command) -> Command:
         if address == BROKER:
-            raise ChannelClosed(address, "closed by the peer")
+            raise self.fault_of_first
         if command.code == RequestCode.GET_CONSUME_STATS:
             queue = MessageQueue(topic="orders", broker_name="broker-b", queue_id=0)
             offsets = OffsetWrapper(broker_offset=10, consumer_offset=3)
@@ -87,14 +89,15 @@ class FakeClient:
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
-    """Its client has :class:`FakeAdmin`; :data:`BROKER` is unreachable where there is another master."""
+    """Its client has :class:`FakeAdmin`; :data:`BROKER` is unreachable, or refuses, where there is another master."""
 
     async def rows(client: Client) -> list[dict[str, Any]]:
         table = (await client.admin.cluster()).broker_addr_table
+        lost = REFUSING if isinstance(getattr(client.admin, "fault_of_first", None), BrokerError) else UNREACHABLE
         return [
             dict.fromkeys(COLUMNS) | {
-                "broker": name, "id": 0, "address": data.broker_addrs[0],
-                "role": UNREACHABLE if len(table) > 1 and data.broker_addrs[0] == BROKER else "master",
+                "cluster": "c", "broker": name, "id": 0, "address": data.broker_addrs[0],
+                "role": lost if len(table) > 1 and data.broker_addrs[0] == BROKER else "master",
             }
             for name, data in table.items()
         ]  # fmt: skip
@@ -114,11 +117,19 @@ async def test_a_broker_that_dies_during_a_sample_does_not_end_the_sampling(
 ) -> None:
     with trio.move_on_after(2.5 * SAMPLE_S):
         await source.sample()
-    assert [(each["topics"], each["groups"], each.get("problem")) for each in source.samples] == [(1, 0, None)] * 3
+    counts = [(each["topics"], each["groups"], each["lag"], each.get("problem")) for each in source.samples]
+    assert counts == [(1, None, None, None)] * 3
+    assert (await asked(source, "GET", "/overview"))[0] == 200
 
 
-async def test_an_unreachable_master_does_not_hide_the_groups_and_lag_of_the_others(source: Source) -> None:
-    cast("FakeClient", source.client).admin = TwoMasters()
+@pytest.mark.parametrize(
+    "fault",
+    [ChannelClosed(BROKER, "closed by the peer"), BrokerError(16, "no permission", BROKER)],
+    ids=["unreachable", "refusing"],
+)
+async def test_a_lost_master_does_not_hide_the_groups_and_lag_of_the_others(source: Source, fault: Exception) -> None:
+    admin = cast("FakeClient", source.client).admin = TwoMasters()
+    admin.fault_of_first = fault
     found = await source.overview()
     assert (found["groups"], found["lag"]) == (len(GROUPS), len(GROUPS) * 7)
 
@@ -149,7 +160,6 @@ async def test_a_request_during_which_a_broker_dies_is_answered_with_502(source:
     status, answer = await asked(source, "GET", path)
     assert (status, answer["error"]["code"]) == (502, "cluster")
     assert f"{BROKER}: closed by the peer" in answer["error"]["message"]
-    check_answer("GET", PREFIX + path, 502, answer)
 
 
 async def asked(source: Source, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
@@ -169,7 +179,9 @@ async def asked(source: Source, method: str, path: str, body: dict[str, Any] | N
         sent.append(message)
 
     await make_app(source, Access())(scope, receive, send)
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    answer = json.loads(sent[1]["body"])
+    check_answer(method, PREFIX + path, sent[0]["status"], answer)
+    return sent[0]["status"], answer
 
 
 async def test_an_action_that_fails_on_its_way_is_logged_with_its_status(source: Source) -> None:

@@ -214,7 +214,7 @@ function hex(bytes) {
 
 // --------------------------------------------------------------------------------------------------------------- pages
 
-const roleBadge = (row) => badge(row.role, { master: "good", async_master: "good", sync_master: "good", slave: "", unreachable: "bad", fenced: "bad", missing: "bad" }[row.role] ?? "good");
+const roleBadge = (row) => badge(row.role, { master: "good", async_master: "good", sync_master: "good", slave: "", unreachable: "bad", refusing: "bad", fenced: "bad", missing: "bad" }[row.role] ?? "good");
 
 function brokerTable(rows) {
   return table([
@@ -252,7 +252,7 @@ async function overview() {
   const now = samples.findLast((sample) => !sample.problem) ?? (await api("/overview"));
   const times = samples.slice(1).map((sample) => sample.time);
   const stored = rates("stored_total"), delivered = rates("delivered_total");
-  const masters = now.brokers.filter((row) => !["unreachable", "missing"].includes(row.role)).length;
+  const masters = now.brokers.filter((row) => !["unreachable", "refusing", "missing"].includes(row.role)).length;
   return [
     head("Overview"),
     h("div", { class: "cards" },
@@ -264,7 +264,7 @@ async function overview() {
         h("div", { class: "chart" }, lineChart("Messages per second, in and out", times, [stored, delivered], ["in", "out"]))),
       panel("Lag of all groups", h("div", { class: "chart" }, lineChart("Messages that wait for their groups", times, [samples.slice(1).map((sample) => sample.lag ?? null)], ["waiting"])))),
     panel("Brokers", brokerTable(now.brokers)),
-    panel("Groups that lag most", groupTable(now.slowest, "No group has committed an offset yet.")),
+    panel("Groups that lag most", groupTable(now.slowest, now.lag === null ? "A broker did not answer." : "No group has committed an offset yet.")),
     h("p", { class: "hint" }, `Nameservers: ${now.nameservers.join(", ")}. GantryMQ ${session.version}. `, h("a", { href: `${API}/openapi.json` }, "API")),
   ];
 }
@@ -666,7 +666,7 @@ function update() {
   const last = samples.at(-1);
   if (last?.problem) state(false, last.problem);
   else if (last) {
-    const lost = last.brokers.filter((row) => ["unreachable", "fenced", "missing"].includes(row.role)).length;
+    const lost = last.brokers.filter((row) => ["unreachable", "refusing", "fenced", "missing"].includes(row.role)).length;
     state(!lost && last.brokers.length > 0, lost ? `${lost} of ${last.brokers.length} brokers lost` : "live");
   }
   if (!dialog.open && !document.hidden && !STILL.includes(place().page)) show({ quietly: true });
