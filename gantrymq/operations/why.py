@@ -180,22 +180,21 @@ async def _copies(
 ) -> tuple[list[Reason], bool, tuple[MessageQueue, int] | None]:
     """The reasons that dead letters and retries of the group give, as copies of a message keep the producer's id.
 
+    The newest copy decides: a dead letter that was replayed is a retry again.
     Also: whether the group is done with it, and the queue and offset of the copy that the group gets next.
     """
     ids = dict.fromkeys((message.message_id, message_id))
-    for each in ids:
-        if found := await _find(client, dlq_topic(group), each):
-            last = found[-1]
-            text = f"{dlq_topic(group)}, queue offset {last.queue_offset}: delivered again {last.reconsume_times} times"
-            return [Reason("dead_letter", text)], True, None
+    dead = [copy for each in ids for copy in await _find(client, dlq_topic(group), each)]
+    died = max((copy.store_timestamp for copy in dead), default=-1)
     retries = retry_topic(group)
     for each in ids:
         delayed = [copy for copy in await _find(client, SCHEDULE_TOPIC, each)
-                   if copy.properties.get(REAL_TOPIC) == retries and await _is_waiting(client, copy)]  # fmt: skip
+                   if copy.store_timestamp > died and copy.properties.get(REAL_TOPIC) == retries
+                   and await _is_waiting(client, copy)]  # fmt: skip
         if delayed:
             text = f"attempt {delayed[-1].reconsume_times + 1} waits: {_delay_of(delayed[-1])}"
             return [Reason("retrying", text)], False, None
-        if found := await _find(client, retries, each):
+        if found := [copy for copy in await _find(client, retries, each) if copy.store_timestamp > died]:
             last = found[-1]
             queue = MessageQueue(topic=retries, broker_name=last.broker_name, queue_id=last.queue_id)
             place = _place(lags, queue)
@@ -204,6 +203,10 @@ async def _copies(
                 text += f"; group {group} is at {place.committed}, so a member has acknowledged the last attempt"
                 return [Reason("passed", text)], True, None
             return [Reason("retrying", text)], False, (queue, last.queue_offset)
+    if dead:
+        last = dead[-1]
+        text = f"{dlq_topic(group)}, queue offset {last.queue_offset}: delivered again {last.reconsume_times} times"
+        return [Reason("dead_letter", text)], True, None
     return [], False, None
 
 

@@ -56,8 +56,9 @@ def send(gantry_client: Client, gantry_topic: str) -> Iterator[Callable[..., str
 
 
 def test_tags_retries_and_dead_letters(
-    reasons: Reasons, send: Callable[..., str], gantry_client: Client, gantry_topic: str, group: str
-) -> None:
+    reasons: Reasons, send: Callable[..., str], gantry_client: Client, gantry_broker: Any, gantry_topic: str,
+    group: str, cli: Callable[..., Any],
+) -> None:  # fmt: skip
     blue, red = send(b"blue", tags="blue"), send(b"red", tags="red")
     wait_for(lambda: list(reasons(red)) == ["no_members", "waiting"])
     with gantry_client.consumer(gantry_topic, group, tags="red", start="first", max_retries=1) as consumer:
@@ -72,6 +73,11 @@ def test_tags_retries_and_dead_letters(
     with gantry_client.consumer(gantry_topic, other, tags="red", start="first", max_retries=0) as consumer:
         next(iter(consumer)).retry()
         wait_for(lambda: list(reasons(red, other)) == ["dead_letter"])
+    assert cli("dlq", "replay", other, "--nameserver", gantry_broker.nameserver).out == "replayed 1 message\n"
+    wait_for(lambda: list(reasons(red, other)) == ["retrying", "no_members"])
+    with gantry_client.consumer(gantry_topic, other, tags="red", start="first", max_retries=0) as consumer:
+        next(iter(consumer)).ack()
+    wait_for(lambda: "passed" in reasons(red, other))
 
 
 def test_a_message_of_which_the_last_attempt_was_acknowledged_has_passed(
