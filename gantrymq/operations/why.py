@@ -282,7 +282,10 @@ async def _excluded_by_expression(client: Client, message: DeliveredRecord, kind
         max_msg_nums=1, sys_flag=_SUBSCRIPTION_FLAG, commit_offset=0, suspend_timeout_millis=0,
         subscription=expression, sub_version=0, expression_type=kind,
     )  # fmt: skip
-    address = (await master_addresses(client))[message.broker_name]
+    address = (await master_addresses(client)).get(message.broker_name)
+    if address is None:
+        text = f"broker {message.broker_name} has no master now to evaluate the {kind} expression {expression!r}"
+        return [Reason("filter_unknown", text)]
     try:
         answer = await client.admin.request(address, Command(RequestCode.PULL_MESSAGE, header.to_ext()))
         offsets = [record.queue_offset for record in decode_records(answer.body)]

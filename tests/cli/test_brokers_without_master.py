@@ -14,7 +14,11 @@ import trio
 from gantrymq.client.errors import NoRoute
 from gantrymq.operations.groups import delete_group
 from gantrymq.operations.topics import delete_topic
+from gantrymq.operations.why import why
+from gantrymq.remoting.bodies.clients import SubscriptionData
+from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from gantrymq.remoting.bodies.running import MemberReport
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -65,6 +69,34 @@ async def test_a_topic_is_deleted_if_the_broker_without_a_master_does_not_have_i
     client: Any = SimpleNamespace(admin=admin)
     await delete_topic(client, "x")
     assert admin.asked == ["a:1", "nameserver:9876"]
+
+
+async def test_why_does_not_know_what_an_expression_excludes_at_a_broker_without_a_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message = SimpleNamespace(topic="T", broker_name="broker-b", queue_id=0, queue_offset=0, message_id="id", tags=None)
+    subscription = SubscriptionData(topic="T", sub_string="size > 5", expression_type="SQL92")
+
+    class Admin(FakeAdmin):
+        async def find_by_id(self, topic: str, message_id: str) -> list[Any]:
+            return [message] if topic == "T" else []
+
+        async def request(self, address: str, command: Command) -> Command:
+            assert command.code == RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+            return Command(ResponseCode.SUCCESS, body=SubscriptionGroupWrapper().to_bytes())
+
+    async def reports(client: Any, group: str) -> dict[str, MemberReport]:
+        return {"member": MemberReport(subscription_set=[subscription])}
+
+    async def lags(client: Any, group: str, *, times: bool) -> list[Any]:
+        return []
+
+    monkeypatch.setattr("gantrymq.operations.why.member_reports", reports)
+    monkeypatch.setattr("gantrymq.operations.why.group_lags", lags)
+    client: Any = SimpleNamespace(admin=Admin("broker-b"))
+    first, *_ = await why(client, "T", "id", "g")
+    text = "broker broker-b has no master now to evaluate the SQL92 expression 'size > 5'"
+    assert (first.code, first.text) == ("filter_unknown", text)
 
 
 async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_all_masters_is_refused(
