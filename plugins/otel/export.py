@@ -41,8 +41,11 @@ class Exporter:
         """Export the spans of ``notes``; returns why it failed."""
         spans = [span for span in map(self._span, notes) if span is not None]
         _LAST.text = ""
-        if not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS:
-            return None
+        try:
+            if not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS:
+                return None
+        except Exception as error:  # older releases raise what requests raises, as for a missing file of certificates
+            return f"{type(error).__name__}: {error}"
         return _LAST.text or "the collector did not take them"
 
     def close(self) -> None:

@@ -272,6 +272,31 @@ def test_an_outage_of_the_collector_stops_nothing_and_is_logged_once(
     assert counted_spans(broker) == {"exported": 1, "lost": 3, "dropped": 0}
 
 
+def test_an_export_that_raises_loses_its_spans_only(
+    collector: Collector, plugin_broker: StartPluginBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [OSError("no CA bundle")]
+    export = otlp.OTLPSpanExporter.export
+
+    def fail_first(self: Any, spans: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return export(self, spans)
+
+    monkeypatch.setattr(otlp.OTLPSpanExporter, "export", fail_first)
+    with capture_logs() as logs:
+        broker = plugin_broker(OTEL, settings=settings(collector))
+        with broker.client.producer("p") as producer:
+            producer.send("T", b"x", properties={"traceparent": TRACEPARENT})
+            wait_for(lambda: not faults)
+            producer.send("T", b"x", properties={"traceparent": TRACEPARENT})
+        collector.one("store T")
+        broker.stop()
+    reasons = [each["reason"] for each in logs if each["event"] == "spans_not_exported"]
+    assert reasons == ["OSError: no CA bundle"]
+    assert counted_spans(broker) == {"exported": 1, "lost": 1, "dropped": 0}
+
+
 def test_a_stop_waits_for_the_running_export(collector: Collector, plugin_broker: StartPluginBroker) -> None:
     collector.may_answer.clear()
     broker = plugin_broker(OTEL, settings=settings(collector))
