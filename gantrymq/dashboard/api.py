@@ -62,6 +62,8 @@ LOGIN_PAUSE_S: Final = 1.0
 RECALL_GROUP: Final = "GANTRYMQ_DASHBOARD"
 REPLAY_MAX: Final = 10_000
 """The most dead letters that one request sends again."""
+REPLAY_S: Final = 20.0
+"""How long one request sends dead letters again: one that :data:`TIMEOUT_S` interrupted might be sent twice."""
 BODY_S: Final = 10.0
 """How long the body of a request may take to arrive."""
 
@@ -359,7 +361,8 @@ async def _replay(client: Client, request: Request, body: dict[str, Any]) -> Any
         raise Running(f"the dead letters of group {name} are being replayed already; try again later")
     replaying.add(name)
     try:
-        return {"group": name, "sent": await dead_letters.replay(client, name, limit=most)}
+        until = anyio.current_time() + REPLAY_S
+        return {"group": name, "sent": await dead_letters.replay(client, name, limit=most, until=until)}
     finally:
         replaying.remove(name)
 

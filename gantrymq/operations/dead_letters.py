@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -78,6 +79,7 @@ async def replay(
     *,
     to: str | None = None,
     limit: int | None = None,
+    until: float = math.inf,
     rate: float | None = None,
     again: bool = False,
     sent: Callable[[int], object] = lambda count: None,
@@ -86,7 +88,8 @@ async def replay(
     """Send the dead letters of ``group`` again; returns how many were sent.
 
     They go to the group's retry topic, so that only this group gets them, with its full number of attempts; with ``to``
-    they go to that topic as new messages. ``rate``: messages per second. Each dead letter is sent once over all calls,
+    they go to that topic as new messages. ``until``: none is begun after this time of anyio's clock. ``rate``: messages
+    per second. Each dead letter is sent once over all calls,
     unless ``again`` begins with the oldest one; after an error or a kill the last one may be sent twice. ``sent`` is
     called with the count after each message. Dead letters of a broker without a master wait, as it cannot record that
     they were sent: ``skipped`` is called with its name.
@@ -107,7 +110,7 @@ async def replay(
             skipped(broker)
         if again:
             await reader.seek_to_beginning()
-        while limit is None or count < limit:
+        while (limit is None or count < limit) and anyio.current_time() < until:
             messages = await reader.poll(max=1)
             if not messages:
                 break

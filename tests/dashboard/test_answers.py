@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -19,8 +20,11 @@ from gantrymq.client import Client
 from gantrymq.client.errors import GantryError
 from gantrymq.dashboard import views
 from gantrymq.dashboard.access import Access
-from gantrymq.dashboard.api import PREFIX, TIMEOUT_S, Source, make_app
+from gantrymq.dashboard.api import PREFIX, REPLAY_MAX, REPLAY_S, TIMEOUT_S, Source, make_app
 from gantrymq.operations import dead_letters
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.recent_events import EVENTS_KEPT, keep_recent
 from support.dashboard import check_answer
 
@@ -143,7 +147,7 @@ async def test_dead_letters_of_a_group_are_replayed_once_at_a_time(
     calls: list[str] = []
     answers: list[tuple[int, Any]] = []
 
-    async def replay(client: Client, group: str, *, limit: int) -> int:
+    async def replay(client: Client, group: str, *, limit: int, until: float) -> int:
         calls.append(group)
         if group == "billing":
             begun.set()
@@ -167,12 +171,70 @@ async def test_dead_letters_of_a_group_are_replayed_once_at_a_time(
 
 
 async def test_a_replay_that_fails_can_be_repeated(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def replay(client: Client, group: str, *, limit: int) -> int:
+    async def replay(client: Client, group: str, *, limit: int, until: float) -> int:
         raise GantryError("gone")
 
     monkeypatch.setattr(dead_letters, "replay", replay)
     for _ in range(2):
         assert (await ask(app, "POST", REPLAY, b'{"confirm": "billing"}'))[0] == 502
+
+
+class ManyLetters:
+    """A client, its ``admin`` and its reader at once: one queue with :data:`REPLAY_MAX` dead letters, each of which
+    takes 10 ms to be sent."""
+
+    broker = BrokerData("c", "b", {0: "b:1"})
+
+    def __init__(self) -> None:
+        self.admin = self
+        self.sent = self.committed = 0
+
+    async def cluster(self) -> ClusterInfo:
+        return ClusterInfo({"b": self.broker}, {"c": ["b"]})
+
+    async def route(self, topic: str) -> TopicRouteData:
+        return TopicRouteData([QueueData("b", 1, 1, 6)], [self.broker])
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        return [MessageQueue(topic=topic, broker_name="b", queue_id=0)]
+
+    async def request(self, address: str, command: Command) -> Command:
+        await trio.sleep(0.01)
+        self.sent += 1
+        return Command(0)
+
+    def reader(self, topic: str, **options: Any) -> ManyLetters:
+        return self
+
+    async def __aenter__(self) -> ManyLetters:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def assign(self, queues: Any) -> None:
+        (self.queue,) = queues
+
+    async def poll(self, *, max: int) -> list[Any]:
+        letter = SimpleNamespace(queue=self.queue, queue_offset=self.committed, properties={}, flag=0, body=b"x")
+        return [letter] if self.committed < REPLAY_MAX else []
+
+    async def commit(self, offsets: dict[MessageQueue, int]) -> None:
+        await trio.lowlevel.checkpoint()
+        self.committed = offsets[self.queue]
+
+
+async def test_a_long_replay_stops_in_time_between_two_letters(
+    app: Starlette, autojump_clock: trio.testing.MockClock
+) -> None:
+    cluster = ManyLetters()
+    app.state.source.client = cluster
+    began = trio.current_time()
+    status, found = await ask(app, "POST", REPLAY, b'{"confirm": "billing"}')
+    assert status == 200
+    assert 0 < found["sent"] < REPLAY_MAX
+    assert found["sent"] == cluster.sent == cluster.committed
+    assert trio.current_time() - began == pytest.approx(REPLAY_S, abs=0.1)
 
 
 async def test_all_log_events_that_are_kept_are_shown(app: Starlette) -> None:

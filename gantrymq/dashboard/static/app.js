@@ -514,7 +514,12 @@ function replay(name, count) {
   ask({
     title: "Replay dead letters", confirm: name, button: "Replay",
     text: `${count === undefined ? "All that were not replayed" : number(count)} dead letters go to the group's retry topic; only this group gets them.`,
-    work: async () => `${(await api(`/dead-letters/${encodeURIComponent(name)}/replay`, "POST", { confirm: name })).sent} messages are sent again.`,
+    work: async () => {
+      const { sent } = await api(`/dead-letters/${encodeURIComponent(name)}/replay`, "POST", { confirm: name });
+      const found = await api("/dead-letters").catch(() => null); // a request sends a limited number in a limited time
+      const left = found?.groups.find((row) => row.group === name)?.unreplayed;
+      return `${number(sent)} messages are sent again.${left ? ` ${number(left)} are left: replay again.` : ""}`;
+    },
   });
 }
 
