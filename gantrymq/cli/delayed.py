@@ -37,7 +37,7 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
     from gantrymq.operations.delayed import Waiting, waiting_messages
 
     async def work(client: Client) -> list[Waiting]:
-        return await waiting_messages(client, topic)
+        return (await waiting_messages(client, topic))[0]
 
     found = with_client(nameserver, work)
     shown = found[:limit]

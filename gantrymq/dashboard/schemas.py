@@ -131,7 +131,9 @@ ANSWERS: Final[dict[tuple[str, str], Schema]] = {
     ("GET", "/dead-letters"): fields(groups=listed(row_of(dead_letters.DeadLetters))),
     ("GET", "/dead-letters/{group}"): MESSAGES,
     ("POST", "/dead-letters/{group}/replay"): fields(group=TEXT, sent=WHOLE),
-    ("GET", "/delayed"): fields(total=WHOLE, messages=listed(row_of(delayed.Waiting)), levels=listed(LEVEL)),
+    ("GET", "/delayed"): fields(
+        total=WHOLE, complete=FLAG, messages=listed(row_of(delayed.Waiting)), levels=listed(LEVEL)
+    ),
     ("POST", "/delayed/recall"): fields(id=TEXT),
     ("GET", "/log-events"): fields(events=listed(EVENT)),
 }  # fmt: skip

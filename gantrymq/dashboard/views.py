@@ -43,6 +43,8 @@ PAGE_MAX: Final = 200
 MESSAGES_MAX: Final = 64
 BODY_SHOWN_MAX: Final = 16 * 1024
 """The bytes of a body that are shown."""
+DELAYED_MAX: Final = 100_000
+"""So many timed messages are read for the page of those that wait."""
 GROUPS_SUMMED_MAX: Final = 300
 """Of so many groups the overview has the lag."""
 
@@ -267,12 +269,16 @@ async def dead_letter_messages(client: Client, name: str, most: int) -> list[dic
 
 
 async def delayed(client: Client, topic_name: str | None) -> dict[str, Any]:
-    """The timed messages that wait, the next one first."""
+    """The timed messages that wait, the next one first; ``complete``: whether all were read."""
     from gantrymq.operations.delayed import waiting_messages
 
-    found = await waiting_messages(client, topic_name)
-    levels = await delay_levels(client)
-    return {"total": len(found), "messages": [attrs.asdict(one) for one in found[:PAGE_MAX]], "levels": levels}
+    found, complete = await waiting_messages(client, topic_name, DELAYED_MAX)
+    return {
+        "total": len(found),
+        "complete": complete,
+        "messages": [attrs.asdict(one) for one in found[:PAGE_MAX]],
+        "levels": await delay_levels(client),
+    }
 
 
 async def delay_levels(client: Client) -> list[dict[str, Any]]:

@@ -5,8 +5,10 @@ Source: RocketMQ 5.3.3 ``TimerMessageStore``, ``RecallMessageProcessor``.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -55,33 +57,44 @@ class NotRecalled(Exception):
     """The handle is invalid, belongs to no master of the topic, or its broker refused the recall."""
 
 
-async def waiting_messages(client: Client, topic: str | None) -> list[Waiting]:
-    """The waiting messages of the cluster's masters, the next one first; of one topic, or of all."""
+async def waiting_messages(client: Client, topic: str | None, most: float = math.inf) -> tuple[list[Waiting], bool]:
+    """The waiting messages of the cluster's masters, the next one first, and whether these are all; of one topic, or of
+    all. ``most``: the reading ends at one more, so that the last ones stored are missing, and recalls of others."""
     if TIMER_TOPIC not in await client.admin.topics():
-        return []
+        return [], True
     found: list[Waiting] = []
+    complete = True
     for data in (await client.admin.route(TIMER_TOPIC)).broker_datas:
         address = data.broker_addrs.get(0)
         if address is not None:
             async with open_channel(address) as channel:
-                found += await _waiting_at(channel, data.broker_name)
-    return sorted((one for one in found if topic in (None, one.topic)), key=lambda one: one.due)
+                more, is_all = await _waiting_at(channel, data.broker_name, topic, most - len(found))
+            found += more
+            complete = complete and is_all
+    return sorted(found, key=lambda one: one.due), complete
 
 
-async def _waiting_at(channel: Channel, broker: str) -> list[Waiting]:
+async def _waiting_at(channel: Channel, broker: str, topic: str | None, most: float) -> tuple[list[Waiting], bool]:
     now = time.time_ns() // 1_000_000
     found: dict[str, Waiting] = {}
     recalled: set[str] = set()
-    async for record in _timer_records(channel, now - STORED_MS):
-        target = record.properties.get(TIMER_DEL_UNIQKEY)
-        if target is not None:
-            recalled.add(target)
-            continue
-        one = _waiting(record, broker)
-        if one is not None and one.due > now:
+    complete = True
+    async with aclosing(_timer_records(channel, now - STORED_MS)) as records:
+        async for record in records:
+            target = record.properties.get(TIMER_DEL_UNIQKEY)
+            if target is not None:
+                recalled.add(target)
+                continue
+            one = _waiting(record, broker)
+            if one is None or one.due <= now or topic not in (None, one.topic):
+                continue
             # A message that was enqueued again appears twice; its handle identifies it.
-            found[one.handle or f"{record.commit_log_offset}"] = one
-    return [one for one in found.values() if f"{one.topic}+{one.message_id}" not in recalled]
+            key = one.handle or f"{record.commit_log_offset}"
+            if key not in found and len(found) >= most:
+                complete = False
+                break
+            found[key] = one
+    return [one for one in found.values() if f"{one.topic}+{one.message_id}" not in recalled], complete
 
 
 def _waiting(record: Record, broker: str) -> Waiting | None:
@@ -95,7 +108,7 @@ def _waiting(record: Record, broker: str) -> Waiting | None:
     return Waiting(due, topic, broker, int(queue_id), unique, handle, len(record.stored_body))
 
 
-async def _timer_records(channel: Channel, since: int) -> AsyncIterator[Record]:
+async def _timer_records(channel: Channel, since: int) -> AsyncGenerator[Record]:
     """The messages of the timer topic that were stored at ``since`` (ms) or later."""
     search = SearchOffsetHeader(topic=TIMER_TOPIC, queue_id=0, timestamp=since)
     answer = await channel.call(Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search.to_ext()))

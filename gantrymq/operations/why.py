@@ -98,7 +98,7 @@ def _place(lags: Sequence[QueueLag], queue: MessageQueue) -> QueueLag | None:
 
 
 async def _missing(client: Client, topic: str, message_id: str) -> Reason:
-    for waiting in await waiting_messages(client, topic):
+    for waiting in (await waiting_messages(client, topic))[0]:
         if waiting.message_id == message_id:
             return Reason("delayed", f"the message is timed: it is delivered at {_clock(waiting.due)}")
     for copy in await _find(client, SCHEDULE_TOPIC, message_id):

@@ -237,6 +237,38 @@ async def test_a_long_replay_stops_in_time_between_two_letters(
     assert trio.current_time() - began == pytest.approx(REPLAY_S, abs=0.1)
 
 
+async def test_timed_messages_are_read_by_one_request_at_a_time(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Those that wait share one reading, which began after they came: it has what they changed before."""
+    reads: list[tuple[str | None, float]] = []
+    answers: list[tuple[int, Any]] = []
+
+    async def waiting(client: Client, topic: str | None, most: int) -> tuple[list[Any], bool]:
+        reads.append((topic, trio.current_time()))
+        await trio.sleep(5)
+        return [], True
+
+    async def levels(client: Client) -> list[Any]:
+        return []
+
+    async def ask_for_delayed(query: str = "") -> None:
+        answers.append(await ask(app, "GET", "/delayed", query=query))
+
+    monkeypatch.setattr("gantrymq.operations.delayed.waiting_messages", waiting)
+    monkeypatch.setattr(views, "delay_levels", levels)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_for_delayed)
+        await trio.sleep(1)
+        for _ in range(3):
+            nursery.start_soon(ask_for_delayed)
+        await trio.sleep(1)
+        nursery.start_soon(ask_for_delayed, "topic=orders")
+    assert [(topic, at - began) for topic, at in reads] == [(None, 0), (None, 5), ("orders", 10)]
+    assert answers == [(200, {"total": 0, "complete": True, "messages": [], "levels": []})] * 5
+
+
 async def test_all_log_events_that_are_kept_are_shown(app: Starlette) -> None:
     component = uuid4().hex
     for number in range(EVENTS_KEPT + 1):

@@ -23,6 +23,7 @@ pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[da
 
 from gantrymq import Message, Outcome
 from gantrymq.client import connect as async_connect
+from gantrymq.dashboard import views
 from gantrymq.dashboard.access import REQUESTS_AT_ONCE, Access, read_tokens
 from gantrymq.dashboard.api import BODY_MAX_BYTES, OPERATIONS, PREFIX, STREAMS_MAX, Operation, Source, make_app
 from gantrymq.kernel.errors import StartError
@@ -154,7 +155,7 @@ def test_brokers_plugins_and_totals_are_returned(site: Site) -> None:
     overview = site.get("/overview")
     assert overview["nameservers"] == [site.cluster.nameserver]
     assert overview["brokers"][0]["broker"] == "broker-a"
-    assert site.get("/delayed") == {"total": 0, "messages": [], "levels": []}
+    assert site.get("/delayed") == {"total": 0, "complete": True, "messages": [], "levels": []}
     assert site.get("/clients")["page"] == 1
 
 
@@ -213,6 +214,22 @@ def test_a_timed_message_is_recalled_and_a_trace_is_shown(site: Site) -> None:
     status, found, _ = site.request("POST", f"{PREFIX}/delayed/recall", body | {"handle": "nonsense"})
     assert (status, found["error"]["code"]) == (400, "bad_request")
     wait_for(lambda: [one["group"] for one in site.get(f"/messages/{sent}/trace")["events"]] == ["timer"])
+
+
+def test_timed_messages_are_read_up_to_a_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.client.admin.create_topic("later", 1)
+    with site.client.producer("timer") as producer:
+        for number in range(3):
+            producer.send(Message("later", b"%d" % number, delay=600 - number))
+
+    def numbers() -> tuple[int, bool]:
+        found = site.get("/delayed?topic=later")
+        return found["total"], found["complete"]
+
+    wait_for(lambda: numbers() == (3, True))
+    for most, expected in ((3, (3, True)), (2, (2, False))):
+        monkeypatch.setattr(views, "DELAYED_MAX", most)
+        assert numbers() == expected
 
 
 def test_delay_levels_with_waiting_messages_are_counted(site: Site) -> None:

@@ -525,7 +525,8 @@ function replay(name, count) {
 
 async function delayed() {
   const found = await api("/delayed");
-  return [head("Delayed messages"), panel(`${number(found.total)} timed messages wait`, table([
+  return [head("Delayed messages"), panel(`${found.complete ? "" : "At least "}${number(found.total)} timed messages wait`,
+    !found.complete && h("p", { class: "hint" }, "More wait than one request reads: those that were stored last are not shown, and a recalled one may be."), table([
     ["Due", (row) => clock(row.due)], ["Topic", (row) => link("topics", row.topic)], ["Broker", (row) => row.broker],
     ["Queue", (row) => number(row.queue_id), true], ["Id", (row) => mono(row.message_id)],
     ["", (row) => row.handle && action("Recall", () => ask({
@@ -599,7 +600,7 @@ function parametersOf(operation) {
 }
 
 const VIEWS = { overview, brokers, topics, groups, clients, messages, "dead-letters": deadLetters, delayed, transactions, plugins, log, api: apiPage };
-const STILL = ["messages", "api"]; // pages that do not load again by themselves
+const STILL = ["messages", "delayed", "api"]; // pages that do not load again by themselves
 
 // -------------------------------------------------------------------------------------------------------------- router
 
