@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
 import attrs
 
 from gantrymq.plugins.acl.accounts import ANY, DENY, KEY_MIN_CHARACTERS, PUB, SENDS, SUB, Account, Accounts
-from gantrymq.plugins.acl.policies import needed_actions, why_not
+from gantrymq.plugins.acl.policies import Verdicts, needed_ways
 from gantrymq.plugins.acl.users import ALLOW, DISABLED, SUBJECT_PREFIX, SUPER, UserDocument
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.names import TRACE_TOPIC, is_retry_topic, retry_topic
@@ -98,14 +99,14 @@ def explain_user(
         return Explanation(True, ("users need no policies at this broker (plugin.acl.authorization = false)",))
     right = BROKER_RIGHTS[code]
     needs = None if right is Right.ADMIN else _needs(right, topic, group)
-    rows = needed_actions(code, {"topic": topic, "groupName": group}, needs, f"Cluster:{cluster}")
+    rows = needed_ways(code, {"topic": topic, "groupName": group}, needs, f"Cluster:{cluster}")
     reasons = [f"{RequestCode(code).name} ({code}) needs: {right.value}"]
     if not rows:
         reasons.append("every user may send message traces")
-    acl, allowed = document.acls.get(SUBJECT_PREFIX + name), True
-    for resource, actions in rows:
-        reason = why_not(acl, resource, actions, address)
-        needed = " or ".join(actions) or "Pub on some topic"
+    verdicts, allowed = Verdicts(document.acls.get(SUBJECT_PREFIX + name), address), True
+    for resource, ways in rows:
+        reason = verdicts.why_not(resource, ways)
+        needed = " or ".join(dict.fromkeys(chain.from_iterable(ways))) or "Pub on some topic"
         reasons.append(f"{resource}: needs {needed}: {reason.rstrip('.') or 'a policy allows it'}")
         allowed = allowed and not reason
     return Explanation(allowed, tuple(reasons))

@@ -6,12 +6,12 @@ Source: RocketMQ 5.3.3 ``DefaultAuthenticationHandler``, ``DefaultAuthorizationC
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from gantrymq.plugins.acl.accounts import ANY, PUB, SENDS, SUB
-from gantrymq.plugins.acl.users import DISABLED, NAME_MAX_CHARACTERS, SUPER, Decisions, decide, sends_anywhere
+from gantrymq.plugins.acl.accounts import ANY, PUB, SENDS
+from gantrymq.plugins.acl.users import DENIED, DISABLED, NAME_MAX_CHARACTERS, NO_MATCH, SUPER, Decisions, sends_anywhere
 from gantrymq.remoting.bodies.access import AclInfo, UserInfo
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, is_retry_topic
@@ -36,7 +36,12 @@ _FURTHER: Final[Mapping[int, str]] = MappingProxyType({
     _C.GET_SUBSCRIPTIONGROUP_CONFIG: "Get",
     _C.VIEW_MESSAGE_BY_ID: "Get",
 })  # fmt: skip
-"""The action that allows a request besides ``Pub`` and ``Sub``; RocketMQ's ``@RocketMQAction`` names it alone."""
+"""The action that allows a request besides ``Pub`` and ``Sub``."""
+_ASKED_TOGETHER: Final = frozenset({
+    _C.QUERY_CONSUMER_OFFSET, _C.UPDATE_CONSUMER_OFFSET, _C.GET_CONSUMER_LIST_BY_GROUP, _C.QUERY_MESSAGE,
+})  # fmt: skip
+"""Requests for which RocketMQ asks that action together with ``Sub``; for the others ``@RocketMQAction`` names it
+alone."""
 _OF_TOPIC_OR_GROUP: Final[Mapping[int, tuple[str, str, str]]] = MappingProxyType({
     _C.UPDATE_AND_CREATE_TOPIC: ("Topic", "topic", "Create"),
     _C.DELETE_TOPIC_IN_BROKER: ("Topic", "topic", "Delete"),
@@ -46,6 +51,8 @@ _OF_TOPIC_OR_GROUP: Final[Mapping[int, tuple[str, str, str]]] = MappingProxyType
 
 
 ANY_TOPIC: Final = "Topic:*"
+Ways = tuple[tuple[str, ...], ...]
+"""The ways to be allowed a request: each has actions that are decided together. None: the right to send anywhere."""
 
 
 class Refused(Exception):
@@ -99,17 +106,10 @@ class Policies:
 
     def check(self, name: str, request: Request, needs: Needs | None) -> None:
         """:class:`Refused` unless policies allow ``needs``; None: the request is administrative."""
-        acl, host = self._file.acl(name), request.connection.peer[0]
-        known: dict[tuple[str, ...], Decisions] = {}
-        for resource, actions in needed_actions(int(request.code), request.ext, needs, self._cluster):
-            if actions:
-                wanted = tuple(actions)
-                decisions = known.get(wanted)
-                if decisions is None:
-                    decisions = known[wanted] = Decisions(acl, wanted, host)
-                reason = decisions.of(resource)
-            else:
-                reason = why_not(acl, resource, actions, host)
+        host = request.connection.peer[0]
+        verdicts = Verdicts(self._file.acl(name), host)
+        for resource, ways in needed_ways(int(request.code), request.ext, needs, self._cluster):
+            reason = verdicts.why_not(resource, ways)
             if reason:
                 raise self._refusal(name, resource, host, reason)
 
@@ -119,38 +119,55 @@ class Policies:
         return Refused("permission", f"User:{name} has no permission to access {shown} from {host}, {reason}")
 
 
-def needed_actions(
-    code: int, ext: Mapping[str, str], needs: Needs | None, cluster: str
-) -> list[tuple[str, Collection[str]]]:
-    """The resources of a request, each with the actions of which one must be allowed (:func:`why_not`).
+class Verdicts:
+    """What the policies ``acl`` of a user say about the resources of one request from ``address``."""
+
+    def __init__(self, acl: AclInfo | None, address: str) -> None:
+        self._acl = acl
+        self._address = address
+        self._decisions: dict[tuple[str, ...], Decisions] = {}
+
+    def why_not(self, resource: str, ways: Ways) -> str:
+        """Why none of ``ways`` is allowed; empty if one is."""
+        if not ways:
+            return "" if sends_anywhere(self._acl) else NO_MATCH
+        reasons = [self._of(actions).of(resource) for actions in ways]
+        return "" if "" in reasons else DENIED if DENIED in reasons else NO_MATCH
+
+    def _of(self, actions: tuple[str, ...]) -> Decisions:
+        found = self._decisions.get(actions)
+        if found is None:
+            found = self._decisions[actions] = Decisions(self._acl, actions, self._address)
+        return found
+
+
+def needed_ways(code: int, ext: Mapping[str, str], needs: Needs | None, cluster: str) -> list[tuple[str, Ways]]:
+    """The resources of a request, each with the ways of which one must be allowed.
 
     ``needs``: as of ``needs_of``; None: the request is administrative. ``cluster``: the resource ``Cluster:name``.
     """
     if needs is None:
         kind, field, action = _OF_TOPIC_OR_GROUP.get(code, ("", "", ""))
         if kind and ext.get(field):
-            return [(_resource(ext[field]) if kind == "Topic" else f"{kind}:{ext[field]}", (action,))]
-        return [(cluster, ("Get", "List") if code in READING_CODES else ("Update",))]
-    further = (_FURTHER[code],) if code in _FURTHER else ()
+            return [(_resource(ext[field]) if kind == "Topic" else f"{kind}:{ext[field]}", ((action,),))]
+        return [(cluster, (("Get", "List") if code in READING_CODES else ("Update",),))]
     return [
-        (ANY_TOPIC, ()) if needed == SENDS else (_resource(resource), (*_actions(needed), *further))
+        (ANY_TOPIC, ()) if needed == SENDS else (_resource(resource), _ways(code, needed))
         for resource, needed in needs
         if (resource, needed) != (TRACE_TOPIC, PUB)  # every user may send its traces
     ]
-
-
-def why_not(acl: AclInfo | None, resource: str, actions: Collection[str], address: str) -> str:
-    """As :func:`decide`; without actions: whether the user may send to some topic."""
-    if actions:
-        return decide(acl, resource, actions, address)
-    return "" if sends_anywhere(acl) else "no matched policies."
 
 
 def _resource(name: str) -> str:
     return f"Group:{name.removeprefix(RETRY_PREFIX)}" if is_retry_topic(name) else f"Topic:{name}"
 
 
-def _actions(needed: int) -> tuple[str, ...]:
-    if needed & ANY:
-        return ("Pub", "Sub", "Get")
-    return (*(("Pub",) if needed & PUB else ()), *(("Sub",) if needed & SUB else ()))
+def _ways(code: int, needed: int) -> Ways:
+    """A denied ``Pub`` or ``Sub`` does not count where RocketMQ asks ``Get`` alone, but a denied ``Get`` does."""
+    names = ("Pub", "Sub") if needed & ANY else ("Pub",) if needed & PUB else ("Sub",)
+    further = "Get" if needed & ANY else _FURTHER.get(code)
+    if further is None:
+        return (names,)
+    if code in _ASKED_TOGETHER:
+        return ((*names, further),)
+    return ((further,), *((name, further) for name in names))

@@ -34,6 +34,9 @@ CUSTOM: Final = "Custom"
 DEFAULT: Final = "Default"
 ALLOW: Final = "Allow"
 DENY: Final = "Deny"
+DENIED: Final = "the decision is deny."
+NO_MATCH: Final = "no matched policies."
+"""RocketMQ's reasons of a refusal."""
 ALL: Final = "All"
 ACTIONS: Final = (ALL, "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 RESOURCE_TYPES: Final = ("Cluster", "Namespace", "Topic", "Group")
@@ -142,11 +145,6 @@ def subject_name(subject: str) -> str:
     return name
 
 
-def decide(acl: AclInfo | None, resource: str, actions: Collection[str], address: str) -> str:
-    """Why a user with ``acl`` may not do any of ``actions`` to ``resource``; empty if it may."""
-    return Decisions(acl, actions, address).of(resource)
-
-
 class Decisions:
     """What the entries of ``acl`` say about any of ``actions`` from ``address``: for many resources of one request."""
 
@@ -160,12 +158,12 @@ class Decisions:
                             patterns.add(entry)
 
     def of(self, resource: str) -> str:
-        """As :func:`decide`."""
+        """Why the user may not do any of the actions to ``resource``; empty if it may."""
         for patterns in self._types:
             decision = patterns.decision(resource)
             if decision is not None:
-                return "" if decision == ALLOW else "the decision is deny."
-        return "no matched policies."
+                return "" if decision == ALLOW else DENIED
+        return NO_MATCH
 
 
 class _Patterns:

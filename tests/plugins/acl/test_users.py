@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from gantrymq.kernel.api import Broker
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.acl.users import UserDocument, decide
+from gantrymq.plugins.acl.users import Decisions, UserDocument
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.access import AclInfo, PolicyEntryInfo, PolicyInfo
 from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
@@ -108,6 +108,41 @@ async def test_get_on_a_group_or_topic_allows_the_queries_for_which_rocketmq_ask
         ):
             assert (await ask(broker, command, ALICE)).code != 16, command
         assert (await ask(broker, pull("T", group="g"), ALICE)).code == 16
+
+
+@pytest.mark.parametrize(
+    ("denied", "action", "command", "code"),
+    [
+        ("Topic:T", "Pub", Command(C.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}), 0),
+        ("Topic:T", "Sub", Command(C.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}), 0),
+        ("Topic:T", "Get", Command(C.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}), 16),
+        ("Topic:T", "Pub", send("T", b"x"), 16),
+        ("Group:g", "Sub", Command(C.GET_CONSUME_STATS, {"consumerGroup": "g", "topic": ""}), 0),
+        ("Group:g", "Sub", Command(C.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}), 16),
+    ],
+)
+async def test_a_denied_action_refuses_no_query_for_which_rocketmq_does_not_ask_it(
+    tmp_path: Path, denied: str, action: str, command: Command, code: int
+) -> None:
+    async with served(tmp_path) as broker:
+        assert (await ask(broker, send("T", b"x"))).code == 0
+        assert (await ask(broker, pull("T", group="g"))).code == 0
+        await add_alice(broker, ("Topic:*", "All"), ("Group:*", "All"))
+        assert (await ask(broker, acl(C.AUTH_CREATE_ACL, denied, action, decision="Deny"))).code == 0
+        assert (await ask(broker, command, ALICE)).code == code
+
+
+async def test_pub_or_sub_on_a_topic_allows_its_queries_where_the_other_is_denied(tmp_path: Path) -> None:
+    query = Command(C.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})
+    async with served(tmp_path) as broker:
+        assert (await ask(broker, send("T", b"x"))).code == 0
+        await add_alice(broker, ("Topic:*", "Pub", "Sub"))
+        assert (await ask(broker, acl(C.AUTH_CREATE_ACL, "Topic:T", "Sub", decision="Deny"))).code == 0
+        assert (await ask(broker, query, ALICE)).code == 0
+        assert (await ask(broker, acl(C.AUTH_CREATE_ACL, "*", "All", decision="Deny"))).code == 0
+        assert (await ask(broker, query, ALICE)).code == 0, "the more specific resource decides"
+        assert (await ask(broker, acl(C.AUTH_CREATE_ACL, "Topic:T", "Pub", "Sub", decision="Deny"))).code == 0
+        assert (await ask(broker, query, ALICE)).remark.endswith("the decision is deny.")
 
 
 async def test_a_retry_topic_is_made_and_deleted_by_who_may_do_so_with_its_group(tmp_path: Path) -> None:
@@ -384,6 +419,10 @@ async def test_wrong_users_and_policies_change_nothing(tmp_path: Path, command: 
 def policy(*rows: tuple[str, str, str], policy_type: str = "Custom") -> AclInfo:
     entries = [PolicyEntryInfo(resource, [action], None, decision) for resource, action, decision in rows]
     return AclInfo("User:alice", [PolicyInfo(policy_type, entries)])
+
+
+def decide(found: AclInfo | None, resource: str, actions: tuple[str, ...], address: str) -> str:
+    return Decisions(found, actions, address).of(resource)
 
 
 async def test_the_most_specific_resource_decides_and_a_denial_among_equal_ones() -> None:
