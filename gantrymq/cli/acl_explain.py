@@ -53,7 +53,7 @@ CLUSTER: Final = "DefaultCluster"
     default=None,
     help="The file of RocketMQ 5's users, `plugin.acl.users`.",
 )
-@click.option("--cluster", default=CLUSTER, show_default=True, help="With --users: the broker's cluster.")
+@click.option("--cluster", default=CLUSTER, show_default=True, help="With a file: the broker's cluster.")
 @click.option("--broker", callback=check_broker, metavar="HOST:PORT", help="Ask this broker.")
 @context_option
 @json_option()
@@ -80,7 +80,7 @@ def explain(access_key: str, request: str, topic: str, group: str, address: str,
     secret: bytes | None = None
     if path is not None:
         accounts = read_accounts(path)
-        found = explained(accounts, access_key, code, **given)
+        found = explained(accounts, access_key, code, cluster=cluster, **given)
         account = accounts.by_key.get(access_key)
         secret = None if account is None else account.secret
     elif users is not None:
@@ -162,15 +162,15 @@ def _explain_at(broker: str, name: str, code: RequestCode, given: dict[str, Any]
     body, users, settings = ask(broker, lambda channel: _access_of(channel, name))
     accounts = None if body is None else _accounts_of(body)
     is_trusted = accounts is not None and bool(given["address"]) and accounts.addresses.matches(given["address"])
+    properties = read_properties(settings)
+    cluster = properties.get("brokerClusterName", CLUSTER)
     if users is not None and name in users.users and not is_trusted:
-        properties = read_properties(settings)
         # GantryMQ's name of the setting, and RocketMQ's
         needs_policies = properties.get("plugin.acl.authorization", properties.get("authorizationEnabled", "true"))
-        cluster = properties.get("brokerClusterName", CLUSTER)
         is_authorized = needs_policies.lower() == "true"
         return explain_user(users, name, code, cluster=cluster, authorization=is_authorized, **given)
     if accounts is not None and (users is None or is_trusted or name in accounts.by_key):
-        return explain(accounts, name, code, **given)
+        return explain(accounts, name, code, cluster=cluster, **given)
     return Explanation(False, (f"no account has the access key {name!r}, and no user has this name",))
 
 
@@ -187,11 +187,18 @@ async def _access_of(channel: Channel, name: str) -> tuple[AclConfigBody | None,
     if answer is None:
         if accounts is None:
             raise CommandFailed(f"{channel.address} {NO_ACCOUNTS}")
-        return accounts, None, b""
+        return accounts, None, await _settings_of(channel)
     users = UserDocument({user.username or "": user for user in users_in(answer)})
     policies = await call(channel, Command(RequestCode.AUTH_LIST_ACL, {"subjectFilter": SUBJECT_PREFIX + name}))
     users.acls = {acl.subject or "": acl for acl in acls_in(policies)}
-    return accounts, users, (await call(channel, Command(RequestCode.GET_BROKER_CONFIG))).body
+    return accounts, users, await _settings_of(channel)
+
+
+async def _settings_of(channel: Channel) -> bytes:
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+
+    return (await call(channel, Command(RequestCode.GET_BROKER_CONFIG))).body
 
 
 @needs_yaml

@@ -19,6 +19,7 @@ class Right(Enum):
 
     ADMIN = "an admin account"
     SEND = "PUB on the topic; SUB on the group of a retry topic"
+    REPLY = "PUB on the cluster's reply topic; what sending to the topic needs"
     READ = "SUB on the topic"
     TOPIC = "PUB or SUB on the topic"
     CONSUME = "SUB on the topic and on the group"
@@ -43,8 +44,8 @@ BROKER_RIGHTS: Final[Mapping[int, Right]] = MappingProxyType({
     _C.SEND_MESSAGE: _R.SEND,
     _C.SEND_MESSAGE_V2: _R.SEND,
     _C.SEND_BATCH_MESSAGE: _R.SEND,
-    _C.SEND_REPLY_MESSAGE: _R.SEND,
-    _C.SEND_REPLY_MESSAGE_V2: _R.SEND,
+    _C.SEND_REPLY_MESSAGE: _R.REPLY,
+    _C.SEND_REPLY_MESSAGE_V2: _R.REPLY,
     _C.RECALL_MESSAGE: _R.RECALL,
     _C.END_TRANSACTION: _R.END,
     _C.PULL_MESSAGE: _R.CONSUME,

@@ -91,7 +91,7 @@ class AclPlugin:
             self._users = UserFile(broker.env, self._config.users, first)
         forget_secrets(self._config)
         policies = None if self._users is None else Policies(self._users, broker.cluster, self._config.authorization)
-        self._checks = Checks(broker.store, self._rights, lambda: self._file.accounts, policies)
+        self._checks = Checks(broker.store, broker.cluster, self._rights, lambda: self._file.accounts, policies)
         self._warnings = RareWarnings(broker.env.monotonic)
 
     def _own_credentials(self, broker: Broker) -> Credentials | None:

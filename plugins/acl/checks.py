@@ -26,6 +26,7 @@ from gantrymq.remoting.signing import ACCESS_KEY, SIGNATURE
 if TYPE_CHECKING:
     from gantrymq.kernel.processors import Request, RequestBatch
     from gantrymq.kernel.store.store import Store
+    from gantrymq.plugins.acl.resources import Needs
 
 SHOWN_CHARACTERS: Final = 255
 """How much of a name from a request is repeated to its sender and in the log."""
@@ -49,12 +50,14 @@ class Checks:
     def __init__(
         self,
         store: Store,
+        cluster: str,
         rights: Mapping[int, Right],
         accounts: Callable[[], Accounts],
         policies: Policies | None = None,
     ) -> None:
         self._policies = policies
         self._store = store
+        self._cluster = cluster
         self._rights = rights
         self._accounts = accounts
         self._signed = SignedRequests(self._find_key, self._allows, topic_and_group_fields(rights))
@@ -164,7 +167,10 @@ class Checks:
     def _check_policies(self, policies: Policies, request: Request, name: str) -> None:
         right = self._rights.get(request.code)
         if right is not None and not policies.allows_all(policies.user(name)):
-            policies.check(name, request, None if right is Right.ADMIN else needs_of(right, request, self._store))
+            policies.check(name, request, None if right is Right.ADMIN else self._needs(right, request))
+
+    def _needs(self, right: Right, request: Request) -> Needs:
+        return needs_of(right, request, self._store, self._cluster)
 
     def is_super(self, request: Request) -> bool:
         """Whether an admin account, a super user or a trusted address sent ``request``, which was allowed.
@@ -185,7 +191,7 @@ class Checks:
 
     def _check_needs(self, right: Right, request: Request, account: Account) -> None:
         try:
-            needs = needs_of(right, request, self._store)
+            needs = self._needs(right, request)
         except Unnamed as error:
             raise Denied("unnamed", str(error), account.access_key) from None
         except RemoteFault as fault:

@@ -11,6 +11,7 @@ import attrs
 
 from gantrymq.plugins.acl.accounts import ANY, DENY, KEY_MIN_CHARACTERS, PUB, SENDS, SUB, Account, Accounts
 from gantrymq.plugins.acl.policies import Verdicts, needed_ways
+from gantrymq.plugins.acl.resources import Needs, needs_of_reply
 from gantrymq.plugins.acl.users import ALLOW, DISABLED, SUBJECT_PREFIX, SUPER, UserDocument
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.names import TRACE_TOPIC, is_retry_topic, retry_topic
@@ -18,6 +19,7 @@ from gantrymq.remoting.rights import BROKER_RIGHTS, Right
 
 _NEEDS: Final[Mapping[Right, tuple[int, int]]] = MappingProxyType({
     Right.SEND: (PUB, 0),
+    Right.REPLY: (PUB, 0),
     Right.READ: (SUB, 0),
     Right.TOPIC: (ANY, 0),
     Right.CONSUME: (SUB, SUB),
@@ -54,11 +56,12 @@ def needed_names(code: int) -> tuple[str, ...]:
 
 
 def explain(
-    accounts: Accounts, access_key: str, code: int, *, topic: str = "", group: str = "", address: str = ""
+    accounts: Accounts, access_key: str, code: int, *, cluster: str, topic: str = "", group: str = "", address: str = ""
 ) -> Explanation:
     """Why a broker with these accounts serves a request that is signed with the right key, or refuses it.
 
-    ``address``: that of the sender, if it is known. KeyError for a code without a right.
+    ``cluster``: the name of the broker's cluster. ``address``: that of the sender, if it is known. KeyError for a code
+    without a right.
     """
     right = BROKER_RIGHTS[code]
     if address and accounts.addresses.matches(address):
@@ -78,7 +81,7 @@ def explain(
         return Explanation(True, (needed, "every account may query offsets"))
     if right is Right.SEND and topic == TRACE_TOPIC:
         return Explanation(True, (needed, "every account may send message traces"))
-    found = [_resource(account, name, permission) for name, permission in _needs(right, topic, group)]
+    found = [_resource(account, name, permission) for name, permission in _needs(right, cluster, topic, group)]
     return Explanation(all(ok for ok, _ in found), (needed, *(text for _, text in found)))
 
 
@@ -98,7 +101,7 @@ def explain_user(
     if not authorization:
         return Explanation(True, ("users need no policies at this broker (plugin.acl.authorization = false)",))
     right = BROKER_RIGHTS[code]
-    needs = None if right is Right.ADMIN else _needs(right, topic, group)
+    needs = None if right is Right.ADMIN else _needs(right, cluster, topic, group)
     rows = needed_ways(code, {"topic": topic, "groupName": group}, needs, f"Cluster:{cluster}")
     reasons = [f"{RequestCode(code).name} ({code}) needs: {right.value}"]
     if not rows:
@@ -158,13 +161,15 @@ def warnings_of(accounts: Accounts) -> list[str]:
 _WRITTEN: Final = frozenset({"PUB", "SUB", "PUB|SUB", "SUB|PUB", "DENY"})
 
 
-def _needs(right: Right, topic: str, group: str) -> list[tuple[str, int]]:
+def _needs(right: Right, cluster: str, topic: str, group: str) -> Needs:
     on_topic, on_group = _NEEDS[right]
     if right in _SENDS_WITHOUT_GROUP and not group:
         return [("", SENDS)]
-    if right is Right.SEND and is_retry_topic(topic):
-        return [(topic, SUB)]
+    if right in (Right.SEND, Right.REPLY) and is_retry_topic(topic):
+        on_topic = SUB
     found = [(topic, on_topic)] if on_topic and topic else []
+    if right is Right.REPLY:
+        found = needs_of_reply(found, cluster)
     return found + ([(retry_topic(group), on_group)] if on_group else [])
 
 

@@ -23,7 +23,14 @@ from gantrymq.remoting.headers.recall import RecallMessageHeader
 from gantrymq.remoting.headers.send import SEND_LETTERS, SendBackHeader
 from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.remoting.headers.transactions import EndTransactionHeader
-from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, is_retry_topic, retry_topic
+from gantrymq.remoting.names import (
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_HALF_TOPIC,
+    is_retry_topic,
+    reply_topic,
+    retry_topic,
+)
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.property_bytes import REAL_TOPIC
 from gantrymq.remoting.recall_handles import decode_handle
@@ -60,6 +67,7 @@ _TOPIC_NAMES: Final = (b"topic", SEND_LETTERS["topic"].encode())
 _GROUP_NAMES: Final = tuple(name.encode() for name in _GROUP_FIELDS)
 _DECIDING_FIELDS: Final[Mapping[Right, tuple[bytes, ...]]] = MappingProxyType({
     Right.SEND: _TOPIC_NAMES,
+    Right.REPLY: _TOPIC_NAMES,
     Right.READ: _TOPIC_NAMES,
     Right.TOPIC: _TOPIC_NAMES,
     Right.CONSUME: _TOPIC_NAMES + _GROUP_NAMES,
@@ -72,9 +80,16 @@ class Unnamed(Exception):
     """The request does not name what it is about; the text says what is missing."""
 
 
-def needs_of(right: Right, request: Request, store: Store) -> Needs:
-    """What ``request`` needs. :class:`Unnamed`, or ``RemoteFault`` for a header or body that cannot be read."""
-    return _READERS[right](request, store)
+def needs_of(right: Right, request: Request, store: Store, cluster: str) -> Needs:
+    """What ``request`` needs at a broker of ``cluster``. :class:`Unnamed`, or ``RemoteFault`` for a header or body that
+    cannot be read."""
+    needs = _READERS[right](request, store)
+    return needs_of_reply(needs, cluster) if right is Right.REPLY else needs
+
+
+def needs_of_reply(needs: Needs, cluster: str) -> Needs:
+    """What a reply needs; ``needs``: those of a message to the topic that it names, which can be any other."""
+    return list(dict.fromkeys([(reply_topic(cluster), PUB), *needs]))
 
 
 def topic_and_group_fields(rights: Mapping[int, Right]) -> dict[int, tuple[bytes, ...]]:
@@ -218,6 +233,7 @@ def _check(request: Request, _store: Store) -> Needs:
 
 _READERS: Final[Mapping[Right, Callable[[Request, Store], Needs]]] = MappingProxyType({
     Right.SEND: _send,
+    Right.REPLY: _send,
     Right.READ: lambda request, _: [(_topic(request), SUB)],
     Right.TOPIC: lambda request, _: [(_topic(request), ANY)],
     Right.CONSUME: _consume,

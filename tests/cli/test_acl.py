@@ -109,13 +109,13 @@ class Peer:
 def test_explain_agrees_with_the_broker(credentials: Credentials) -> None:
     """For each code whose needs stand in the header."""
     accounts = Accounts.parse(ACCOUNTS.encode())
-    checks = Checks(None, BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
-    rights = (Right.SEND, Right.READ, Right.TOPIC, Right.CONSUME, Right.OFFSET, Right.GROUP, Right.ADMIN)
+    checks = Checks(None, "DefaultCluster", BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
+    rights = (Right.SEND, Right.REPLY, Right.READ, Right.TOPIC, Right.CONSUME, Right.OFFSET, Right.GROUP, Right.ADMIN)
     compared = 0
     for code, right in BROKER_RIGHTS.items():
         if right not in rights:
             continue
-        for topic in ("T", "sent", "read", "x", "%RETRY%g"):
+        for topic in ("T", "sent", "read", "x", "%RETRY%g", "DefaultCluster_REPLY_TOPIC"):
             for group in ("g", "x"):
                 ext = {"topic": topic, "b": topic, "consumerGroup": group, "group": group}
                 request = Request(Peer(), credentials.sign(Command(code, ext)))  # type: ignore[arg-type]
@@ -124,7 +124,9 @@ def test_explain_agrees_with_the_broker(credentials: Credentials) -> None:
                     is_allowed = True
                 except Denied:
                     is_allowed = False
-                found = explain(accounts, credentials.access_key, code, topic=topic, group=group)
+                found = explain(
+                    accounts, credentials.access_key, code, cluster="DefaultCluster", topic=topic, group=group
+                )
                 assert found.allowed == is_allowed, (RequestCode(code).name, topic, group, found.reasons)
                 compared += 1
     assert compared > 500
@@ -134,8 +136,8 @@ def test_explain_knows_every_right_of_a_broker() -> None:
     accounts = Accounts.parse(ACCOUNTS.encode())
     for code in BROKER_RIGHTS:
         assert set(needed_names(code)) <= {"topic", "group"}
-        assert explain(accounts, "the-admin", code, topic="t", group="g").allowed
-        of_nobody = explain(accounts, "the-nobody", code, topic="t", group="g")
+        assert explain(accounts, "the-admin", code, cluster="DefaultCluster", topic="t", group="g").allowed
+        of_nobody = explain(accounts, "the-nobody", code, cluster="DefaultCluster", topic="t", group="g")
         assert of_nobody.allowed == (code == RequestCode.QUERY_CONSUMER_OFFSET)
 
 

@@ -90,6 +90,38 @@ async def test_an_account_has_the_rights_of_its_permissions_only(guarded: MakeBr
         assert refused(broker) == {"permission": 4}
 
 
+REPLYING = """\
+- accessKey: the-replier
+  secretKey: replier-secret
+  topicPerms: [DefaultCluster_REPLY_TOPIC=PUB]
+"""
+REPLIER = Credentials("the-replier", "replier-secret")
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2])
+async def test_a_reply_needs_the_reply_topic_whatever_topic_it_names(guarded: MakeBroker, code: RequestCode) -> None:
+    pushed = []
+
+    async def take(command: Command) -> Command:
+        pushed.append(command)
+        return command.answer(0)
+
+    def reply(topic: str) -> Command:
+        plain = send(topic, b"42", properties="REPLY_TO_CLIENT\x01asker")
+        return Command(code, (plain if code == RequestCode.SEND_REPLY_MESSAGE_V2 else long_named(plain)).ext, b"42")
+
+    producer = Command(RequestCode.HEART_BEAT, {}, HeartbeatData("asker", [ProducerData("askers")]).to_bytes())
+    own = "DefaultCluster_REPLY_TOPIC"
+    async with run_broker(guarded(ACCOUNTS + REPLYING)) as broker, open_channel(broker.address, take) as channel:
+        assert await ask(channel, producer, ADMIN) == (0, None)
+        no = (1, f"{REFUSED}No default permission for topic:")
+        assert await ask(channel, reply("sent")) == (no[0], no[1] + own)
+        assert await ask(channel, reply("sent"), REPLIER) == (no[0], no[1] + "sent")
+        assert pushed == []
+        assert await ask(channel, reply(own), REPLIER) == (0, None)
+        assert [each.code for each in pushed] == [RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT]
+
+
 async def test_an_account_without_the_group_reads_its_offset_and_cannot_consume(guarded: MakeBroker) -> None:
     """A 4.9.7 client takes a refusal for "never committed": it would begin at the end and skip messages."""
     queue = {"consumerGroup": "other", "topic": "T", "queueId": "0"}

@@ -93,7 +93,7 @@ def decisions(
         patched.setattr(checks, "SignedRequests", TWINS[twin].SignedRequests)
         patched.setattr(checks, "SigningKey", partial(TWINS[twin].SigningKey, abilities=abilities))
         accounts = Accounts.parse(FILE.encode())
-        judge = Checks(SimpleNamespace(), BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
+        judge = Checks(SimpleNamespace(), "DefaultCluster", BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
         found: list[Any] = []
         for host in hosts:
             connection = SimpleNamespace(peer=(host, 1), identity=None, sock=None, take_answer=lambda command: None)
@@ -130,7 +130,7 @@ def test_both_twins_decide_as_the_check_of_one_request(signer: Credentials, monk
     by_twin = {twin: decisions(twin, data, hosts, monkeypatch) for twin in TWINS}
     assert flat(by_twin["compiled"]) == flat(by_twin["plain"])
     accounts = Accounts.parse(FILE.encode())
-    judge = Checks(SimpleNamespace(), BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
+    judge = Checks(SimpleNamespace(), "DefaultCluster", BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
     expected = []
     for host in hosts:
         peer = SimpleNamespace(peer=(host, 1), sock=None, take_answer=lambda command: None)

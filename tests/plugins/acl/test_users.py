@@ -142,7 +142,16 @@ async def test_pub_or_sub_on_a_topic_allows_its_queries_where_the_other_is_denie
         assert (await ask(broker, acl(C.AUTH_CREATE_ACL, "*", "All", decision="Deny"))).code == 0
         assert (await ask(broker, query, ALICE)).code == 0, "the more specific resource decides"
         assert (await ask(broker, acl(C.AUTH_CREATE_ACL, "Topic:T", "Pub", "Sub", decision="Deny"))).code == 0
-        assert (await ask(broker, query, ALICE)).remark.endswith("the decision is deny.")
+        assert (await ask(broker, query, ALICE)).code == 16
+
+
+async def test_a_reply_needs_pub_on_the_reply_topic_whatever_topic_it_names(tmp_path: Path) -> None:
+    plain = send("own", b"x")
+    async with served(tmp_path) as broker:
+        await add_alice(broker, ("Topic:own", "Pub"))
+        answer = await ask(broker, Command(C.SEND_REPLY_MESSAGE_V2, plain.ext, b"x"), ALICE)
+        assert answer.code == 16
+        assert "no permission to access Topic:DefaultCluster_REPLY_TOPIC" in (answer.remark or "")
 
 
 async def test_a_retry_topic_is_made_and_deleted_by_who_may_do_so_with_its_group(tmp_path: Path) -> None:
