@@ -106,8 +106,11 @@ class AclPlugin:
         """50 to 54, and with users 3001 to 3010."""
         found: dict[int, Processor] = dict(AccountRequests(broker, self._file, self._checks.is_super).processors())
         if self._users is not None:
-            found |= UserRequests(self._users, self._checks.is_super).processors()
+            found |= UserRequests(self._users, self._checks.is_super, self._has_account).processors()
         return found
+
+    def _has_account(self, access_key: str) -> bool:
+        return access_key in self._file.accounts.by_key
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:

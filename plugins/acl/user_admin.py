@@ -44,11 +44,13 @@ if TYPE_CHECKING:
 
 
 class UserRequests:
-    """Handlers of the ten codes. ``is_super`` says whether a super user, or an admin account, sent a request."""
+    """Handlers of the ten codes. ``is_super`` says whether a super user, or an admin account, sent a request;
+    ``has_account`` whether an account of RocketMQ 4 has this access key."""
 
-    def __init__(self, file: UserFile, is_super: Callable[[Request], bool]) -> None:
+    def __init__(self, file: UserFile, is_super: Callable[[Request], bool], has_account: Callable[[str], bool]) -> None:
         self._file = file
         self._is_super = is_super
+        self._has_account = has_account
 
     def processors(self) -> dict[int, Processor]:
         """Request code to handler."""
@@ -70,6 +72,11 @@ class UserRequests:
         """3001."""
         name, given = request.header(UserHeader).username, UserInfo.from_request(request.body)
         self._check_super(request, given, "create")
+        # the broker would check the account's requests with the password of this user
+        if self._has_account(name) and not self._is_super(request):
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR, "A user with the name of an account can only be created by super user"
+            )
 
         def change(document: UserDocument) -> None:
             if name in document.users:

@@ -330,6 +330,17 @@ async def test_a_user_that_deletes_itself_makes_no_super_user_and_no_account_by_
             assert b"mallory" not in (await ask(broker, Command(C.GET_BROKER_CLUSTER_ACL_CONFIG))).body
 
 
+async def test_a_user_with_the_cluster_takes_no_account_by_creating_a_user_of_its_name(tmp_path: Path) -> None:
+    """A user comes before an account of its name, which would be locked out."""
+    async with served(tmp_path, ACCOUNTS) as broker:
+        await add_alice(broker, ("Cluster:*", "All"))
+        taking = user(C.AUTH_CREATE_USER, "the-admin", password="taken-over")
+        answer = await ask(broker, taking, ALICE)
+        assert (answer.code, "by super user" in (answer.remark or "")) == (1, True)
+        assert (await ask(broker, Command(C.GET_BROKER_CONFIG), ADMIN)).code == 0
+        assert (await ask(broker, taking)).code == 0
+
+
 async def test_a_user_with_the_cluster_gets_no_more_by_changing_accounts(tmp_path: Path) -> None:
     """An admin account counts as a super user, and an address of the list needs no key."""
     account = {"accessKey": "made-by-alice", "secretKey": "made-by-alice", "admin": "true"}
