@@ -49,6 +49,10 @@ Needs = list[tuple[str, int]]
 """Resources, and the permission that each needs."""
 CLIENT_INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 """The producer group that each RocketMQ client has, also one that only consumes (``MixAll``)."""
+TRACE_PRODUCER: Final = "_INNER_TRACE_PRODUCER"
+"""How the producer groups begin that send message traces, also those of consumers (``TraceConstants``)."""
+TRACE_CLIENT: Final = "PID_CLIENT_INNER_TRACE_PRODUCER"
+"""What the ids of their clients contain."""
 _GROUP_FIELDS: Final = ("consumerGroup", "group")
 _GROUP_FIELD: Final[Mapping[int, str]] = MappingProxyType({
     int(code): next(
@@ -206,7 +210,10 @@ def _heartbeat(request: Request, _store: Store) -> Needs:
     for consumer in data.consumer_data_set:
         needs[retry_topic(consumer.group_name)] = SUB
         needs.update(dict.fromkeys((each.topic for each in consumer.subscription_data_set), SUB))
-    if not needs or any(each.group_name != CLIENT_INNER_PRODUCER for each in data.producer_data_set):
+    producers = {each.group_name for each in data.producer_data_set} - {CLIENT_INNER_PRODUCER}
+    # The client id counts too, because replies are pushed to the producer that registered the requester's id last.
+    of_traces = TRACE_CLIENT in data.client_id and all(each.startswith(TRACE_PRODUCER) for each in producers)
+    if (producers and not of_traces) or not (producers or needs):
         return [*needs.items(), ("", SENDS)]
     return list(needs.items())
 
@@ -214,10 +221,10 @@ def _heartbeat(request: Request, _store: Store) -> Needs:
 def _unregister(request: Request, _store: Store) -> Needs:
     group = request.ext.get("consumerGroup")
     needs = [(retry_topic(group), SUB)] if group else []
-    producers = request.ext.get("producerGroup")
-    if producers == CLIENT_INNER_PRODUCER:
+    producer = request.ext.get("producerGroup") or ""
+    if producer == CLIENT_INNER_PRODUCER or producer.startswith(TRACE_PRODUCER):
         return needs
-    return needs if needs and not producers else [*needs, ("", SENDS)]
+    return needs if needs and not producer else [*needs, ("", SENDS)]
 
 
 def _lock(request: Request, _store: Store) -> Needs:

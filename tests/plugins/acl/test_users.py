@@ -370,6 +370,9 @@ async def test_unknown_names_are_one_line_in_the_log_for_each_address(tmp_path: 
     assert len(str(found)) < 1000
 
 
+TRACING = "127.0.0.1@PID_CLIENT_INNER_TRACE_PRODUCER_127.0.0.1:9876"
+
+
 async def test_a_user_that_only_consumes_may_send_heartbeats_of_a_java_consumer(tmp_path: Path) -> None:
     """RocketMQ's consumers also have a producer, of a group that each client has."""
     consumers = [ConsumerData("g", subscription_data_set=[SubscriptionData("T", "*")])]
@@ -380,6 +383,29 @@ async def test_a_user_that_only_consumes_may_send_heartbeats_of_a_java_consumer(
             assert (await ask(broker, Command(C.HEART_BEAT, {}, data.to_bytes()), ALICE)).code == code
             left = Command(C.UNREGISTER_CLIENT, {"clientID": "client", "producerGroup": producer})
             assert (await ask(broker, left, ALICE)).code == code
+
+
+@pytest.mark.parametrize(
+    ("client", "producers", "code"),
+    [
+        (TRACING, ("_INNER_TRACE_PRODUCER-g-CONSUME-1", "CLIENT_INNER_PRODUCER"), 0),
+        (TRACING, ("_INNER_TRACE_PRODUCER-g-CONSUME-1", "orders"), 16),
+        (TRACING, ("CLIENT_INNER_PRODUCER",), 16),
+        (TRACING, (), 16),
+        ("127.0.0.1@1", ("_INNER_TRACE_PRODUCER-g-CONSUME-1",), 16),
+    ],
+)
+async def test_a_user_that_only_consumes_may_send_heartbeats_of_the_client_that_sends_its_traces(
+    tmp_path: Path, client: str, producers: tuple[str, ...], code: int
+) -> None:
+    """RocketMQ's consumers with message traces have another client with a producer, and no consumers, for these."""
+    data = HeartbeatData(client, [ProducerData(each) for each in producers])
+    async with served(tmp_path) as broker:
+        await add_alice(broker, ("Topic:T", "Sub"), ("Group:g", "Sub"))
+        assert (await ask(broker, Command(C.HEART_BEAT, {}, data.to_bytes()), ALICE)).code == code
+        for producer in producers:
+            left = Command(C.UNREGISTER_CLIENT, {"clientID": client, "producerGroup": producer})
+            assert (await ask(broker, left, ALICE)).code == (16 if producer == "orders" else 0)
 
 
 async def test_accounts_and_users_work_side_by_side(tmp_path: Path) -> None:
