@@ -150,6 +150,34 @@ class ServerTls:
         return tuple(sha256(Path(path).read_bytes()).digest() for path in paths if path)  # keys are in the files
 
 
+class FileChanges:
+    """Whether the files of a :class:`ServerTls` have changed since they were put in force. A load that fails is due
+    until it succeeds."""
+
+    def __init__(self, files: ServerTls) -> None:
+        """The files as they are now are in force; OSError."""
+        self._files = files
+        self._in_force = self._found = files.fingerprint()
+        self._refused: tuple[tuple[bytes, ...], str] | None = None
+
+    def is_load_due(self) -> bool:
+        """Whether the files are others than those in force; OSError."""
+        self._found = ()
+        self._found = self._files.fingerprint()
+        if self._found == self._in_force:
+            self._refused = None
+        return self._found != self._in_force
+
+    def loaded(self) -> None:
+        """The files are in force, as :meth:`is_load_due` has found them."""
+        self._in_force, self._refused = self._found, None
+
+    def refused(self, reason: str) -> bool:
+        """The files cannot be used; return whether that is new: other files, or another reason, than the last time."""
+        before, self._refused = self._refused, (self._found, reason)
+        return before != self._refused
+
+
 def client_context(authority: str = "", *, verify: bool = True) -> ssl.SSLContext:
     """The settings of a client's connections. ``authority``: a file with the certificate of the servers' authority,
     PEM; empty: the system's authorities. OSError if it cannot be used. Without ``verify`` every certificate is

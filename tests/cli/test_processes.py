@@ -33,8 +33,9 @@ from gantrymq.cli import server_process, servers
 from gantrymq.cli.end_deadline import EndDeadline
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.loading import ConfigFlags, load
+from gantrymq.cli.own_nameserver import NameserverTls
 from gantrymq.cli.processes import unit as units
-from gantrymq.cli.processes.encryption import encryption_of
+from gantrymq.cli.processes.encryption import PagesEncryption, encryption_of
 from gantrymq.cli.processes.exposition import merge
 from gantrymq.cli.processes.layout import Layout, Member, make_layout, make_members, refuse_unit
 from gantrymq.cli.processes.link import PACKET_MAX_BYTES, Link, Packet, make_pair, serve_link, share_topics
@@ -47,6 +48,7 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.descriptors import DESCRIPTORS_WANTED
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.tls import ServerTls
 from support.attempts import shared_or_new
 from support.certificates import FOLDER as CERTIFICATES
 from support.certificates import client_context
@@ -284,6 +286,23 @@ def test_the_pages_of_a_unit_speak_tls_as_its_brokers_are_configured(tmp_path: P
             nursery.cancel_scope.cancel()
 
     trio.run(run)
+
+
+def test_pages_keep_their_certificate_while_the_files_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "server.pem"
+    file.write_bytes((CERTIFICATES / "server.pem").read_bytes())
+    encryption = PagesEncryption(NameserverTls(ServerTls(str(file))))
+    before = encryption._current()
+    with capture_logs() as logs:
+        file.rename(tmp_path / "away.pem")
+        for _ in range(2):
+            assert encryption._current() is before
+        file.write_bytes(b"nonsense")
+        for _ in range(2):
+            assert encryption._current() is before
+    assert [each["event"] for each in logs] == ["tls_files_refused", "tls_files_refused"]
+    file.write_bytes((tmp_path / "away.pem").read_bytes() + b"\n")
+    assert encryption._current() is not before
 
 
 # ---- restarts, without processes

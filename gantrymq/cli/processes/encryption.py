@@ -11,7 +11,7 @@ import trio
 from gantrymq.cli.loading import Loaded
 from gantrymq.cli.own_nameserver import NameserverTls
 from gantrymq.remoting._first_byte_stream import FirstByteStream
-from gantrymq.remoting.tls import TlsUnusable
+from gantrymq.remoting.tls import FileChanges, TlsUnusable
 
 HANDSHAKE_SECONDS: Final = 10.0
 
@@ -19,12 +19,13 @@ log = structlog.get_logger("gantrymq.processes")
 
 
 class PagesEncryption:
-    """What :class:`gantrymq.plugins.interfaces.Encryption` is for a broker. Changed files apply to new connections."""
+    """What :class:`gantrymq.plugins.interfaces.Encryption` is for a broker. Changed files apply to new connections;
+    if they cannot be used, those of before stay."""
 
     def __init__(self, tls: NameserverTls) -> None:
         """:class:`TlsUnusable` for files that cannot be used."""
         self._tls = tls
-        self._seen = tls.files.fingerprint()
+        self._changes = FileChanges(tls.files)
         self._context = tls.files.make_context()
 
     def wrap(self, stream: trio.SocketStream, port: str) -> FirstByteStream:
@@ -40,12 +41,12 @@ class PagesEncryption:
         return None
 
     def _current(self) -> ssl.SSLContext:
-        seen = self._tls.files.fingerprint()
-        if seen != self._seen:
-            self._seen = seen
-            try:
+        try:
+            if self._changes.is_load_due():
                 self._context = self._tls.files.make_context()
-            except TlsUnusable as error:
+                self._changes.loaded()
+        except (TlsUnusable, OSError) as error:
+            if self._changes.refused(str(error)):
                 log.error("tls_files_refused", reason=str(error))
         return self._context
 
