@@ -21,7 +21,7 @@ from gantrymq.kernel.network.listening import serve_connections
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.peers import is_loopback
-from gantrymq.remoting.tls import ServerTls, TlsUnusable
+from gantrymq.remoting.tls import FileChanges, ServerTls, TlsUnusable
 
 log = structlog.get_logger("gantrymq.dashboard")
 
@@ -73,7 +73,7 @@ class Certificates:
 
     def __init__(self, files: ServerTls) -> None:
         self._files = files
-        self._seen = files.fingerprint()
+        self._changes = FileChanges(files)
         self.context = files.make_context()
 
     async def watch(self) -> None:
@@ -81,14 +81,14 @@ class Certificates:
         while True:
             await trio.sleep(RELOAD_S)
             try:
-                seen = await trio.to_thread.run_sync(self._files.fingerprint)
-                if seen == self._seen:
+                if not await trio.to_thread.run_sync(self._changes.is_load_due):
                     continue
-                self._seen = seen
                 self._files.make_context()  # so that files that do not fit together change nothing
                 self.context.load_cert_chain(self._files.certificate, self._files.key or None)
+                self._changes.loaded()
             except (TlsUnusable, OSError) as error:
-                log.error("tls_files_refused", reason=str(error))
+                if self._changes.refused(str(error)):
+                    log.error("tls_files_refused", reason=str(error))
             else:
                 log.info("tls_files_loaded", certificate=self._files.certificate)
 

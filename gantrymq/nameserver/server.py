@@ -35,7 +35,7 @@ from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
 from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.peers import LOOPBACK, FairShares, PeerRule, is_loopback, site_of
-from gantrymq.remoting.tls import IN_TEST_MODE, ServerTls, TlsUnusable
+from gantrymq.remoting.tls import IN_TEST_MODE, FileChanges, ServerTls, TlsUnusable
 
 _RECEIVE_BYTES = 64 * 1024
 ANSWERS_BYTES = 256 * 1024
@@ -139,7 +139,7 @@ class NameServer:
         tls = self.config.tls
         self._context = None if tls is None else tls.make_context()
         self._client_context: ssl.SSLContext | None = None
-        self._tls_seen = () if tls is None else tls.fingerprint()
+        self._tls_changes = None if tls is None else FileChanges(tls)
         if tls is not None and tls.test_mode:
             log.warning("tls_in_test_mode", reason=IN_TEST_MODE)
         access = self.config.access
@@ -183,8 +183,8 @@ class NameServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
             nursery.start_soon(self._notices.run)
-            if self.config.tls is not None:
-                nursery.start_soon(self._watch_tls, self.config.tls)
+            if self._tls_changes is not None:
+                nursery.start_soon(self._watch_tls, self._tls_changes)
             if self._audit is not None:
                 nursery.start_soon(self._audit.run)
             if self.config.access is not None:
@@ -275,21 +275,22 @@ class NameServer:
         assert self._context is not None
         return self._context
 
-    async def _watch_tls(self, tls: ServerTls) -> None:
-        """Use changed certificates for new connections; those that cannot be used are logged once."""
+    async def _watch_tls(self, changes: FileChanges) -> None:
+        """Use changed certificates for new connections; those that cannot be used are logged once, and tried again."""
+        tls = changes.files
         while True:
             await trio.sleep(WATCH_SECONDS)
             try:
-                seen = await trio.to_thread.run_sync(tls.fingerprint)
-                if seen == self._tls_seen:
+                if not await trio.to_thread.run_sync(changes.is_load_due):
                     continue
-                self._tls_seen = seen
                 self._context = await trio.to_thread.run_sync(tls.make_context)
                 if self._client_context is not None:
                     tls.load_client_context(self._client_context)
+                changes.loaded()
             except (TlsUnusable, OSError) as error:
-                self.totals.failed_reloads += 1
-                log.error("tls_files_refused", reason=str(error))
+                if changes.refused(str(error)):
+                    self.totals.failed_reloads += 1
+                    log.error("tls_files_refused", reason=str(error))
             else:
                 log.info("tls_files_loaded", certificate=tls.certificate)
 

@@ -156,14 +156,14 @@ class FileChanges:
 
     def __init__(self, files: ServerTls) -> None:
         """The files as they are now are in force; OSError."""
-        self._files = files
+        self.files = files
         self._in_force = self._found = files.fingerprint()
         self._refused: tuple[tuple[bytes, ...], str] | None = None
 
     def is_load_due(self) -> bool:
         """Whether the files are others than those in force; OSError."""
         self._found = ()
-        self._found = self._files.fingerprint()
+        self._found = self.files.fingerprint()
         if self._found == self._in_force:
             self._refused = None
         return self._found != self._in_force

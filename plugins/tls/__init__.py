@@ -33,7 +33,7 @@ from gantrymq.remoting.address import format_address
 from gantrymq.remoting.audit_events import TLS_HANDSHAKE
 from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.rare_warnings import RareWarnings
-from gantrymq.remoting.tls import IN_TEST_MODE, ServerTls, TlsUnusable
+from gantrymq.remoting.tls import IN_TEST_MODE, FileChanges, ServerTls, TlsUnusable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -60,13 +60,13 @@ class TlsPlugin:
     _config: TlsConfig  # these are set by configure
     _broker: Broker
     _files: ServerTls
+    _changes: FileChanges
     _context: ssl.SSLContext
 
     def __init__(self) -> None:
         self._results: Counter[str] = Counter(ok=0, failed=0, unfinished=0, plain=0)
         self._violations: Counter[str] = Counter(altered=0, renegotiation=0)
         self._failed_reloads = 0
-        self._seen: tuple[bytes, ...] = ()
         self._slice_end = self._spent = 0.0
         self._client_context: ssl.SSLContext | None = None
 
@@ -96,7 +96,7 @@ class TlsPlugin:
         try:
             if self._mode != "disabled":
                 self._context = self._files.make_context()
-            self._seen = self._files.fingerprint()
+            self._changes = FileChanges(self._files)
             if section.outgoing == "tls" or (section.outgoing == "auto" and self._mode == "enforcing"):
                 self._client_context = self._files.make_client_context()
                 OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._client_context))
@@ -191,19 +191,18 @@ class TlsPlugin:
             await self.reload()
 
     async def reload(self) -> None:
-        """Use changed files for new connections; if they cannot be used, those of before stay."""
+        """Use changed files for new connections; if they cannot be used, those of before stay until a later attempt."""
         try:
-            seen = await trio.to_thread.run_sync(self._files.fingerprint)
-            if seen == self._seen:
+            if not await trio.to_thread.run_sync(self._changes.is_load_due):
                 return
-            self._seen = seen
             if self._mode != "disabled":
                 self._context = await trio.to_thread.run_sync(self._files.make_context)
             if self._client_context is not None:
                 self._files.load_client_context(self._client_context)
+            self._changes.loaded()
         except (TlsUnusable, OSError) as error:
-            self._failed_reloads += 1
-            if self._warnings.is_due(f"reload {error}"):
+            if self._changes.refused(str(error)):
+                self._failed_reloads += 1
                 log.error("tls_files_refused", reason=str(error))
         else:
             log.info("tls_files_loaded", certificate=self._files.certificate)

@@ -24,7 +24,7 @@ from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
-from gantrymq.remoting.tls import ServerTls
+from gantrymq.remoting.tls import ServerTls, TlsUnusable
 from support.authority import Authority
 from support.certificates import CA, FOLDER, OTHER_CA, client_context
 from support.tls_flood import flood
@@ -175,6 +175,32 @@ async def test_notices_to_brokers_show_a_changed_certificate_without_a_restart(
                 server._notices.add(MinimumChange("b", 0, "a:1", (address,), ha_address="a:2"))
                 assert name in await seen.receive()
     nursery.cancel_scope.cancel()
+
+
+async def test_a_reload_that_failed_is_tried_again_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nameserver_module, "WATCH_SECONDS", 0.05)
+    authority, file, calls = Authority(tmp_path), tmp_path / "current.pem", 0
+    file.write_bytes((FOLDER / "server.pem").read_bytes())
+    make_context = ServerTls.make_context
+
+    def refuse_twice(files: ServerTls) -> ssl.SSLContext:
+        nonlocal calls
+        calls += 1
+        if calls <= 2:
+            raise TlsUnusable("too many open files")
+        return make_context(files)
+
+    with capture_logs() as logs, trio.fail_after(20):
+        async with secured(ServerTls(str(file))) as server:
+            monkeypatch.setattr(ServerTls, "make_context", refuse_twice)
+            file.write_bytes(authority.issue("renewed").read_bytes())
+            while not any(each["event"] == "tls_files_loaded" for each in logs):  # noqa: ASYNC110 - a thread
+                await trio.sleep(0.02)
+            assert await asks(server, client_context(authority.file)) == 0
+            assert server.totals.failed_reloads == 1
+    assert len([each for each in logs if each["event"] == "tls_files_refused"]) == 1
 
 
 async def test_files_that_cannot_be_used_are_named() -> None:

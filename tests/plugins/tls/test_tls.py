@@ -19,14 +19,15 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.nameserver import NameServer, NameServerConfig
-from gantrymq.plugins.interfaces import Registration
+from gantrymq.plugins.interfaces import Encryption, Registration
+from gantrymq.plugins.tls import TlsPlugin
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.tls import ServerTls
+from gantrymq.remoting.tls import ServerTls, TlsUnusable
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 from support.authority import Authority
@@ -226,6 +227,31 @@ async def test_a_changed_certificate_is_used_without_a_restart(tmp_path: Path) -
             async with encrypted(broker, client_context(authority.file)) as channel:
                 assert (await channel.call(send("T", b"with the new one"))).code == 0
             assert (await before.call(send("T", b"open connections stay"))).code == 0
+
+
+async def test_a_reload_that_failed_is_tried_again_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, authority = tmp_path / "current.pem", Authority(tmp_path)
+    write(file, content(SERVER))
+
+    def refuse(_: ServerTls) -> ssl.SSLContext:
+        raise TlsUnusable("too many open files")
+
+    with capture_logs() as logs:
+        async with secured(tmp_path, plugin__tls__certificate=file, plugin__tls__interval="1h") as broker:
+            plugin = broker.registry.get(Encryption)
+            assert isinstance(plugin, TlsPlugin)
+            write(file, content(authority.issue("renewed")))
+            with monkeypatch.context() as patched:
+                patched.setattr(ServerTls, "make_context", refuse)
+                for _ in range(2):
+                    await plugin.reload()
+            assert plugin._failed_reloads == 1
+            assert len([each for each in logs if each["event"] == "tls_files_refused"]) == 1
+            await plugin.reload()
+            async with encrypted(broker, client_context(authority.file)) as channel:
+                assert (await channel.call(send("T", b"with the new one"))).code == 0
 
 
 @pytest.mark.parametrize(
