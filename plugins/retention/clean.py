@@ -16,17 +16,19 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.expiry import Expired, drop_before
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.retention.loss import begins_of, loss_since
-from gantrymq.plugins.retention.policy import LogFile, Rules, accepts_below, expired_before, is_full, used_ratio
+from gantrymq.plugins.retention.policy import LogFile, Rules, accepts_with, expired_before, is_full
 from gantrymq.plugins.retention.reserve import Reserve
 from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.env import DiskUsage
     from gantrymq.kernel.store.log.segments import Segment
 
 RESERVE_FILE: Final = "gantrymq.reserve"
 RESERVE_SHARE: Final = 16
 """The reserve is at most this fraction of a log file, so that it is small if log files are small."""
+_GIB: Final = 1 << 30
 RETRY_S: Final = 1.0
 """While the disk has no room for the log's next file, it is asked for it this often, and at each check."""
 
@@ -90,7 +92,7 @@ class Cleaner:
             return 0
         self._outages.over("disk_not_measured")
         self._retry_at = 0.0
-        self._judge(is_full(usage, rules, bool(self.full)), used_ratio(usage, rules))
+        self._judge(usage)
         self._reserve.size = min(rules.reserve_file, broker.log.segments.file_bytes // RESERVE_SHARE)
         try:
             await trio.to_thread.run_sync(partial(self._reserve.adapt, usage.free, is_refusing=bool(self.refusal())))
@@ -117,7 +119,7 @@ class Cleaner:
             log.warning(
                 "messages_deleted_for_space",
                 files=self.held.files, messages=loss.messages, groups_behind=loss.groups,
-                used_percent=round(used_ratio(usage, rules) * 100),
+                used_percent=_used_percent(usage),
             )  # fmt: skip
         if self.held.holder and self.held.holder != held.holder:
             log.warning(
@@ -156,18 +158,20 @@ class Cleaner:
             else:
                 log.info("next_log_file_accepted")
 
-    def _judge(self, full: bool, ratio: float) -> None:
+    def _judge(self, usage: DiskUsage) -> None:
+        full = is_full(usage, self._rules, bool(self.full))
         if full and not self.full:
-            log.error("disk_full", used_percent=round(ratio * 100))
+            log.error("disk_full", used_percent=_used_percent(usage), free_bytes=usage.free)
         elif self.full and not full:
-            log.info("disk_has_room", used_percent=round(ratio * 100))
-        self.full = self._reason(ratio) if full else ""
+            log.info("disk_has_room", used_percent=_used_percent(usage), free_bytes=usage.free)
+        self.full = self._reason(usage) if full else ""
 
-    def _reason(self, ratio: float) -> str:
-        rules = self._rules
+    def _reason(self, usage: DiskUsage) -> str:
+        enough = accepts_with(usage, self._rules)
         return (
-            f"service not available now: {ratio:.0%} of the broker's disk is used, above {rules.full_ratio:.0%} "
-            f"nothing is taken until it is below {accepts_below(rules):.0%} (plugin.retention.disk_full)"
+            f"service not available now: {_used_percent(usage)}% of the broker's disk is used and "
+            f"{usage.free / _GIB:.1f} GiB are free; messages are accepted again when {enough / _GIB:.1f} GiB are free "
+            "(plugin.retention.disk_full)"
         )
 
     def _files(self) -> list[LogFile]:
@@ -203,3 +207,7 @@ class Cleaner:
             with suppress(OutOfLog, CorruptRange, BadRecord):
                 return commit_log.read_record(following.base).store_timestamp
         return commit_log.last_timestamp or self._broker.env.wall_ms()
+
+
+def _used_percent(usage: DiskUsage) -> int:
+    return round(100 * (1 - usage.free / usage.total)) if usage.total else 0

@@ -1,8 +1,8 @@
 """Rules for deleting log files and for refusing messages: pure functions of the hour, the disk and the files' ages.
 
 Source: ``CleanCommitLogService`` of RocketMQ 4.9.7. Two differences, on purpose: while ``enough_free`` bytes are free
-the ratios are ignored (a tenth of a large disk is no emergency), and forced deletion stops when the disk is below its
-threshold.
+the ratios are ignored (a tenth of a large disk is no emergency; forced deletion begins there, and messages are refused
+only if it is not enough), and forced deletion stops when the disk is below its threshold.
 """
 
 from __future__ import annotations
@@ -39,8 +39,15 @@ class LogFile:
 
 
 def used_ratio(usage: DiskUsage, rules: Rules) -> float:
-    """Return the used share of the disk; 0 while enough of it is free."""
-    return 0.0 if usage.free >= rules.enough_free or not usage.total else 1 - usage.free / usage.total
+    """Return the used share of the disk, with :func:`_counted` as its size; 0 while enough of it is free."""
+    return 0.0 if usage.free >= rules.enough_free or not usage.total else 1 - usage.free / _counted(usage, rules)
+
+
+def _counted(usage: DiskUsage, rules: Rules) -> float:
+    """Return the disk's size, at most that with which forced deletion begins at ``enough_free`` bytes: so a larger
+    disk has its thresholds one after the other, too."""
+    share = 1 - rules.force_ratio
+    return min(usage.total, rules.enough_free / share) if share > 0 else usage.total
 
 
 def is_full(usage: DiskUsage, rules: Rules, was_full: bool) -> bool:
@@ -51,6 +58,11 @@ def is_full(usage: DiskUsage, rules: Rules, was_full: bool) -> bool:
 def accepts_below(rules: Rules) -> float:
     """Return the used share below which refused messages are accepted again: the lower of both thresholds."""
     return min(rules.force_ratio, rules.full_ratio)
+
+
+def accepts_with(usage: DiskUsage, rules: Rules) -> int:
+    """Return the free bytes with which refused messages are accepted again."""
+    return min(rules.enough_free, int(_counted(usage, rules) * (1 - accepts_below(rules))))
 
 
 def expired_before(
@@ -65,7 +77,7 @@ def expired_before(
     some = files[: rules.files_at_once]
     end = old_before(some, now_ms, rules) if asked or hour in rules.hours or ratio > rules.reclaim_ratio else 0
     if ratio > rules.force_ratio:
-        missing = int(usage.total * (1 - rules.force_ratio)) - usage.free
+        missing = int(_counted(usage, rules) * (1 - rules.force_ratio)) - usage.free
         for file in some:
             if missing <= 0:
                 break

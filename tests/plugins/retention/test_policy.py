@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from gantrymq.kernel.env import DiskUsage
-from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, used_ratio
+from gantrymq.plugins.retention.policy import LogFile, Rules, accepts_with, expired_before, is_full, used_ratio
 
 HOUR = 3_600_000
 GIB = 1 << 30
@@ -55,6 +55,30 @@ def test_no_ratio_counts_while_enough_is_free() -> None:
     assert used_ratio(large, RULES) == 0
     assert not is_full(large, RULES, was_full=False)
     assert expired_before(files(100, 1), NOW, 12, large, RULES) == 0
+
+
+def test_a_large_disk_loses_its_oldest_files_before_it_refuses_messages() -> None:
+    large = DiskUsage(1000 * GIB, 15 * GIB)
+    assert not is_full(large, RULES, was_full=False)
+    assert expired_before(files(*[1] * 30), NOW, 12, large, RULES) == GIB
+    assert not is_full(DiskUsage(1000 * GIB, 11 * GIB), RULES, was_full=False)
+    fuller = DiskUsage(1000 * GIB, 10 * GIB)
+    assert is_full(fuller, RULES, was_full=False)
+    assert expired_before(files(*[1] * 30), NOW, 12, fuller, RULES) == 6 * GIB
+    assert is_full(large, RULES, was_full=True)
+    assert not is_full(DiskUsage(1000 * GIB, 16 * GIB), RULES, was_full=True)
+    assert accepts_with(fuller, RULES) == 16 * GIB
+
+
+def test_no_more_goes_than_until_enough_is_free() -> None:
+    large = DiskUsage(1000 * GIB, 15 * GIB + GIB // 2)
+    assert expired_before(files(*[1] * 30), NOW, 12, large, RULES) == GIB
+
+
+def test_the_thresholds_may_all_be_the_whole_disk() -> None:
+    rules = attrs.evolve(RULES, force_ratio=1.0, full_ratio=1.0)
+    assert not is_full(DiskUsage(100 * GIB, 1), rules, was_full=False)
+    assert accepts_with(DiskUsage(100 * GIB, 1), rules) == 0
 
 
 def test_writing_goes_on_only_well_below_where_it_stopped() -> None:
