@@ -27,7 +27,6 @@ from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
 from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.rare_warnings import RareWarnings
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.plugins.consume.config import ConsumeConfig
+    from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 
 log = structlog.get_logger("gantrymq.consume")
 
@@ -165,6 +165,11 @@ class PullProcessor:
     def _again(self, pull: Pull, wait: bool) -> int:
         """Answer or hold a pull that waited; return the bytes of its body, or a whole turn's bytes if it took long."""
         self._until = self._clock() + self._turn_s
+        try:
+            self._find_group(pull.group, pull.topic, pull.queue_id)
+        except RemoteFault as fault:  # settings have changed while it waited
+            pull.request.answer(fault.code, fault.remark)
+            return 0
         if pull.from_group and not self._has_groups_filter(pull):
             self._send_back(pull)
             return 0
@@ -214,19 +219,7 @@ class PullProcessor:
 
     def _parse(self, request: Request) -> Pull:
         header = read_pull_header(request)
-        if not self._topics.broker_perm & PERM_READ:
-            raise RemoteFault(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._broker.name}] pulling message is forbidden"
-            )
-        group = self._groups.find(header.consumer_group)
-        if group is None:
-            raise RemoteFault(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.consumer_group}] does not exist",
-            )
-        if not group.consume_enable:
-            raise RemoteFault(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
-        self._check_queue(header)
+        group = self._find_group(header.consumer_group, header.topic, header.queue_id)
         wanted = self._subscriptions.filter_of(
             header.consumer_group,
             group,
@@ -271,18 +264,28 @@ class PullProcessor:
             return None
         return config.read_queue_nums, wanted.codes, self._suggestions.of(consumers)
 
-    def _check_queue(self, header: PullMessageHeader) -> None:
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise RemoteFault(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
-        if not topic.perm & PERM_READ:
-            raise RemoteFault(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
-        if not 0 <= header.queue_id < topic.read_queue_nums:
+    def _find_group(self, name: str, topic: str, queue_id: int) -> SubscriptionGroupConfig:
+        """Return the group, or raise ``RemoteFault`` if it may not read this queue now."""
+        if not self._topics.broker_perm & PERM_READ:
+            raise RemoteFault(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._broker.name}] pulling message is forbidden"
+            )
+        group = self._groups.find(name)
+        if group is None:
+            raise RemoteFault(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
+        if not group.consume_enable:
+            raise RemoteFault(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+        config = self._topics.get(topic)
+        if config is None:
+            raise RemoteFault(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        if not config.perm & PERM_READ:
+            raise RemoteFault(ResponseCode.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden")
+        if not 0 <= queue_id < config.read_queue_nums:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR,
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
+                f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queue_nums}]",
             )
+        return group
 
     def _run(self, pull: Pull, wait: bool = False) -> int | None:
         """Answer ``pull``; return the bytes of the body, or None if it found nothing and may be held.

@@ -10,8 +10,11 @@ import trio
 
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.plugins.consume import subscriptions
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting import rare_warnings
 from gantrymq.remoting.bodies.clients import CheckClientConfig, ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -246,6 +249,37 @@ async def test_a_held_pull_skips_no_message_that_the_groups_new_subscription_wan
         (answer,) = answers
         assert (answer.code, bounds(answer)) == (ResponseCode.PULL_RETRY_IMMEDIATELY, (1, 0, 2))
         assert bodies(await channel.call(pull(1, sys_flag=0, sub_version=2))) == [b"m0"]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (SubscriptionGroupConfig("cg", consume_enable=False), ResponseCode.NO_PERMISSION),
+        (TopicConfig("T", perm=2), ResponseCode.NO_PERMISSION),
+        (TopicConfig("T", read_queue_nums=0), ResponseCode.SYSTEM_ERROR),
+    ],
+    ids=["the group is disabled", "the topic is write-only", "the queue is gone"],
+)
+async def test_a_held_pull_gets_no_message_that_its_group_may_not_read_any_more(
+    tmp_path: Path, change: SubscriptionGroupConfig | TopicConfig, code: int
+) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        await send(channel, 1)
+        answers: list[Command] = []
+
+        async def wait() -> None:
+            answers.append(await channel.call(pull(1, sys_flag=INLINE | SUSPEND, wait_ms=20_000), 30.0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await channel.call(pull(0))  # it is sent behind the other, and answered behind it
+            if isinstance(change, TopicConfig):
+                broker.registry.get(TopicTable).set(change)
+            else:
+                broker.registry.get(GroupTable).set(change)
+            await send(channel, 1)
+        assert [(answer.code, answer.body) for answer in answers] == [(code, b"")]
 
 
 @pytest.mark.trio
