@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
+from math import gcd
 from typing import Final
 
 import attrs
@@ -104,32 +105,15 @@ def _head_of(env: Env, path: str) -> bytes:
         ) from None
 
 
-def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int], list[FileProblem]]:
+def find_files(env: Env, folder: str, *, file_bytes: int | None = None) -> tuple[int, list[int], list[FileProblem]]:
     """The size of the files in ``folder``, the offsets at which files of that size begin, and the other files.
 
-    The size is the one that most files have; among equals one with which each file begins at a multiple of it, then the
-    largest, because damage truncates. A file whose size is not a multiple of ``unit`` is never right. An empty last
-    file is what an interrupted broker leaves, and no problem.
+    ``file_bytes``: the size if it is known; otherwise, it is the one that most files have. An empty last file is what
+    an interrupted broker leaves, and no problem.
     """
-    sizes: dict[str, int] = {}
-    problems = []
-    for name in env.listdir(folder):
-        path = f"{folder}/{name}"
-        if not _NAME.fullmatch(name) or env.is_dir(path):
-            problems.append(FileProblem(path, FOREIGN))
-            continue
-        try:
-            sizes[name] = size_of(env, path)
-        except FileNotFoundError:
-            continue  # a running broker has deleted it since the folder was listed
-        except OSError as error:  # a symbolic link, a socket, another user's file
-            problems.append(FileProblem(path, f"cannot be opened: {error.strerror}"))
-    counts = Counter(size for size in sizes.values() if size and size % unit == 0)
-
-    def rank(size: int) -> tuple[int, bool, int]:
-        return counts[size], all(int(name) % size == 0 for name in sizes), size
-
-    file_bytes = max(counts, key=rank, default=0)
+    sizes, problems = _sizes(env, folder)
+    if file_bytes is None:
+        file_bytes = _most_common(sizes.items())
     bases = []
     for name, size in sizes.items():
         base = int(name)
@@ -145,6 +129,52 @@ def find_files(env: Env, folder: str, *, unit: int = 1) -> tuple[int, list[int],
         else:
             bases.append(base)
     return file_bytes, bases, problems
+
+
+def _sizes(env: Env, folder: str) -> tuple[dict[str, int], list[FileProblem]]:
+    """The sizes of the files in ``folder`` by name, and what is no such file or cannot be opened."""
+    sizes: dict[str, int] = {}
+    problems = []
+    for name in env.listdir(folder):
+        path = f"{folder}/{name}"
+        if not _NAME.fullmatch(name) or env.is_dir(path):
+            problems.append(FileProblem(path, FOREIGN))
+            continue
+        try:
+            sizes[name] = size_of(env, path)
+        except FileNotFoundError:
+            continue  # a running broker has deleted it since the folder was listed
+        except OSError as error:  # a symbolic link, a socket, another user's file
+            problems.append(FileProblem(path, f"cannot be opened: {error.strerror}"))
+    return sizes, problems
+
+
+def _most_common(files: Iterable[tuple[str, int]], unit: int = 1) -> int:
+    """The size that most of the ``files``, given by name and size, have; 0 if there is none.
+
+    Among equals, it is one with which each file begins at a multiple of it, then the largest, because damage truncates.
+    A size that is not a multiple of ``unit`` is never right.
+    """
+    counts: Counter[int] = Counter()
+    step = 0
+    for name, size in files:
+        step = gcd(step, int(name))
+        if size and size % unit == 0:
+            counts[size] += 1
+    return max(counts, key=lambda size: (counts[size], step % size == 0, size), default=0)
+
+
+def queue_file_bytes(env: Env, root: str) -> int:
+    """The size of the store's queue files, which all have the same; 0 if there is none."""
+
+    def files() -> Iterator[tuple[str, int]]:
+        for topic in env.listdir(f"{root}/consumequeue") if env.is_dir(f"{root}/consumequeue") else ():
+            folder = f"{root}/consumequeue/{topic}"
+            for name in env.listdir(folder) if env.is_dir(folder) else ():
+                if is_queue_id(name) and env.is_dir(f"{folder}/{name}"):
+                    yield from _sizes(env, f"{folder}/{name}")[0].items()
+
+    return _most_common(files(), UNIT)
 
 
 def size_of(env: Env, path: str) -> int:
@@ -240,15 +270,28 @@ class OpenedFiles:
 
 
 class QueueFiles:
-    """The files of one consume queue. Offsets count entries of 20 bytes."""
+    """The files of one consume queue. Offsets count entries of 20 bytes.
 
-    def __init__(self, files: OpenedFiles, folder: str, topic: str, queue_id: int, file_bytes: int, bases: list[int]):
+    ``cut``: where files of a wrong size begin that only show where the queue ends.
+    """
+
+    def __init__(
+        self,
+        files: OpenedFiles,
+        folder: str,
+        topic: str,
+        queue_id: int,
+        file_bytes: int,
+        bases: list[int],
+        cut: Iterable[int] = (),
+    ) -> None:
         self._files = files
         self.folder = folder
         self.topic = topic
         self.queue_id = queue_id
         self._file_bytes = file_bytes
         self._bases = frozenset(bases)
+        self._all_bases = sorted({*bases, *cut}, reverse=True)
         self.right: list[tuple[int, int]] = []
         """Ranges of queue offsets whose entries match their records."""
         self._newest_right = 0
@@ -310,17 +353,20 @@ class QueueFiles:
     def written_end(self) -> int:
         """The queue offset behind the last entry that a broker finds when it starts. :class:`OSError`."""
 
-        def is_free(place: int) -> bool:
-            found = self.read(place, 1)
+        for base in self._all_bases:
+            if count := self._count_written(base):
+                return base // UNIT + count
+        return min(self._bases, default=0) // UNIT
+
+    def _count_written(self, base: int) -> int:
+        file = self._files.get(f"{self.folder}/{base:020d}")
+
+        def is_free(number: int) -> bool:
+            found = file.pread(UNIT, number * UNIT)
             at, size, _ = ENTRY.unpack(found) if len(found) == UNIT else (-1, 0, 0)
             return bool(at < 0 or size <= 0)
 
-        for base in sorted(self._bases, reverse=True):
-            low, high = base // UNIT, (base + self._file_bytes) // UNIT
-            end = first(low, high, is_free)
-            if end > low:
-                return end
-        return min(self._bases, default=0) // UNIT
+        return first(0, self._file_bytes // UNIT, is_free)
 
     def others(self) -> Iterator[tuple[int, int, int, int]]:
         """Entries that are not among :attr:`right` and are not empty: queue offset, log offset, size, tag code."""
@@ -380,6 +426,7 @@ def find_queues(env: Env, root: str, files: OpenedFiles) -> tuple[dict[tuple[str
         if env.exists(f"{root}/consumequeue"):
             problems.append(FileProblem(f"{root}/consumequeue", "is not a folder"))
         return found, problems
+    file_bytes = queue_file_bytes(env, root)
     for topic in env.listdir(f"{root}/consumequeue"):
         if not env.is_dir(f"{root}/consumequeue/{topic}"):
             problems.append(FileProblem(f"{root}/consumequeue/{topic}", FOREIGN))
@@ -389,9 +436,11 @@ def find_queues(env: Env, root: str, files: OpenedFiles) -> tuple[dict[tuple[str
             if not is_queue_id(name) or not env.is_dir(folder):
                 problems.append(FileProblem(folder, FOREIGN))
                 continue
-            file_bytes, bases, wrong = find_files(env, folder, unit=UNIT)
+            _, bases, wrong = find_files(env, folder, file_bytes=file_bytes)
             problems += wrong
             for before, after in pairwise(bases):
                 problems += _missing(folder, before + file_bytes, after, file_bytes, set())
-            found[topic, int(name)] = QueueFiles(files, folder, topic, int(name), file_bytes or UNIT, bases)
+            starts = [each.start for each in wrong if each.end > each.start and each.start % file_bytes == 0]
+            cut = [start for start in starts if not bases or start == bases[-1] + file_bytes]
+            found[topic, int(name)] = QueueFiles(files, folder, topic, int(name), file_bytes or UNIT, bases, cut)
     return found, problems

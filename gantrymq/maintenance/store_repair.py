@@ -34,6 +34,7 @@ from gantrymq.maintenance.store_files import (
     find_files,
     find_queues,
     queue_ends,
+    queue_file_bytes,
     read_small,
     read_state,
 )
@@ -300,12 +301,4 @@ def cut(env: Env, root: str, found: StoreReport, offset: int, lock: Lock) -> tup
 
 def queue_units(env: Env, root: str) -> int:
     """How many entries a file of the store's queues has; RocketMQ's default if there is no file."""
-    for topic in env.listdir(f"{root}/consumequeue"):
-        if not env.is_dir(f"{root}/consumequeue/{topic}"):
-            continue
-        for name in env.listdir(f"{root}/consumequeue/{topic}"):
-            folder = f"{root}/consumequeue/{topic}/{name}"
-            size, _, _ = find_files(env, folder, unit=UNIT) if env.is_dir(folder) else (0, [], [])
-            if size:
-                return size // UNIT
-    return StoreConfig().queue_file_units
+    return queue_file_bytes(env, root) // UNIT or StoreConfig().queue_file_units

@@ -17,7 +17,7 @@ from gantrymq.kernel.errors import StartError, StoreNotWritable
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_backup, store_restore
-from gantrymq.maintenance.backup_manifest import BadBackup, decode_manifest, list_backups
+from gantrymq.maintenance.backup_manifest import BadBackup, decode_manifest, list_backups, read_backup
 from gantrymq.maintenance.backup_targets import FolderTarget
 from gantrymq.maintenance.store_backup import back_up
 from gantrymq.maintenance.store_check import StoreCheck, StoreReport
@@ -265,6 +265,64 @@ def test_a_repaired_queue_goes_on_where_it_ended_although_its_messages_have_expi
     store = opened(expired)
     assert ends(store)["idle"] == (100, 100)
     store.close()
+
+
+def test_a_truncated_queue_file_is_found_although_the_rest_of_its_queue_has_that_size(expired: Path) -> None:
+    store = opened(expired)
+    put(store, "aaa", 10)
+    store.close()
+    queues = expired / "consumequeue"
+    cut = queues / "aaa" / "0" / f"{0:020d}"
+    os.truncate(cut, 15 * 20)
+    others = {path: path.stat().st_ino for topic in ("busy", "idle") for path in (queues / topic).rglob("*")}
+    report = examine(expired)
+    assert [(each.path, each.reason) for each in report.files] == [(str(cut), "has 300 bytes instead of 800")]
+    target = FolderTarget(expired.parent / "backup")
+    back_up(SystemEnv(), str(expired), target)
+    assert read_backup(target).queue_units == 40
+    env = SystemEnv()
+    lock = env.lock(f"{expired}/lock")
+    try:
+        done = repair(env, str(expired), report, lock)
+    finally:
+        lock.close()
+    assert done.queues_rebuilt == [f"{queues}/aaa/0"]
+    assert examine(expired).ok
+    assert {path: path.stat().st_ino for path in others} == others
+    store = opened(expired)
+    assert (ends(store)["aaa"], ends(store)["idle"]) == ((0, 10), (100, 100))
+    store.close()
+
+
+def test_a_queue_whose_only_file_is_truncated_goes_on_where_its_entries_end(expired: Path) -> None:
+    folder = expired / "consumequeue" / "idle" / "0"
+    last = max(folder.iterdir())
+    for path in folder.iterdir():
+        if path != last:
+            path.unlink()
+    os.truncate(last, 30 * 20)
+    env = SystemEnv()
+    lock = env.lock(f"{expired}/lock")
+    try:
+        repair(env, str(expired), examine(expired), lock)
+    finally:
+        lock.close()
+    store = opened(expired)
+    assert ends(store)["idle"] == (100, 100)
+    store.close()
+
+
+def test_a_store_without_a_whole_queue_file_can_be_checked_and_repaired(expired: Path) -> None:
+    for path in (expired / "consumequeue").rglob("*0"):
+        if path.is_file():
+            os.truncate(path, 5)
+    env = SystemEnv()
+    lock = env.lock(f"{expired}/lock")
+    try:
+        repair(env, str(expired), examine(expired), lock)
+    finally:
+        lock.close()
+    assert examine(expired).ok
 
 
 def test_a_repair_keeps_the_quarantine_list_that_replaced_a_damaged_one(expired: Path) -> None:
