@@ -48,6 +48,7 @@ from gantrymq.maintenance.store_files import (
     FileProblem,
     OpenedFiles,
     QueueEnd,
+    StoreState,
     find_queues,
     log_runs,
     queue_ends,
@@ -56,6 +57,7 @@ from gantrymq.maintenance.store_files import (
 from gantrymq.maintenance.store_repair import queue_units
 
 _ROWS: Final = 4096
+_STATE_READS: Final = 5
 RUNNING: Final = "running"
 """The folder in which backups that run are registered."""
 REFRESH_MS: Final = 60_000
@@ -96,8 +98,8 @@ def back_up(
     The backup has every message that was acknowledged before the call. ``full``: copy the whole log again. ``keep``:
     how many backups stay; objects that only older ones need are deleted. ``progress`` gets copied and total bytes.
 
-    :class:`StartError` if ``root`` is not a store, its log has gaps, or it is not the continuation of the last backup;
-    :class:`OSError` if reading or writing fails. Then the earlier backups remain valid.
+    :class:`StartError` if ``root`` is not a store, files of its log are missing, or it is not the continuation of the last
+    backup; :class:`OSError` if reading or writing fails. Then the earlier backups remain valid.
     """
     read_state(env, root)  # before anything is written: another folder may have files that nobody else should see
     with _Registered(env, target) as run:
@@ -196,8 +198,10 @@ def _copy(
     before = None if full or not list_backups(target) else read_backup(target)
     state = list(_store_state(env, root, target, before, registered))
     queues = _find_ends(env, root)
+    marks = _read_state(env, root).marks  # before the files are listed, so that all up to there are among them
     with ExitStack() as stack:
         run = _open_log(env, root, stack)
+        _check_ends(env, root, run, 0 if marks is None else marks.durable)
         start, end, newest = run.start, *_find_end(env, root, run)
         kept = _continued(env, root, run, before, target, start, end)
         _check_present(target, kept)
@@ -304,13 +308,42 @@ def _open_log(env: Env, root: str, stack: ExitStack) -> Segments:
     raise StartError(f"{root}/commitlog: files disappear faster than they can be opened")
 
 
+def _read_state(env: Env, root: str) -> StoreState:
+    """As :func:`read_state`, of a running broker too: it may write twice between the reads of checkpoint and watermark,
+    and then these do not match."""
+    state = read_state(env, root)
+    for _ in range(_STATE_READS - 1):
+        if state.marks is not None:
+            break
+        state = read_state(env, root)
+    return state
+
+
+def _check_ends(env: Env, root: str, run: Segments, durable: int) -> None:
+    """:class:`StartError` if the log's newest or oldest files are missing, which leaves no gap between files.
+
+    ``durable``: the offset up to which the log was flushed before its files were listed.
+    """
+    state = _read_state(env, root)  # later: a broker records the log's start before it deletes files
+    start = state.log_start if state.marks is not None else None
+    if durable > run.end:
+        problem = f"ends at offset {run.end}, but everything up to {durable} was acknowledged"
+    elif len(run) and start is not None and start < run.start:
+        problem = f"begins at offset {run.start}, but it began at {start} when the broker ran last"
+    else:
+        return
+    raise StartError(
+        f"{root}/commitlog {problem}: restore the missing files, or check the store first (gantrymq store check)"
+    )
+
+
 def _find_end(env: Env, root: str, run: Segments) -> tuple[int, int]:
     """The end of the log now, at least that of every acknowledged record, and the last record's time.
 
     The watermark is behind what was acknowledged, so the rest is read up to where no record begins. A store of
     RocketMQ's broker has no watermark: there, :class:`StartError` if intact records are behind what is no record.
     """
-    state = read_state(env, root)
+    state = _read_state(env, root)
     ranges = QuarantineList(env, root).load()
     newest = 0
     position, stopped_at = run.start, -1

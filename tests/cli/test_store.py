@@ -30,6 +30,7 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError, StoreInUse
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import StoreDamaged
+from gantrymq.kernel.store.recovery.checkpoint import MarkFiles
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_repair
 from gantrymq.maintenance.backup_manifest import list_backups, read_backup
@@ -895,6 +896,9 @@ class DeletingEnv(SystemEnv):
     def open(self, path: str, create: bool = False) -> File:
         folder, _, name = path.rpartition("/")
         if folder.endswith("/commitlog") and self.names and name == self.names[-1]:
+            marks = MarkFiles(self, folder.removesuffix("/commitlog"))
+            marks.save_start(len(self.names) * 65536)
+            marks.close()
             while self.names:
                 self.unlink(f"{folder}/{self.names.pop(0)}")
         return super().open(path, create)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.env import Env
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError, StoreNotWritable
 from gantrymq.kernel.store.log.segments import Segments
@@ -21,6 +22,7 @@ from gantrymq.maintenance.backup_manifest import BadBackup, decode_manifest, lis
 from gantrymq.maintenance.backup_targets import FolderTarget
 from gantrymq.maintenance.store_backup import back_up
 from gantrymq.maintenance.store_check import StoreCheck, StoreReport
+from gantrymq.maintenance.store_files import FileProblem, LogRun
 from gantrymq.maintenance.store_repair import quarantine, repair
 from gantrymq.maintenance.store_restore import restore
 from gantrymq.plugins.index.layout import Shape
@@ -125,6 +127,40 @@ def test_a_record_that_the_running_broker_completes_meanwhile_is_read_again(
 
     monkeypatch.setattr(store_backup, "find_record", complete_and_find)
     assert examine(copy(foreign)).records == 100
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_log_whose_newest_or_oldest_files_are_missing_is_not_backed_up(tmp_path: Path, is_first: bool) -> None:
+    root = tmp_path / "store"
+    store = opened(root)
+    put(store, "orders", 100)
+    end = store.log.end
+    store.close()
+    for path in sorted((root / "commitlog").iterdir()):
+        if (int(path.name) == 0) if is_first else (int(path.name) + LOG_FILE >= end):
+            path.unlink()
+    with pytest.raises(StartError, match=r"check the store first \(gantrymq store check\)"):
+        copy(root)
+    assert objects(FolderTarget(tmp_path / "backup")) == set()
+
+
+def test_a_file_that_the_running_broker_adds_meanwhile_does_not_count_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    store = opened(root)
+    put(store, "orders", 20)
+    find = store_backup.log_runs
+
+    def find_and_add(env: Env, root: str) -> tuple[list[LogRun], list[FileProblem]]:
+        found = find(env, root)
+        put(store, "orders", 100)
+        store.flush_queues()
+        return found
+
+    monkeypatch.setattr(store_backup, "log_runs", find_and_add)
+    assert examine(copy(root)).records >= 20
+    store.close()
 
 
 def test_older_records_behind_the_end_are_a_remainder_and_not_in_the_backup(tmp_path: Path) -> None:
