@@ -17,9 +17,10 @@ deletes its objects, which nobody else can need.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -30,7 +31,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import Stop
 from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import Segments, read_around, read_blocks
-from gantrymq.kernel.store.recovery.quarantine import QuarantineList
+from gantrymq.kernel.store.recovery.quarantine import QuarantineList, Range, find_rewritten
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.maintenance.backup_manifest import (
@@ -44,6 +45,7 @@ from gantrymq.maintenance.backup_manifest import (
     read_manifest,
 )
 from gantrymq.maintenance.backup_targets import Target
+from gantrymq.maintenance.state_check import DELETED, QUARANTINE
 from gantrymq.maintenance.store_files import (
     FileProblem,
     OpenedFiles,
@@ -98,8 +100,8 @@ def back_up(
     The backup has every message that was acknowledged before the call. ``full``: copy the whole log again. ``keep``:
     how many backups stay; objects that only older ones need are deleted. ``progress`` gets copied and total bytes.
 
-    :class:`StartError` if ``root`` is not a store, files of its log are missing, or it is not the continuation of the last
-    backup; :class:`OSError` if reading or writing fails. Then the earlier backups remain valid.
+    :class:`StartError` if ``root`` is not a store, files of its log are missing, or it is not the continuation of the
+    last backup; :class:`OSError` if reading or writing fails. Then the earlier backups remain valid.
     """
     read_state(env, root)  # before anything is written: another folder may have files that nobody else should see
     with _Registered(env, target) as run:
@@ -196,9 +198,10 @@ def _copy(
 ) -> tuple[Manifest, BackupReport]:
     """Store everything but the manifest."""
     before = None if full or not list_backups(target) else read_backup(target)
-    state = list(_store_state(env, root, target, before, registered))
-    queues = _find_ends(env, root)
     marks = _read_state(env, root).marks  # before the files are listed, so that all up to there are among them
+    contents = _state_contents(env, root, (QUARANTINE, DELETED) if marks is None else ())
+    state = list(_store_state(contents, target, before, registered))
+    queues = _find_ends(env, root)
     with ExitStack() as stack:
         run = _open_log(env, root, stack)
         _check_ends(env, root, run, 0 if marks is None else marks.durable)
@@ -221,6 +224,8 @@ def _copy(
             copied += size
             progress(copied, total)
             registered.renew()
+        if marks is None and (ranges := _quarantined(env, root, run)):
+            state += _store_state([(QUARANTINE, json.dumps(ranges).encode())], target, before, registered)
         manifest = Manifest(
             max(env.wall_ms(), _newest_ms(target) + 1), run.file_bytes, queue_units(env, root),
             start, end, newest, tuple(pieces), tuple(piece for piece, _ in state), registered.name, queues,
@@ -241,21 +246,30 @@ def _newest_ms(target: Target) -> int:
     return max((int(time) for time in times if time.isdecimal()), default=0)  # the folder may have foreign files
 
 
-def _store_state(
-    env: Env, root: str, target: Target, before: Manifest | None, run: _Registered
-) -> Iterator[tuple[Piece, int]]:
-    """Each state file's object, and how many bytes were copied: none if the last backup has the same content."""
-    known = {} if before is None else {piece.sha256: piece.name for piece in before.state}
-    if known:
-        present = {f"state/{name}" for name in target.names("state")}
-        known = {digest: name for digest, name in known.items() if name in present}
+def _state_contents(env: Env, root: str, without: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """Path and content of each state file but those ``without``: of a store that RocketMQ's broker wrote last, they are
+    obsolete, at least in part. The restored store is GantryMQ's, so its broker would trust them."""
     for path in _state_files(env, root):
+        if path in without:
+            continue
         try:
             data = env.read_bytes(f"{root}/{path}")
         except FileNotFoundError:
             continue  # brokers replace their files
         if len(data) > STATE_MAX_BYTES:
             raise StartError(f"{root}/{path} has {len(data)} bytes, which no state file has: move it out of the store")
+        yield path, data
+
+
+def _store_state(
+    contents: Iterable[tuple[str, bytes]], target: Target, before: Manifest | None, run: _Registered
+) -> Iterator[tuple[Piece, int]]:
+    """Each state file's object, and how many bytes were copied: none if the last backup has the same content."""
+    known = {} if before is None else {piece.sha256: piece.name for piece in before.state}
+    if known:
+        present = {f"state/{name}" for name in target.names("state")}
+        known = {digest: name for digest, name in known.items() if name in present}
+    for path, data in contents:
         digest = hashlib.sha256(data).hexdigest()
         copied = 0
         if digest not in known:
@@ -337,6 +351,13 @@ def _check_ends(env: Env, root: str, run: Segments, durable: int) -> None:
     )
 
 
+def _quarantined(env: Env, root: str, run: Segments) -> list[Range]:
+    """The quarantined ranges, without those that a start drops because RocketMQ's broker cut the log there."""
+    ranges = QuarantineList(env, root).load()
+    rewritten = find_rewritten(run, ranges) if _read_state(env, root).marks is None else None
+    return ranges if rewritten is None else ranges[: rewritten.row]
+
+
 def _find_end(env: Env, root: str, run: Segments) -> tuple[int, int]:
     """The end of the log now, at least that of every acknowledged record, and the last record's time.
 
@@ -344,7 +365,7 @@ def _find_end(env: Env, root: str, run: Segments) -> tuple[int, int]:
     RocketMQ's broker has no watermark: there, :class:`StartError` if intact records are behind what is no record.
     """
     state = _read_state(env, root)
-    ranges = QuarantineList(env, root).load()
+    ranges = _quarantined(env, root, run)
     newest = 0
     position, stopped_at = run.start, -1
     if state.marks is not None:
@@ -396,7 +417,7 @@ def _check_unreadable(env: Env, root: str, run: Segments, offset: int, size: int
     segment = run.at(offset)
     if segment is None:
         return
-    ranges = QuarantineList(env, root).load()
+    ranges = _quarantined(env, root, run)
     for start, data, error in read_blocks(segment, offset - segment.base, size):
         at = segment.base + start
         if error is not None and not any(first <= at and at + len(data) <= last for first, last in ranges):

@@ -112,6 +112,40 @@ def test_a_quarantined_range_without_a_watermark_costs_only_the_messages_in_it(f
     assert examine(copy(foreign)).records == 99
 
 
+def test_a_backup_leaves_out_ranges_and_deletions_from_before_the_broker_of_rocketmq_wrote_the_store(
+    foreign: Path,
+) -> None:
+    at = [record.offset for record, _ in log_records(foreign)]
+    damaged, end = [at[80], at[81]], at[95]
+    flip(foreign, at[80])
+    (foreign / "gantrymq.quarantine").write_text(json.dumps([damaged, [at[90], end]]))
+    (foreign / "gantrymq.deleted").write_text(json.dumps(["orders", end]) + "\n")
+    restored = copy(foreign)
+    assert json.loads((restored / "gantrymq.quarantine").read_text()) == [damaged]
+    store = opened(restored)
+    queue = store.queues.get("orders", 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset) == (0, 100)
+    assert store.log.read_record(at[92]).queue_offset == 92
+    store.close()
+    assert examine(restored).records == 99
+
+
+def test_a_backup_ends_where_the_log_of_rocketmqs_broker_ends_inside_an_obsolete_range(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    for folder, ms, count in ((tmp_path / "older", 10**12, 20), (root, 2 * 10**12, 10)):
+        store = opened(folder, Clock(ms))
+        put(store, "orders", count)
+        store.close()
+    (root / "gantrymq.watermark").unlink()
+    end, behind = offset_of(tmp_path / "older", 10), offset_of(tmp_path / "older", 11)
+    path = root / "commitlog" / f"{0:020d}"
+    older = (tmp_path / "older" / "commitlog" / path.name).read_bytes()
+    path.write_bytes(path.read_bytes()[:end] + bytes(behind - end) + older[behind:])
+    (root / "gantrymq.quarantine").write_text(json.dumps([[offset_of(root, 5), behind]]))
+    assert examine(copy(root)).records == 10
+
+
 def test_a_record_that_the_running_broker_completes_meanwhile_is_read_again(
     foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

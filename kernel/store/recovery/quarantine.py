@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import attrs
 import structlog
 
 from gantrymq.kernel.env import Env
+from gantrymq.kernel.fast import Stop
+from gantrymq.kernel.store.log.scan import scan_block
+from gantrymq.kernel.store.log.segments import Segments
 
 log = structlog.get_logger("gantrymq.recovery")
 
@@ -47,3 +51,39 @@ class QuarantineList:
             self.save(ranges)
             log.info("quarantine_list_shortened", end=end, removed=len(known) - len(ranges))
         return ranges
+
+
+@attrs.frozen
+class Rewritten:
+    """Where RocketMQ's broker cut the log and appended to it, as a quarantined range began there.
+
+    ``row``: the number of that range; it and those behind it are obsolete. ``timestamp``: the store timestamp of the
+    first record that was appended, 0 if that is in the next file.
+    """
+
+    row: int
+    start: int
+    timestamp: int
+
+    def was_cut_off(self, position: int, timestamp: int) -> bool:
+        """Return whether a record behind ``position`` with this store timestamp is one that RocketMQ's broker cut off.
+
+        Such records remain, with their queue entries, behind those that it appended; they are older than the first of
+        these.
+        """
+        return position > self.start and timestamp < self.timestamp
+
+
+def find_rewritten(segments: Segments, ranges: Sequence[Range]) -> Rewritten | None:
+    """Return the first of the ``ranges`` that begins with intact data; None if none does."""
+    for row, (start, _) in enumerate(ranges):
+        segment = segments.at(start)
+        if segment is None:
+            continue
+        try:
+            batch, stop = scan_block(segments, start, segment.end, 1, check_body=True)
+        except OSError:
+            continue
+        if len(batch) or stop is Stop.BLANK:
+            return Rewritten(row, start, batch.store_timestamps[0] if len(batch) else 0)
+    return None

@@ -25,7 +25,7 @@ from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC, ConsumeQueue
 from gantrymq.kernel.store.queues.table import ConsumeQueues
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks
-from gantrymq.kernel.store.recovery.quarantine import QuarantineList, Range
+from gantrymq.kernel.store.recovery.quarantine import QuarantineList, Range, Rewritten, find_rewritten
 from gantrymq.kernel.store.recovery.salvage import find_record, save_to_lost_and_found
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
@@ -87,9 +87,7 @@ class Recovery:
         self._quarantine_list = QuarantineList(env, root)
         self._last_timestamp = 0
         self._dispatched = 0
-        self._rewritten: tuple[int, int] | None = None
-        """Where RocketMQ's broker cut the log and appended to it, as a quarantined range began there; the store
-        timestamp of the first record that it appended, 0 if that is in the next file."""
+        self._rewritten: Rewritten | None = None
 
     def run(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None) -> RecoveryReport:
         """Recover. ``on_dispatch`` sees every record that is dispatched again, at least from ``replay_from`` on.
@@ -173,20 +171,11 @@ class Recovery:
 
     def _forget_rewritten(self) -> None:
         """Drop the ranges behind the first one that begins with intact data: RocketMQ's broker cut the log there."""
-        for row, (start, _) in enumerate(self._log.quarantine):
-            segment = self._segments.at(start)
-            if segment is None:
-                continue
-            try:
-                batch, stop = scan_block(self._segments, start, segment.end, 1, check_body=True)
-            except OSError:
-                continue
-            if len(batch) or stop is Stop.BLANK:
-                self._rewritten = start, batch.store_timestamps[0] if len(batch) else 0
-                log.info("quarantine_list_shortened", end=start, removed=len(self._log.quarantine) - row)
-                self._log.quarantine = self._log.quarantine[:row]
-                self._quarantine_list.save(self._log.quarantine)
-                return
+        self._rewritten = found = find_rewritten(self._segments, self._log.quarantine)
+        if found is not None:
+            log.info("quarantine_list_shortened", end=found.start, removed=len(self._log.quarantine) - found.row)
+            self._log.quarantine = self._log.quarantine[: found.row]
+            self._quarantine_list.save(self._log.quarantine)
 
     def _believed_end(self, queue: ConsumeQueue) -> int:
         """Return the end of the record of the queue's last entry; 0 if the entry points to another record or to
@@ -303,12 +292,7 @@ class Recovery:
         return None
 
     def _was_cut_off(self, position: int, timestamp: int) -> bool:
-        """Return whether a record behind ``position`` with this store timestamp is one that RocketMQ's broker cut off.
-
-        Such records remain, with their queue entries, behind those that it appended; they are older than the first of
-        these.
-        """
-        return self._rewritten is not None and position > self._rewritten[0] and timestamp < self._rewritten[1]
+        return self._rewritten is not None and self._rewritten.was_cut_off(position, timestamp)
 
     def _find_behind(self, position: int, plan: _Plan) -> int | None:
         """Handle an unreadable block at ``position``: returns the offset at which the log continues, None if that is
