@@ -37,6 +37,7 @@ from gantrymq.maintenance.store_files import (
     queue_file_bytes,
     read_small,
     read_state,
+    size_of,
 )
 from gantrymq.plugins.index.layout import NAME
 
@@ -238,8 +239,16 @@ def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]
     among the findings.
 
     No broker starts without a file of the log, so files of zeros take the place of missing ones, and of files with a
-    wrong size, which move to ``lost+found``. :class:`OSError`.
+    wrong size, which move to ``lost+found``. Missing oldest files need none after a clean stop: a broker starts without
+    them. :class:`StartError` if too few files are left to tell the size of the missing ones; :class:`OSError`.
     """
+    file_bytes, bases, _ = find_files(env, f"{root}/commitlog")
+    missing = _missing_at_ends(env, root, found, file_bytes, bases)
+    if (missing and len(bases) < 2) or (found.damage and not file_bytes):
+        raise StartError(
+            f"{root}/commitlog has {len(bases)} files, too few to tell the size of the missing ones: restore a backup "
+            "or promote a slave; nothing was changed"
+        )
     path = f"{root}/{QUARANTINE}"
     try:
         known = decode_quarantine(read_small(env, path) or b"[]")
@@ -254,14 +263,32 @@ def quarantine(env: Env, root: str, found: StoreReport) -> list[tuple[int, int]]
         else:
             ranges.append((start, end))
     env.replace(path, json.dumps(ranges).encode())
-    _fill_log(env, root, found)
+    _fill_log(env, root, found, file_bytes)
+    for base in missing:
+        _create_log_file(env, root, file_bytes, base)
     return ranges
 
 
-def _fill_log(env: Env, root: str, found: StoreReport) -> None:
+def _missing_at_ends(env: Env, root: str, found: StoreReport, file_bytes: int, bases: list[int]) -> list[int]:
+    """Where files of the log are missing before and behind the others, which no broker starts without.
+
+    The inner ones come first: a crash while they are made leaves no gap.
+    """
+    state = read_state(env, root)
+    if state.marks is None or not bases:
+        return []
+    missing = [*range(bases[-1] + file_bytes, state.marks.durable, file_bytes)]
+    if state.log_start is not None and not state.clean:
+        missing += range(bases[0] - file_bytes, state.log_start - file_bytes, -file_bytes)
+    there = {problem.path for problem in found.files}
+    paths = ((base, f"{root}/commitlog/{base:020d}") for base in missing)
+    # An empty file is what a broker leaves that was killed when it created the file.
+    return [base for base, path in paths if path not in there and not (env.exists(path) and size_of(env, path))]
+
+
+def _fill_log(env: Env, root: str, found: StoreReport, file_bytes: int) -> None:
+    """Replace the files that are wrong, or missing between others."""
     folder = f"{root}/commitlog"
-    file_bytes, _, _ = find_files(env, folder)
-    env.mkdirs(f"{root}/staging")
     unknown = {problem.path for problem in found.files if not problem.end}  # foreign, or of another user
     for problem in found.files:
         if not problem.path.startswith(f"{folder}/") or not problem.end or problem.start % file_bytes:
@@ -272,9 +299,14 @@ def _fill_log(env: Env, root: str, found: StoreReport) -> None:
                 continue
             if env.exists(path):
                 move_to_lost_and_found(env, root, path)
-            segments = Segments(env, folder, file_bytes, f"{root}/staging")
-            segments.ensure(base)
-            segments.close()
+            _create_log_file(env, root, file_bytes, base)
+
+
+def _create_log_file(env: Env, root: str, file_bytes: int, base: int) -> None:
+    env.mkdirs(f"{root}/staging")
+    segments = Segments(env, f"{root}/commitlog", file_bytes, f"{root}/staging")
+    segments.ensure(base)
+    segments.close()
 
 
 def cut(env: Env, root: str, found: StoreReport, offset: int, lock: Lock) -> tuple[str, ...]:

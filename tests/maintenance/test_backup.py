@@ -437,6 +437,64 @@ def test_a_log_file_that_is_missing_or_short_costs_only_its_messages(tmp_path: P
     store.close()
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_quarantining_replaces_missing_files_at_the_ends_of_the_log(
+    tmp_path: Path, is_first: bool, is_killed: bool
+) -> None:
+    root = tmp_path / "store"
+    store = opened(root)
+    put(store, "orders", 100)
+    end = store.log.end
+    store.close()
+    if is_killed or is_first:  # after a clean stop, a broker starts without the oldest files
+        (root / "abort").touch()
+    bases = [int(path.name) for path in sorted((root / "commitlog").iterdir()) if int(path.name) < end]
+    lost = bases[:2] if is_first else bases[-2:]
+    count = sum(record.offset - record.offset % LOG_FILE not in lost for record, _ in log_records(root))
+    for base in lost:
+        (root / "commitlog" / f"{base:020d}").unlink()
+    if not is_first and is_killed:
+        (root / "commitlog" / f"{lost[0]:020d}").touch()  # as a broker that is interrupted leaves it
+    places = (lost[0], lost[1] + LOG_FILE if is_first else end)
+    assert quarantine(SystemEnv(), str(root), examine(root)) == [places]
+    assert examine(root).files == []
+    assert (examine(root).damage[0].start, examine(root).damage[-1].end) == places
+    assert {(root / "commitlog" / f"{base:020d}").read_bytes() for base in lost} == {bytes(LOG_FILE)}
+    store = opened(root)
+    put(store, "orders", 1)
+    assert ends(store)["orders"][1] == 101
+    store.close()
+    report = examine(root)
+    assert (report.files, report.records) == ([], count + 1)
+
+
+def test_oldest_files_that_are_missing_after_a_clean_stop_are_not_replaced(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    store = opened(root)
+    put(store, "orders", 100)
+    store.close()
+    first = root / "commitlog" / f"{0:020d}"
+    first.unlink()
+    quarantine(SystemEnv(), str(root), examine(root))
+    assert not first.exists()
+    opened(root).close()
+    assert examine(root).ok
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_missing_files_of_unknown_size_are_not_replaced(tmp_path: Path, left: int) -> None:
+    root = tmp_path / "store"
+    store = opened(root)
+    put(store, "orders", 100)
+    store.close()
+    for path in sorted((root / "commitlog").iterdir())[left:]:
+        path.unlink()
+    with pytest.raises(StartError, match=f"has {left} files, too few to tell the size of the missing ones"):
+        quarantine(SystemEnv(), str(root), examine(root))
+    assert not (root / "gantrymq.quarantine").exists()
+
+
 def test_a_restore_that_ends_before_the_queues_are_built_leaves_a_folder_that_brokers_refuse(
     expired: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
