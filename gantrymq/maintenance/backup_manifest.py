@@ -90,6 +90,8 @@ def decode_manifest(data: bytes) -> Manifest:
         tree["queues"] = tuple(_queue_end(*each) for each in tree.get("queues", ()))
         found = Manifest(**tree)
         position = found.start
+        if not isinstance(position, int) or position < 0:
+            raise ValueError(f"no log begins at {position}")
         for piece in found.log:
             if piece.offset != position or piece.size <= 0:
                 raise ValueError(f"the log has no piece at {position}")

@@ -48,11 +48,12 @@ def restore(
             if piece.offset - piece.offset % manifest.file_bytes != base:
                 _finish(file)
                 base = piece.offset - piece.offset % manifest.file_bytes
-                file = env.open(f"{root}/commitlog/{base:020d}", create=True)
-                file.preallocate(manifest.file_bytes)
+                file = _create_log_file(env, root, manifest, base)
             assert file is not None  # opened for the first piece
             file.pwrite(_checked(target, piece), piece.offset - base)
             progress(piece.offset + piece.size - manifest.start, total)
+        if manifest.end and not manifest.log:  # it is empty, but does not begin at 0
+            file = _create_log_file(env, root, manifest, manifest.end - manifest.end % manifest.file_bytes)
     finally:
         _finish(file)
     env.sync_dir(f"{root}/commitlog")
@@ -60,7 +61,7 @@ def restore(
         path = f"{root}/{piece.path}"
         env.mkdirs(path.rpartition("/")[0])
         env.replace(path, _checked(target, piece))
-    if manifest.log:
+    if manifest.end:
         files = MarkFiles(env, root)
         try:
             files.save(Marks(manifest.end, manifest.start, 0, clean=False), manifest.last_timestamp, 0, 0)
@@ -89,6 +90,12 @@ def _is_empty_folder(env: Env, root: str) -> bool:
         return not env.listdir(lost)
     except OSError as error:
         raise blame(lost, error) from None
+
+
+def _create_log_file(env: Env, root: str, manifest: Manifest, base: int) -> File:
+    file = env.open(f"{root}/commitlog/{base:020d}", create=True)
+    file.preallocate(manifest.file_bytes)
+    return file
 
 
 def _finish(file: File | None) -> None:

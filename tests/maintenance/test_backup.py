@@ -23,7 +23,7 @@ from gantrymq.maintenance.backup_targets import FolderTarget
 from gantrymq.maintenance.store_backup import back_up
 from gantrymq.maintenance.store_check import StoreCheck, StoreReport
 from gantrymq.maintenance.store_files import FileProblem, LogRun
-from gantrymq.maintenance.store_repair import quarantine, repair
+from gantrymq.maintenance.store_repair import cut, quarantine, repair
 from gantrymq.maintenance.store_restore import restore
 from gantrymq.plugins.index.layout import Shape
 from support.stores import log_records
@@ -301,6 +301,39 @@ def test_a_backup_without_the_ends_of_queues_can_be_restored(expired: Path) -> N
     assert ["idle", 0, 100] in tree.pop("queues")
     target.write(f"backups/{name}.json", json.dumps(tree).encode())
     assert restore(SystemEnv(), target, str(expired.parent / "restored")).queues == ()
+
+
+def test_a_backup_of_a_log_that_is_cut_at_its_first_offset_can_be_restored(expired: Path) -> None:
+    first, *_ = [record for record, _ in log_records(expired)]
+    start = first.offset
+    assert start > 0
+    path = expired / "commitlog" / f"{start:020d}"
+    path.write_bytes(bytes(8) + path.read_bytes()[8:])
+    env = SystemEnv()
+    lock = env.lock(f"{expired}/lock")
+    try:
+        cut(env, str(expired), examine(expired), start, lock)
+    finally:
+        lock.close()
+    (expired / "config").mkdir(exist_ok=True)
+    (expired / "config" / "topics.json").write_text("{}")
+    restored = copy(expired)
+    assert (restored / "config" / "topics.json").read_text() == "{}"
+    assert examine(restored).ok
+    store = opened(restored)
+    assert (store.log.min_offset, store.log.end, ends(store)["idle"]) == (start, start, (100, 100))
+    put(store, "idle", 1)
+    assert ends(store)["idle"] == (100, 101)
+    store.close()
+
+
+@pytest.mark.parametrize("start", [-1, "x", 0.5])
+def test_a_manifest_of_an_empty_log_names_an_offset(expired: Path, start: object) -> None:
+    target = FolderTarget(expired.parent / "backup")
+    name = back_up(SystemEnv(), str(expired), target).name
+    tree = json.loads(target.read(f"backups/{name}.json", 1 << 20)) | {"log": [], "start": start, "end": start}
+    with pytest.raises(BadBackup, match="no log begins at"):
+        decode_manifest(json.dumps(tree).encode())
 
 
 @pytest.mark.parametrize("end", [["../x", 0, 1], ["x", -1, 1], ["x", 2**31, 1], ["x", 0, 2**60], ["x", 0], [1, 0, 1]])
