@@ -13,9 +13,10 @@ import attrs
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.log.record import TOPIC_PATTERN
+from gantrymq.kernel.store.recovery.queue_ends import QueueEnd
 from gantrymq.kernel.store.store import RESTORING
 from gantrymq.maintenance.backup_targets import Target
-from gantrymq.maintenance.store_files import UNIT, QueueEnd, is_queue_id
+from gantrymq.maintenance.store_files import UNIT, is_queue_id
 
 VERSION: Final = 1
 OBJECT_BYTES: Final = 64 * 1024 * 1024

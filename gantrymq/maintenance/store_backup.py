@@ -32,6 +32,7 @@ from gantrymq.kernel.fast import Stop
 from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import Segments, read_around, read_blocks
 from gantrymq.kernel.store.recovery.quarantine import QuarantineList, Range, find_rewritten
+from gantrymq.kernel.store.recovery.queue_ends import QueueEnd
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.maintenance.backup_manifest import (
@@ -49,7 +50,6 @@ from gantrymq.maintenance.state_check import DELETED, QUARANTINE
 from gantrymq.maintenance.store_files import (
     FileProblem,
     OpenedFiles,
-    QueueEnd,
     StoreState,
     find_queues,
     log_runs,

@@ -25,6 +25,7 @@ from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, LIGHT_TOPIC
 from gantrymq.kernel.store.queues.extension import is_address
 from gantrymq.kernel.store.queues.table import TagCodeRule
+from gantrymq.kernel.store.recovery.queue_ends import QUEUE_ENDS
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.maintenance.index_check import IndexCheck, IndexProblem
 from gantrymq.maintenance.state_check import check_kernel_files
@@ -45,6 +46,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC
 
 LISTED_MAX: Final = 10_000
 """The most messages, entries and properties that are listed, each; the counts are complete."""
+UNFINISHED_REPAIR: Final = "is of a repair that has not finished: repair again, or start the broker"
 OTHER_PLACE: Final = "the topic, queue or queue offset in the record is damaged"
 OFFSET_AND_SIZE: Final = struct.Struct(">qi")
 """The first 12 bytes of a queue entry."""
@@ -184,6 +186,8 @@ class StoreCheck:
         try:
             self._queues, wrong = find_queues(self.env, self.root, files)
             report.files += wrong
+            if self.env.exists(f"{self.root}/{QUEUE_ENDS}"):
+                report.files.append(FileProblem(f"{self.root}/{QUEUE_ENDS}", UNFINISHED_REPAIR))
             report.queues = len(self._queues)
             report.log_start = report.log_end = runs[0].start if runs else 0
             if self.deep:

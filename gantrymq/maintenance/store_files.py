@@ -26,6 +26,7 @@ from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC
 from gantrymq.kernel.store.queues.deletions import read_deletion
 from gantrymq.kernel.store.queues.search import first
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks, decode_checkpoint, decode_marks, decode_start
+from gantrymq.kernel.store.recovery.queue_ends import QueueEnd
 from gantrymq.kernel.store.store import RESTORING, UNFINISHED_RESTORE
 
 _NAME = re.compile(r"[0-9]{20}")
@@ -37,8 +38,6 @@ _OFFSET_MAX: Final = 2**63 - 1
 _QUEUE_ID_MAX: Final = 2**31 - 1
 MISSING_LISTED: Final = 100
 """The most missing files that are listed for one gap; one more entry has the rest of the gap."""
-QueueEnd = tuple[str, int, int]
-"""Topic and number of a queue, and the queue offset behind its last entry."""
 FOREIGN: Final = "does not belong into this folder"
 
 

@@ -20,6 +20,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.kernel.store.queues.table import TagCodeRule
+from gantrymq.kernel.store.recovery.queue_ends import QueueEnd, QueueEndList
 from gantrymq.kernel.store.recovery.salvage import free_name
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance.state_check import QUARANTINE, decode_quarantine
@@ -29,7 +30,6 @@ from gantrymq.maintenance.store_files import (
     FOREIGN,
     UNIT,
     OpenedFiles,
-    QueueEnd,
     QueueFiles,
     find_files,
     find_queues,
@@ -81,8 +81,13 @@ def repair(
             done.queues_left = [f"{root}/consumequeue/{topic}/{queue_id}" for topic, queue_id, _ in ends]
             for folder in done.queues_left:
                 del rebuild[folder]
+            ends = []
     finally:
         files.close()
+    ends_list = QueueEndList(env, root)
+    unfinished = ends_list.load()
+    if ends:
+        ends_list.save([*unfinished, *ends])  # recovery reads it when it has built the queues
     all_queues = f"{root}/consumequeue"
     if env.exists(all_queues) and not env.is_dir(all_queues):
         foreign.append(all_queues)
@@ -93,6 +98,7 @@ def repair(
         if env.exists(folder):
             done.moved.append(move_to_lost_and_found(env, root, folder))
         env.mkdirs(folder)
+    rebuild |= {f"{root}/consumequeue/{topic}/{queue_id}": None for topic, queue_id, _ in unfinished}
     done.queues_to_rebuild = list(rebuild)
     _remove_index(env, root, found, done)
     state = repair_state(env, root, found.state, lambda path: move_to_lost_and_found(env, root, path))
@@ -103,7 +109,7 @@ def repair(
         # queues are left to the next start that succeeds.
         with suppress(StartError):
             clean = found.stopped_cleanly
-            build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=clean, ends=ends)
+            build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=clean)
             done.queues_rebuilt, done.queues_to_rebuild = done.queues_to_rebuild, []
     return done
 

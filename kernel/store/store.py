@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Lock
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from gantrymq.kernel.store.queues.repair import QueueRepair
 from gantrymq.kernel.store.queues.table import ConsumeQueues, ExtensionPlace, check_topic
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.store.recovery.quarantine import QuarantineList
+from gantrymq.kernel.store.recovery.queue_ends import QueueEndList
 from gantrymq.kernel.store.recovery.recovery import Recovery, RecoveryReport
 from gantrymq.kernel.store.recovery.salvage import save_to_lost_and_found
 from gantrymq.remoting.outages import Outages
@@ -235,6 +237,7 @@ class Store:
     def recover(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None = None) -> RecoveryReport:
         """Find the log's end and build the queues up to there; ``on_dispatch`` gets what is dispatched again.
 
+        Queues that a repair of the store has moved away continue where they ended (``gantrymq.ends``).
         ``replay_from``: the log offset from which ``on_dispatch`` must get all records.
         """
         files = self._files
@@ -243,11 +246,16 @@ class Store:
             self.recovered = report = recovery.run(on_dispatch, replay_from)
             with_messages = {queue.topic for queue in self.queues if queue.max_offset > queue.min_offset}
             self.queues.deletions.settle(self.log.min_offset, report.end, with_messages)
+            repaired = QueueEndList(self._env, self.root)
+            for topic, queue_id, end in repaired.load():
+                self.queues.extend(topic, queue_id, end, self.log.min_offset)
         except OSError as error:
             raise self.log.poison("recovering the store", error) from error
         self._check_clock()
         self._progress = (report.end, self.queues.units, self.log.last_timestamp)
-        self.flush_queues()
+        if self._save(clean=False):
+            with suppress(OSError):  # otherwise the next start does it again
+                repaired.remove()
         return report
 
     def close(self) -> None:

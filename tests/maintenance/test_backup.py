@@ -17,7 +17,7 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError, StoreNotWritable
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.store import Store, StoreConfig
-from gantrymq.maintenance import store_backup, store_restore
+from gantrymq.maintenance import store_backup, store_repair, store_restore
 from gantrymq.maintenance.backup_manifest import BadBackup, decode_manifest, list_backups, read_backup
 from gantrymq.maintenance.backup_targets import FolderTarget
 from gantrymq.maintenance.store_backup import back_up
@@ -425,6 +425,49 @@ def test_a_store_without_a_whole_queue_file_can_be_checked_and_repaired(expired:
         repair(env, str(expired), examine(expired), lock)
     finally:
         lock.close()
+    assert examine(expired).ok
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("then", ["repair", "start", "backup"])
+def test_a_repair_that_is_killed_before_it_builds_the_queues_remembers_where_they_ended(
+    expired: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    env = SystemEnv()
+    (expired / "consumequeue" / "idle" / "0" / f"{40 * 20 * 5:020d}").write_bytes(b"short")
+    lock = env.lock(f"{expired}/lock")
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(store_repair, "build_queues", killed)
+            with pytest.raises(Killed):
+                repair(env, str(expired), examine(expired), lock)
+        assert [(each.path, each.reason) for each in examine(expired).files] == [
+            (f"{expired}/gantrymq.ends", "is of a repair that has not finished: repair again, or start the broker")
+        ]
+        if then == "repair":
+            done = repair(env, str(expired), examine(expired), lock)
+            assert done.queues_rebuilt == [f"{expired}/consumequeue/idle/0"]
+            assert examine(expired).ok
+    finally:
+        lock.close()
+    root = copy(expired) if then == "backup" else expired
+    for _ in range(2):
+        store = opened(root)
+        assert ends(store)["idle"] == (100, 100)
+        store.close()
+        assert examine(root).ok
+
+
+@pytest.mark.parametrize("content", [b"?", b"[1]", b'[["idle",0]]', b'[["../x",0,5]]', b'[["idle",-1,5]]'])
+def test_a_damaged_list_of_queue_ends_is_dropped(expired: Path, content: bytes) -> None:
+    (expired / "gantrymq.ends").write_bytes(content)
+    opened(expired).close()
     assert examine(expired).ok
 
 
