@@ -47,6 +47,7 @@ class PullLoad:
         self.latencies = Latencies()
         self.measuring = False
         self.received = 0
+        self._refused = 0
         self._frame = pulls(load)
         self._run = load.run.encode()
         self._cursors: dict[int, Cursors] = {}
@@ -57,8 +58,9 @@ class PullLoad:
 
     @property
     def finished(self) -> bool:
-        """Whether the wanted number of messages has arrived; False for a load without one."""
-        return 0 < self.load.requests <= self.tally.messages
+        """Whether the wanted number of messages has arrived; False for a load without one. A refused pull counts as a
+        message: a broker may refuse each one."""
+        return 0 < self.load.requests <= self.tally.messages + self._refused
 
     def start_measuring(self) -> None:
         """End the warm-up: count from now on."""
@@ -125,8 +127,11 @@ class PullLoad:
             if not self._follows and most is not None and offsets[slot] >= int(most[1]):
                 offsets[slot] = cursors.begins[slot]
         elif number in EMPTY and following is not None:
+            if number == ResponseCode.PULL_OFFSET_MOVED:
+                cursors.begins[slot] = int(following[1])  # the messages before were deleted
             offsets[slot] = int(following[1]) if self._follows else cursors.begins[slot]
         elif self.measuring:
+            self._refused += 1
             self.tally.requests += 1
             self.tally.failed(code_text(number), data[head:body].decode("utf-8", "replace")[:300])
         return slot

@@ -448,6 +448,32 @@ def test_failed_pulls_are_reported(answering: Callable[..., Answering], kind: st
     assert (silent.outcomes[0].messages, silent.ended) == (0, "no answer for 0.3 s")
 
 
+def test_refused_pulls_use_up_the_count(cli: Cli, tmp_path: Path) -> None:
+    with cluster_in_thread(tmp_path, settings={"plugin.topics.auto_create_groups": "false"}) as cluster:
+        at = ("--topic", "refused", "--nameserver", cluster.nameserver)
+        assert cli("bench", "produce", "--count", "10", *at).code == 0
+        outcome = cli("bench", "consume", "--count", "100", *at)
+    assert outcome.code == 1
+    assert re.search(r"\b1\d\d x 26 SUBSCRIPTION_GROUP_NOT_EXIST", outcome.out)
+
+
+def test_a_reader_continues_at_the_new_beginning_of_a_queue() -> None:
+    """The messages at its beginning were deleted while it read."""
+
+    class Shortened(PullsOnly):
+        def _answer(self, request: Command) -> bytes:
+            assert request.ext is not None
+            if int(request.ext["queueOffset"]) < 5:
+                return encode(request.answer(ResponseCode.PULL_OFFSET_MOVED, ext={"nextBeginOffset": "5"}))
+            ext = {"nextBeginOffset": "6", "maxOffset": "6"}
+            return encode(request.answer(ResponseCode.SUCCESS, ext=ext, body=(100).to_bytes(4, "big") + bytes(96)))
+
+    with contextlib.closing(Shortened(4, empty=False)) as broker:
+        load = load_of(broker.address, kind="pull", requests=3, targets=[Target(*broker.address, [0], [3])])
+        result = run(Plan(loads=[load], timeout=20))
+    assert (result.ended, result.outcomes[0].messages, result.outcomes[0].failures) == ("", 3, {})
+
+
 @pytest.mark.parametrize("kind", ["produce", "latency", "consume", "e2e"])
 def test_an_unreachable_nameserver_is_one_line_in_each_mode(cli: Cli, kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
