@@ -1,10 +1,10 @@
 """Fixtures for pytest, available when GantryMQ is installed: a real broker in the process of the tests.
 
 ``gantry_broker`` runs from the first test that uses it to the end of the run, ``gantry_topic`` is a new topic on it for
-each test, ``gantry_client`` a connected blocking client. With ``--gantry-nameserver HOST:PORT`` the same tests run on
-an existing cluster, also one of RocketMQ; the ini options ``gantry_settings`` and ``gantry_enable`` configure the
-broker. How-to: ``docs/howto/test-your-code.md``. ``plugin_broker`` starts a broker with a plugin that is under test:
-``docs/tutorial/write-a-plugin.md``.
+each test, ``gantry_group`` the name of a new consumer group, ``gantry_client`` a connected blocking client. With
+``--gantry-nameserver HOST:PORT`` the same tests run on an existing cluster, also one of RocketMQ; the ini options
+``gantry_settings`` and ``gantry_enable`` configure the broker. How-to: ``docs/howto/test-your-code.md``.
+``plugin_broker`` starts a broker with a plugin that is under test: ``docs/tutorial/write-a-plugin.md``.
 
 pytest loads this module in each run if GantryMQ is installed, so it imports little.
 """
@@ -87,11 +87,16 @@ def gantry_topic(gantry_broker: GantryBroker, request: pytest.FixtureRequest) ->
     """The name of a new topic with four queues; it contains the name of the test."""
     from gantrymq.sync import connect
 
-    name = _NOT_IN_NAMES.sub("-", request.node.name)[:_NAME_CHARS].strip("-")
-    topic = f"{name}-{uuid.uuid4().hex[:8]}"
+    topic = _new_name(request)
     with connect(gantry_broker.nameserver) as client:
         client.admin.create_topic(topic, queues=QUEUES)
     return topic
+
+
+@pytest.fixture
+def gantry_group(request: pytest.FixtureRequest) -> str:
+    """The name of a new consumer group: a group's retries come to each of its members, whatever their topic."""
+    return _new_name(request)
 
 
 class StartPluginBroker:
@@ -128,6 +133,11 @@ def plugin_broker(tmp_path: Path) -> Iterator[StartPluginBroker]:
     """``plugin_broker(MyPlugin, settings={...})`` starts a broker with the plugin and connects a client."""
     with ExitStack() as running:
         yield StartPluginBroker(tmp_path, running)
+
+
+def _new_name(request: pytest.FixtureRequest) -> str:
+    name = _NOT_IN_NAMES.sub("-", request.node.name)[:_NAME_CHARS].strip("-")
+    return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 def _setting(line: str) -> tuple[str, str]:

@@ -41,6 +41,25 @@ def test_address(gantry_broker):
     print("at", gantry_broker.address)
 """
 
+RETRIES = """
+import time
+
+def test_one_retries(gantry_client, gantry_topic, gantry_group):
+    with gantry_client.producer() as producer:
+        producer.send(gantry_topic, b"of the first test")
+    with gantry_client.consumer(gantry_topic, gantry_group, start="first") as consumer:
+        next(consumer).retry()
+
+def test_another_gets_only_its_own(gantry_client, gantry_topic, gantry_group):
+    time.sleep(3)
+    with gantry_client.consumer(gantry_topic, gantry_group, start="first") as consumer:
+        with gantry_client.producer() as producer:
+            producer.send(gantry_topic, b"of the second test")
+        bodies = [next(consumer).body]
+        bodies += [message.body for message in consumer.next_batch(timeout=1)]
+    assert bodies == [b"of the second test"]
+"""
+
 
 def run(folder: Path, text: str, *arguments: str, ini: str = "") -> subprocess.CompletedProcess[str]:
     """pytest in ``folder`` on a file with this text."""
@@ -66,6 +85,13 @@ def test_the_same_suite_runs_on_an_existing_cluster(tmp_path: Path) -> None:
         topics = ask(cluster.address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body
     assert topics is not None
     assert topics.count(b'"test_round_trip-') >= 2
+
+
+@pytest.mark.slow
+def test_a_retried_message_comes_to_the_group_of_its_test_only(tmp_path: Path) -> None:
+    done = run(tmp_path, RETRIES, ini="gantry_settings = plugin.delay.levels = 1s 1s 1s 1s\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
 
 
 @pytest.mark.slow
