@@ -27,6 +27,7 @@ from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.interfaces import Registration
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.errors import leaves
+from gantrymq.remoting.logs import servers_to_logging
 
 _START_S = 10.0
 _SMALL_INDEX = {"plugin.index.slots": "10000", "plugin.index.entries": "40000"}
@@ -110,18 +111,19 @@ async def run_cluster(
 ) -> AsyncIterator[Cluster]:
     """A nameserver and a broker that is registered there. A group with a ``StartError`` if the broker refuses to start
     or is not registered, such as a broker that uses TLS for the nameserver."""
-    async with trio.open_nursery() as nursery:
-        nameserver = NameServer(NameServerConfig(port=0))
-        await nursery.start(nameserver.serve)
-        broker = make_broker(data, [nameserver.address], settings=settings, enable=enable, disable=disable)
-        async with run_broker(broker):
-            if not await broker.registry.get(Registration).wait_first(_START_S):
-                raise StartError(
-                    f"the broker is not registered with its nameserver {nameserver.address}, which has no TLS: the log "
-                    "has the reason; with plugin.tls.mode = enforcing, set plugin.tls.outgoing = plain"
-                )
-            yield Cluster(nameserver.address, broker.address, broker)
-        nursery.cancel_scope.cancel()
+    with servers_to_logging():
+        async with trio.open_nursery() as nursery:
+            nameserver = NameServer(NameServerConfig(port=0))
+            await nursery.start(nameserver.serve)
+            broker = make_broker(data, [nameserver.address], settings=settings, enable=enable, disable=disable)
+            async with run_broker(broker):
+                if not await broker.registry.get(Registration).wait_first(_START_S):
+                    raise StartError(
+                        f"the broker is not registered with its nameserver {nameserver.address}, which has no TLS: the "
+                        "log has the reason; with plugin.tls.mode = enforcing, set plugin.tls.outgoing = plain"
+                    )
+                yield Cluster(nameserver.address, broker.address, broker)
+            nursery.cancel_scope.cancel()
 
 
 @contextmanager

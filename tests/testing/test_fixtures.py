@@ -7,8 +7,10 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import structlog
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.codes import RequestCode
@@ -60,6 +62,29 @@ def test_another_gets_only_its_own(gantry_client, gantry_topic, gantry_group):
     assert bodies == [b"of the second test"]
 """
 
+OUTPUT = """
+import time
+import structlog
+
+def test_output(gantry_client, gantry_topic, gantry_group, capsys):
+    with gantry_client.producer() as producer:
+        producer.send(gantry_topic, b"1")
+    with gantry_client.consumer(gantry_topic, gantry_group, start="first") as consumer:
+        next(consumer).ack()
+    time.sleep(0.3)
+    assert capsys.readouterr() == ("", "")
+
+def test_the_programs_own_lines(gantry_broker, capsys):
+    structlog.get_logger("program").info("its line")
+    assert "its line" in capsys.readouterr().out
+
+def test_captured_log(gantry_client, gantry_topic, caplog):
+    with caplog.at_level("INFO", "gantrymq"):
+        gantry_client.admin.create_topic(f"{gantry_topic}-2", queues=1)
+    lines = {(record.name, record.levelname) for record in caplog.records if "event='topic_set'" in record.message}
+    assert lines == {("gantrymq.topics", "INFO")}
+"""
+
 
 def run(folder: Path, text: str, *arguments: str, ini: str = "") -> subprocess.CompletedProcess[str]:
     """pytest in ``folder`` on a file with this text."""
@@ -92,6 +117,28 @@ def test_a_retried_message_comes_to_the_group_of_its_test_only(tmp_path: Path) -
     done = run(tmp_path, RETRIES, ini="gantry_settings = plugin.delay.levels = 1s 1s 1s 1s\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_broker_are_in_the_captured_log(tmp_path: Path) -> None:
+    done = run(tmp_path, OUTPUT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("processor", [None, structlog.dev.ConsoleRenderer()])
+def test_a_configuration_of_structlog_stays(tmp_path: Path, processor: Any) -> None:
+    structlog.reset_defaults()
+    with cluster_in_thread(tmp_path / "outer"):
+        with cluster_in_thread(tmp_path / "inner"):
+            pass
+        assert structlog.is_configured()
+        if processor is not None:
+            structlog.configure(processors=[processor])
+    assert structlog.is_configured() == (processor is not None)
+    if processor is not None:
+        assert structlog.get_config()["processors"] == [processor]
 
 
 @pytest.mark.slow
