@@ -15,7 +15,7 @@ from floods import measure_floods
 from hooks import measure_hooks
 from idle_connections import held
 from indexing import index
-from measuring import MIB, Timing, checked, load_of, warm_up
+from measuring import MIB, Failed, Timing, checked, load_of, warm_up
 from msgspec.structs import replace
 from nameserver import measure_lookups
 from processes import scale
@@ -41,6 +41,9 @@ FILES_SHARE = 2
 """A broker uses at most half of its descriptors for its files."""
 OTHERS = 84
 """The connections that are busy."""
+OLD_BODY_BYTES = 1024
+READ_SHARE_MAX = 0.9
+"""A reader starts over at the end of its queue and then reads from memory. One queue may end before the others."""
 SPARE_BYTES = 4 * GIB
 _scanned = re.compile(r"scanned_bytes\W+(\d+)").findall
 
@@ -53,7 +56,7 @@ class Sizes:
     index, topics of a nameserver, and rows of Spark."""
 
     idle: int = 10_000
-    old: float = 1.0
+    old: float = 2.0
     crash: float = 1.0
     growth: Sequence[float] = (1.0, 2.0)
     keyed: int = 1_000_000
@@ -111,7 +114,7 @@ def measure_catch_up(system: str, timing: Timing, sizes: Sizes, figures: Figures
     setup = Setup(log_file_bytes=SMALL_LOG_FILE, pre_touch=False)
     with home_of(system) as home:
         with start(system, setup, home) as running:
-            fill(running, "old", sizes.old * GIB, body_bytes=1024, batch=32)
+            fill(running, "old", sizes.old * GIB, body_bytes=OLD_BODY_BYTES, batch=32)
             fill(running, "recent", RECENT_FILES * SMALL_LOG_FILE)
             running.stop()
         leave_page_cache(running.store)
@@ -128,6 +131,10 @@ def measure_catch_up(system: str, timing: Timing, sizes: Sizes, figures: Figures
             ]
             sent, reading = run_together(plans)
             together, found = checked(system, BUSY.name, sent), checked(system, "catching up", reading)
+    stored = sizes.old * GIB / OLD_BODY_BYTES
+    if found.messages > READ_SHARE_MAX * stored:
+        counts = f"{found.messages:,} messages were read, {stored:,.0f} are stored"
+        raise Failed(f"{system}, catching up: {counts}, so some may have been read twice: use a larger --old")
     progress(f"{system:9} catching up: producers {alone.rate:,.0f}/s without, {together.rate:,.0f}/s with")
     add = figures.add
     add("mixed", "old messages in memory before they are read", "%", system, 100 * cached)

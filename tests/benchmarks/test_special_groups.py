@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
 from gantrymq.bench.cluster import prepare_topic, targets_of
 from gantrymq.bench.plan import Load, Plan, Target
-from gantrymq.bench.running import run
+from gantrymq.bench.running import Outcome, Result, run
 from gantrymq.client import connect
 from gantrymq.testing.harness import Cluster, cluster_in_thread
 
@@ -26,7 +28,7 @@ def cluster(tmp_path: Path) -> Any:
 def tiny(load: Any) -> tuple[Any, Any]:
     """Times and sizes of a test."""
     groups, measuring = load("special_groups"), load("measuring")
-    return measuring.Timing(0.2, 0.1, 0.4), groups.Sizes(idle=40, old=0.01, crash=0.01, growth=(0.01, 0.02))
+    return measuring.Timing(0.2, 0.1, 0.4), groups.Sizes(idle=40, old=0.25, crash=0.01, growth=(0.01, 0.02))
 
 
 @pytest.mark.soak(2)
@@ -53,6 +55,22 @@ def test_each_group_measures_our_broker(
     assert expected <= set(found)
     assert all(value is not None and value >= 0 for value in found.values())
     assert lines
+
+
+@pytest.mark.slow
+def test_a_reader_that_reads_messages_twice_is_no_result(
+    load: Any, tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, outcome: Callable[..., Outcome]
+) -> None:
+    groups, measuring = load("special_groups"), load("measuring")
+    timing, sizes = tiny
+    sizes = attrs.evolve(sizes, old=0.01)
+    stored = int(sizes.old * groups.GIB / 1024)
+    monkeypatch.setattr(groups, "SMALL_LOG_FILE", 4 * 2**20)
+    monkeypatch.setattr(groups, "run_together", lambda plans: [Result([outcome(1.0)]), Result([outcome(stored)])])
+    figures = load("figures").Figures()
+    with pytest.raises(measuring.Failed, match=r"gantrymq, catching up: .* --old"):
+        groups.measure_catch_up("gantrymq", timing, sizes, figures, print)
+    assert figures.found == []
 
 
 def test_a_full_disk_skips_scenarios_that_do_not_fit(
