@@ -179,7 +179,7 @@ def measure(system: str, sizes: Sizes, home: Path) -> Figures:
         cores = _processor(running.pid)
         filled, began = _now(), time.monotonic()
         sleeper = Sleeper()
-        _live(sender, sizes, chance)
+        wanted_live = _live(sender, sizes, chance)
         cores = (_processor(running.pid) - cores) / (time.monotonic() - began)
         time.sleep(11)
         slept, quiet = sleeper.stop(), _now()
@@ -194,10 +194,13 @@ def measure(system: str, sizes: Sizes, home: Path) -> Figures:
         worked = _processor(running.pid) - worked
         sender.close()
         running.stop()
-        delivered = [times for topic in (PENDING, LIVE) for times in _delivered(running.store, topic)]
+        pending, live = (list(_delivered(running.store, topic)) for topic in (PENDING, LIVE))
         stored = sorted(moment for _, moment in _delivered(running.store, BURST))
     if len(stored) != sizes.burst:
         raise RuntimeError(f"{len(stored)} of the burst's {sizes.burst} messages came")
+    if len(live) != wanted_live:
+        raise RuntimeError(f"{len(live)} of {wanted_live} messages with times of 1 to 10 s came")
+    delivered = pending + live
     late = sorted(moment - wanted for wanted, moment in delivered if filled <= wanted < quiet)
     filling = sorted(moment - wanted for wanted, moment in delivered if wanted < filled) or [0]
     drain = max(stored[-1] - due, 1) / 1000
@@ -226,14 +229,15 @@ def _paced(rate: int, count: int, sender: Sender, topic: str, due: Callable[[], 
         yield sent
 
 
-def _live(sender: Sender, sizes: Sizes, chance: random.Random) -> None:
-    """A tenth of the messages of this phase have a time of 1 to 10 seconds."""
+def _live(sender: Sender, sizes: Sizes, chance: random.Random) -> int:
+    """A tenth of the messages of this phase have a time of 1 to 10 seconds. Returns how many these are."""
     timed = 0
     for sent in _paced(sizes.rate * 9 // 10, sizes.rate * 9 // 10 * sizes.seconds, sender, PLAIN, lambda: None):
         if sent // 9 > timed:
             now = _now()
             sender.send(LIVE, [now + 1000 + chance.randrange(9000) for _ in range(sent // 9 - timed)])
             timed = sent // 9
+    return timed
 
 
 def _now() -> int:
