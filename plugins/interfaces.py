@@ -61,7 +61,8 @@ class TopicTable(Protocol):
         """Return whether clients may not send to this topic: a system topic, or one that a plugin has reserved."""
 
     def reserve(self, topic: str) -> None:
-        """Refuse messages of clients for a topic to which only its plugin writes; call it while plugins register."""
+        """Refuse messages of clients for a topic to which only its plugin writes, and its deletion; call it while
+        plugins register."""
 
     def names(self) -> list[str]:
         """Return the topics that there are."""

@@ -109,7 +109,7 @@ class TopicAdmin:
         """
         self._refuse_on_slave()
         topic = read_header(TopicHeader, request.command.ext).topic
-        self._topics.refuse_reserved(topic)
+        self._topics.refuse_deletion(topic)
         if self._topics.get(topic) is not None:
             try:
                 self._store.delete_topic(topic)

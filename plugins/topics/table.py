@@ -160,6 +160,15 @@ class Topics:
         if topic in self._own:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"The topic[{topic}] is conflict with system topic.")
 
+    def refuse_deletion(self, topic: str) -> None:
+        """As :meth:`refuse_reserved`, and for a topic to which only a plugin writes: it would go on, and nobody could
+        read it."""
+        self.refuse_reserved(topic)
+        if topic in self._reserved:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR, f"topic {topic} belongs to a plugin of this broker and cannot be deleted"
+            )
+
     def set(self, config: TopicConfig) -> None:
         """Create or change a topic; :class:`RemoteFault` (code 1) for an illegal name or beyond the limit."""
         name = config.topic_name

@@ -21,7 +21,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.audit.trail import Trail
-from gantrymq.plugins.interfaces import RefusalLog, Replication
+from gantrymq.plugins.interfaces import RefusalLog, Replication, TopicTable
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
@@ -249,6 +249,10 @@ async def test_events_go_to_a_topic_that_clients_cannot_forge(tmp_path: Path) ->
         [record] = decode_records(answer.body)
         assert msgspec.json.decode(record.body)["object"]["topic"] == "made"
         assert record.properties == {"TAGS": "action", "KEYS": "the-admin"}
+        delete = Command(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "audit-trail"})
+        answer = await channel.call(ADMIN.sign(delete), 10.0)
+        assert answer.remark == "topic audit-trail belongs to a plugin of this broker and cannot be deleted"
+        assert broker.registry.get(TopicTable).get("audit-trail") is not None
     assert not (tmp_path / "audit.log").exists()
 
 
