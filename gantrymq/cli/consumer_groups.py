@@ -11,7 +11,7 @@ import rich_click as click
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.delays import read_moment
 from gantrymq.cli.failures import CommandFailed, warn
-from gantrymq.cli.options import json_option, print_result
+from gantrymq.cli.options import confirm, json_option, print_result
 from gantrymq.cli.tables import plural, print_rows, print_table
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def delete(group: str, yes: bool, force: bool, as_json: bool, nameserver: str) -
     if not with_client(nameserver, exists):
         raise CommandFailed(f"no broker knows a group {group}; gantrymq group list has the names")
     if not yes:
-        click.confirm(f"delete group {group}, its offsets and its dead letters?", abort=True, err=True)
+        confirm(f"delete group {group}, its offsets and its dead letters?")
 
     async def work(client: Client) -> None:
         if not force and (members := await group_members(client, group)):

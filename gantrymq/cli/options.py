@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar, cast
 
 import rich_click as click
 
+from gantrymq.cli.failures import CommandFailed
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 SHORTEST_S: Final = 0.1
@@ -99,3 +101,16 @@ def json_option(text: str = "Print one JSON object.") -> Callable[[F], F]:
 def print_result(text: str, fields: Mapping[str, Any], as_json: bool) -> None:
     """Print the result of an action on stdout: ``text``, or ``fields`` as a JSON object."""
     click.echo(json.dumps(fields, indent=2) if as_json else text)
+
+
+def confirm(question: str) -> None:
+    """Ask on stderr. :class:`CommandFailed` unless the answer is yes, as for a command without a terminal."""
+    try:
+        is_wanted = click.confirm(question, err=True)
+    except click.Abort as abort:
+        if not isinstance(abort.__context__, EOFError):
+            raise  # Ctrl-C
+        click.echo(err=True)
+        raise CommandFailed("nobody answered, so nothing was changed; --yes does not ask") from None
+    if not is_wanted:
+        raise CommandFailed("nothing was changed")

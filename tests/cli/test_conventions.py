@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from gantrymq.cli.group import cli as root
 from gantrymq.cli.options import Duration
 from gantrymq.plugins.spark import command as export_command
 from gantrymq.sync import Client
+from gantrymq.testing.harness import cluster_in_thread
 from support.processes import wait_for
 from support.stores import make_store
 
@@ -259,3 +261,20 @@ def test_json_is_one_document_with_snake_case_keys(
     lines = cli("topic", "peek", topic, *at).out.splitlines()
     assert sorted(json.loads(line)["body"] for line in lines) == ["one", "two"]
     assert [key for line in lines for key in keys_of(json.loads(line)) if key != key.lower()] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [("", "nobody answered, so nothing was changed; --yes does not ask"), ("n\n", "nothing was changed")],
+)
+def test_a_deletion_that_is_not_confirmed_is_a_failure(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, says: str
+) -> None:
+    with cluster_in_thread(tmp_path) as cluster:
+        at = ("--nameserver", cluster.nameserver)
+        assert cli("topic", "create", "orders", *at).code == 0
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        outcome = cli("topic", "delete", "orders", *at)
+        assert outcome.code == 1
+        assert outcome.err.endswith(f"gantrymq: {says}\n")
+        assert cli("topic", "describe", "orders", *at).code == 0
