@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
-from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.failures import CommandFailed, warn
 from gantrymq.cli.options import topic_parameter
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
     from gantrymq.operations.delayed import Waiting, waiting_messages
 
     async def work(client: Client) -> list[Waiting]:
-        return (await waiting_messages(client, topic))[0]
+        found, complete = await waiting_messages(client, topic)
+        if not complete:
+            warn("a broker without a master cannot be read, so its messages are missing")
+        return found
 
     found = with_client(nameserver, work)
     shown = found[:limit]

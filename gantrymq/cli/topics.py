@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
-from gantrymq.cli.failures import CommandFailed
-from gantrymq.cli.options import json_option, print_result, topic_parameter
+from gantrymq.cli.failures import CommandFailed, warn
+from gantrymq.cli.options import confirm, json_option, print_result, topic_parameter
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -66,9 +66,14 @@ def _set_queues(
     topic: str, queues: int, cluster: str | None, as_json: bool, nameserver: str, *, update: bool, force: bool,
     must_exist: bool = False,
 ) -> None:  # fmt: skip
+    from gantrymq.operations.brokers import brokers_without_master
+
     async def work(client: Client) -> list[str]:
         if must_exist:
             await client.admin.route(topic)
+        if update:
+            for broker in await brokers_without_master(client, cluster):
+                warn(f"broker {broker} has no master now: run the command again when it has one")
         await _check_existing(client, topic, queues, cluster, update=update, force=force)
         return await client.admin.create_topic(topic, queues, cluster=cluster)
 
@@ -99,7 +104,7 @@ def delete(topic: str, yes: bool, as_json: bool, nameserver: str) -> None:
 
     messages = with_client(nameserver, count)
     if not yes:
-        click.confirm(f"delete topic {topic} with {messages} messages?", abort=True, err=True)
+        confirm(f"delete topic {topic} with {messages} messages?")
     with_client(nameserver, lambda client: delete_topic(client, topic))
     print_result(f"topic {topic} is deleted, with {messages} messages", {"topic": topic, "messages": messages}, as_json)
 

@@ -34,10 +34,14 @@ async def master_addresses(client: Client) -> dict[str, str]:
     }
 
 
-async def brokers_without_master(client: Client) -> list[str]:
-    """Return the names of the brokers of which only slaves are registered, sorted."""
+async def brokers_without_master(client: Client, cluster: str | None = None) -> list[str]:
+    """Return the names of the brokers of which only slaves are registered, sorted; of one cluster, or of all."""
     info = await client.admin.cluster()
-    return sorted(name for name, data in info.broker_addr_table.items() if MASTER_ID not in data.broker_addrs)
+    return sorted(
+        name
+        for name, data in info.broker_addr_table.items()
+        if MASTER_ID not in data.broker_addrs and cluster in (None, data.cluster)
+    )
 
 
 async def require_masters(client: Client, consequence: str, brokers: Container[str] | None = None) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from gantrymq.client.lookup import TOOLS_GROUP
+from gantrymq.client.routes import addresses_to_read
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -58,19 +59,30 @@ class NotRecalled(Exception):
 
 
 async def waiting_messages(client: Client, topic: str | None, most: float = math.inf) -> tuple[list[Waiting], bool]:
-    """The waiting messages of the cluster's masters, the next one first, and whether these are all; of one topic, or of
-    all. ``most``: the reading ends at one more, so that the last ones stored are missing, and recalls of others."""
+    """The waiting messages of the cluster, the next one first, and whether these are all; of one topic, or of all.
+
+    A broker without a master is asked by a slave, which may not have the last ones; if it refuses, its messages are
+    missing. ``most``: the reading ends at one more, so that the last ones stored are missing, and recalls of others.
+    """
     if TIMER_TOPIC not in await client.admin.topics():
         return [], True
     found: list[Waiting] = []
     complete = True
     for data in (await client.admin.route(TIMER_TOPIC)).broker_datas:
-        address = data.broker_addrs.get(0)
-        if address is not None:
+        address = next(iter(addresses_to_read(data)), None)
+        if address is None:
+            complete = False
+            continue
+        try:
             async with open_channel(address) as channel:
                 more, is_all = await _waiting_at(channel, data.broker_name, topic, most - len(found))
-            found += more
-            complete = complete and is_all
+        except RemoteFault:
+            if 0 in data.broker_addrs:
+                raise
+            complete = False  # as RocketMQ's slaves, unless slaveReadEnable is set
+            continue
+        found += more
+        complete = complete and is_all
     return sorted(found, key=lambda one: one.due), complete
 
 

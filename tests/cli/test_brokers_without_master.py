@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import trio
 
 from gantrymq.client.errors import NoRoute
+from gantrymq.operations.delayed import waiting_messages
 from gantrymq.operations.groups import delete_group
 from gantrymq.operations.topics import delete_topic
 from gantrymq.operations.why import why
@@ -22,7 +24,9 @@ from gantrymq.remoting.bodies.running import MemberReport
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.nameserver import RegisterBrokerHeader
+from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.harness import run_cluster
 
 pytestmark = pytest.mark.trio
@@ -113,11 +117,17 @@ async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_
             outcome = await trio.to_thread.run_sync(lambda: cli(*words, "--nameserver", cluster.nameserver))
             return outcome.code, outcome.err
 
+        assert (await run("topic", "create", "T", "--queues", "2"))[0] == 0
         before = await run("group", "list")
         answer = await channel.call(Command(RequestCode.REGISTER_BROKER, slave.to_ext()))
         assert answer.code == ResponseCode.SUCCESS
         assert before == (0, "")
         assert await run("group", "list") == (0, f"gantrymq: {WARNING}")
+        code, err = await run("topic", "update", "T", "--queues", "4")
+        assert (code, err) == (
+            0,
+            "gantrymq: broker broker-b has no master now: run the command again when it has one\n",
+        )
         for command in ("lag", "describe"):
             code, err = await run("group", command, "g")
             assert (code, err.startswith(f"gantrymq: {WARNING}")) == (1, True)
@@ -127,3 +137,32 @@ async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_
         assert (code, "broker broker-b has no master now" in err) == (1, True)
         code, err = await run("definitions", "import", str(file), "--dry-run")
         assert (code, "broker broker-b has no master now" in err) == (1, True)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_timed_messages_of_a_broker_without_a_master_are_read_from_its_slave(
+    monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    asked = []
+
+    class Slave:
+        async def call(self, command: Command, timeout: float = 0) -> Command:
+            if refuses and asked[-1] == "b:2":
+                raise RemoteFault(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]")
+            offset = 0 if command.code != RequestCode.PULL_MESSAGE else None
+            ext = {"offset": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
+            return Command(ResponseCode.SUCCESS if offset is not None else ResponseCode.PULL_NOT_FOUND, ext)
+
+    @asynccontextmanager
+    async def opened(address: str) -> AsyncIterator[Any]:
+        asked.append(address)
+        yield Slave()
+
+    class Admin(FakeAdmin):
+        async def topics(self) -> list[str]:
+            return [TIMER_TOPIC]
+
+    monkeypatch.setattr("gantrymq.operations.delayed.open_channel", opened)
+    client: Any = SimpleNamespace(admin=Admin("broker-a", "broker-b"))
+    assert await waiting_messages(client, None) == ([], not refuses)
+    assert asked == ["a:1", "b:2"]
