@@ -26,6 +26,7 @@ from gantrymq.spark.ranges import (
     find_queues,
     find_start_by_time,
     measure_messages,
+    refuse_shortened_slave,
     report_loss,
     split_for_tasks,
 )
@@ -193,6 +194,8 @@ class StreamPlanner:
         for key, queue in self._present.items():
             lowest, highest = self.wire.find_bounds(queue)
             by_time = find_start_by_time(source, self.wire, queue, lowest, highest)
+            if by_time == lowest and lowest > 0 and queue.is_slave:
+                refuse_shortened_slave(queue, lowest)
             wanted = find_offset(source.starting, queue, EARLIEST) if by_time is None else by_time
             if wanted > highest:
                 raise WrongOption(

@@ -335,6 +335,26 @@ def test_messages_before_the_beginning_of_a_slave_are_exported_once_the_master_i
     assert rows(export_files(folder)) == orders.everything("orders")
 
 
+def test_an_export_from_a_time_before_the_beginning_of_a_slave_waits_for_the_master(
+    orders: FakeCluster, folder: Path
+) -> None:
+    """The master may have older messages that were stored since that time."""
+    options = {"startingTimestamp": str(BORN_MILLIS)}
+    queue = orders.queues["orders", 0]
+    orders.broker_ids, queue.min_offset = (1,), 4
+    with pytest.raises(Unreachable, match="a slave, has orders broker-a queue 0 from offset 4 on only"):
+        go(orders, folder, fail_on_data_loss=False, options=options)
+    orders.broker_ids, queue.min_offset = (0,), 0
+    go(orders, folder, options=options)
+    assert rows(export_files(folder)) == orders.everything("orders")
+
+
+def test_an_export_from_a_time_that_a_slave_has_begins_there(orders: FakeCluster, folder: Path) -> None:
+    orders.fill(10, store_timestamp=BORN_MILLIS + DAY)
+    orders.broker_ids, orders.queues["orders", 0].min_offset = (1,), 4
+    assert go(orders, folder, options={"startingTimestamp": str(BORN_MILLIS + DAY)}).rows == 10
+
+
 def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: Path) -> None:
     orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
     with pytest.raises(Unreachable):

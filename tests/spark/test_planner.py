@@ -491,6 +491,23 @@ def test_new_queues_wait_for_their_master_while_only_a_slave_answers(
     assert rows(planner, recorded, planner.latest(recorded)) == [(0, 10, 30)]
 
 
+def test_a_start_by_time_before_the_beginning_of_a_slave_waits_for_the_master(
+    make: Callable[..., StreamPlanner], cluster: FakeCluster, clock: Clock
+) -> None:
+    """The master may have older messages that were stored since that time."""
+    cluster.add_topic("orders")
+    for number in range(10):
+        cluster.put("orders", 0, b"x", store_timestamp=1000 + number)
+    queue = cluster.queues["orders", 0]
+    cluster.broker_ids, queue.min_offset = (1,), 4
+    with pytest.raises(Unreachable, match="a slave, has orders broker-a queue 0 from offset 4 on only"):
+        make(startingTimestamp=1004).initial()
+    assert clock.now == 60.0
+    assert make(startingTimestamp=1005).initial() == at(5), "the slave has an older message"
+    cluster.broker_ids, queue.min_offset = (0,), 0
+    assert make(startingTimestamp=1002).initial() == at(2)
+
+
 def silence(cluster: FakeCluster, *codes: RequestCode) -> None:
     cluster.script = lambda request: b"" if request.code in codes else None
 

@@ -47,7 +47,7 @@ def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, ov
     :class:`WrongOption` for offsets that do not fit, :class:`~gantrymq.spark.errors.DataLoss` for messages that
     expired before they were exported (``lost`` has their span if ``fail_on_data_loss`` is off),
     :class:`~gantrymq.spark.errors.Unreachable` for a slave that has not copied yet what is exported, or that begins
-    behind it, and what :class:`Wire` raises.
+    behind it or where its master may have older messages to export, and what :class:`Wire` raises.
     """
     known = {} if overwrite else state.ends
     ranges: list[QueueRange] = []
@@ -59,7 +59,8 @@ def make_plan(options: SourceOptions, state: State, wire: Wire, sizes: Sizes, ov
         settled = settle_times(asked, wire, queue, *bounds)
         item = _continue(settled, queue, known, *bounds) or settle_range(settled, queue, *bounds)
         start = known.get(_key(queue), find_offset(settled.starting, queue, EARLIEST))
-        if start == EARLIEST and queue.is_slave and bounds[0] > 0:
+        by_time = asked.starting_millis is not None and start == bounds[0]
+        if (start == EARLIEST or by_time) and queue.is_slave and bounds[0] > 0:
             refuse_shortened_slave(queue, bounds[0])  # the next run would continue behind what the master has
         if 0 <= start < item.start:
             lost.append(_span(queue, start, item.start))
