@@ -16,7 +16,7 @@ class WrongOption(SparkError):
 
 
 class Unreachable(SparkError):
-    """No nameserver, or no broker of a queue, answered."""
+    """No nameserver, or no broker of a queue, answered, or only with SYSTEM_BUSY: later it may."""
 
 
 class UnknownTopic(SparkError):
@@ -24,7 +24,7 @@ class UnknownTopic(SparkError):
 
 
 class Refused(SparkError):
-    """A server answered with an error code of the protocol."""
+    """A server answered with an error code of the protocol other than SYSTEM_BUSY."""
 
     def __init__(self, address: str, what: str, code: int, remark: str | None) -> None:
         super().__init__(f"{address} refused {what}: [{code}] {remark or 'no remark'}")

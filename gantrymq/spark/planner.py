@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import attrs
 import msgspec
 
-from gantrymq.remoting.codes import ResponseCode
 from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.events import log
 from gantrymq.spark.options import EARLIEST, LATEST, Offsets, StreamOptions
@@ -175,7 +174,7 @@ class StreamPlanner:
                 self.wire.commit(queue, group, offset)
             except (Unreachable, Refused) as error:
                 failed.setdefault(queue.address, error)
-                if _is_temporary(error):
+                if isinstance(error, Unreachable):
                     silent.add(queue.address)
                 continue
             self._committed[key] = offset
@@ -243,13 +242,14 @@ class StreamPlanner:
         self._remember(find_present_queues(self.options.source, self.wire))
         self._ask_ends([key for key in self._present if key not in ends], ends)
         failed = [self._failed[queue.address] for key, queue in self._present.items() if key not in ends]
-        for error in sorted(failed, key=_is_temporary, reverse=True):
+        for error in sorted(failed, key=lambda error: isinstance(error, Unreachable), reverse=True):
             raise error
 
     def _ask_ends(self, keys: Iterable[QueueKey], ends: dict[QueueKey, int]) -> None:
         """Put the ends of ``keys`` into ``ends``, as far as the brokers tell them, and log which ones do not.
 
-        While a master is silent, which the route may list for two minutes more, its slaves are asked.
+        While a master is silent, which the route may list for two minutes more, its slaves are asked, if they serve
+        pulls: those of RocketMQ 5 without slaveReadEnable tell offsets only.
         """
         failed: dict[str, SparkError] = {}
         silent: set[str] = set()
@@ -258,14 +258,16 @@ class StreamPlanner:
                 if queue.address in silent:
                     continue
                 try:
-                    ends[key] = self.wire.find_end(queue)
+                    end = self.wire.find_end(queue)
+                    if queue.is_slave and end:
+                        self.wire.pull(queue, end - 1, 1)
                 except (Unreachable, Refused) as error:
                     failed.setdefault(queue.address, error)
-                    if not _is_temporary(error):
+                    if not isinstance(error, Unreachable):
                         break
                     silent.add(queue.address)
                 else:
-                    self._queues[key] = queue
+                    self._queues[key], ends[key] = queue, end
                     break
         for address in failed.keys() - self._failed.keys():
             log.warning("stream_broker_unreachable", broker=address, reason=str(failed[address]))
@@ -374,14 +376,9 @@ class StreamPlanner:
             try:
                 return ask()
             except SparkError as error:
-                if self.clock() >= deadline or not (_is_temporary(error) or isinstance(error, also)):
+                if self.clock() >= deadline or not isinstance(error, (Unreachable, *also)):
                     raise
             self.sleep(RETRY_PAUSE_SECONDS)
-
-
-def _is_temporary(error: SparkError) -> bool:
-    """Whether the server as a whole does not answer now, which each further request would have to wait for."""
-    return isinstance(error, Unreachable) or (isinstance(error, Refused) and error.code == ResponseCode.SYSTEM_BUSY)
 
 
 def pack(offsets: Mapping[QueueKey, int]) -> dict[str, Any]:

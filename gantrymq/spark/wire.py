@@ -334,7 +334,8 @@ def _as_spark_errors(what: str, answer: Command) -> Iterator[None]:
     try:
         yield
     except (BrokerError, NotANameserver) as error:
-        raise Refused(error.address, what, answer.code, answer.remark) from None
+        refused = Refused(error.address, what, answer.code, answer.remark)
+        raise (Unreachable(str(refused)) if answer.code == ResponseCode.SYSTEM_BUSY else refused) from None
     except BadResponse as error:
         raise Unreachable(f"{what}: {error}") from None
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.spark import reader as reader_module
+from gantrymq.spark import wire as wire_module
 from gantrymq.spark.errors import BrokenRecord, DataLoss, Refused, Unreachable
 from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import QueueRange
@@ -126,6 +128,24 @@ def test_a_task_reads_on_from_a_slave_and_waits_until_it_has_copied_the_messages
     alone = QueueRange(Queue("orders", "broker-a", 0, silent), 0, 12)
     with pytest.raises(Unreachable, match=silent):
         list(read_range(wire, alone, attrs.evolve(options, retry_seconds=0), ["queueOffset"]))
+
+
+def test_a_task_waits_for_its_master_while_the_slave_serves_no_pulls(
+    orders: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As slaves of RocketMQ 5 without slaveReadEnable, which answer SYSTEM_BUSY."""
+    monkeypatch.setattr(wire_module, "BUSY_PAUSES_SECONDS", ())
+    monkeypatch.setattr(reader_module, "RETRY_PAUSE_SECONDS", 0.01)
+    hang_ups = [b""] * 2
+    orders.script = lambda request: hang_ups.pop() if hang_ups else None
+    silent = "127.0.0.1:1"
+    options = read_options({"nameserver": silent, "topic": "orders", "retrySeconds": "5"})
+    with closing(type(orders)()) as slave:
+        slave.busy = 100
+        wanted = QueueRange(Queue("orders", "broker-a", 0, orders.address, slaves=(slave.address,)), 0, 10)
+        batches = list(read_range(wire, wanted, options, ["queueOffset"]))
+        assert slave.requests, "the slave was asked"
+    assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == list(range(10))
 
 
 class MasterAndSlave(Wire):

@@ -155,7 +155,7 @@ def test_requests_to_a_busy_broker_are_retried(
     cluster.busy = 2
     assert wire.pull(queue, 0).code == ResponseCode.SUCCESS
     cluster.busy = 3
-    with pytest.raises(Refused, match=r"\[2\] \[TIMEOUT_CLEAN_QUEUE\]broker busy"):
+    with pytest.raises(Unreachable, match=r"\[2\] \[TIMEOUT_CLEAN_QUEUE\]broker busy"):
         wire.pull(queue, 0)
 
 
