@@ -75,7 +75,12 @@ class SparkMissing(SparkError):
     """Spark cannot run here; the text says what to install."""
 
 
-_OWN = re.compile(r"gantrymq\.spark\.errors\.\w+: (.+)")
+_OWN = re.compile(r"gantrymq\.spark\.errors\.(\w+): (.+)")
+_TASK_ERRORS: dict[str, type[SparkError]] = {
+    kind.__name__: kind
+    for kind in (WrongOption, Unreachable, UnknownTopic, DataLoss, BrokenRecord, ExportDamaged, ExportFenced)
+}
+"""What a task may raise whose kind callers look at. :class:`Refused` is not among them: its code is lost."""
 _TRACEBACK = "Traceback (most recent call last):"
 _INTERPRETER_ADVICE = (
     " in a Python worker of Spark: install gantrymq[spark] for the interpreter that the machine's workers run, or set "
@@ -92,10 +97,18 @@ def reason(error: BaseException) -> str:
     """
     text = str(error).strip()
     if own := _OWN.findall(text):
-        return str(own[-1])
+        return str(own[-1][1])
     # What failed while an exception was handled came of it: Spark's own workers do that.
     before, found, traceback = text.partition(_WHILE_HANDLING)[0].rpartition(_TRACEBACK)
     if found and (raised := _RAISED.search(traceback)):
         line = f"{raised[1]}: {raised[2]}" if raised[2] else raised[1]
         return f"{line}{_INTERPRETER_ADVICE}" if raised[1] == "ModuleNotFoundError" else line
     return next(iter((before if found else text).strip().splitlines()), type(error).__name__)
+
+
+def own_error(error: BaseException) -> SparkError:
+    """Why Spark failed, with the text of :func:`reason`: of the kind that a task raised, so that what the caller does
+    about it is the same as without Spark."""
+    own = _OWN.findall(str(error))
+    kind = _TASK_ERRORS.get(own[-1][0], SparkError) if own else SparkError
+    return kind(reason(error))

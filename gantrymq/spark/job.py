@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from gantrymq.spark.errors import SparkError, reason
+from gantrymq.spark.errors import own_error
 from gantrymq.spark.local import find_running, register, session
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ POLL_SECONDS = 0.2
 def run_job(work: Callable[[SparkSession], None], spark: SparkSession | None, poll: Callable[[], None] | None) -> None:
     """Call ``work`` with ``spark``, or with a local session that is stopped afterwards.
 
-    Raises :class:`SparkError` with the relevant line if Spark fails. Calls ``poll`` every :data:`POLL_SECONDS` while
-    the job runs. On KeyboardInterrupt, or an error of ``poll``, it cancels the job first; if Spark is still starting,
-    it waits for the start.
+    Raises :class:`~gantrymq.spark.errors.SparkError` with the relevant line if Spark fails, of the kind that a task
+    raised. Calls ``poll`` every :data:`POLL_SECONDS` while the job runs. On KeyboardInterrupt, or an error of ``poll``,
+    it cancels the job first; if Spark is still starting, it waits for the start.
     """
     job = _Job(work, spark)
     job.thread.start()
@@ -79,7 +79,7 @@ class _Job:
                     self._work(spark)
                 self._spark = None
         except (PySparkException, Py4JError) as error:
-            self.error = SparkError(reason(error))
+            self.error = own_error(error)
             self.error.__cause__ = error
         except BaseException as error:
             self.error = error

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gantrymq.spark import reason
+from gantrymq.spark import DataLoss, SparkError, Unreachable, reason
+from gantrymq.spark.errors import own_error
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\n    ^^^\n'
 
@@ -34,3 +35,17 @@ TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f(
 )
 def test_the_reason_is_the_relevant_line_of_a_spark_error(text: str, says: str) -> None:
     assert reason(Exception(text)) == says
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        (f"[A] in Python: {TRACE}gantrymq.spark.errors.DataLoss: gone\n SQLSTATE: 1\n\tat x", DataLoss, "gone"),
+        (f"{TRACE}gantrymq.spark.errors.Unreachable: h:1 is silent\n\tat x", Unreachable, "h:1 is silent"),
+        (f"{TRACE}gantrymq.spark.errors.Refused: h:1 refused it: [16] no\n", SparkError, "h:1 refused it: [16] no"),
+        (f"{TRACE}ValueError: wrong\n", SparkError, "ValueError: wrong"),
+    ],
+)
+def test_an_error_of_a_task_keeps_its_kind(text: str, kind: type[SparkError], says: str) -> None:
+    error = own_error(Exception(text))
+    assert (type(error), str(error)) == (kind, says)

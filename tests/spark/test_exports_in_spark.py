@@ -20,6 +20,7 @@ from gantrymq.spark import (
     FolderInUse,
     SparkError,
     UnknownTopic,
+    Unreachable,
     WrongOption,
     export,
     export_files,
@@ -144,6 +145,15 @@ def test_foreign_files_are_never_changed(tmp_path: Path, orders: FakeCluster) ->
     (tmp_path / "other" / "topic=x").mkdir(parents=True)
     with pytest.raises(FolderInUse, match="has 'topic=x' but no _gantrymq"):
         export("orders", tmp_path / "other", orders.address)
+
+
+def test_a_task_whose_broker_does_not_answer_raises_unreachable(
+    spark: SparkSession, orders: FakeCluster, tmp_path: Path
+) -> None:
+    """So that ``gantrymq export --follow`` goes on with the next run."""
+    orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
+    with pytest.raises(Unreachable, match=r"^no answer from 127\S+: [^\n]+$"):
+        export("orders", tmp_path, orders.address, spark=spark, options={"retrySeconds": "0"})
 
 
 def test_a_failed_task_is_reported_and_the_next_run_completes_the_plan(
