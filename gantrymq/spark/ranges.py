@@ -216,10 +216,30 @@ def measure_messages(wire: Wire, queue: Queue, offset: int) -> int | None:
 
 
 def _mean_bytes(wire: Wire, item: QueueRange) -> int | None:
-    """The largest of the means at the start, in the middle and at the end of a range; None if they are gone."""
-    samples = {item.start, (item.start + item.end) // 2, max(item.end - SAMPLE_ROWS, item.start)}
-    means = [_measure_exactly(wire, item.queue, offset, item.end) for offset in sorted(samples)]
-    return max((mean for mean in means if mean is not None), default=None)
+    """The largest of the means at the start, in the middle and at the end of a range; None if they are gone.
+
+    While its master does not answer, a slave is asked that has the whole range, where the means are the same.
+    """
+    samples = sorted({item.start, (item.start + item.end) // 2, max(item.end - SAMPLE_ROWS, item.start)})
+    failures: list[str] = []
+    for queue in item.queue.everywhere():
+        try:
+            if queue.is_slave:
+                _check_slave(wire, queue, item)
+            means = [_measure_exactly(wire, queue, offset, item.end) for offset in samples]
+        except Unreachable as error:
+            failures.append(str(error))
+            continue
+        return max((mean for mean in means if mean is not None), default=None)
+    raise Unreachable("; ".join(failures))
+
+
+def _check_slave(wire: Wire, queue: Queue, item: QueueRange) -> None:
+    lowest, highest = wire.find_bounds(queue)
+    if highest < item.end:
+        refuse_lagging_slave(queue, highest)
+    if lowest > item.start:
+        refuse_shortened_slave(queue, lowest)
 
 
 def _measure_exactly(wire: Wire, queue: Queue, offset: int, end: int) -> int | None:

@@ -689,8 +689,7 @@ class TwoBrokers(Wire):
         return self.slave_end if queue.is_slave and self.slave_end is not None else 50
 
     def find_bounds(self, queue: Queue) -> tuple[int, int]:
-        self._answer(queue)
-        return 0, 50
+        return 0, self.find_end(queue)
 
     def pull(self, queue: Queue, offset: int, *options: object, **more: object) -> Pulled:
         self._answer(queue)
@@ -792,6 +791,21 @@ def test_no_batch_is_planned_on_a_slave_that_serves_no_pulls(of_both: Callable[.
     with capture_logs() as logs:
         assert planner.latest(of_two(10, 10)) == of_two(10, 50)
     assert {entry["broker"] for entry in logs} == {"broker-a:1", "broker-a-slave:1"}
+
+
+def test_a_begun_batch_that_is_split_by_bytes_asks_the_slaves_of_a_silent_master(
+    of_both: Callable[..., StreamPlanner], clock: Clock
+) -> None:
+    wire = TwoBrokers(SILENT, slave_end=50)
+    planner = of_both(wire, maxBytesPerPartition="1000")
+    ranges = planner.ranges(of_two(10, 10), of_two(50, 50))
+    assert [(item.queue.broker, item.start, item.end) for item in ranges] == [
+        (broker, 10, 50) for broker in ("broker-a", "broker-a", "broker-b", "broker-b")
+    ]
+    assert clock.now == 0.0
+    wire.slave_end = 40
+    with pytest.raises(Unreachable, match="broker-a is silent; broker-a-slave:1, a slave, has orders broker-a queue 0"):
+        planner.ranges(of_two(10, 10), of_two(50, 50))
 
 
 def test_a_run_of_available_now_asks_the_slaves_of_a_silent_master(
