@@ -40,7 +40,7 @@ _ADVICE = {
     ResponseCode.SYSTEM_BUSY: "the broker is overloaded: send slower, or add a broker",
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this peer does not know the request: is it a broker of another version?",
     ResponseCode.MESSAGE_ILLEGAL: "the broker refused the message: look at its size and properties",
-    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker takes no messages now: its disk is full, or it is a slave",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker takes no messages now, for the reason given",
     ResponseCode.NO_PERMISSION: "the topic, the group or the broker is closed for this",
     ResponseCode.TOPIC_NOT_EXIST: "create the topic first: gantrymq topic create",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group, or let the broker create groups",
