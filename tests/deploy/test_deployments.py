@@ -93,6 +93,29 @@ def test_a_broker_in_kubernetes_keeps_its_store_and_has_time_to_stop() -> None:
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
 
 
+def test_nameservers_keep_their_kv_config_which_has_the_epochs() -> None:
+    spec = pod("nameserver")["spec"]
+    container = spec["template"]["spec"]["containers"][0]
+    (claim,) = spec["volumeClaimTemplates"]
+    (mount,) = container["volumeMounts"]
+    assert mount["name"] == claim["metadata"]["name"]
+    assert data_of(container["args"]) == mount["mountPath"]
+    assert spec["template"]["spec"]["securityContext"]["fsGroup"] == 10001
+
+    service = documents("compose/compose.yaml")[0]["services"]["nameserver"]
+    assert [volume.partition(":")[2] for volume in service["volumes"]] == [data_of(service["command"])]
+
+    unit = (DEPLOY / "systemd" / "gantrymq-nameserver.service").read_text()
+    (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+    (folder,) = re.findall(r"^StateDirectory=(.*)$", unit, re.M)
+    assert data_of(command.split()) == f"/var/lib/{folder}"
+
+
+def data_of(command: list[str]) -> str:
+    """The folder that a command line names."""
+    return command[command.index("--data") + 1]
+
+
 def test_compose_connects_services_that_exist_and_configures_a_broker_that_accepts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

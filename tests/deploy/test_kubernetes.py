@@ -73,6 +73,7 @@ def test_the_manifests_serve_and_keep_messages_over_kills_evictions_and_a_rollin
     text = MANIFESTS.read_text()
     assert text.count('cpu: "1"') == 1
     volumes = [cluster.local_volume(f"store-{number}", "100Gi") for number in range(2)]
+    volumes += [cluster.local_volume(f"nameserver-{number}", "100Mi") for number in range(2)]
     cluster.kubectl(*apply, "-", given=text.replace('cpu: "1"', "cpu: 100m"))  # one node has both brokers
     for name in ("gantrymq-nameserver", "gantrymq-broker"):
         wait_for(lambda name=name: ready(cluster, name), 300)
