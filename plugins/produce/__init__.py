@@ -9,7 +9,8 @@ Replaces RocketMQ's ``SendMessageProcessor``.
 
 ``before_append`` runs last. It refuses delayed messages and half messages that no plugin has handled, because an
 ordinary append would deliver them too early. A slave (``broker.id`` above 0) refuses everything. Of a batch request of
-which a plugin or the log refuses a message, no message is stored, as with RocketMQ.
+which a plugin or the log refuses a message, no message is stored, as with RocketMQ, unless the disk has no room for the
+next file of the log: the sender gets an error, and the messages before that file are stored.
 """
 
 from __future__ import annotations

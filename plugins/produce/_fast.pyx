@@ -343,9 +343,9 @@ cdef inline void set_properties(Row* row, const uint8_t* own, Py_ssize_t size, b
     row.common_size = <int32_t>PyBytes_GET_SIZE(common) - (0 if apart else 1)
 
 
-cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix, int64_t room) except -1:
-    """Add the rows of a batch; False if the fallback has to. ``room`` is for the records of all its messages, in
-    bytes."""
+cdef int64_t add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix, int64_t room) except -1:
+    """Add the rows of a batch. Returns an upper bound of the bytes of their records; 0 if the fallback has to add them.
+    ``room`` is for the records of all its messages, in bytes."""
     cdef bytes common = common_properties(send, suffix)
     cdef const uint8_t* at = send.payload
     cdef Py_ssize_t length, body_size, own_size
@@ -357,7 +357,8 @@ cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix
         count < 1 or send.sys_flag & TRANSACTION or wants_more(send.properties, send.properties_size)
         or has_zero(send.properties, send.properties_size)
     ):
-        return False
+        return 0
+    cdef int64_t stored = send.body_size + count * (PyBytes_GET_SIZE(common) + MORE_STORED)
     some.kept.append(common)
     some.keep_block(send.block)
     some.new_sender(send, <int32_t>count, SEVERAL)
@@ -374,11 +375,12 @@ cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix
         set_properties(row, at + 22 + body_size, without_end(at + 22 + body_size, own_size), own_size > 0, common)
         at += length
         count -= 1
-    return True
+    return stored
 
 
 def add_sends(
-    batch, list requests not None, terms, bytes suffix not None, Py_ssize_t max_body_bytes, make_origin, fallback
+    batch, list requests not None, terms, bytes suffix not None, Py_ssize_t max_body_bytes, make_origin, fallback,
+    int64_t most_bytes=0x7FFFFFFFFFFFFFFF,
 ):
     """See :func:`gantrymq.plugins.produce.plain.add_sends`."""
     cdef AppendRows some
@@ -388,15 +390,19 @@ def add_sends(
     cdef Terms now
     cdef bint batched = False, taken, several
     cdef bytes parted = b"\x02" + suffix
-    cdef int64_t room = BATCH_FACTOR * <int64_t>max_body_bytes
+    cdef int64_t room = BATCH_FACTOR * <int64_t>max_body_bytes, stored
+    cdef Py_ssize_t number = 0
     if type(batch) is not AppendRows:
-        return plain.add_sends(batch, requests, terms, suffix, max_body_bytes, make_origin, fallback)
+        return plain.add_sends(batch, requests, terms, suffix, max_body_bytes, make_origin, fallback, most_bytes)
     some = <AppendRows>batch
     some.make_origin = make_origin
     some.kept.append(parted)
     for request in requests:
+        if most_bytes < 0:
+            break
+        number += 1
         if type(request) is not SendRequest or (<SendRequest>request).block is None:  # forget() was called
-            fallback(batch, request)
+            most_bytes -= fallback(batch, request) or 0
             continue
         send = <SendRequest>request
         if send.topic is not topic:
@@ -420,16 +426,22 @@ def add_sends(
             and not some.listed and not some.some_made(0, COLUMNS)
         ):
             several = send.batch or send.code == SEND_BATCH
-            taken = add_many(some, send, &now, parted, room) if several else add_one(some, send, &now, parted)
-            batched = batched or (several and taken)
+            if several:
+                stored = add_many(some, send, &now, parted, room)
+                most_bytes -= stored
+                taken = stored > 0
+                batched = batched or taken
+            else:
+                taken = add_one(some, send, &now, parted)
         if not taken:
-            fallback(batch, request)
+            most_bytes -= fallback(batch, request) or 0
             if usual is None:
                 # The fallback may have created the topic.
                 known.clear()
                 topic = None
     if batched:
         batch.traits |= BATCH
+    return number
 
 
 # ------------------------------------------------------------------------------------------------------------ replies

@@ -213,9 +213,11 @@ def add_sends(
     suffix: bytes,
     max_body_bytes: int,
     make_origin: Callable[[Any, int, int, int | None], Any],
-    fallback: Callable[[AppendBatch, Request], None],
-) -> None:
-    """Add rows to ``batch`` for the send requests, in their order.
+    fallback: Callable[[AppendBatch, Request], int | None],
+    most_bytes: int = 1 << 62,
+) -> int:
+    """Add rows to ``batch`` for the send requests, in their order; returns how many were handled: it stops when the
+    records of batches, which can be much larger than their requests, have more than ``most_bytes``.
 
     ``terms`` returns the number of queues of a topic and the sys flag bits for its rows, or None. A send may become
     rows here if its topic has terms, and no property except WAIT concerns the broker:
@@ -226,7 +228,7 @@ def add_sends(
     - A half message (TRAN_MSG is true) becomes a row with the origin ``make_origin(request, row, 1, queue id)``,
       because a plugin will divert it. It keeps WAIT, and the batch gets the trait.
 
-    ``fallback`` handles all other requests.
+    ``fallback`` handles all other requests; it returns the bytes of the records of a batch.
     """
     int32, int64, known = _int32, _int64, dict[str, "Terms | None"]()
     connection: Connection | None = None
@@ -235,7 +237,11 @@ def add_sends(
     rows: list[tuple[Any, ...]] = []
     add = rows.append
     request: Any
+    handled = 0
     for request in requests:
+        if most_bytes < 0:
+            break
+        handled += 1
         if type(request) is SendRequest and request.head:  # otherwise forget() was called
             fields, body = request.fields, request.body
             if fields.b != topic:
@@ -262,19 +268,19 @@ def add_sends(
                         origin = make_origin(request, len(batch) + len(rows), 1, queue_id)
                     add((topic, queue_id, body, own, flag, sys_flag, born, host, times, 0, wait, origin, _SUCCESS))
                     continue
-        if rows:
-            _add_rows(batch, rows)
-            rows.clear()
-        fallback(batch, request)
+        _move_rows(batch, rows)
+        most_bytes -= fallback(batch, request) or 0
         if usual is None:
             # It may have created the topic.
             known.clear()
             topic = None
-    if rows:
-        _add_rows(batch, rows)
+    _move_rows(batch, rows)
+    return handled
 
 
-def _add_rows(batch: AppendBatch, rows: list[tuple[Any, ...]]) -> None:
+def _move_rows(batch: AppendBatch, rows: list[tuple[Any, ...]]) -> None:
+    if not rows:
+        return
     columns: tuple[list[Any], ...] = (
         batch.topics, batch.queue_ids, batch.bodies, batch.properties, batch.flags, batch.sys_flags,
         batch.born_timestamps, batch.born_hosts, batch.reconsume_times, batch.prepared_offsets, batch.waits,
@@ -282,6 +288,7 @@ def _add_rows(batch: AppendBatch, rows: list[tuple[Any, ...]]) -> None:
     )  # fmt: skip
     for column, values in zip(columns, zip(*rows, strict=True), strict=True):
         column.extend(values)
+    rows.clear()
 
 
 def _stored(text: str, suffix: bytes) -> tuple[bytes, bool, bool]:

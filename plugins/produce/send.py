@@ -61,19 +61,26 @@ class SendProcessor:
         self._reply_fields = reply_fields
         self._cluster = _CLUSTER + broker.cluster.encode()
         self._max_bytes = broker.config.store.max_message_bytes
+        self._turn_bytes = broker.config.limits.unacknowledged_bytes
         self._id_prefix = id_prefix(broker.store.config.store_host)
         self._resent: AppendBatch | None = None
         self._form = reply_form(reply_fields, self._id_prefix)
 
-    def handle(self, requests: list[Request]) -> None:
-        """Append one batch for all requests, and another for those to retry topics; answer invalid ones at once."""
+    def handle(self, requests: list[Request]) -> int:
+        """Append one batch for all requests, and another for those to retry topics; answer invalid ones at once.
+
+        Returns the number of requests that were handled: the batches among the others may have to wait for a turn.
+        """
         batch = new_batch(self._reply, Source.CLIENT)
-        add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
+        taken = add_sends(
+            batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take, self._turn_bytes
+        )
         resent, self._resent = self._resent, None
         if len(batch):
             self._broker.append(batch)
         if resent is not None:
             self._broker.append(resent)
+        return taken
 
     def _terms(self, topic: str) -> tuple[int, int] | None:
         """Return the number of queues and the sys flag bits of a topic; None if a send to it needs further checks."""
@@ -84,13 +91,15 @@ class SendProcessor:
             return None
         return max(config.read_queue_nums, config.write_queue_nums), _topic_bits(config)
 
-    def _take(self, batch: AppendBatch, request: Request) -> None:
+    def _take(self, batch: AppendBatch, request: Request) -> int:
         try:
-            self._add(batch, request)
+            return self._add(batch, request)
         except RemoteFault as fault:
             request.answer(fault.code, fault.remark, self._reply_fields)
+            return 0
 
-    def _add(self, batch: AppendBatch, request: Request) -> None:
+    def _add(self, batch: AppendBatch, request: Request) -> int:
+        """Returns the bytes of the records of a batch."""
         command = request.command
         header = read_send_header(command.code, command.ext)
         config = check_topic(header, self._topics, self._groups, self._broker.name)
@@ -107,9 +116,9 @@ class SendProcessor:
                 self._resent = new_batch(self._reply, Source.RESEND)
             batch = self._resent
         if header.batch or command.code == RequestCode.SEND_BATCH_MESSAGE:
-            self._add_many(batch, request, header, config, queue_id)
-        else:
-            self._add_one(batch, request, header, config, queue_id)
+            return self._add_many(batch, request, header, config, queue_id)
+        self._add_one(batch, request, header, config, queue_id)
+        return 0
 
     def _add_one(
         self, batch: AppendBatch, request: Request, header: SendMessageHeader, config: TopicConfig, queue_id: int
@@ -130,7 +139,7 @@ class SendProcessor:
 
     def _add_many(
         self, batch: AppendBatch, request: Request, header: SendMessageHeader, config: TopicConfig, queue_id: int
-    ) -> None:
+    ) -> int:
         given = (header.properties or "").encode()
         common = given.rstrip(b"\x02") + b"\x02" + self._cluster if given else self._cluster
         if traits_of(given) or header.sys_flag & TransactionState.ROLLBACK:
@@ -156,6 +165,7 @@ class SendProcessor:
         batch.traits |= Trait.BATCH
         for flag, body, properties in messages:
             self._row(batch, request, header, config, queue_id, flag, body, properties, wait, origin)
+        return size.total
 
     def _row(
         self,
@@ -211,9 +221,11 @@ class SendProcessor:
         request, count, queue_id = origin, 1, None
         if isinstance(origin, Origin):
             request, count, queue_id = origin.request, origin.rows, origin.queue_id
-        rows = range(first, first + count)
-        worst = next((row for row in rows if batch.statuses[row] != ResponseCode.SUCCESS), first)
-        status = batch.statuses[worst]
+        rows, statuses = range(first, first + count), batch.statuses
+        worst = next((row for row in rows if statuses[row] not in STORED), None)
+        if worst is None:
+            worst = next((row for row in rows if statuses[row] != ResponseCode.SUCCESS), first)
+        status = statuses[worst]
         fields = self._reply_fields
         if status in STORED:
             prefix = self._id_prefix

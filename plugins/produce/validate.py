@@ -91,19 +91,19 @@ class StoredSize:
     def __init__(self, max_message_bytes: int, topic_size: int) -> None:
         self._limit = BATCH_STORED_FACTOR * max_message_bytes
         self._each = LEAST_BYTES + topic_size
-        self._total = 0
+        self.total = 0
         self._count = 0
 
     def add(self, body: int, properties: int) -> None:
         """Add one message with its bytes of body and properties; ``RemoteFault`` (13) beyond the limit."""
         self._count += 1
-        self._total += self._each + body + properties
+        self.total += self._each + body + properties
         if self._count > BATCH_MAX_MESSAGES:
             raise RemoteFault(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the batch has more than {BATCH_MAX_MESSAGES} messages: send it in parts",
             )
-        if self._total > self._limit:
+        if self.total > self._limit:
             raise RemoteFault(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "the batch as it is stored, each message with the batch's properties, has more than "

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, AppendBatch
 from gantrymq.kernel.errors import LogPoisoned
 from gantrymq.plugins.index.plain import KEYS_MAX
 from gantrymq.remoting.channel import Channel, open_channel
@@ -55,6 +57,41 @@ async def test_a_batch_beyond_its_limit_is_refused(tmp_path: Path, kind: int) ->
         answer = await channel.call(batch(fitting, common="K\x01" + "v" * 1000, kind=kind))
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         assert broker.queues.next_offset("T", 0) == fitting + 1
+
+
+@pytest.mark.twins
+@JSON_AND_BINARY
+async def test_batches_of_one_turn_are_limited_together(tmp_path: Path, kind: int) -> None:
+    """Each of these requests of 9 KB is within the limit of a batch; together they would be 15 MB of log at once."""
+    settings = {"store.max_message_bytes": "100000", "limits.unacknowledged_bytes": "1 MiB"}
+    appended = Appended()
+    broker = make_broker(tmp_path, settings=settings, enable=[appended])
+    async with run_broker(broker), open_channel(broker.listening) as channel:
+        each = batch(350, common="K\x01" + "v" * 900, kind=kind)
+        answers = []
+
+        async def call() -> None:
+            answers.append((await channel.call(each, 60)).code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(call)
+        assert answers == [ResponseCode.SUCCESS] * 40
+        assert sum(appended.sizes) > 12 * MIB
+        assert max(appended.sizes) < 2 * MIB
+
+
+class Appended:
+    """Notes the bytes of properties of each batch."""
+
+    name = "appended"
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    @hookimpl
+    def before_append(self, batch: AppendBatch) -> None:
+        self.sizes.append(sum(batch.sizes_of(row)[1] for row in batch.live))
 
 
 @pytest.mark.soak(2)
