@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import struct
 from pathlib import Path
@@ -12,7 +13,9 @@ import trio
 import gantrymq
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.store.log.record import decode as decode_record
+from gantrymq.kernel.store.log.segments import Segment, Segments
 from gantrymq.plugins.interfaces import GroupTable
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -258,3 +261,28 @@ async def test_a_bad_row_harms_no_other_row_of_its_sweep(tmp_path: Path) -> None
                 offset = int((answer.ext or {})["msgId"][16:], 16)
                 data = broker.log.view(offset, int.from_bytes(broker.log.view(offset, 4), "big"))
                 assert decode_record(data)[0].body == str(number).encode()
+
+
+@pytest.mark.trio
+async def test_a_batch_of_which_only_a_part_fits_on_the_disk_is_not_answered_as_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a slave, the stored messages have the status SLAVE_NOT_AVAILABLE, which senders take for stored."""
+    ensure = Segments.ensure
+
+    def full(segments: Segments, at: int) -> Segment:
+        if segments.folder.endswith("commitlog") and at >= segments.file_bytes:
+            raise NoRoom(segments.folder, OSError(errno.ENOSPC, "No space left on device"))
+        return ensure(segments, at)
+
+    monkeypatch.setattr(Segments, "ensure", full)
+    settings = {"store.commit_log_file_bytes": "64 KiB", "plugin.ha.role": "sync_master"}
+    broker = make_broker(tmp_path, settings=settings, enable=["ha"], disable=["retention"])
+    async with run_broker(broker), open_channel(broker.listening) as channel:
+        one = await channel.call(send())
+        assert one.code == ResponseCode.SLAVE_NOT_AVAILABLE
+        answer = await channel.call(
+            send(body=inner(b"x" * 1000) * 100, code=RequestCode.SEND_BATCH_MESSAGE, m="true"), 30
+        )
+        assert 0 < broker.log.end < 65536, "a part is stored"
+        assert (answer.code, "msgId" in (answer.ext or {})) == (ResponseCode.SERVICE_NOT_AVAILABLE, False)
