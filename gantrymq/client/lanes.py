@@ -73,6 +73,9 @@ class Lane(Generic[R]):
         again = [self._in_work.pop(each) for each in sorted(self._in_work) if each >= offset and each not in kept]
         if not self._closed:
             self._waiting.extendleft(reversed(again))
+            if len(again) < len(self._waiting) and self._waiting[len(again)].queue_offset < again[-1].queue_offset:
+                # Some that stayed in work while others were put back come back later than those.
+                self._waiting = deque(sorted(self._waiting, key=lambda record: record.queue_offset))
             self._suspended = True
         self._settled()
         return self.resume

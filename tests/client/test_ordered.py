@@ -583,6 +583,21 @@ def record_of(offset: int, key: str | None) -> gantrymq.ReceivedMessage:
     return gantrymq.ReceivedMessage("T", 0, 0, offset, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, b"x", raw, 100)
 
 
+def test_a_message_that_comes_back_later_than_the_one_before_it_stays_behind_it() -> None:
+    """It was being sent back when the other one was put back, and the master refused it."""
+    lane: Lane[Any] = Lane(lambda lane: None, lambda: True)
+    records = [record_of(offset, None) for offset in range(3)]
+    lane.add(records)
+    assert lane.take(2) == records[:2]
+    first = lane.put_back(0, kept={1})
+    second = lane.put_back(1)
+    assert first is not None
+    assert second is not None
+    first()
+    second()
+    assert lane.take(5) == records
+
+
 def test_a_keyed_lane_returns_one_message_of_each_key() -> None:
     offered: list[Lane[Any]] = []
     lane: KeyLane[Any] = KeyLane(offered.append, lambda: True)
