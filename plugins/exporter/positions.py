@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import NO_DESCRIPTORS, CorruptRange, OutOfLog, UnreadableRange
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import PERM_READ
@@ -105,10 +105,13 @@ class _Waiting:
         return int(queue.entry(real)[0]) if real < self.high else self.broker.log.end
 
     def stored_ms(self, offset: int) -> int:
-        """Return when the message was stored; 0 if it cannot be read, since the export cannot wait for it."""
+        """Return when the message was stored; 0 if it cannot be read, since the export cannot wait for it. ``OSError``
+        if the process has no file descriptor left to read it now."""
         try:
             return self.broker.log.read_record(self.log_offset(offset)).store_timestamp
-        except (OutOfLog, CorruptRange, BadRecord):
+        except (OutOfLog, CorruptRange, BadRecord) as error:
+            if isinstance(error, UnreadableRange) and error.errno in NO_DESCRIPTORS:
+                raise OSError(error.errno, error.reason) from error
             return 0
 
 

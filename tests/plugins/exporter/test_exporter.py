@@ -31,6 +31,7 @@ from gantrymq.remoting.headers.topics import TopicHeader
 from gantrymq.spark import export, export_files, export_status
 from gantrymq.testing.plugin_broker import PluginBroker
 from support.processes import wait_for
+from support.unreadable import run_out_of_descriptors
 
 pytest.importorskip("pyarrow", reason="exports are Parquet files: pip install 'gantrymq[spark]'")
 
@@ -150,7 +151,9 @@ def test_metrics_and_runtime_information_have_lag_and_runs(place: Exporting) -> 
 
 
 @pytest.mark.slow
-def test_the_log_is_held_from_the_first_message_that_is_not_exported(place: Exporting) -> None:
+def test_the_log_is_held_from_the_first_message_that_is_not_exported(
+    place: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.send("orders-held", 2)
     place.run_now()
     broker, exporter = place.broker, place.exporter
@@ -167,7 +170,12 @@ def test_the_log_is_held_from_the_first_message_that_is_not_exported(place: Expo
     behind = floor_of(broker, topics, exporter.state.ends, hold, broker.log.last_timestamp)
     assert begin < behind < broker.log.end
     assert broker.log.read_record(behind).store_timestamp >= broker.log.last_timestamp
-    assert floor_of(broker, topics, exporter.state.ends, hold, broker.log.last_timestamp + 1) == broker.log.end
+    later = broker.log.last_timestamp + 1
+    assert floor_of(broker, topics, exporter.state.ends, hold, later) == broker.log.end
+    with monkeypatch.context() as patch:
+        run_out_of_descriptors(patch, broker.log)
+        with pytest.raises(OSError, match="Too many open files"):  # the broker keeps everything then
+            floor_of(broker, topics, exporter.state.ends, hold, later)
 
 
 @pytest.mark.slow
