@@ -37,10 +37,10 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
     from gantrymq.operations.delayed import Waiting, waiting_messages
 
     async def work(client: Client) -> list[Waiting]:
-        found, complete = await waiting_messages(client, topic)
-        if not complete:
-            warn("a broker without a master cannot be read, so its messages are missing")
-        return found
+        found = await waiting_messages(client, topic)
+        for broker in found.unread:
+            warn(f"broker {broker} has no master now and cannot be read, so its messages are missing")
+        return found.messages
 
     found = with_client(nameserver, work)
     shown = found[:limit]

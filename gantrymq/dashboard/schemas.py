@@ -132,7 +132,7 @@ ANSWERS: Final[dict[tuple[str, str], Schema]] = {
     ("GET", "/dead-letters/{group}"): MESSAGES,
     ("POST", "/dead-letters/{group}/replay"): fields(group=TEXT, sent=WHOLE),
     ("GET", "/delayed"): fields(
-        total=WHOLE, complete=FLAG, messages=listed(row_of(delayed.Waiting)), levels=listed(LEVEL)
+        total=WHOLE, complete=FLAG, unread=listed(TEXT), messages=listed(row_of(delayed.Waiting)), levels=listed(LEVEL)
     ),
     ("POST", "/delayed/recall"): fields(id=TEXT),
     ("GET", "/log-events"): fields(events=listed(EVENT)),

@@ -269,14 +269,16 @@ async def dead_letter_messages(client: Client, name: str, most: int) -> list[dic
 
 
 async def delayed(client: Client, topic_name: str | None) -> dict[str, Any]:
-    """The timed messages that wait, the next one first; ``complete``: whether all were read."""
+    """The timed messages that wait, the next one first; ``complete``: whether all were read, but for those of the
+    brokers ``unread``, which have no master."""
     from gantrymq.operations.delayed import waiting_messages
 
-    found, complete = await waiting_messages(client, topic_name, DELAYED_MAX)
+    found = await waiting_messages(client, topic_name, DELAYED_MAX)
     return {
-        "total": len(found),
-        "complete": complete,
-        "messages": [attrs.asdict(one) for one in found[:PAGE_MAX]],
+        "total": len(found.messages),
+        "complete": found.complete,
+        "unread": found.unread,
+        "messages": [attrs.asdict(one) for one in found.messages[:PAGE_MAX]],
         "levels": await delay_levels(client),
     }
 

@@ -19,7 +19,7 @@ from gantrymq.client.routes import addresses_to_read
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.offsets import OffsetResponse, SearchOffsetHeader
 from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
@@ -58,32 +58,44 @@ class NotRecalled(Exception):
     """The handle is invalid, belongs to no master of the topic, or its broker refused the recall."""
 
 
-async def waiting_messages(client: Client, topic: str | None, most: float = math.inf) -> tuple[list[Waiting], bool]:
-    """The waiting messages of the cluster, the next one first, and whether these are all; of one topic, or of all.
+@attrs.frozen
+class WaitingMessages:
+    """Timed messages, the next one first."""
 
-    A broker without a master is asked by a slave, which may not have the last ones; if it refuses, its messages are
-    missing. ``most``: the reading ends at one more, so that the last ones stored are missing, and recalls of others.
+    messages: list[Waiting]
+    complete: bool = True
+    """Whether the brokers that were read have no more."""
+    unread: list[str] = attrs.field(factory=list)
+    """The brokers without a master that have no slave to read them from."""
+
+
+async def waiting_messages(client: Client, topic: str | None, most: float = math.inf) -> WaitingMessages:
+    """The waiting messages of the cluster, of one topic or of all.
+
+    A broker without a master is read from a slave, which may not have the last ones. ``most``: the reading ends at one
+    more, so that the last ones stored are missing, and recalls of others.
     """
     if TIMER_TOPIC not in await client.admin.topics():
-        return [], True
+        return WaitingMessages([])
     found: list[Waiting] = []
+    unread: list[str] = []
     complete = True
     for data in (await client.admin.route(TIMER_TOPIC)).broker_datas:
         address = next(iter(addresses_to_read(data)), None)
         if address is None:
-            complete = False
+            unread.append(data.broker_name)
             continue
         try:
             async with open_channel(address) as channel:
                 more, is_all = await _waiting_at(channel, data.broker_name, topic, most - len(found))
-        except RemoteFault:
+        except (RemoteFault, ConnectError):
             if 0 in data.broker_addrs:
                 raise
-            complete = False  # as RocketMQ's slaves, unless slaveReadEnable is set
+            unread.append(data.broker_name)  # slaves of RocketMQ 5 refuse pulls unless slaveReadEnable is set
             continue
         found += more
         complete = complete and is_all
-    return sorted(found, key=lambda one: one.due), complete
+    return WaitingMessages(sorted(found, key=lambda one: one.due), complete, unread)
 
 
 async def _waiting_at(channel: Channel, broker: str, topic: str | None, most: float) -> tuple[list[Waiting], bool]:

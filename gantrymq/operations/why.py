@@ -98,7 +98,8 @@ def _place(lags: Sequence[QueueLag], queue: MessageQueue) -> QueueLag | None:
 
 
 async def _missing(client: Client, topic: str, message_id: str) -> Reason:
-    for waiting in (await waiting_messages(client, topic))[0]:
+    timed = await waiting_messages(client, topic)
+    for waiting in timed.messages:
         if waiting.message_id == message_id:
             return Reason("delayed", f"the message is timed: it is delivered at {_clock(waiting.due)}")
     for copy in await _find(client, SCHEDULE_TOPIC, message_id):
@@ -118,6 +119,8 @@ async def _missing(client: Client, topic: str, message_id: str) -> Reason:
             "expired", f"the id is of about {_clock(sent)}, and {kept}: the message has expired, or was not stored"
         )
     text = f"topic {topic} has no message with this id: it was not stored, or its transaction is not committed"
+    if timed.unread:
+        text += f"; or it is timed, and waits at {', '.join(timed.unread)}, without a master that can be read"
     return Reason("not_found", text)
 
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from gantrymq.client.errors import NoRoute
-from gantrymq.operations.delayed import waiting_messages
+from gantrymq.operations.delayed import WaitingMessages, waiting_messages
 from gantrymq.operations.groups import delete_group
 from gantrymq.operations.topics import delete_topic
 from gantrymq.operations.why import why
@@ -24,7 +24,7 @@ from gantrymq.remoting.bodies.running import MemberReport
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.errors import ConnectFailed, RemoteFault
 from gantrymq.remoting.headers.nameserver import RegisterBrokerHeader
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.harness import run_cluster
@@ -139,16 +139,18 @@ async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_
         assert (code, "broker broker-b has no master now" in err) == (1, True)
 
 
-@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize(
+    "error", [None, RemoteFault(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]"), ConnectFailed("b:2", "refused")]
+)
 async def test_timed_messages_of_a_broker_without_a_master_are_read_from_its_slave(
-    monkeypatch: pytest.MonkeyPatch, refuses: bool
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     asked = []
 
     class Slave:
         async def call(self, command: Command, timeout: float = 0) -> Command:
-            if refuses and asked[-1] == "b:2":
-                raise RemoteFault(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]")
+            if error is not None and asked[-1] == "b:2":
+                raise error
             offset = 0 if command.code != RequestCode.PULL_MESSAGE else None
             ext = {"offset": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
             return Command(ResponseCode.SUCCESS if offset is not None else ResponseCode.PULL_NOT_FOUND, ext)
@@ -164,5 +166,5 @@ async def test_timed_messages_of_a_broker_without_a_master_are_read_from_its_sla
 
     monkeypatch.setattr("gantrymq.operations.delayed.open_channel", opened)
     client: Any = SimpleNamespace(admin=Admin("broker-a", "broker-b"))
-    assert await waiting_messages(client, None) == ([], not refuses)
+    assert await waiting_messages(client, None) == WaitingMessages([], True, ["broker-b"] if error else [])
     assert asked == ["a:1", "b:2"]

@@ -22,6 +22,7 @@ from gantrymq.dashboard import views
 from gantrymq.dashboard.access import Access
 from gantrymq.dashboard.api import PREFIX, REPLAY_MAX, REPLAY_S, TIMEOUT_S, Source, make_app
 from gantrymq.operations import dead_letters
+from gantrymq.operations.delayed import WaitingMessages
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from gantrymq.remoting.command import Command
@@ -244,10 +245,10 @@ async def test_timed_messages_are_read_by_one_request_at_a_time(
     reads: list[tuple[str | None, float]] = []
     answers: list[tuple[int, Any]] = []
 
-    async def waiting(client: Client, topic: str | None, most: int) -> tuple[list[Any], bool]:
+    async def waiting(client: Client, topic: str | None, most: int) -> WaitingMessages:
         reads.append((topic, trio.current_time()))
         await trio.sleep(5)
-        return [], True
+        return WaitingMessages([])
 
     async def levels(client: Client) -> list[Any]:
         return []
@@ -266,7 +267,7 @@ async def test_timed_messages_are_read_by_one_request_at_a_time(
         await trio.sleep(1)
         nursery.start_soon(ask_for_delayed, "topic=orders")
     assert [(topic, at - began) for topic, at in reads] == [(None, 0), (None, 5), ("orders", 10)]
-    assert answers == [(200, {"total": 0, "complete": True, "messages": [], "levels": []})] * 5
+    assert answers == [(200, {"total": 0, "complete": True, "unread": [], "messages": [], "levels": []})] * 5
 
 
 async def test_all_log_events_that_are_kept_are_shown(app: Starlette) -> None:

@@ -155,7 +155,7 @@ def test_brokers_plugins_and_totals_are_returned(site: Site) -> None:
     overview = site.get("/overview")
     assert overview["nameservers"] == [site.cluster.nameserver]
     assert overview["brokers"][0]["broker"] == "broker-a"
-    assert site.get("/delayed") == {"total": 0, "complete": True, "messages": [], "levels": []}
+    assert site.get("/delayed") == {"total": 0, "complete": True, "unread": [], "messages": [], "levels": []}
     assert site.get("/clients")["page"] == 1
 
 

@@ -526,7 +526,8 @@ function replay(name, count) {
 async function delayed() {
   const found = await api("/delayed");
   return [head("Delayed messages"), panel(`${found.complete ? "" : "At least "}${number(found.total)} timed messages wait`,
-    !found.complete && h("p", { class: "hint" }, "More wait than one request reads: those that were stored last are not shown, and a recalled one may be."), table([
+    !found.complete && h("p", { class: "hint" }, "More wait than one request reads: those that were stored last are not shown, and a recalled one may be."),
+    found.unread.length > 0 && h("p", { class: "hint" }, `Without a master that can be read: ${found.unread.join(", ")}. What waits there is missing.`), table([
     ["Due", (row) => clock(row.due)], ["Topic", (row) => link("topics", row.topic)], ["Broker", (row) => row.broker],
     ["Queue", (row) => number(row.queue_id), true], ["Id", (row) => mono(row.message_id)],
     ["", (row) => row.handle && action("Recall", () => ask({
