@@ -35,6 +35,8 @@ from gantrymq.spark.wire import Queue, Wire
 T = TypeVar("T")
 RETRY_PAUSE_SECONDS = 0.5
 """The pause before nameservers or brokers that do not answer are asked again."""
+SLAVE_CHECK_SECONDS = 30.0
+"""How long it is remembered whether a slave serves pulls."""
 
 
 @attrs.define
@@ -70,6 +72,8 @@ class StreamPlanner:
     _unreachable: set[str] = attrs.field(factory=set)
     _without_master: set[str] = attrs.field(factory=set)
     """The brokers whose new queues wait for their master."""
+    _slaves: dict[str, tuple[float, str]] = attrs.field(factory=dict)
+    """By the address of a slave when it was asked for a message last, and why it served none; empty if it did."""
 
     def initial(self) -> dict[str, Any]:
         """Where a new query starts. Raises as :meth:`prepare_available_now`, and :class:`WrongOption`."""
@@ -260,7 +264,7 @@ class StreamPlanner:
                 try:
                     end = self.wire.find_end(queue)
                     if queue.is_slave and end:
-                        self.wire.pull(queue, end - 1, 1)
+                        self._check_slave(queue, end)
                 except (Unreachable, Refused) as error:
                     failed.setdefault(queue.address, error)
                     if not isinstance(error, Unreachable):
@@ -272,6 +276,20 @@ class StreamPlanner:
         for address in failed.keys() - self._failed.keys():
             log.warning("stream_broker_unreachable", broker=address, reason=str(failed[address]))
         self._failed, self._unreachable = failed, silent
+
+    def _check_slave(self, queue: Queue, end: int) -> None:
+        """Raise :class:`Unreachable` if the slave serves no pulls now, or did not a short time ago: batches must not
+        wait for it each time."""
+        known = self._slaves.get(queue.address)
+        if known is None or self.clock() - known[0] >= SLAVE_CHECK_SECONDS:
+            reason = ""
+            try:
+                self.wire.pull(queue, end - 1, 1, patient=False)
+            except Unreachable as error:
+                reason = str(error)
+            known = self._slaves[queue.address] = self.clock(), reason
+        if known[1]:
+            raise Unreachable(known[1])
 
     def _find_wanted(self, wanted: Mapping[QueueKey, object]) -> None:
         self._present = {}  # if no nameserver answers, no queue counts as deleted

@@ -203,16 +203,18 @@ class Wire:
         subscription: SubscriptionData = ALL_MESSAGES,
         *,
         until: int = 0,
+        patient: bool = True,
     ) -> Pulled:
         """Pull up to ``rows`` messages from ``offset`` on; the broker does not hold the pull.
 
         The broker leaves out messages that ``subscription`` excludes. It compares the hashes of tags, so other tags may
         be among the messages. If the next offset is below ``until``, the pull from there is sent at once, so that the
-        broker reads while the caller uses these messages; the caller's next pull takes its answer.
+        broker reads while the caller uses these messages; the caller's next pull takes its answer. Unless ``patient``,
+        a busy broker is not asked again.
         """
         answer = self._take_ahead(queue, offset, rows, subscription)
         if answer is None or answer.code == ResponseCode.SYSTEM_BUSY:
-            answer = self._call_broker(queue, self._pull_request(queue, offset, rows, subscription))
+            answer = self._call_broker(queue, self._pull_request(queue, offset, rows, subscription), patient)
         with _as_spark_errors(f"a pull of {queue} at {offset}", answer):
             bounds = read_pull(answer, queue.address)
         if answer.code != ResponseCode.SUCCESS:
@@ -281,12 +283,12 @@ class Wire:
         with _as_spark_errors(f"{what} of {queue}", answer):
             return read_offset(answer, queue.address)
 
-    def _call_broker(self, queue: Queue, request: Command) -> Command:
+    def _call_broker(self, queue: Queue, request: Command, patient: bool = True) -> Command:
         try:
             address = parse_address(queue.address)
         except ValueError:
             raise Unreachable(f"broker {queue.broker} is registered with {queue.address!r}, no address") from None
-        for pause in BUSY_PAUSES_SECONDS:
+        for pause in BUSY_PAUSES_SECONDS if patient else ():
             answer = self.call(address, request)
             if answer.code != ResponseCode.SYSTEM_BUSY:
                 return answer

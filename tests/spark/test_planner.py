@@ -669,6 +669,7 @@ class TwoBrokers(Wire):
         self.error = error
         self.slave_end = slave_end
         self.asked: list[str] = []
+        self.pulls: list[str] = []
         self.commits: list[tuple[str, int, int]] = []
 
     def find_queues(self, nameservers: object, topic: str) -> list[Queue]:
@@ -693,6 +694,7 @@ class TwoBrokers(Wire):
 
     def pull(self, queue: Queue, offset: int, *options: object, **more: object) -> Pulled:
         self._answer(queue)
+        self.pulls.append(queue.address)
         return Pulled(ResponseCode.PULL_NOT_FOUND, offset, 0, 50, b"")
 
     def commit(self, queue: Queue, group: str, offset: int) -> None:
@@ -791,6 +793,23 @@ def test_no_batch_is_planned_on_a_slave_that_serves_no_pulls(of_both: Callable[.
     with capture_logs() as logs:
         assert planner.latest(of_two(10, 10)) == of_two(10, 50)
     assert {entry["broker"] for entry in logs} == {"broker-a:1", "broker-a-slave:1"}
+
+
+@pytest.mark.parametrize(("kind", "read"), [(RefusingSlaves, 10), (TwoBrokers, 50)])
+def test_a_slave_is_asked_for_a_message_once_in_a_while(
+    of_both: Callable[..., StreamPlanner], clock: Clock, kind: type[TwoBrokers], read: int
+) -> None:
+    """A slave that refuses may be asked for long, and each batch would wait for it."""
+    wire = kind(SILENT, slave_end=50)
+    planner = of_both(wire)
+    with capture_logs() as logs:
+        for clock.now in (0.0, 5.0, 10.0):
+            assert planner.latest(of_two(10, 10)) == of_two(read, 50)
+    assert wire.pulls == ["broker-a-slave:1"]
+    assert len(logs) == len({entry["broker"] for entry in logs}), "each broker is logged once"
+    clock.now = 40.0
+    planner.latest(of_two(10, 10))
+    assert wire.pulls == ["broker-a-slave:1"] * 2, "a slave may have been configured anew"
 
 
 def test_a_begun_batch_that_is_split_by_bytes_asks_the_slaves_of_a_silent_master(

@@ -157,6 +157,9 @@ def test_requests_to_a_busy_broker_are_retried(
     cluster.busy = 3
     with pytest.raises(Unreachable, match=r"\[2\] \[TIMEOUT_CLEAN_QUEUE\]broker busy"):
         wire.pull(queue, 0)
+    cluster.busy = 1
+    with pytest.raises(Unreachable, match="broker busy"):
+        wire.pull(queue, 0, patient=False)
 
 
 def test_a_broken_connection_is_reopened(cluster: FakeCluster, wire: Wire) -> None:
