@@ -14,11 +14,12 @@ import structlog
 import trio
 
 from gantrymq.kernel.batch import DispatchBatch
-from gantrymq.kernel.errors import CorruptRange
+from gantrymq.kernel.errors import NO_DESCRIPTORS, CorruptRange, UnreadableRange
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.index.config import IndexConfig
 from gantrymq.plugins.index.files import WAITING_MAX_BYTES, IndexFiles
 from gantrymq.plugins.index.verify import IndexVerification, StopKind
+from gantrymq.remoting.outages import Outages
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -37,6 +38,7 @@ class Follower:
         self._broker = broker
         self._index = index
         self._config = config
+        self._outages = Outages(log, broker.env.monotonic)
         self._following = False
         self._behind = trio.Event()
         self.ready = trio.Event()
@@ -123,13 +125,24 @@ class Follower:
         if index.waiting_bytes > WAITING_MAX_BYTES // 4 and not await trio.to_thread.run_sync(index.write):
             await trio.sleep(self._config.flush_interval)
             return
-        await trio.to_thread.run_sync(self._build, self._broker.store.dispatched)
+        try:
+            await trio.to_thread.run_sync(self._build, self._broker.store.dispatched)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+            self._outages.warning("index_waits_for_descriptor", reason=str(error))
+            await trio.sleep(self._config.flush_interval)
+            return
+        self._outages.over("index_waits_for_descriptor")
         if index.position < self._broker.store.dispatched:
             log.info("index_building", position=index.position, log_end=self._broker.store.dispatched)
             await trio.sleep(max(began + 1 / STEPS_A_SECOND - trio.current_time(), 0))
 
     def _build(self, target: int) -> None:
-        """Add the keys between the index's position and ``target``, at most as much of the log as one step may read."""
+        """Add the keys between the index's position and ``target``, at most as much of the log as one step may read.
+
+        ``OSError`` if the process has no file descriptor left to read the log.
+        """
         index, commit_log = self._index, self._broker.log
         index.skip_to(commit_log.min_offset)
         enough = index.position + self._config.catch_up_bytes // STEPS_A_SECOND
@@ -153,6 +166,10 @@ class Follower:
                 index.put(batch)
                 if batch.end >= enough:
                     break
+        except UnreadableRange as error:
+            if error.errno in NO_DESCRIPTORS:  # the records are sound
+                raise OSError(error.errno, error.reason) from error
+            return False
         except CorruptRange:
             return False
         return index.position > before

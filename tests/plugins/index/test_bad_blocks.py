@@ -10,6 +10,7 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.broker import Broker
+from gantrymq.plugins.index.follower import Follower
 from gantrymq.plugins.interfaces import MessageIndex
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -18,6 +19,7 @@ from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
 from support.badblocks import BadBlocksEnv
+from support.unreadable import run_out_of_descriptors
 
 pytestmark = pytest.mark.trio
 
@@ -72,6 +74,30 @@ async def test_row_16_a_block_of_the_log_costs_its_message_in_a_search_and_in_an
             assert await search_all(broker) == others
             await fill_one_more(broker)
             assert await query(broker, "more") == [99] * (life + 1)
+
+
+async def test_messages_that_no_descriptor_is_left_to_read_are_indexed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    for file in (tmp_path / "index").iterdir():
+        file.unlink()
+    build = Follower._build
+
+    def build_without_descriptors(self: Follower, target: int) -> None:
+        monkeypatch.setattr(Follower, "_build", build)
+        with pytest.MonkeyPatch.context() as patch:
+            run_out_of_descriptors(patch, self._broker.log)
+            build(self, target)
+
+    monkeypatch.setattr(Follower, "_build", build_without_descriptors)
+    settings = {**SMALL, "plugin.index.flush_interval": "10ms"}
+    with structlog.testing.capture_logs() as logs:
+        async with run_broker(make_broker(tmp_path, settings=settings)) as broker:
+            assert await search_all(broker) == list(range(MESSAGES))
+    events = [entry["event"] for entry in logs]
+    assert "damaged_records_not_indexed" not in events
+    assert events.count("index_waits_for_descriptor") == 1
 
 
 async def fill_one_more(broker: Broker) -> None:
