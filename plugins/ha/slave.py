@@ -81,7 +81,7 @@ class Slave:
         master_address.changed = self._master_changed
 
     def _master_changed(self) -> None:
-        """Cancel the attempt to reach the previous master, which may hang."""
+        """Cancel the attempt to reach the previous master, which may hang, or a connection without a comparison."""
         self._attempt.cancel()
 
     def moved(self) -> None:
@@ -228,6 +228,8 @@ class Slave:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._leave_deposed, self._following)
             nursery.start_soon(self._watch_master_start, self._compared_with)
+            if not self._compared_with:
+                nursery.start_soon(self._leave_uncompared)
             self.connected_to = address
             self.heard_at = broker.env.monotonic()
             if not self._is_announced:
@@ -246,6 +248,14 @@ class Slave:
         """Disconnect from a master when another one is promoted: do not append its data or acknowledge it."""
         await self._epochs.wait_raised(epoch)
         raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {epoch}")
+
+    async def _leave_uncompared(self) -> None:
+        """Disconnect when the address for clients is found of a master that could not be asked without it: the next
+        connection compares the logs, and with it the tables can be adopted."""
+        with trio.CancelScope() as self._attempt:
+            if not self._master_address.broker:
+                await trio.sleep_forever()
+        raise BadFrame("its address for clients is known now, the logs can be compared")
 
     async def _watch_master_start(self, address: str) -> None:
         """Until this log is complete, compare the start of the master's log with the part that this log lacks."""

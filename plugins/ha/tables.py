@@ -3,7 +3,8 @@
 They are fetched with the requests that administrators also use (21, 201, 43, 45, 28), over one connection. Source:
 RocketMQ 4.9.7 ``SlaveSynchronize``. Unlike RocketMQ, a master that returns with older offsets does not set consumers
 back, a record of an unknown topic makes the slave fetch the tables at once, because the master may fail soon, and
-``progress`` keeps the slave from adopting progress that is ahead of its own log.
+``progress`` keeps the slave from adopting progress that is ahead of its own log. Nothing is adopted from a master whose
+log this one does not follow: its offsets may count other messages, and its tables may be those of another broker.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HELD_S: Final = 0.2
 
 
 class Tables:
-    """Fetches the tables every ``interval`` seconds while :meth:`run` runs.
+    """Fetches the tables every ``interval`` seconds while :meth:`run` runs and this log follows the master's.
 
     ``follows`` returns whether this log was compared with that of the master at an address and continues from it.
     """
@@ -96,7 +97,12 @@ class Tables:
         while not channel.closed and address == self._master_address.broker:
             self._unknown = trio.Event()
             again_at = trio.current_time() + min(AGAIN_S, self._interval)
-            await self._fetch(channel, said, progress)
+            if not await self._fetch(channel, said, progress):
+                said = MasterOffsets()
+                progress.forget()  # the log may be cut before it follows again
+                with trio.move_on_after(FIRST_S):
+                    await channel.while_open(trio.sleep_forever)
+                continue
             if self._failure or not self.fetched:
                 log.info("tables_fetched", master=address)
             self._failure = ""
@@ -114,21 +120,27 @@ class Tables:
             progress.adopt_reached()
         await channel.while_open(self._unknown.wait)
 
-    async def _fetch(self, channel: Channel, said: MasterOffsets, progress: HeldProgress) -> None:
-        if self._topics is not None:
-            log_end = self._log_end()
-            if self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG), log_end):
-                self._asked_for.clear()  # a topic may have been deleted and created again
+    async def _fetch(self, channel: Channel, said: MasterOffsets, progress: HeldProgress) -> bool:
+        """Adopt the master's tables; False, and nothing is adopted, if this log does not follow the master's."""
+        address = channel.address
+        if not self._follows(address):
+            return False
+        log_end = self._log_end()
+        topics = await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG, self._topics)
+        groups = await _ask(channel, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self._groups)
+        offsets = await _ask(channel, RequestCode.GET_ALL_CONSUMER_OFFSET, self._offsets)
+        delays = await _ask(channel, RequestCode.GET_ALL_DELAY_OFFSET, self._delays)
+        if not self._follows(address):
+            return False
+        if self._topics is not None and self._topics.adopt(topics, log_end):
+            self._asked_for.clear()  # a topic may have been deleted and created again
         if self._groups is not None:
-            self._groups.adopt(await _ask(channel, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
-        offsets = delays = b""
+            self._groups.adopt(groups)
         if self._offsets is not None:
-            offsets = await _ask(channel, RequestCode.GET_ALL_CONSUMER_OFFSET)
             said.merge(self._offsets, offsets)
-        if self._delays is not None:
-            delays = await _ask(channel, RequestCode.GET_ALL_DELAY_OFFSET)
         if offsets or delays:
             await progress.report(channel, lambda _end: self._adopt(offsets, delays))
+        return True
 
     def _adopt(self, offsets: bytes, delays: bytes) -> None:
         if self._offsets is not None:
@@ -173,7 +185,10 @@ class MasterOffsets:
                 offsets.commit(group, topic, queue_id, offset)
 
 
-async def _ask(channel: Channel, code: RequestCode) -> bytes:
+async def _ask(channel: Channel, code: RequestCode, table: object | None) -> bytes:
+    """Return the master's answer; empty, without a request, if this broker does not have the ``table``."""
+    if table is None:
+        return b""
     answer = await channel.call(Command(code))
     if answer.code != ResponseCode.SUCCESS:
         raise RemoteFault(answer.code, f"the master refuses {code.name}: {answer.remark or 'no remark'}")

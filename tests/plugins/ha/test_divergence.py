@@ -19,8 +19,9 @@ from gantrymq.plugins.ha import HaPlugin
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.compare import CUT_FILE
 from gantrymq.plugins.ha.epochs import FILE
-from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
+from gantrymq.plugins.interfaces import ConsumerOffsets, Replication, TopicTable
 from gantrymq.plugins.query.requests import QueryRequests
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -182,11 +183,17 @@ async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
     async with pair.master(**{"plugin.flush.mode": "async"}) as master:
         if since:
             await pair.send(master, *[b"new"] * since)
+        master.registry.get(ConsumerOffsets).commit("G", "T", 0, 10 + since)
+        master.registry.get(TopicTable).ensure(TopicConfig("New", 1, 1))
         with structlog.testing.capture_logs() as logs:
             async with pair.slave(master) as slave:
+                slave.registry.get(ConsumerOffsets).commit("G", "T", 0, 5)
                 await pair.until(lambda: any(entry["event"] == "master_not_connected" for entry in logs))
+                await trio.sleep(0.5)  # several fetches of the tables
                 assert not slave.restarting
                 assert slave.queues.get("T", 0).max_offset == 20
+                assert slave.registry.get(ConsumerOffsets).query("G", "T", 0) == 5, "it counts other messages"
+                assert slave.registry.get(TopicTable).get("New") is None
         reason = next(entry["reason"] for entry in logs if entry["event"] == "master_not_connected")
         assert "has lost" in reason
         assert "promote this slave" in reason

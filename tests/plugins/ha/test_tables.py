@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import trio.testing
 from gantrymq.kernel.registry import Registry
 from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.ha.tables import MasterOffsets, Tables
-from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
+from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, LevelPositions, Replication, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -209,6 +210,7 @@ class Told(Channel):
         super().__init__("m:2")
         self.codes: list[int] = []
         self.answers = {RequestCode[name]: body for name, body in answers.items()}
+        self.on_call: Callable[[], None] = lambda: None
 
     @property
     def asked(self) -> int:
@@ -217,6 +219,7 @@ class Told(Channel):
 
     async def call(self, command: Command, timeout: float = 3.0) -> Command:
         self.codes.append(command.code)
+        self.on_call()
         return Command(ResponseCode.SUCCESS, body=self.answers.get(RequestCode(command.code), b"{}"))
 
 
@@ -367,13 +370,32 @@ async def test_progress_is_not_adopted_before_the_log_is_known_to_be_the_masters
 ) -> None:
     """A deposed master may have a longer log, whose tail will be cut off."""
     behind.master_reports(end=1000, halves=7, position=3)
-    behind.dispatched, behind.follows = 2000, False
     nursery.start_soon(behind.stay)
+    await trio.sleep(5)
+    behind.dispatched, behind.follows = 2000, False
     await trio.sleep(25)
     assert (behind.halves, behind.levels) == (None, [])
     behind.follows = True
     await trio.sleep(1)
     assert (behind.halves, behind.levels) == (7, [b"position 3"])
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_nothing_is_adopted_from_a_master_that_this_log_does_not_follow(
+    behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It may have lost its disk, or have other messages at the offsets that its consumers have reached."""
+    behind.master_reports(end=1000, halves=7, position=3)
+    behind.follows = False
+    nursery.start_soon(behind.stay)
+    await trio.sleep(25)
+    assert behind.channel.codes == []
+    behind.channel.on_call = lambda: setattr(behind, "follows", False)
+    behind.follows = True
+    await trio.sleep(5)
+    assert behind.channel.codes != []
+    assert behind.offsets.table == {}, "the connection for the log has ended meanwhile"
     nursery.cancel_scope.cancel()
 
 
@@ -433,3 +455,19 @@ async def test_a_slave_follows_the_master_with_which_it_was_compared_while_it_is
         assert not slave.follows("127.0.0.1:1")
         master.stop()
         await pair.until(lambda: not slave.follows(master.address))
+
+
+@pytest.mark.trio
+async def test_a_slave_compares_its_log_when_a_nameserver_reports_the_address_that_was_not_configured(
+    pair: Any,
+) -> None:
+    """An empty slave follows a master of which it knows only the port for slaves, RocketMQ's haMasterAddress."""
+    async with pair.master() as master, pair.slave(master.registry.get(Replication).ha_address) as slave:
+        await pair.connected(master)
+        await pair.send(master, b"x")
+        await pair.until(lambda: slave.store.dispatched == master.log.end)
+        master.registry.get(TopicTable).ensure(TopicConfig("New", 3, 5))
+        slave.registry.get(Replication).master_is(master.address, master.registry.get(Replication).ha_address)
+        await pair.until(lambda: slave.registry.get(TopicTable).get("New") is not None)
+        await pair.send(master, b"y")
+        await pair.until(lambda: slave.store.dispatched == master.log.end)
