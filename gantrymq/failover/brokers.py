@@ -110,8 +110,13 @@ async def broker_rows(
                 nursery.start_soon(ask_broker, row, address, response_timeout)
     rows = [found[key] for key in sorted(found)]
     for row in rows:
-        if not row["is_registered"] and row["role"] not in (UNREACHABLE, REFUSING):  # its id may have changed
-            row["id"] = max(row["id"], 1) if row["role"] == "slave" else 0
+        if row["role"] in (UNREACHABLE, REFUSING):
+            continue
+        if row["role"] != "slave":  # a nameserver that it cannot reach may list its id from before its promotion
+            row["id"] = 0
+        elif not row["is_registered"]:  # its id may have changed
+            row["id"] = max(row["id"], 1)
+    rows.sort(key=lambda row: (row["broker"], row["id"]))
     masters = {row["broker"]: row for row in rows if row["id"] == 0}
     for row in rows:
         master = masters.get(row["broker"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,19 +17,23 @@ from gantrymq.client.connections import Connections
 from gantrymq.client.errors import CallTimeout
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.failover.brokers import ask_broker, query_brokers
+from gantrymq.failover.promotion import PromotionRefused, promote
 from gantrymq.remoting import channel
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS
-from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 
 BROKER = "10.0.0.10:10911"
 
 
 class Network:
-    """Nameservers that know one broker; those in ``hanging`` accept connections and requests and answer none."""
+    """Nameservers that know one broker, with the id ``number``; those in ``hanging`` accept connections and requests
+    and answer none."""
 
-    def __init__(self, *addresses: str) -> None:
+    def __init__(self, *addresses: str, number: int = 0) -> None:
+        self.number = number
         self.hanging: set[str] = set()
         self.requests: list[str] = []
         self.noted: list[str] = []
@@ -43,7 +48,7 @@ class Network:
             if address in self.hanging:
                 await trio.sleep(CALL_TIMEOUT_SECONDS)
                 raise CallTimeout(address, "no answer")
-            data = BrokerData(cluster="C", broker_name="broker-a", broker_addrs={0: BROKER})
+            data = BrokerData(cluster="C", broker_name="broker-a", broker_addrs={self.number: BROKER})
             return command.answer(0, body=ClusterInfo(broker_addr_table={"broker-a": data}).to_bytes())
 
         await trio.lowlevel.checkpoint()
@@ -96,3 +101,29 @@ def test_a_broker_that_responds_with_an_error_is_not_unreachable(monkeypatch: py
     row: dict[str, Any] = {"id": 0}
     trio.run(ask_broker, row, BROKER, 1.0)
     assert (row["role"], row["refusal"]) == ("refusing", "no permission for the watcher")
+
+
+def test_a_master_that_a_nameserver_still_lists_as_a_slave_is_not_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nameserver was out of reach when it was promoted. A new epoch would fence it."""
+    asked: list[int] = []
+
+    @asynccontextmanager
+    async def open_channel(address: str) -> AsyncIterator[Any]:
+        async def call(command: Command, timeout: float) -> Command:
+            asked.append(command.code)
+            table = {"brokerRole": "ASYNC_MASTER", "haEpoch": "1-aa", "commitLogMaxOffset": "10"}
+            return command.answer(ResponseCode.SUCCESS, body=KVTable(table=table).to_bytes())
+
+        yield SimpleNamespace(call=call, address=address)
+
+    async def scenario() -> None:
+        network = Network("one", number=1)
+        query = partial(query_brokers, network.client, 1.0, "broker-a")
+        (row,) = await query()
+        assert (row["id"], row["role"]) == (0, "async_master")
+        with pytest.raises(PromotionRefused, match=r"has a master .* that answers"):
+            await promote("broker-a", query)
+
+    monkeypatch.setattr(channel, "open_channel", open_channel)
+    trio.run(scenario)
+    assert asked == [RequestCode.GET_BROKER_RUNTIME_INFO] * 2
