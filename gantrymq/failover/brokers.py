@@ -96,6 +96,7 @@ async def broker_rows(
                 "refusal": "",
                 "log_epoch": None,
                 "log_lacks_before": 0,
+                "log_kept_from": 0,
                 "master_silent_s": None,
                 "copies": [],
                 "is_registered": address in known,
@@ -148,7 +149,7 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
-    from gantrymq.remoting.epoch import LOG_EPOCH_KEY, LOG_LACKS_KEY
+    from gantrymq.remoting.epoch import LOG_EPOCH_KEY, LOG_KEPT_KEY, LOG_LACKS_KEY
     from gantrymq.remoting.errors import ConnectError, RemoteFault
 
     try:
@@ -172,6 +173,7 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
     row["not_promotable"] = table.get("haNotPromotable", "")
     row["log_epoch"] = table.get(LOG_EPOCH_KEY)
     row["log_lacks_before"] = int(table.get(LOG_LACKS_KEY, 0))
+    row["log_kept_from"] = int(table.get(LOG_KEPT_KEY, 0))
     row["master_silent_s"] = float(table.get("haMasterSilentSeconds", -1)) if table.get("haMasterAddress") else None
     if table.get("haFenced"):
         row["role"] = FENCED

@@ -31,6 +31,7 @@ from gantrymq.remoting.epoch import (
     FIRST,
     LOG_END_FIELD,
     LOG_EPOCH_FIELD,
+    LOG_KEPT_FIELD,
     LOG_LACKS_FIELD,
     Epoch,
     epoch_in,
@@ -70,12 +71,15 @@ class SlaveLog:
     is at most that.
     ``lacks_before``: the offset before which the log lacks records that its master had, 0 if it is complete. A new
     slave gets only the last file of a master without ``full_copy``. Slaves of older versions do not report it.
+    ``kept_from``: the offset behind which the log has what its master may have acknowledged and has lost, 0 if there
+    is nothing. The master has other messages there since. Slaves of older versions do not report it.
     """
 
     end: int
     epoch: Epoch | None
     known: int = 0
     lacks_before: int = 0
+    kept_from: int = 0
 
     @property
     def least(self) -> tuple[int, int]:
@@ -92,10 +96,15 @@ class SlaveLog:
         """The lowest possible epoch number, and the bytes that the log has of its master's."""
         return self.least[0], self.end - self.lacks_before
 
+    def keeps_beside(self, other: SlaveLog) -> bool:
+        """Whether this log has messages that its master has lost and ``other``, of the same epoch, may not have."""
+        return bool(self.kept_from) and self.kept_from != other.kept_from
+
     def __str__(self) -> str:
         of_epoch = "" if self.epoch is None else f" of epoch {self.epoch}"
         lacking = f" without what its master had before {self.lacks_before}" if self.lacks_before else ""
-        return f"up to {self.end}{of_epoch}{lacking}"
+        kept = f", of which its master has lost the part behind {self.kept_from}" if self.kept_from else ""
+        return f"up to {self.end}{of_epoch}{lacking}{kept}"
 
 
 def choose(logs: Mapping[str, SlaveLog], wanted: Collection[str], *, accept_loss: bool = False) -> str:
@@ -115,6 +124,7 @@ def choose(logs: Mapping[str, SlaveLog], wanted: Collection[str], *, accept_loss
             f"{address} has the log {chosen}: these messages would be lost. Start the master or promote a slave with a "
             f"complete log; {ACCEPT_LOSS}"
         )
+    _check_kept(logs, address)
     if chosen.least < logs[best].least and logs[best].lacks_before:
         raise PromotionRefused(
             f"{address} has the log {chosen}, and {best} {logs[best]}: each of them has messages that the other one "
@@ -141,6 +151,23 @@ def choose(logs: Mapping[str, SlaveLog], wanted: Collection[str], *, accept_loss
                 f"them may have acknowledged messages that the other one lacks; {ACCEPT_LOSS}"
             )
     return address
+
+
+def _check_kept(logs: Mapping[str, SlaveLog], address: str) -> None:
+    """Raise :class:`PromotionRefused` if ``address`` or another slave has what their master has lost, and the other one
+    has, or may have, what this master has accepted since.
+
+    The messages that a slave with a lower epoch keeps were given up at the promotion that began the higher one.
+    """
+    chosen = logs[address]
+    for other, each in logs.items():
+        if each.least[0] != chosen.least[0]:
+            continue
+        if each.keeps_beside(chosen) or (chosen.keeps_beside(each) and each.end > chosen.kept_from):
+            raise PromotionRefused(
+                f"{address} has the log {chosen}, and {other} {each}: each of them may have acknowledged messages that "
+                f"the other one lacks. Empty the folder of the one to give up; {ACCEPT_LOSS}, the one with --id"
+            )
 
 
 async def promote(
@@ -225,7 +252,11 @@ def _reported_logs(slaves: Sequence[Row]) -> dict[str, SlaveLog]:
     """Return the logs of slaves that support epochs, by address, as their rows have them."""
     return {
         str(row["address"]): SlaveLog(
-            int(row["offset"] or 0), epoch_in(row, "log_epoch"), _known(row), row.get("log_lacks_before", 0)
+            int(row["offset"] or 0),
+            epoch_in(row, "log_epoch"),
+            _known(row),
+            row.get("log_lacks_before", 0),
+            row.get("log_kept_from", 0),
         )
         for row in slaves
     }
@@ -307,8 +338,9 @@ async def _send_epoch(address: str, epoch: Epoch, timeout: float, *, master: boo
     answer = await _call(address, Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext), timeout)
     said = answer.ext or {}
     try:
-        lacks_before = int(said.get(LOG_LACKS_FIELD, 0))
-        return SlaveLog(int(said[LOG_END_FIELD]), epoch_in(said, LOG_EPOCH_FIELD), lacks_before=lacks_before)
+        lacks_before, kept_from = int(said.get(LOG_LACKS_FIELD, 0)), int(said.get(LOG_KEPT_FIELD, 0))
+        epoch_of_log = epoch_in(said, LOG_EPOCH_FIELD)
+        return SlaveLog(int(said[LOG_END_FIELD]), epoch_of_log, lacks_before=lacks_before, kept_from=kept_from)
     except (KeyError, ValueError):
         raise PromotionRefused(f"{address} does not say where its log ends") from None
 

@@ -29,6 +29,11 @@ LOG_LACKS_KEY: Final = "haLogLacksBefore"
 had; absent if the log is complete."""
 LOG_LACKS_FIELD: Final = "logLacksBefore"
 """The field of the response to NOTIFY_BROKER_ROLE_CHANGED with the same offset; absent if the log is complete."""
+LOG_KEPT_KEY: Final = "haLogKeptFrom"
+"""The name in a slave's runtime information of the offset (bytes) behind which it keeps what its master may have
+acknowledged and has lost; absent if there is nothing."""
+LOG_KEPT_FIELD: Final = "logKeptFrom"
+"""The field of the response to NOTIFY_BROKER_ROLE_CHANGED with the same offset; absent if there is nothing."""
 CANNOT_BEGIN: Final = "cannot begin"
 """Part of the remark with which a broker refuses an epoch that is not above the highest known one."""
 NUMBER_MAX: Final = 2**62

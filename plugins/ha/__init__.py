@@ -57,7 +57,7 @@ from gantrymq.plugins.ha.timer_progress import TimerReports
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.interfaces import Encryption, Health, LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode, ResponseCode
-from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, LOG_EPOCH_KEY, LOG_LACKS_KEY, Epoch
+from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, LOG_EPOCH_KEY, LOG_KEPT_KEY, LOG_LACKS_KEY, Epoch
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
@@ -343,6 +343,8 @@ class HaPlugin:
             epoch[LOG_EPOCH_KEY] = str(self._epochs.of_log.epoch)
         if self.slave is not None and self._epochs.lacks_before:
             epoch[LOG_LACKS_KEY] = str(self._epochs.lacks_before)
+        if self.slave is not None and self._epochs.kept_from:
+            epoch[LOG_KEPT_KEY] = str(self._epochs.kept_from)
         if self.slave is not None:
             return epoch | {"haNotPromotable": fixed_number(broker)} | slave_info(broker, self.slave)
         epoch["haLease"] = str(self.has_lease).lower()

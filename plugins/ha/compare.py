@@ -118,12 +118,14 @@ class Comparison:
             if match is LogMatch.SAME:
                 await self._compare_blank(channel, places[-1])
                 self._absent_since = None
+                self._epochs.note_kept(0)
                 return
             if match is LogMatch.ABSENT and not self._master_compares:
                 await self._wait_for_record(channel, places[-1])
             end = await self._common_end(channel)
             if self._may_have_acknowledged:
                 lost = self._broker.log.end - end
+                self._epochs.note_kept(end)
                 raise Unlike(
                     f"{channel.address}, whose flush is or was asynchronous, has lost {lost} bytes behind the offset "
                     f"{end}, which this slave has. Stop it and promote this slave, or empty {self._broker.root}"

@@ -14,7 +14,8 @@ stores it before it acknowledges the first record of the epoch. It also stores i
 flush meanwhile: such a master can lose what it has acknowledged, whatever it reports later.
 
 A new slave gets only the last file of its master's log, unless the master has ``full_copy``. It stores the offset at
-which its log begins before it appends the first record: a promotion prefers a complete log.
+which its log begins before it appends the first record: a promotion prefers a complete log. A slave that keeps what its
+master may have acknowledged and has lost stores from where: a promotion of another slave would lose it.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ BEFORE_PROMOTIONS: Final = LogEpoch(FIRST, 0)
 """True of each log: before any promotion there is one master, whose log begins empty."""
 
 
-def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Role | None, int | None, int]:
-    """Return the highest known epoch, the own one, the log's, the master's role, the slave's number, and the offset
-    before which the log is incomplete in the file ``data``.
+def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Role | None, int | None, int, int]:
+    """Return the highest known epoch, the own one, the log's, the master's role, the slave's number, the offset before
+    which the log is incomplete, and the one behind which it has what its master has lost, in the file ``data``.
 
     Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` if it is invalid.
     """
@@ -76,6 +77,7 @@ def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Ro
         _ROLES.get(str(said.get("masterRole"))),
         None if said.get("slaveNumber") is None else int(said["slaveNumber"]),
         int(said.get("lacksBefore", 0)),
+        int(said.get("keptFrom", 0)),
     )
 
 
@@ -105,6 +107,9 @@ class Epochs:
         self.lacks_before = 0
         """The offset before which the log lacks records that the master had when the log began; 0 if it is
         complete."""
+        self.kept_from = 0
+        """The offset behind which this slave's log has what its master may have acknowledged and has lost; 0 if there
+        is nothing."""
         self.returns = False
         """Whether the broker becomes a slave again automatically when it is fenced."""
         self.is_undecided = False
@@ -155,7 +160,7 @@ class Epochs:
         """
         self.slave_number = slave_number or self.slave_number
         log.warning("epoch_began", epoch=str(epoch), before=str(self.known))
-        self._write(epoch, epoch, self.of_log)
+        self._write(epoch, epoch, self.of_log, kept_from=0)
         self.is_undecided = False
         self._decided.unpark_all()
 
@@ -199,6 +204,8 @@ class Epochs:
             found = BEFORE_PROMOTIONS
         if found != self.of_log:
             self._write(self.known, self.own, found)
+        if end <= self.kept_from:
+            self.note_kept(0)
 
     def log_follows(self, epoch: Epoch, start: int | None, end: int, *, async_flush: bool = False) -> None:
         """Record that this slave's log, up to ``end``, is that of the master of ``epoch``. Call this before ``end`` is
@@ -244,6 +251,12 @@ class Epochs:
             log.info("log_complete", offset=self.lacks_before)
             self._write(self.known, self.own, self.of_log, 0)
 
+    def note_kept(self, offset: int) -> None:
+        """Record that this slave's log has behind ``offset`` what its master may have acknowledged and has lost; 0 if
+        there is nothing. OSError if the file cannot be written."""
+        if offset != self.kept_from:
+            self._write(self.known, self.own, self.of_log, kept_from=offset)
+
     def _fence(self, mine: Epoch, epoch: Epoch, source: str) -> None:
         if not self.fenced:
             self.fenced = f"epoch {epoch} has begun, reported by {source}; this broker was the master of epoch {mine}"
@@ -272,14 +285,20 @@ class Epochs:
     def _read(self) -> None:
         try:
             found = decode_epochs(self._env.read_bytes(self._path))
-            self.known, self.own, self.of_log, self.master_role, self.slave_number, self.lacks_before = found
+            (
+                self.known, self.own, self.of_log, self.master_role, self.slave_number, self.lacks_before,
+                self.kept_from,
+            ) = found  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StartError(
                 f"{self._path} cannot be read: {error!r:.200}. It has the epoch of which this broker is the master. "
                 "Restore it, or start with an empty folder as a slave of the current master"
             ) from None
 
-    def _write(self, known: Epoch, own: Epoch | None, of_log: LogEpoch | None, lacks_before: int | None = None) -> None:
+    def _write(
+        self, known: Epoch, own: Epoch | None, of_log: LogEpoch | None, lacks_before: int | None = None,
+        kept_from: int | None = None,
+    ) -> None:  # fmt: skip
         said: dict[str, Any] = {"known": str(known), "own": None if own is None else str(own)}
         if of_log is not None:
             said["log"] = {"epoch": str(of_log.epoch), "start": of_log.start}
@@ -292,6 +311,9 @@ class Epochs:
         lacks_before = self.lacks_before if lacks_before is None else lacks_before
         if lacks_before:
             said["lacksBefore"] = lacks_before
+        kept_from = self.kept_from if kept_from is None else kept_from
+        if kept_from:
+            said["keptFrom"] = kept_from
         self._env.replace(self._path, json.dumps(said).encode())
         self.known, self.own, self.of_log, self._is_new = known, own, of_log, False
-        self.lacks_before = lacks_before
+        self.lacks_before, self.kept_from = lacks_before, kept_from

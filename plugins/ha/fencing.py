@@ -2,8 +2,8 @@
 
 ``NOTIFY_BROKER_ROLE_CHANGED`` (1008) with the field ``gantryEpoch`` notifies a broker of an epoch. With the broker's
 own address as ``masterAddress`` it makes the broker the master of that epoch; with another address, and
-``haServerAddr``, a slave follows that broker. The response has the known epoch, the end and the epoch of the log, and
-the offset before which the log is incomplete, if it is.
+``haServerAddr``, a slave follows that broker. The response has the known epoch, the end and the epoch of the log, the
+offset before which the log is incomplete, if it is, and the one behind which it has what its master has lost, if any.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gantrymq.remoting.epoch import (
     EPOCH_FIELD,
     LOG_END_FIELD,
     LOG_EPOCH_FIELD,
+    LOG_KEPT_FIELD,
     LOG_LACKS_FIELD,
     Epoch,
     epoch_in,
@@ -110,6 +111,8 @@ class RoleChanges:
             state[LOG_EPOCH_FIELD] = str(self._epochs.of_log.epoch)
         if self._epochs.lacks_before:
             state[LOG_LACKS_FIELD] = str(self._epochs.lacks_before)
+        if self._epochs.kept_from:
+            state[LOG_KEPT_FIELD] = str(self._epochs.kept_from)
         return command.answer(ResponseCode.SUCCESS, None, state)
 
     def _promote(self, epoch: Epoch, is_master: bool) -> None:

@@ -101,6 +101,29 @@ def test_no_slave_is_promoted_while_each_one_lacks_another_part() -> None:
     assert choose(logs, list(logs), accept_loss=True) == "longer"
 
 
+def test_no_slave_is_promoted_over_one_that_keeps_what_its_master_has_lost() -> None:
+    """The master has restarted without what "kept" had acknowledged, and "follows" has what it has accepted since."""
+    logs = {"kept": SlaveLog(400, ONE, 1, kept_from=300), "follows": SlaveLog(450, ONE, 1)}
+    reason = r"kept .*up to 400 .* master has lost the part behind 300.*--accept-loss"
+    for wanted in (["kept", "follows"], ["kept"], ["follows"]):
+        with pytest.raises(PromotionRefused, match=reason):
+            choose(logs, wanted)
+        assert choose(logs, wanted, accept_loss=True) == wanted[-1]
+    logs["follows"] = SlaveLog(350, ONE, 1)
+    with pytest.raises(PromotionRefused, match=reason):
+        choose(logs, list(logs))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [SlaveLog(390, ONE, 1, kept_from=300), SlaveLog(300, ONE, 1), SlaveLog(900, FIRST, 1, kept_from=800)],
+    ids=["keeps it too", "had less", "of a lower epoch"],
+)
+def test_a_slave_that_keeps_what_its_master_has_lost_is_promoted_if_no_other_one_has_more(other: SlaveLog) -> None:
+    logs = {"kept": SlaveLog(400, ONE, 1, kept_from=300), "other": other}
+    assert choose(logs, list(logs)) == "kept"
+
+
 def row(number: int, address: str, epoch: str | None) -> dict[str, Any]:
     return {
         "broker": "broker-a", "id": number, "address": address, "role": "slave", "epoch": epoch, "offset": 10,
@@ -176,10 +199,11 @@ def test_a_competing_promotion_ends_this_one_also_with_accept_loss(monkeypatch: 
     ("changed", "options", "reason"),
     [
         ({"log_lacks_before": 5}, {}, "without what its master had before 5"),
+        ({"log_kept_from": 5}, {}, "master has lost the part behind 5"),
         ({}, {"end_at_least": 11}, "messages up to 11 may have been acknowledged"),
         ({"offset": 9}, {"number": 1}, "messages that only the latter has would be lost"),
     ],
-    ids=["incomplete log", "short log", "another slave has more"],
+    ids=["incomplete log", "kept log", "short log", "another slave has more"],
 )
 def test_a_refused_promotion_leaves_the_old_master_as_it_is(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], options: dict[str, Any], reason: str

@@ -21,10 +21,12 @@ from gantrymq.plugins.ha.compare import CUT_FILE
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication, TopicTable
 from gantrymq.plugins.query.requests import QueryRequests
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_FIELD, LOG_KEPT_FIELD, LOG_KEPT_KEY
 from gantrymq.remoting.errors import ConnectError
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.query import ViewMessageHeader
@@ -173,6 +175,15 @@ async def lose_last_messages(pair: Any, flush: str, before_cut: str = "") -> Non
     before.rename(master_home)
 
 
+async def kept_from(slave: Broker) -> tuple[str | None, str | None]:
+    """The offset behind which the slave has what its master has lost: in its runtime information, and in its answer to
+    an epoch."""
+    async with open_channel(slave.address) as channel:
+        info = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+        answer = await channel.call(Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, {EPOCH_FIELD: "0-"}))
+    return KVTable.from_bytes(info.body or b"{}").table.get(LOG_KEPT_KEY), (answer.ext or {}).get(LOG_KEPT_FIELD)
+
+
 @pytest.mark.parametrize("since", [0, 1, 30], ids=["nothing", "shorter", "longer"])
 async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
     pair: Any, since: int, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +192,7 @@ async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
     monkeypatch.setattr(slave_module, "SETTLE_S", 0.2)
     await lose_last_messages(pair, "async")
     async with pair.master(**{"plugin.flush.mode": "async"}) as master:
+        common = str(master.log.end)
         if since:
             await pair.send(master, *[b"new"] * since)
         master.registry.get(ConsumerOffsets).commit("G", "T", 0, 10 + since)
@@ -194,9 +206,12 @@ async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
                 assert slave.queues.get("T", 0).max_offset == 20
                 assert slave.registry.get(ConsumerOffsets).query("G", "T", 0) == 5, "it counts other messages"
                 assert slave.registry.get(TopicTable).get("New") is None
+                assert await kept_from(slave) == (common, common)
         reason = next(entry["reason"] for entry in logs if entry["event"] == "master_not_connected")
         assert "has lost" in reason
         assert "promote this slave" in reason
+    async with pair.slave("127.0.0.1:1", master_broker="127.0.0.1:1") as slave:
+        assert await kept_from(slave) == (common, common), "the note is durable"
     async with pair.master(home="slave") as promoted:
         assert promoted.queues.get("T", 0).max_offset == 20
         async with pair.slave(promoted, home="master") as deposed:

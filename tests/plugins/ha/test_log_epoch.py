@@ -50,6 +50,19 @@ class Disk:
         return self.start()
 
 
+def test_what_the_master_has_lost_is_kept_until_the_log_is_cut_or_its_broker_promoted() -> None:
+    disk = Disk()
+    disk.start_slave().note_kept(300)
+    disk.start().log_recovered(301, is_master=False)
+    assert disk.start().kept_from == 300
+    disk.start().log_recovered(300, is_master=False)
+    assert disk.start().kept_from == 0
+    disk.start().note_kept(300)
+    epochs = disk.start()
+    epochs.begin(epochs.next())
+    assert disk.start().kept_from == 0
+
+
 def test_the_log_of_a_slave_has_the_epoch_of_its_master_once_it_reaches_the_start_of_the_epoch() -> None:
     disk = Disk()
     epochs = disk.start_slave()
