@@ -196,6 +196,12 @@ class LevelPositions(Protocol):
     def adopt(self, body: bytes) -> None:
         """On a slave: adopt the master's offsets from its response to GET_ALL_DELAY_OFFSET."""
 
+    def report(self) -> bytes:
+        """Return the body of a response to GET_ALL_DELAY_OFFSET."""
+
+    def set_back(self, table: Mapping[int, int]) -> None:
+        """Before the first delivery: set each level's offset to that in ``table``, or to 0, if it is higher."""
+
 
 class TimerProgress(Protocol):
     """The progress of the master's timer, on a slave (plugin ``delay``)."""

@@ -22,7 +22,7 @@ kinds, ``recall`` cancels timed messages. ``docs/howto/delay-and-retry.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +106,15 @@ class DelayPlugin:
 
     def _report_positions(self, request: Request) -> Command:
         """Answer 45: the current positions of the levels, in the form of the file."""
-        told = {} if self._delivery is None else self._delivery.safe()
-        return request.command.answer(ResponseCode.SUCCESS, body=encode_positions(told))
+        return request.command.answer(ResponseCode.SUCCESS, body=self.report())
+
+    def report(self) -> bytes:
+        """Return the current positions of the levels, in the form of the file (``LevelPositions``)."""
+        return encode_positions({} if self._delivery is None else self._delivery.safe())
+
+    def set_back(self, table: Mapping[int, int]) -> None:
+        """Lower the positions before the deliveries begin (``LevelPositions``)."""
+        self._positions.set_back(table)
 
     def _report_check(self, request: Request) -> Command:
         """Answer 60: what the timer has delivered; on a slave, what the master has."""

@@ -1,23 +1,25 @@
 """Replicate the log from a master to its slaves; the other side may be a RocketMQ broker.
 
 Slot: none.
-Hooks: appended, before_append, check_files, collect_metrics, config_section, configure, dispatch, recovered,
+Hooks: appended, before_append, check_files, collect_metrics, config_section, configure, dispatch, persist, recovered,
 register_ack_gates, register_processors, register_tasks, runtime_info.
 Config ``[plugin.ha]``, for a master (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``authentication``, ``slaves_max``, ``lease``,
 ``refuse_without_lease``; for a slave: ``master``, ``master_broker``, ``sync_tables``, ``tls``; for both: ``heartbeat``,
 ``housekeeping``.
 Files: ``config/ha-cut.json`` on a slave, from the discovery of a diverged tail until the next start in any role;
-``config/ha-epoch.json`` with the epochs and, on a slave, its master's role.
+``config/ha-epoch.json`` with the epochs and, on a slave, its master's role; ``config/ha-progress.json`` with the
+progress of delay levels and transactions at earlier ends of the log.
 Provides: Replication. Replaces RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
 The modules: ``frames`` encodes the protocol, ``master`` sends the log, ``slave`` receives it, ``copies`` tracks the
 progress of slaves for acknowledgments, ``compare`` checks that a slave's log is a prefix of its master's, ``matches``
-answers these checks, ``tables`` fetches the master's tables, ``progress`` holds its progress until this log has
-reached it, ``timer_progress`` fetches its timer's checkpoint, ``find`` and ``master_address`` find the master,
-``epochs`` records promotions, ``lease`` expires without contact, ``fencing`` makes a deposed master refuse messages,
-``deposed`` makes it a slave again, ``role`` changes the role, ``vip`` serves RocketMQ's slaves, ``status``, ``lag`` and
-``metrics`` report the state, ``streams`` encrypts, ``tickets`` authenticates slaves.
+answers these checks, ``tables`` fetches the master's tables, ``progress`` holds its progress until this log has reached
+it, ``marks`` records it for a log that is cut, ``timer_progress`` fetches its timer's checkpoint, ``find`` and
+``master_address`` find the master, ``epochs`` records promotions, ``lease`` expires without contact, ``fencing`` makes
+a deposed master refuse messages, ``deposed`` makes it a slave again, ``role`` changes the role, ``vip`` serves
+RocketMQ's slaves, ``status``, ``lag`` and ``metrics`` report the state, ``streams`` encrypts, ``tickets`` authenticates
+slaves.
 ``docs/howto/cluster.md``.
 """
 
@@ -40,10 +42,11 @@ from gantrymq.plugins.ha.copies import CopiedGate, Copies
 from gantrymq.plugins.ha.deposed import become_slave
 from gantrymq.plugins.ha.epochs import Epochs, start_as_slave
 from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
-from gantrymq.plugins.ha.file_check import check_cut, check_epochs
+from gantrymq.plugins.ha.file_check import check_cut, check_epochs, check_marks
 from gantrymq.plugins.ha.find import find_live_master
 from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.lease import Lease
+from gantrymq.plugins.ha.marks import ProgressMarks
 from gantrymq.plugins.ha.master import Master
 from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.ha.matches import MatchRequests
@@ -55,7 +58,14 @@ from gantrymq.plugins.ha.tables import Tables
 from gantrymq.plugins.ha.tickets import Tickets
 from gantrymq.plugins.ha.timer_progress import TimerReports
 from gantrymq.plugins.ha.vip import VipPort
-from gantrymq.plugins.interfaces import Encryption, Health, LiveSettings, Replication
+from gantrymq.plugins.interfaces import (
+    ConsumerOffsets,
+    Encryption,
+    Health,
+    LevelPositions,
+    LiveSettings,
+    Replication,
+)
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.epoch import EPOCH_KEY, EPOCH_START_KEY, LOG_EPOCH_KEY, LOG_KEPT_KEY, LOG_LACKS_KEY, Epoch
 from gantrymq.remoting.errors import RemoteFault
@@ -82,12 +92,15 @@ class HaPlugin:
     _epochs: Epochs  # this and the following are set by configure
     _roles: RoleChanges
     _lease: Lease
+    _marks: ProgressMarks
     _tickets: Tickets  # on a master
 
     def __init__(self) -> None:
         self.master: Master | None = None
         self.slave: Slave | None = None
         self.copies = Copies(lambda: None)
+        self._is_cut = False
+        """Whether this start has cut the log."""
         self._is_alone = False
         """Whether no master answered a moment ago, for the change of the id that follows."""
 
@@ -162,6 +175,7 @@ class HaPlugin:
         self._master_address = MasterAddress(broker.address, section.master, section.master_broker)
         self.copies = Copies(broker.wake)
         self._epochs = Epochs(broker.env, broker.root)
+        self._marks = ProgressMarks(broker.env, broker.root)
         self._roles = RoleChanges(broker, self._epochs, self._master_address)
         self._lease = Lease(
             broker.env,
@@ -182,7 +196,7 @@ class HaPlugin:
             self._config = section = self._with_role(broker, section)
         broker.registry.provide(Replication, self)
         if broker.broker_id:
-            cut_as_planned(broker)
+            self._is_cut = cut_as_planned(broker)
             broker.before_listening.append(self._settle)
         if broker.broker_id == 0:
             controls_access = any(info.slot == "access_control" for info in broker.manager.plugins)
@@ -192,8 +206,11 @@ class HaPlugin:
 
     @hookimpl
     def recovered(self, broker: Broker) -> None:
-        """Correct the epoch of the log, whose end is final now."""
+        """Correct the epoch of the log, whose end is final now, and the progress that counts what was cut off."""
         self._epochs.log_recovered(broker.log.end, is_master=broker.broker_id == 0)
+        registry = broker.registry
+        levels, offsets = registry.find(LevelPositions), registry.find(ConsumerOffsets)
+        self._marks.set_back(broker.log.end, levels, offsets, is_cut=self._is_cut)
 
     def _with_role(self, broker: Broker, section: HaConfig) -> HaConfig:
         """``section`` with the role of the last master, unless the configuration sets a role: a promotion keeps it."""
@@ -283,7 +300,7 @@ class HaPlugin:
         if health is not None:
             health.add("replication", self.slave.too_far_behind)
         slave, interval = self.slave, self._config.sync_tables
-        self._tables = Tables(broker, self._master_address, interval, slave.follows)
+        self._tables = Tables(broker, self._master_address, interval, slave.follows, self._marks)
         timer = TimerReports(broker, self._master_address, interval, slave.follows)
         return [
             BackgroundTask("ha slave", slave.run), BackgroundTask("ha tables", self._tables.run),
@@ -330,10 +347,20 @@ class HaPlugin:
             self._tables.dispatched(batch.topics)
 
     @hookimpl
+    def persist(self, broker: Broker) -> dict[str, bytes] | None:
+        """Return the file of the marks if it has changed; a master adds one, a slave when it adopts progress."""
+        if self.master is not None:
+            registry = broker.registry
+            end = min(broker.log.durable, broker.store.dispatched)  # before it is all that both count
+            self._marks.add(end, registry.find(LevelPositions), registry.find(ConsumerOffsets))
+        return self._marks.changes()
+
+    @hookimpl
     def check_files(self, store: StoppedStore) -> None:
-        """Check the epochs, and the offset of a truncation."""
+        """Check the epochs, the offset of a truncation, and the marks."""
         check_epochs(store)
         check_cut(store)
+        check_marks(store)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

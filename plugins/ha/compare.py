@@ -336,15 +336,16 @@ def plan_cut(broker: Broker, end: int) -> None:
     broker.restart()
 
 
-def cut_as_planned(broker: Broker) -> None:
-    """Before recovery: truncate the log at the offset that the previous run determined."""
+def cut_as_planned(broker: Broker) -> bool:
+    """Before recovery: truncate the log at the offset that the previous run determined; False if there is none."""
     path = _path(broker)
     if not broker.env.exists(path):
-        return
+        return False
     end = int(json.loads(broker.env.read_bytes(path))["end"])
     kept = broker.store.cut(end)
     log.warning("diverged_tail_truncated", offset=end, kept=kept)
     _remove(broker, path)  # a power cut would bring the file back, and repeat the cut
+    return True
 
 
 def discard_planned_cut(broker: Broker) -> None:

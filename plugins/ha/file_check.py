@@ -1,4 +1,4 @@
-"""Check ``config/ha-epoch.json`` and ``config/ha-cut.json`` of a store that no broker uses."""
+"""Check the files ``ha-epoch.json``, ``ha-cut.json`` and ``ha-progress.json`` of a store that no broker uses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gantrymq.plugins.ha.compare import CUT_FILE
 from gantrymq.plugins.ha.epochs import FILE, decode_epochs
+from gantrymq.plugins.ha.marks import MARKS_FILE, decode_marks
 
 if TYPE_CHECKING:
     from gantrymq.kernel.stopped_store import StoppedStore
@@ -41,4 +42,19 @@ def check_cut(store: StoppedStore) -> None:
         store.damaged(
             CUT_FILE, problem, "the slave does not start; without the file it compares its log with its master's again",
             "moves it to lost+found", moves=[CUT_FILE],
+        )  # fmt: skip
+
+
+def check_marks(store: StoppedStore) -> None:
+    """The marks of progress can be read."""
+    if not store.exists(MARKS_FILE):
+        return
+    try:
+        decode_marks(store.read(MARKS_FILE))
+    except (OSError, ValueError) as error:
+        store.damaged(
+            MARKS_FILE, f"it cannot be read: {error!r:.200}",
+            "the broker does not start unless its .bak is good; without both, a cut of the log repeats the delivery of "
+            "all delayed messages that the log still has",
+            "moves it to lost+found", moves=[MARKS_FILE],
         )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from gantrymq.plugins.ha.marks import ProgressMarks
 from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.ha.progress import HeldProgress, adopt_transactions, read_offsets
 from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
@@ -45,8 +46,9 @@ class Tables:
     """
 
     def __init__(
-        self, broker: Broker, master_address: MasterAddress, interval: float, follows: Callable[[str], bool]
-    ) -> None:
+        self, broker: Broker, master_address: MasterAddress, interval: float, follows: Callable[[str], bool],
+        marks: ProgressMarks | None = None,
+    ) -> None:  # fmt: skip
         registry = broker.registry
         self._topics = registry.find(TopicTable)
         self._groups = registry.find(GroupTable)
@@ -55,6 +57,7 @@ class Tables:
         self._log_end: Callable[[], int] = lambda: broker.log.end
         self._safe_end: Callable[[], int] = lambda: min(broker.log.durable, broker.store.dispatched)
         self._follows = follows
+        self._marks = marks
         self._master_address = master_address
         self._interval = interval
         self._failure = ""
@@ -139,14 +142,16 @@ class Tables:
         if self._offsets is not None:
             said.merge(self._offsets, offsets)
         if offsets or delays:
-            await progress.report(channel, lambda _end: self._adopt(offsets, delays))
+            await progress.report(channel, lambda end: self._adopt(end, offsets, delays))
         return True
 
-    def _adopt(self, offsets: bytes, delays: bytes) -> None:
+    def _adopt(self, log_end: int, offsets: bytes, delays: bytes) -> None:
         if self._offsets is not None:
             adopt_transactions(self._offsets, offsets)
         if self._delays is not None:
             self._delays.adopt(delays)
+        if self._marks is not None:
+            self._marks.add(log_end, self._delays, self._offsets)
 
 
 class MasterOffsets:

@@ -261,6 +261,7 @@ REPAIRED: dict[str, tuple[Damage, str, str]] = {
     ),
     "exporter": (both("config/exporter.json", b"{"), "config/exporter.json", "the exporter's pause"),
     "ha-cut": (content("config/ha-cut.json", b'{"end":99999999}'), "config/ha-cut.json", "which is not in the log"),
+    "ha-progress": (content("config/ha-progress.json", b"{"), "config/ha-progress.json", "it cannot be read"),
     "transaction marks": (content("gantrymq.transaction", b"{}"), "gantrymq.transaction", "it cannot be used"),
 }  # fmt: skip
 

@@ -32,6 +32,12 @@ class Positions:
         self._adopted = self._adopted or table != self._table
         self._table = table
 
+    def set_back(self, table: Mapping[int, int]) -> None:
+        """Lower each position to that in ``table``, to 0 if it has none."""
+        lower = {level: min(position, table.get(level, 0)) for level, position in self._table.items()}
+        self._adopted = self._adopted or lower != self._table
+        self._table = lower
+
     def changes(self, table: Mapping[int, int]) -> dict[str, bytes] | None:
         """Return the file's path and content if ``table`` has changed since the last call, else None."""
         table = {**self._table, **table}

@@ -6,9 +6,15 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.ha.compare import CUT_FILE, cut_as_planned, discard_planned_cut
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.memory_env import MemoryEnv
+from gantrymq.testing.requests import send
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_queue
 
 
@@ -45,3 +51,32 @@ def test_a_power_cut_does_not_restore_a_discarded_cut() -> None:
     broker: Any = SimpleNamespace(env=env, root="store")
     discard_planned_cut(broker)
     assert not env.power_cut().exists(f"store/{CUT_FILE}")
+
+
+@pytest.mark.trio
+async def test_a_former_master_delivers_again_what_was_cut_off_before_it_adopted_the_new_masters_progress(
+    pair: Any,
+) -> None:
+    """The new master is lost at once."""
+
+    def delivered(broker: Broker) -> bool:
+        queue = broker.queues.get("T", 0)
+        return queue is not None and queue.max_offset > 0
+
+    waits = {"plugin.delay.levels": "3s"}
+    async with pair.master(**waits) as master:
+        async with pair.slave(master) as slave, open_channel(master.address) as channel:
+            answer = await channel.call(send("T", b"later", properties="DELAY\x011"))
+            assert answer.code == ResponseCode.SUCCESS
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            copied = master.log.end
+        await pair.until(lambda: delivered(master))
+    async with pair.master(home="slave") as promoted:
+        await pair.send(promoted, b"other", topic="Other")
+        async with pair.slave(promoted, home="master") as deposed:
+            await pair.until(lambda: deposed.restarting)
+    async with pair.slave("127.0.0.1:1", home="master", master_broker="127.0.0.1:1") as deposed:
+        assert deposed.log.end == copied
+        assert not delivered(deposed)
+    async with pair.master(home="master") as again:
+        await pair.until(lambda: delivered(again))
