@@ -13,7 +13,7 @@ def test_the_group_measures_a_sender_alone_and_beside_each_flood(load: Any, monk
     monkeypatch.setattr(floods, "LOCKED_QUEUES", 100)
     monkeypatch.setattr(floods, "GROUPS", 2)
     figures, lines = load("figures").Figures(), []
-    floods.measure_floods("gantrymq", measuring.Timing(0.2, 0.1, 0.1), groups.Sizes(), figures, lines.append)
+    floods.measure_floods("gantrymq", measuring.Timing(0.6, 0.1, 0.1), groups.Sizes(), figures, lines.append)
     found = {each.what: each.median("gantrymq") for each in figures.of("floods")}
     assert len(found) == len(lines) == 5
     assert all(value is not None and value > 0 for value in found.values())
