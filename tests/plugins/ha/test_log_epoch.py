@@ -50,7 +50,7 @@ class Disk:
         return self.start()
 
 
-def test_what_the_master_has_lost_is_kept_until_the_log_is_cut_or_its_broker_promoted() -> None:
+def test_messages_that_a_master_has_lost_are_kept_until_a_cut_or_a_promotion() -> None:
     disk = Disk()
     disk.start_slave().note_kept(300)
     disk.start().log_recovered(301, is_master=False)
