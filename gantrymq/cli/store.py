@@ -225,11 +225,13 @@ def _tree(report: StoreReport) -> dict[str, Any]:
 
 
 def _print(report: StoreReport, done: dict[str, Any]) -> None:
+    from gantrymq.cli.tables import plural
+
     stopped = "cleanly" if report.stopped_cleanly else "by a crash or a kill"
     click.echo(f"{report.store}: written by {report.written_by}, stopped {stopped}")
     click.echo(
-        f"log from offset {report.log_start} to {report.log_end}: {report.records} intact records;"
-        f" {report.queue_entries} entries of {report.queues} queues match them"
+        f"log from offset {report.log_start} to {report.log_end}: {plural(report.records, 'intact record')} and "
+        f"{plural(report.queue_entries, 'matching entry', 'matching entries')} in {plural(report.queues, 'queue')}"
     )
     for damage in report.damage:
         click.echo(
