@@ -70,7 +70,7 @@ class Pair:
         return [int(code) for code in batch.statuses]
 
     @staticmethod
-    async def until(true: Callable[[], bool], timeout: float = 10.0) -> None:
+    async def until(true: Callable[[], bool], timeout: float = 30.0) -> None:
         """Returns when it is so."""
         with trio.fail_after(timeout):
             while not true():  # noqa: ASYNC110 - what is waited for has no event
