@@ -81,20 +81,19 @@ async def waiting_messages(client: Client, topic: str | None, most: float = math
     unread: list[str] = []
     complete = True
     for data in (await client.admin.route(TIMER_TOPIC)).broker_datas:
-        address = next(iter(addresses_to_read(data)), None)
-        if address is None:
+        for address in addresses_to_read(data):
+            try:
+                async with open_channel(address) as channel:
+                    more, is_all = await _waiting_at(channel, data.broker_name, topic, most - len(found))
+            except (RemoteFault, ConnectError):
+                if 0 in data.broker_addrs:
+                    raise
+                continue  # slaves of RocketMQ 5 refuse pulls unless slaveReadEnable is set
+            found += more
+            complete = complete and is_all
+            break
+        else:
             unread.append(data.broker_name)
-            continue
-        try:
-            async with open_channel(address) as channel:
-                more, is_all = await _waiting_at(channel, data.broker_name, topic, most - len(found))
-        except (RemoteFault, ConnectError):
-            if 0 in data.broker_addrs:
-                raise
-            unread.append(data.broker_name)  # slaves of RocketMQ 5 refuse pulls unless slaveReadEnable is set
-            continue
-        found += more
-        complete = complete and is_all
     return WaitingMessages(sorted(found, key=lambda one: one.due), complete, unread)
 
 
