@@ -97,3 +97,8 @@ class UnreadableRange(CorruptRange):
         self.offset = offset
         self.reason = reason
         self.errno = errno
+
+    def raise_if_temporary(self) -> None:
+        """Raise :class:`OSError` if the process has no file descriptor left: nothing is lost, and can be read later."""
+        if self.errno in NO_DESCRIPTORS:
+            raise OSError(self.errno, self.reason) from self

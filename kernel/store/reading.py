@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from gantrymq.kernel import fast
-from gantrymq.kernel.errors import NO_DESCRIPTORS, CorruptRange, OutOfLog, UnreadableRange
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, UnreadableRange
 from gantrymq.kernel.layouts import ENTRY, PLACES
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
 from gantrymq.kernel.store.log.record import HOST_V6_BITS, BadRecord, Record
@@ -87,8 +87,7 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
             try:
                 records[row] = log.read_record(offsets[row])
             except UnreadableRange as error:
-                if error.errno in NO_DESCRIPTORS:
-                    raise OSError(error.errno, error.reason) from error
+                error.raise_if_temporary()
             except (OutOfLog, CorruptRange, BadRecord):
                 pass
     return records

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from gantrymq.kernel.errors import NO_DESCRIPTORS, CorruptRange, OutOfLog, UnreadableRange
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, UnreadableRange
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import PERM_READ
@@ -109,9 +109,10 @@ class _Waiting:
         if the process has no file descriptor left to read it now."""
         try:
             return self.broker.log.read_record(self.log_offset(offset)).store_timestamp
-        except (OutOfLog, CorruptRange, BadRecord) as error:
-            if isinstance(error, UnreadableRange) and error.errno in NO_DESCRIPTORS:
-                raise OSError(error.errno, error.reason) from error
+        except UnreadableRange as error:
+            error.raise_if_temporary()
+            return 0
+        except (OutOfLog, CorruptRange, BadRecord):
             return 0
 
 

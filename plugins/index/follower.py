@@ -167,8 +167,7 @@ class Follower:
                 if batch.end >= enough:
                     break
         except UnreadableRange as error:
-            if error.errno in NO_DESCRIPTORS:  # the records are sound
-                raise OSError(error.errno, error.reason) from error
+            error.raise_if_temporary()
             return False
         except CorruptRange:
             return False
