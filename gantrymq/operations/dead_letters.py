@@ -89,10 +89,9 @@ async def replay(
 
     They go to the group's retry topic, so that only this group gets them, with its full number of attempts; with ``to``
     they go to that topic as new messages. ``until``: none is begun after this time of anyio's clock. ``rate``: messages
-    per second. Each dead letter is sent once over all calls,
-    unless ``again`` begins with the oldest one; after an error or a kill the last one may be sent twice. ``sent`` is
-    called with the count after each message. Dead letters of a broker without a master wait, as it cannot record that
-    they were sent: ``skipped`` is called with its name.
+    per second. Each dead letter is sent once over all calls, unless ``again`` begins with the oldest one; after an
+    error or a kill the last one may be sent twice. ``sent`` is called with the count after each message. Dead letters
+    of a broker without a master wait, as it cannot record that they were sent: ``skipped`` is called with its name.
     """
     count = 0
     started = anyio.current_time()

@@ -69,7 +69,8 @@ class SendProcessor:
     def handle(self, requests: list[Request]) -> int:
         """Append one batch for all requests, and another for those to retry topics; answer invalid ones at once.
 
-        Returns the number of requests that were handled: the batches among the others may have to wait for a turn.
+        Returns the number of requests that were handled. The others are handled in a later turn: the batches of this
+        one have as many bytes in the log as one turn may append.
         """
         batch = new_batch(self._reply, Source.CLIENT)
         taken = add_sends(

@@ -5,12 +5,12 @@ Hooks: before_append, collect_metrics, config_section, configure, register_tasks
 Config ``[plugin.retention]``: ``keep`` (age of messages, 72 h), ``at`` (hours of the day at which older ones are
 deleted, ``04``; several as ``04;16``), ``check_interval``; shares of the disk in percent: above ``disk_reclaim`` old
 messages are deleted at any hour, above ``disk_force`` the oldest regardless of age unless a plugin needs them, above
-``disk_full`` messages are refused until the disk is below both again; all three are ignored while
-``enough_free`` is free, and count for a disk of at most the size at which that is the rest above ``disk_force``.
-``files_at_once``: files per round. ``reserve``: the last bytes of the log, used when there is
-no space for its next file. Rows that free space (due deliveries, ends of transactions) are accepted above ``disk_full``
-and use the reserve. ``reserve_file``: disk space that is released while messages are refused, so that tables can be
-written.
+``disk_full`` messages are refused until the disk is below both again; all three are ignored while ``enough_free`` is
+free. A disk of which that is less than the rest above ``disk_force`` counts as smaller, so that deletion begins there,
+and messages are refused later. ``files_at_once``: files per round. ``reserve``: the last bytes of the log, used when
+there is no space for its next file. Rows that free space (due deliveries, ends of transactions) are accepted above
+``disk_full`` and use the reserve. ``reserve_file``: disk space that is released while messages are refused, so that
+tables can be written.
 Files: ``gantrymq.reserve``; deletes whole files of ``commitlog/`` and their files of ``consumequeue/``,
 but never the current file and nothing that a plugin needs (hook ``retention_floor``): the log names that plugin.
 Replaces RocketMQ's ``CleanCommitLogService`` and ``CleanConsumeQueueService``.
