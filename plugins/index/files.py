@@ -274,6 +274,8 @@ class IndexFiles:
         try:
             yield from file.chain(hashed, begin, end)
         except OSError as error:
-            if file.path not in self._unreadable:
+            if error.errno in NO_DESCRIPTORS:
+                self._outages.warning("index_search_without_descriptor", path=file.path, reason=str(error))
+            elif file.path not in self._unreadable:
                 self._unreadable.add(file.path)
                 log.error("index_unreadable", path=file.path, error=str(error), reason=UNREADABLE_REMEDY)

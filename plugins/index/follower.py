@@ -7,8 +7,9 @@ caught up. So a start never waits for the index.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -61,11 +62,8 @@ class Follower:
     async def follow(self) -> None:
         """Load the files, catch up whenever the index is behind, until cancelled."""
         store, index = self._broker.store, self._index
-        try:
-            await trio.to_thread.run_sync(self._load)
-        except OSError as error:
-            index.failed = True
-            log.error("index_stopped", error=str(error))
+        while not await self._try(self._load):
+            pass
         self.ready.set()
         try:
             while not index.failed:
@@ -125,18 +123,28 @@ class Follower:
         if index.waiting_bytes > WAITING_MAX_BYTES // 4 and not await trio.to_thread.run_sync(index.write):
             await trio.sleep(self._config.flush_interval)
             return
-        try:
-            await trio.to_thread.run_sync(self._build, self._broker.store.dispatched)
-        except OSError as error:
-            if error.errno not in NO_DESCRIPTORS:
-                raise
-            self._outages.warning("index_waits_for_descriptor", reason=str(error))
-            await trio.sleep(self._config.flush_interval)
+        if not await self._try(self._build, self._broker.store.dispatched):
             return
-        self._outages.over("index_waits_for_descriptor")
-        if index.position < self._broker.store.dispatched:
+        if index.position < self._broker.store.dispatched and not index.failed:
             log.info("index_building", position=index.position, log_end=self._broker.store.dispatched)
             await trio.sleep(max(began + 1 / STEPS_A_SECOND - trio.current_time(), 0))
+
+    async def _try(self, work: Callable[..., None], *arguments: Any) -> bool:
+        """Call ``work`` in a worker thread. False, after a pause, if the process had no file descriptor left for it.
+
+        Any other failure of the disk stops the index.
+        """
+        try:
+            await trio.to_thread.run_sync(work, *arguments)
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                self._outages.warning("index_waits_for_descriptor", reason=str(error))
+                await trio.sleep(self._config.flush_interval)
+                return False
+            self._index.failed = True
+            log.error("index_stopped", error=str(error))
+        self._outages.over("index_waits_for_descriptor")
+        return True
 
     def _build(self, target: int) -> None:
         """Add the keys between the index's position and ``target``, at most as much of the log as one step may read.

@@ -13,7 +13,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.errors import CorruptRange
+from gantrymq.kernel.errors import NO_DESCRIPTORS, CorruptRange
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import HEADER_BYTES, NAME, Header, decode_header
@@ -48,7 +48,8 @@ class IndexVerification:
     def load(self) -> None:
         """Fill ``index.files`` and set ``index.position``; delete unreliable files.
 
-        After an :class:`OSError`, ``index.files`` are the reliable ones, and no keys may be added.
+        After an :class:`OSError`, ``index.files`` are the reliable ones, and no keys may be added. If the process has
+        no file descriptor left, nothing has changed, and a new verification may try again.
         """
         index = self._index
         marks = read_marks(self._env, index.marks_path)
@@ -66,6 +67,7 @@ class IndexVerification:
                 try:
                     file = self._open(name, known.get(name), kept[-1] if kept else None)
                 except OSError as error:
+                    _raise_without_descriptors(error, kept)
                     _log_unreadable(f"{index.folder}/{name}", error)
             if file is None:
                 break
@@ -127,6 +129,7 @@ class IndexVerification:
             try:
                 return self._position(marks, kept)
             except OSError as error:
+                _raise_without_descriptors(error, kept)
                 file = kept.pop()
                 file.close()
                 _log_unreadable(file.path, error)
@@ -149,6 +152,14 @@ class IndexVerification:
         except CorruptRange:  # the unreadable part is skipped when the index is built from there
             self._index.keys_done = _keys_done(kept, last)
             return last
+
+
+def _raise_without_descriptors(error: OSError, opened: list[IndexFile]) -> None:
+    """A file that no descriptor is left to open is not damaged, and is not to be rebuilt."""
+    if error.errno in NO_DESCRIPTORS:
+        for file in opened:
+            file.close()
+        raise error
 
 
 def _log_unreadable(path: str, error: OSError) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import structlog.testing
 import trio
 
 from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.plugins.index.follower import Follower
+from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.interfaces import MessageIndex
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -98,6 +101,47 @@ async def test_messages_that_no_descriptor_is_left_to_read_are_indexed_later(
     events = [entry["event"] for entry in logs]
     assert "damaged_records_not_indexed" not in events
     assert events.count("index_waits_for_descriptor") == 1
+
+
+async def test_index_files_that_no_descriptor_is_left_to_open_are_loaded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    before = {file.name: file.stat().st_ino for file in (tmp_path / "index").iterdir()}
+    load = Follower._load
+
+    def load_without_descriptors(self: Follower) -> None:
+        monkeypatch.setattr(Follower, "_load", load)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._broker.env, "open", no_descriptor)
+            load(self)
+
+    monkeypatch.setattr(Follower, "_load", load_without_descriptors)
+    settings = {**SMALL, "plugin.index.flush_interval": "10ms"}
+    with structlog.testing.capture_logs() as logs:
+        async with run_broker(make_broker(tmp_path, settings=settings, env=SystemEnv())) as broker:
+            assert await search_all(broker) == list(range(MESSAGES))
+    assert {file.name: file.stat().st_ino for file in (tmp_path / "index").iterdir()} == before
+    assert [entry["event"] for entry in logs].count("index_waits_for_descriptor") == 1
+
+
+async def test_a_search_without_descriptors_does_not_call_a_file_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
+        await level(broker)
+        with structlog.testing.capture_logs() as logs, monkeypatch.context() as patch:
+            patch.setattr(IndexFile, "_opened", no_descriptor)
+            await query(broker, "k1")
+        assert "index_search_without_descriptor" in [entry["event"] for entry in logs]
+        assert await query(broker, "k1") == [1]
+    assert "index_unreadable" not in [entry["event"] for entry in logs]
+
+
+def no_descriptor(*_: Any, **__: Any) -> NoReturn:
+    """Fail as ``open`` does in a process without a free file descriptor."""
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 async def fill_one_more(broker: Broker) -> None:
