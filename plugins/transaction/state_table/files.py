@@ -117,7 +117,9 @@ class StateFiles:
             else:
                 self.position = min(marks.offset, commit_log.end)
                 self.redo.truncate(self.position, partial(is_record, commit_log))
-                if self.redo.end != marks.entries and marks.offset <= commit_log.end:
+                if marks.offset > commit_log.end:
+                    self._vouched = self._marks_before_cut(marks)
+                elif self.redo.end != marks.entries:
                     raise StoreDamaged(f"the redo log has {self.redo.end} of {marks.entries} entries")
         except StoreDamaged as error:
             self._begin_anew(error)
@@ -135,6 +137,13 @@ class StateFiles:
             self._set_aside(self.table.folder, "the state table is built again from the redo log", error)
             return False
         return True
+
+    def _marks_before_cut(self, marks: StateMarks) -> StateMarks:
+        """Return ``marks`` without what they count of the log's end, which is cut off: ends of transactions, which may
+        be open again, and rows, whose numbers are used again."""
+        newest = self.redo.find_open(0).newest
+        row = None if newest is None else row_of(self._store.log, newest)
+        return attrs.evolve(marks, open_from=0, rows=marks.rows if row is None else row + 1)
 
     def _catch_up(self, *, with_table: bool) -> None:
         for batch in scan_whole(self._store.log, self.position, self._store.dispatched):

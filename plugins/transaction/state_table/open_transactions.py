@@ -22,9 +22,12 @@ def count_open_rows(context: StrategyContext) -> int:
     marks = read_marks(context.env, store.root)
     if marks is None and not context.env.is_dir(folder):
         return 0
-    start = 0 if marks is None else max(marks.settled, marks.offset)
+    start = 0 if marks is None else marks.settled or marks.offset
+    is_cut = start > store.log.end  # then transactions may be open again that had ended
     known: set[int] = set()
-    if marks is None or not marks.settled:
+    if is_cut:
+        start = 0
+    elif marks is None or not marks.settled:
         found = _from_redo(context, folder, marks)
         if found is None:
             start = 0

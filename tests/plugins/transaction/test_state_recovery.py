@@ -12,11 +12,12 @@ import structlog.testing
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.log.commitlog import CommitLog
-from gantrymq.kernel.store.store import StoreConfig
+from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
 from gantrymq.plugins.transaction.state_table.table import ROW, UNIT
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.memory_env import MemoryEnv
+from gantrymq.testing.tinystore import TINY
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, Half, TransactedStore
 
 TABLE = "store/transaction/statetable/00000000000000000000"
@@ -133,6 +134,75 @@ def test_after_a_crash_the_log_is_read_from_the_marks_on(monkeypatch: pytest.Mon
     assert world.bodies() == [b"done", b"late"]
     world.end_now(halves[b"open"], COMMIT)
     assert world.plugin.strategy.open_count == 1
+
+
+def cut(env: MemoryEnv, offset: int) -> None:
+    """Cut the log as at the return of a former master."""
+    store = Store(env, "store", TINY)
+    store.open()
+    try:
+        store.cut(offset)
+    finally:
+        store.abandon()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_transaction_whose_end_was_cut_off_is_open_again(killed: bool) -> None:
+    env = MemoryEnv()
+    world = TransactedStore(env, "state_table")
+    first, second = world.half(b"first"), world.half(b"second")
+    world.commit()
+    end = world.log.end
+    world.end_now(first, COMMIT)
+    world.end_now(second, COMMIT)
+    world.close()
+    cut(env, end)
+    if killed:
+        start(env)
+        env = env.kill()
+    world, loaded, errors = start(env)
+    assert (loaded["open"], loaded["rows"], errors, world.bodies()) == (2, 2, [], [])
+    assert world.end_now(first, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"first"]
+    assert world.plugin.strategy.open_count == 1
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_rows_that_were_cut_off_are_used_again(killed: bool) -> None:
+    env = MemoryEnv()
+    world = TransactedStore(env, "state_table")
+    world.half(b"kept")
+    world.commit()
+    end = world.log.end
+    world.half(b"cut off")
+    world.close()
+    cut(env, end)
+    if killed:
+        start(env)
+        env = env.kill()
+    world, loaded, errors = start(env)
+    assert (loaded["open"], loaded["rows"], errors) == (1, 1, [])
+    other = world.half(b"other")
+    assert other.queue_offset == 1
+    world.commit()
+    assert world.end_now(other, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"other"]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_another_strategy_is_refused_while_a_transaction_is_open_whose_end_was_cut_off(settled: bool) -> None:
+    env = MemoryEnv()
+    world = TransactedStore(env, "state_table")
+    first = world.half(b"first")
+    world.commit()
+    end = world.log.end
+    world.end_now(first, COMMIT)
+    world.close()
+    if settled:
+        TransactedStore(env, "half").close()
+    cut(env, end)
+    with pytest.raises(StartError, match="1 transactions of the strategy"):
+        TransactedStore(env, "half")
 
 
 def damaged(path: str, at: int, data: bytes) -> Any:
