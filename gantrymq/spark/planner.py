@@ -364,27 +364,35 @@ class StreamPlanner:
     def _limit(self, begins: Mapping[QueueKey, int], backlogs: dict[QueueKey, int]) -> dict[QueueKey, int]:
         """The messages of each queue that fit into one batch."""
         if self.options.max_bytes is not None and backlogs:
-            sizes = self._sample_sizes(begins, backlogs)
-            shares = share({key: rows * sizes[key] for key, rows in backlogs.items()}, self.options.max_bytes)
+            sizes, gone = self._sample_sizes(begins, backlogs)
+            left = {key: (rows - gone[key]) * sizes[key] for key, rows in backlogs.items()}
+            shares = share(left, self.options.max_bytes)
             # A message that is larger than the whole limit is read alone, or the stream would stand still.
-            fitting = {key: min(backlogs[key], -(-count // sizes[key])) for key, count in shares.items()}
-            backlogs = fitting
+            fitting = {key: gone[key] + -(-count // sizes[key]) for key, count in shares.items()}
+            backlogs = {key: min(rows, backlogs[key]) for key, rows in fitting.items()}
         if self.options.max_rows is not None:
             backlogs = share(backlogs, self.options.max_rows)
         return backlogs
 
-    def _sample_sizes(self, begins: Mapping[QueueKey, int], backlogs: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """The mean stored bytes of each queue's next messages."""
+    def _sample_sizes(
+        self, begins: Mapping[QueueKey, int], backlogs: Mapping[QueueKey, int]
+    ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
+        """The mean stored bytes of each queue's next messages, and how many messages before these are gone."""
         sizes: dict[QueueKey, int] = {}
-        for key in backlogs:
-            try:
-                size = measure_messages(self.wire, self._queues[key], begins[key])
-            except (Unreachable, Refused):
-                continue
-            if size is not None:
-                sizes[key] = size
-        other = max(sizes.values(), default=1)  # messages that are gone: reading them reports the loss
-        return {key: sizes.get(key, other) for key in backlogs}
+        gone = dict.fromkeys(backlogs, 0)
+        for key, rows in backlogs.items():
+            queue, begin = self._queues[key], begins[key]
+            with suppress(Unreachable, Refused):
+                size = measure_messages(self.wire, queue, begin)
+                if size is None:
+                    lowest, _ = self.wire.find_bounds(queue)
+                    if lowest > begin and not queue.is_slave:  # its master may have what a slave lacks
+                        gone[key] = min(lowest - begin, rows)
+                    size = measure_messages(self.wire, queue, lowest)
+                if size is not None:
+                    sizes[key] = size
+        other = max(sizes.values(), default=1)  # of queues without an answer, or with nothing left to read
+        return {key: sizes.get(key, other) for key in backlogs}, gone
 
     def _patiently(self, ask: Callable[[], T], *also: type[SparkError]) -> T:
         """The answer of ``ask``, which is repeated for ``retry_seconds`` while servers do not answer, or after an error

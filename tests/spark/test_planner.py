@@ -231,6 +231,22 @@ def test_a_batch_is_limited_by_bytes(make: Callable[..., StreamPlanner], cluster
     )
 
 
+def test_messages_that_expired_do_not_lift_the_limit_of_bytes(
+    make: Callable[..., StreamPlanner], cluster: FakeCluster
+) -> None:
+    cluster.add_topic("orders")
+    for _ in range(40):
+        cluster.put("orders", 0, b"x" * 10_000)
+    queue = cluster.queues["orders", 0]
+    queue.min_offset = 10
+    planner = make(failOnDataLoss="false", maxBytesPerTrigger=50_000)
+    assert 14 <= planner.latest(at(0))["orders"]["broker-a"]["0"] <= 16, "the first ten take no part of the limit"
+    queue.min_offset = 40
+    assert planner.latest(at(0)) == at(40), "nothing is left to read"
+    cluster.broker_ids, queue.min_offset = (1,), 10
+    assert 4 <= planner.latest(at(0))["orders"]["broker-a"]["0"] <= 6, "the master may have what a slave lacks"
+
+
 def test_a_run_of_available_now_ends_at_what_was_there(make: Callable[..., StreamPlanner], orders: FakeCluster) -> None:
     planner = make(startingOffsets="earliest", maxOffsetsPerTrigger=20)
     planner.prepare_available_now()
