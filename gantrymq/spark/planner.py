@@ -293,7 +293,12 @@ class StreamPlanner:
 
     def _find_wanted(self, wanted: Mapping[QueueKey, object]) -> None:
         self._present = {}  # if no nameserver answers, no queue counts as deleted
-        self._remember(find_present_queues(self.options.source, self.wire))
+        source = self.options.source
+        self._remember(find_present_queues(source, self.wire))
+        # The options may have other topics or queues since the batch was begun. Later batches do not read these.
+        for topic in {topic for topic, _, _ in wanted.keys() - self._queues.keys()}:
+            with suppress(UnknownTopic):
+                self._queues |= _by_key(self.wire.find_queues(source.nameservers, topic))
         for topic, broker, queue_id in wanted.keys() - self._queues.keys():
             raise Unreachable(
                 f"{topic} {broker} queue {queue_id} has messages of a batch that was begun, and is not in the route: "
@@ -341,7 +346,7 @@ class StreamPlanner:
             raise error
 
     def _remember(self, queues: Iterable[Queue]) -> None:
-        self._present = {(queue.topic, queue.broker, queue.queue_id): queue for queue in queues}
+        self._present = _by_key(queues)
         self._queues |= self._present
 
     def _report_shorter(self, key: QueueKey, start: int, end: int) -> None:
@@ -405,6 +410,10 @@ class StreamPlanner:
                 if self.clock() >= deadline or not isinstance(error, (Unreachable, *also)):
                     raise
             self.sleep(RETRY_PAUSE_SECONDS)
+
+
+def _by_key(queues: Iterable[Queue]) -> dict[QueueKey, Queue]:
+    return {(queue.topic, queue.broker, queue.queue_id): queue for queue in queues}
 
 
 def pack(offsets: Mapping[QueueKey, int]) -> dict[str, Any]:

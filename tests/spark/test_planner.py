@@ -629,6 +629,22 @@ def test_a_batch_that_was_begun_needs_its_queues(
     assert make().ranges(at(30, 5, 0), at(30, 5, 0)) == []
 
 
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_a_batch_that_was_begun_has_the_messages_of_a_topic_that_is_not_read_any_more(
+    make: Callable[..., StreamPlanner], orders: FakeCluster, fail_on_data_loss: str
+) -> None:
+    orders.add_topic("refunds")
+    orders.queues["refunds", 0].max_offset = 9
+    planner = make(topic="refunds", retrySeconds=1, failOnDataLoss=fail_on_data_loss)
+    start, end = at(20, 5, 0) | at(5, topic="refunds"), at(30, 5, 0) | at(9, topic="refunds")
+    with capture_logs() as logs:
+        found = [(item.queue.topic, item.start, item.end) for item in planner.ranges(start, end)]
+    assert sorted(found) == [("orders", 20, 30), ("refunds", 5, 9)]
+    assert not logs
+    orders.queues["orders", 1].max_offset = 8
+    assert planner.latest(end) == end, "later batches do not read it"
+
+
 def test_a_batch_that_was_begun_goes_on_without_a_queue_that_was_deleted_if_data_loss_is_allowed(
     make: Callable[..., StreamPlanner], orders: FakeCluster, clock: Clock
 ) -> None:
