@@ -13,7 +13,8 @@ from gantrymq.spark.planner import unpack
 def lag(progress: Mapping[str, Any] | None) -> int | None:
     """The messages that a query had not read when Spark made ``progress`` (``query.lastProgress``), of all its topics.
 
-    None without progress, or if no source has offsets of this format.
+    None without progress, if no source has offsets of this format, or if the lag is not known: Spark does not ask for
+    the latest offsets when it runs a batch again after a restart.
     """
     total = None
     for source in (progress or {}).get("sources", ()):
@@ -21,7 +22,7 @@ def lag(progress: Mapping[str, Any] | None) -> int | None:
             latest, end = (unpack(_parse(source[name])) for name in ("latestOffset", "endOffset"))
         except (WrongOption, ValueError):
             continue  # of another format: Spark does not tell which one a Python source has
-        if not end:
+        if not end or not latest:
             continue
         total = (total or 0) + sum(max(offset - end.get(key, 0), 0) for key, offset in latest.items())
     return total

@@ -20,6 +20,7 @@ def source(latest: Any, end: Any) -> dict[str, Any]:
         ([source({"t": {"b": {"0": 5}}}, {"t": {"b": {"0": 9}}})], 0),
         ([source({"t": {"0": 9}}, {"t": {"0": 7}}), source({"t": {"b": {"0": 9}}}, {"t": {"b": {"0": 7}}})], 2),
         ([source("LogOffset(3)", "3"), source(None, None)], None),
+        ([source(None, {"t": {"b": {"0": 7}}})], None),
     ],
 )
 def test_the_lag_is_that_of_the_sources_of_this_format(sources: list[Any], expected: int | None) -> None:
