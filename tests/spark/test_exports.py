@@ -855,6 +855,12 @@ def test_options_about_partitions_are_refused(orders: FakeCluster, folder: Path,
     assert not folder.exists()
 
 
+def test_a_pattern_of_topics_is_refused_for_parquet(orders: FakeCluster, folder: Path) -> None:
+    with pytest.raises(WrongOption, match="topicPattern is not for exports to Parquet: name the topics"):
+        go(orders, folder, topic="", options={"topicPattern": "order.*"})
+    assert not folder.exists()
+
+
 def test_bodies_that_cannot_be_read_end_a_run_or_are_null(
     orders: FakeCluster, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,15 @@ def test_each_run_adds_what_is_new(orders: FakeCluster, place: Place) -> None:
     ]  # fmt: skip
 
 
+def test_a_table_may_have_the_topics_of_a_pattern(orders: FakeCluster, place: Place) -> None:
+    options = {"topicPattern": "order.*"}
+    assert place.export(orders, topic="", options=options).rows == 20
+    orders.add_topic("orders-eu")
+    orders.put("orders-eu", 0, b"x")
+    assert place.export(orders, topic="", options=options).rows == 1
+    assert place.rows() == orders.everything()
+
+
 def test_a_run_makes_a_commit_for_each_full_file_and_a_failure_keeps_them(
     orders: FakeCluster, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

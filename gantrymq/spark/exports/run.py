@@ -110,6 +110,8 @@ def export(
         return export_table(settings, file_format, to, sizes, progress=progress)
     if file_format != "parquet":
         raise WrongOption(f"the format is parquet, {' or '.join(TABLE_FORMATS)}, not {file_format!r}")
+    if settings.topic_pattern is not None:  # a plan has the names of its topics
+        raise WrongOption("topicPattern is not for exports to Parquet: name the topics, separated by commas")
     run_engine = find_engine(engine or "spark", spark)
     return export_with(
         settings, to, run_engine, sizes, overwrite=overwrite, discard_plan=discard_plan, progress=progress
