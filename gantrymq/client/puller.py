@@ -283,7 +283,8 @@ class Puller(Generic[R]):
         """Let the broker bring a message again, and count this one as done.
 
         Without effect on a message that is done, on one that is redelivered with the one before it, on one whose queue
-        is another member's, which gets it, and on one that the broker has lost with the end of the queue.
+        is another member's, which gets it, and on all of a queue whose end the broker has lost: those that it still has
+        are redelivered.
         Raises :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`; :class:`ClientClosed` after :meth:`close`.
         """
         if self._closed:
@@ -564,16 +565,19 @@ class Puller(Generic[R]):
 
     def _correct_offset(self, progress: Progress, header: PullMessageResponse, address: str) -> None:
         """Go on where the broker says the queue is."""
-        offset = header.next_begin_offset
+        offset, oldest = header.next_begin_offset, progress.committable
         log.warning(
             "queue_offset_corrected", topic=self.queue.topic, queue=self.queue.queue_id, broker=address,
             wanted=progress.position, now=offset, first=header.min_offset, end=header.max_offset,
         )  # fmt: skip
+        has_lost_end = self._last >= offset
+        if has_lost_end:
+            offset = min(offset, oldest)  # what the broker still has, and was not acknowledged, comes again
         progress.reset(offset)
         self._given.clear()
-        if self._last >= offset:
-            # The broker lost the end of the queue, and its next messages get the offsets of old ones, which may still
-            # be settled. Until another puller takes over, this one commits the new end, whatever is acknowledged.
+        if has_lost_end:
+            # The next messages of the queue get the offsets of old ones, which may still be settled. Until another
+            # puller takes over, this one commits where that one begins, whatever is acknowledged.
             self._ended = True
             self._scope.cancel()
             self._owner.begin_again(self.queue, offset)

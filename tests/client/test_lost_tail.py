@@ -37,6 +37,12 @@ async def nothing_comes(messages: Messages) -> bool:
     return scope.cancelled_caught
 
 
+def highest_commit(broker: Any) -> int:
+    """The highest offset that came to ``broker``, in a commit or with a pull (whose flag 1 says so)."""
+    pulls = [pull for pull in broker.seen(11) if int(pull.ext["sysFlag"]) & 1]
+    return max((int(request.ext["commitOffset"]) for request in (*broker.seen(15), *pulls)), default=0)
+
+
 async def lose_tail(broker: Any, keep: int = 0) -> None:
     """The queue has only the first ``keep`` messages any more; returns when the consumer has begun again there."""
     del broker.queues["T", 0][keep:]
@@ -170,13 +176,53 @@ async def test_a_consumer_that_ends_before_it_begins_again_commits_the_new_end(
             assert broker.offsets["g", "T", 0] == 0
 
 
-async def test_a_queue_that_lost_only_its_end_begins_again_there(fake_cluster: Cluster) -> None:
+@pytest.mark.parametrize("kind", ["plain", "ordered", "by key", "broadcast"])
+async def test_messages_before_a_lost_end_that_were_not_acknowledged_come_again(
+    fake_cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    options: dict[str, Any] = {"ordered": {"ordered": True}, "by key": {"ordered": "key"}}.get(kind, {})
+    if kind == "broadcast":
+        options = {"broadcast": True, "offsets_file": tmp_path / "offsets.json"}
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        for number in range(6):
+            broker.store("T", 0, b"%d" % number, order_key("A"))
+        async with client.consumer("T", "g", start="first", **options) as messages:
+            (first,) = await take(messages, 1)
+            await first.ack()
+            (old,) = await take(messages, 1)
+            await broker.wait_for(11, 2)
+            del broker.queues["T", 0][5:]
+            broker.stir()
+            with anyio.fail_after(20):
+                while not old.delivery.dropped:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            if kind in ("ordered", "by key"):
+                assert await nothing_comes(messages), "an old message of the queue is in work"
+            await old.retry()
+            for number in range(1, 5):
+                (message,) = await take(messages, 1)
+                assert message.body == b"%d" % number
+                await messages.commit()
+                assert highest_commit(broker) <= number
+                await message.ack()
+            await messages.commit()
+            if kind == "broadcast":
+                assert messages.offsets("T") == {Q0: 5}
+            else:
+                assert broker.offsets["g", "T", 0] == 5
+            assert not broker.seen(36)
+
+
+async def test_only_messages_that_the_broker_lost_are_replaced_by_new_ones(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         broker = cluster.broker
         for number in range(3):
             broker.store("T", 0, b"%d" % number)
         async with client.consumer("T", "g", start="first") as messages:
             old = await take(messages, 3)
+            for message in old[:2]:
+                await message.ack()
             await broker.wait_for(11, 2)
             await lose_tail(broker, keep=2)
             broker.store("T", 0, b"new 2")
