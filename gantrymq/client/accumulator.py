@@ -315,24 +315,32 @@ class Accumulator:
                 self._abandon(lane.batches.popleft())
 
     async def _send_all(self, lane: Lane, scope: anyio.CancelScope) -> None:
-        with scope:
-            await anyio.lowlevel.checkpoint()  # tasks that are about to enqueue share the batch
+        try:
+            with scope:
+                await anyio.lowlevel.checkpoint()  # tasks that are about to enqueue share the batch
+                while lane.batches:
+                    await self._send_next(lane)
+        finally:
+            # the client's tasks may have ended before the producer: nothing else would settle what waits here
             while lane.batches:
-                batch = lane.batches[0]
-                wait = batch.created + self._linger - anyio.current_time()
-                if not batch.sealed and self._linger and wait > 0:
-                    with anyio.move_on_after(wait):
-                        await batch.wait_sealed()
-                lane.flying = lane.batches.popleft()
-                batch.sealed = True
-                try:
-                    await self._send(lane, batch)
-                except BaseException:
-                    self._abandon(batch)
-                    raise
-                finally:
-                    lane.flying = None
-        lane.scope = None
+                self._abandon(lane.batches.popleft())
+            lane.scope = None
+
+    async def _send_next(self, lane: Lane) -> None:
+        batch = lane.batches[0]
+        wait = batch.created + self._linger - anyio.current_time()
+        if not batch.sealed and self._linger and wait > 0:
+            with anyio.move_on_after(wait):
+                await batch.wait_sealed()
+        lane.flying = lane.batches.popleft()
+        batch.sealed = True
+        try:
+            await self._send(lane, batch)
+        except BaseException:
+            self._abandon(batch)
+            raise
+        finally:
+            lane.flying = None
 
     async def _send(self, lane: Lane, batch: Batch) -> None:
         """Send one batch; where the broker finds fault with a message, in parts, so that it fails alone."""
@@ -380,10 +388,11 @@ class Accumulator:
         self._window.leave(cost, len(batch.keys))
 
     def _append(self, lane: Lane, batch: Batch) -> None:
-        lane.batches.append(batch)
         if lane.scope is None:
-            lane.scope = anyio.CancelScope()
-            self._sender.start_soon(self._send_all, lane, lane.scope)
+            scope = anyio.CancelScope()
+            self._sender.start_soon(self._send_all, lane, scope)  # raises when the client's tasks have ended
+            lane.scope = scope
+        lane.batches.append(batch)
 
     def _lane(self, queue: MessageQueue) -> Lane:
         lane = self._lanes.get(queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
@@ -321,6 +322,40 @@ async def test_cancellation_sends_for_a_grace_period_and_fails_the_rest(
                 scope.cancel()
         with pytest.raises(gantrymq.ClientClosed, match="may be stored all the same"):
             await left
+
+
+async def test_what_waits_when_the_client_fails_does_not_hold_up_the_end(fake_cluster: Cluster) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[310] = silent
+        producer = await client.producer(timeout=100).start()
+        flying = await producer.enqueue("T", b"no answer", queue=0)
+        await cluster.broker.wait_for(310)
+        behind = await producer.enqueue("T", b"waits", queue=0)
+        client._cluster.start_soon(fail)
+        with anyio.fail_after(20):
+            await producer.close()
+        for delivery in (flying, behind):
+            with pytest.raises(gantrymq.ClientClosed, match="may be stored all the same"):
+                await delivery
+
+
+def test_what_waits_when_all_tasks_are_cancelled_does_not_hold_up_the_end(fake_in_thread: Any) -> None:
+    async def main() -> None:
+        async with gantrymq.connect(fake_in_thread.address) as client:
+            producer = await client.producer(linger=100).start()
+            waiting = await producer.enqueue("T", b"waits for others", queue=0)
+            await anyio.lowlevel.checkpoint()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()  # as the end of asyncio.run does
+            with anyio.fail_after(20):
+                await producer.close()
+            with pytest.raises(gantrymq.ClientClosed):
+                await waiting
+
+    asyncio.run(main())
 
 
 async def test_messages_are_checked_when_they_are_enqueued(fake_cluster: Cluster) -> None:
