@@ -60,7 +60,8 @@ class Producer(Lifetime):
         self._accumulator = accumulator
         self._gathering = Gathering(sender)
         self._closed = True
-        self._known_to_brokers = False
+        self._topics_with_requests: set[str] = set()
+        """Topics of whose brokers each has had a heartbeat, so that it can pass on replies."""
 
     async def send(
         self,
@@ -240,11 +241,11 @@ class Producer(Lifetime):
         outgoing = await prepare(given, self._cluster.unique_keys.next, added)
         deadline = anyio.current_time() + timeout
         await self._sender.queues_within(given.topic, timeout)
-        if not self._known_to_brokers:
+        if given.topic not in self._topics_with_requests:
             # a reply may come through any broker of the cluster: all must know whose client this is
             with anyio.move_on_after(deadline - anyio.current_time()):
                 await self._cluster.heartbeat()
-                self._known_to_brokers = True
+                self._topics_with_requests.add(given.topic)
         pending = self._cluster.replies.expect(correlation_id)
         try:
             choice = choose_queue(queue, given.order_key)

@@ -129,6 +129,27 @@ async def test_a_reply_is_sent_to_the_broker_of_its_request(fake_cluster: Cluste
             await request.reply(b"answer")
 
 
+async def test_all_brokers_know_the_client_before_its_first_request_to_each_topic(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, A=1, B=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer("askers") as producer,
+    ):
+        first, second = cluster.brokers
+        cluster.nameserver.places["A"] = [first]
+        answer = replying(first, lambda correlation_id: push(correlation_id, b"reply"))
+        known: list[bool] = []
+
+        async def take(request: Command) -> Command:
+            known.append(bool(second.seen(RequestCode.HEART_BEAT)))
+            return await answer(request)
+
+        first.answers[SEND] = take
+        assert (await producer.request("A", b"question", timeout=20)).body == b"reply"
+        assert (await producer.request("B", b"question", queue=0, timeout=20)).body == b"reply"
+        assert known == [False, True], "the reply may come through the second broker"
+
+
 async def test_an_invalid_push_is_refused_and_affects_no_other(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=2) as cluster,
