@@ -19,6 +19,7 @@ from gantrymq.client.cluster import Cluster
 from gantrymq.client.errors import (
     AccessDenied,
     BodyError,
+    BrokerError,
     ConnectError,
     GantryError,
     InvalidName,
@@ -434,11 +435,34 @@ class Reader(Lifetime, Generic[R]):
                     else:
                         await self._pull(known)
                 except GantryError as error:
-                    self._failure = error
-                    self._arrived.set()
-                    if isinstance(error, ConnectError):
-                        await self._cluster.routes.renew(known.queue.topic)
+                    if isinstance(error, BrokerError) and await self._is_gone(known.queue):
+                        if not known.fetched:
+                            self._drop(known)
+                            return
+                    else:
+                        self._failure = error
+                        self._arrived.set()
+                        if isinstance(error, ConnectError):
+                            await self._cluster.routes.renew(known.queue.topic)
                     await anyio.sleep(60.0 if isinstance(error, AccessDenied) else PAUSE_AFTER_ERROR_SECONDS)
+
+    async def _is_gone(self, queue: MessageQueue) -> bool:
+        """Whether the topic has fewer queues now on the broker of ``queue``, which nobody has assigned."""
+        if self._assigned:
+            return False
+        await self._cluster.routes.renew(queue.topic)
+        try:
+            queues = queues_to_subscribe(queue.topic, await self._cluster.routes.get(queue.topic))
+        except GantryError:
+            return False
+        # queues of a broker that is away, or may not be read at present, come back with their messages
+        has_others = any(other.broker_name == queue.broker_name for other in queues)
+        return has_others and queue not in queues and not self._assigned
+
+    def _drop(self, known: _Queue[R]) -> None:
+        if self._queues.get(known.queue) is known:
+            del self._queues[known.queue]
+            self._forget_ends()
 
     async def _pull(self, known: _Queue[R]) -> None:
         queue, turn, begin = known.queue, known.turn, known.fetch_at

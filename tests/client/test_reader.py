@@ -13,6 +13,7 @@ import gantrymq
 import gantrymq.sync
 from gantrymq import MessageQueue, Sql
 from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.command import Command
 
 pytestmark = pytest.mark.anyio
 
@@ -306,6 +307,50 @@ async def test_errors_are_raised_and_the_next_poll_continues(fake_cluster: Clust
                     continue  # of a request that was under way
                 assert [message.body for message in batch] == [b"x"]
                 break
+
+
+def reduce_to_one_queue(cluster: Any, *, perm: int = 6) -> None:
+    """With the second pull of Q1 the topic has only Q0 any more, as far as ``perm`` allows to read that one."""
+
+    def answer(request: Command) -> Any:
+        if request.ext["queueId"] == "0" or request.ext["queueOffset"] == "0":
+            return cluster.broker.on_pull_message(request)
+        cluster.nameserver.topics["T"], cluster.nameserver.perm = 1, perm
+        return request.answer(1, "queueId[1] is illegal")
+
+    for queue_id, body in ((0, b"0"), (1, b"1"), (1, b"gone")):
+        cluster.broker.store("T", queue_id, body)
+    cluster.broker.answers[11] = answer
+
+
+@pytest.mark.parametrize("until", [None, "end"])
+async def test_a_queue_that_the_topic_does_not_have_any_more_is_not_read(fake_cluster: Cluster, until: Any) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        reduce_to_one_queue(cluster)
+        async with client.reader("T", until=until, pull_batch=1) as reader:
+            assert set(await poll(reader, 2)) == {b"0", b"1"}
+            with anyio.fail_after(20):
+                while reader.queues != [Q0]:
+                    assert await reader.poll(timeout=0.05) == []
+                if until == "end":
+                    assert await reader.poll() == []
+                else:
+                    cluster.broker.store("T", 0, b"next")
+                    assert await poll(reader, 1) == [b"next"]
+
+
+@pytest.mark.parametrize("kept", ["assigned", "write-only"])
+async def test_errors_of_queues_that_may_still_be_read_are_raised(fake_cluster: Cluster, kept: str) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        reduce_to_one_queue(cluster, perm=2 if kept == "write-only" else 6)
+        async with client.reader("T", pull_batch=1) as reader:
+            if kept == "assigned":
+                await reader.assign([Q0, Q1])
+            assert set(await poll(reader, 2)) == {b"0", b"1"}
+            for _ in range(2):
+                with pytest.raises(gantrymq.BrokerError, match="illegal"), anyio.fail_after(20):
+                    await reader.poll()
+            assert reader.queues == [Q0, Q1]
 
 
 async def test_a_closed_reader_raises(fake_cluster: Cluster) -> None:
