@@ -384,6 +384,7 @@ class Accumulator:
         cost = batch.cost
         error = ClientClosed("the producer was closed before the message had an answer: it may be stored all the same")
         batch.settle(len(batch.keys), error)
+        self._sender.report_lost(batch.topic, len(batch.keys), error)
         batch.finish()
         self._window.leave(cost, len(batch.keys))
 
@@ -418,5 +419,7 @@ class Accumulator:
             if rank == (False, 0):
                 break
         assert best is not None  # a topic that can be sent to has a queue
-        self._turns[topic] = best[1] + 1
-        return best[2]
+        _, at, lane = best
+        self._lanes[lane.queue] = lane  # a new lane of a later queue may have displaced it
+        self._turns[topic] = at + 1
+        return lane

@@ -15,6 +15,7 @@ import gantrymq
 import gantrymq.sync
 from gantrymq import Message, SendStatus
 from gantrymq.client import accumulator
+from gantrymq.client.sender import Sender
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
 from support.batches import rows_of
@@ -324,7 +325,9 @@ async def test_cancellation_sends_for_a_grace_period_and_fails_the_rest(
             await left
 
 
-async def test_what_waits_when_the_client_fails_does_not_hold_up_the_end(fake_cluster: Cluster) -> None:
+async def test_what_waits_when_the_client_fails_does_not_hold_up_the_end(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     async def fail() -> None:
         raise ZeroDivisionError
 
@@ -337,6 +340,7 @@ async def test_what_waits_when_the_client_fails_does_not_hold_up_the_end(fake_cl
         client._cluster.start_soon(fail)
         with anyio.fail_after(20):
             await producer.close()
+        assert "enqueued_messages_failed" in caplog.text
         for delivery in (flying, behind):
             with pytest.raises(gantrymq.ClientClosed, match="may be stored all the same"):
                 await delivery
@@ -405,6 +409,39 @@ async def test_idle_queues_are_dropped_without_losing_messages(
         await producer.flush()
         assert sum(len(queue) for queue in cluster.broker.queues.values()) == 400
         assert len(producer._accumulator._lanes) <= 40
+
+
+async def test_flush_waits_for_a_batch_in_a_lane_that_was_idle_when_others_were_dropped(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulator, "LANES_KEPT", 2)
+    monkeypatch.setattr(Sender, "is_usable", lambda *_: False)
+    released = anyio.Event()
+    async with (
+        fake_cluster(T=3) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=100) as producer,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def answer(request: Command) -> Any:
+            await released.wait()
+            return cluster.broker.on_send_message_v2(request)
+
+        async def release() -> None:
+            await cluster.broker.wait_for(310, 3)
+            released.set()
+
+        for queue in (0, 1):
+            await producer.enqueue("T", b"keeps a lane", queue=queue)
+        await producer.flush()
+        cluster.broker.answers[310] = answer
+        producer._accumulator._turns["T"] = 1  # an idle lane, and then a queue that has none
+        waiting = await producer.enqueue("T", b"waits")
+        tasks.start_soon(release)
+        with anyio.fail_after(20):
+            await producer.flush()
+        assert waiting.done
 
 
 def test_the_blocking_producer_enqueues(fake_in_thread: Any) -> None:
