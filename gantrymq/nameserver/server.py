@@ -369,14 +369,13 @@ class NameServer:
                 received = await connection.stream.receive_some(_RECEIVE_BYTES)
             if wait.cancelled_caught:
                 return "a frame took too long" if buffer else "idle"
-            if not received:
+            if not received or connection.scope.cancel_called:
                 return "closed"
             if not buffer:
                 deadline = trio.current_time() + self.config.frame_seconds
             buffer += received
             self._buffered += len(received)
-            if self._buffered > self.config.buffered_max:
-                log.warning("unfinished_frames_limit_reached", peer=connection.peer, buffered=len(buffer))
+            if self._buffered > self.config.buffered_max and not self._keeps_buffer(connection):
                 return "too much buffered"
             try:
                 frames, taken = cut_frames(buffer, self.config.frame_max)
@@ -391,6 +390,24 @@ class NameServer:
             except FatalRemoteFault as fault:
                 self._bad_bytes.report(connection.peer, fault, trio.current_time())
                 return "bad bytes"
+
+    def _keeps_buffer(self, connection: Connection) -> bool:
+        """Close the connections with the most bytes of unfinished frames until those of all are within the limit;
+        returns whether ``connection`` is none of them."""
+        while self._buffered > self.config.buffered_max:
+            most = max(self.connections, key=lambda each: (len(each.buffer), each is connection))
+            self._outages.warning(
+                "unfinished_frames_limit_reached",
+                peer=most.peer,
+                buffered=len(most.buffer),
+                limit=self.config.buffered_max,
+            )
+            if most is connection:
+                return False
+            self._buffered -= len(most.buffer)
+            most.buffer.clear()
+            most.close()
+        return True
 
     async def _answer_all(self, connection: Connection, frames: list[Frame]) -> bool:
         """Answer requests in their order, and empty ``frames``; False if the peer does not read the responses in

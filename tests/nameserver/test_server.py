@@ -256,6 +256,35 @@ class TestBufferedLimit:
         for _ in range(30):  # what was answered does not count
             assert (await third.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
 
+    async def test_the_connection_with_the_most_is_closed_and_a_broker_keeps_its_routes(
+        self, connect: Callable[[], Any], server: NameServer
+    ) -> None:
+        broker, hog = connect(), connect()
+        await register(broker)
+        await hog.stream.send_all(frame(5000, 10) + b"x" * 960)
+        await trio.testing.wait_all_tasks_blocked()
+        with capture_logs() as logs:
+            assert (await broker.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
+        assert await hog.receive() is None
+        assert server.routes.count_brokers() == 1
+        closed = [each for each in logs if each["event"] == "unfinished_frames_limit_reached"]
+        assert [(each["log_level"], each["buffered"], each["limit"]) for each in closed] == [("warning", 968, 1000)]
+        for _ in range(30):  # what the closed connection had does not count
+            assert (await broker.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
+
+    async def test_the_rest_of_a_frame_that_arrives_while_its_connection_is_closed_is_dropped(
+        self, connect: Callable[[], Any], server: NameServer
+    ) -> None:
+        hog = connect()
+        await hog.stream.send_all(frame(5000, 10) + b"x" * 900)
+        await trio.testing.wait_all_tasks_blocked()
+        (connection,) = server.connections
+        with capture_logs() as logs:
+            await hog.stream.send_all(b"x" * 200)  # wakes the connection's task, which has not run yet
+            connection.close()
+            assert await hog.receive() is None
+        assert [each for each in logs if each["log_level"] != "debug"] == []
+
 
 class TestUnreadLimit:
     @pytest.fixture
