@@ -76,7 +76,7 @@ class NameServerConfig:
     ``tls``: the certificates, with which it speaks TLS at the same port; ``plain``: whether it then serves plain
     connections too.
     ``frame_seconds``: the longest time from the first byte of a frame to its last.
-    ``buffered_max``: the most bytes of unfinished frames of all connections.
+    ``buffered_max``: the most bytes of unfinished frames and unanswered requests of all connections.
     ``unread_max``: the most bytes of responses that wait for all connections' peers to read them.
     """
 
@@ -113,9 +113,17 @@ class Connection:
         """Whether peers at this address may change the tables: registrations, permissions, topics, the KV config,
         settings."""
         self.buffer = bytearray()
+        """The bytes of an unfinished frame."""
+        self.answering = 0
+        """The bytes of the requests that are being answered; a registration waits for the ones before it."""
         self.unread = 0
         """The bytes of responses that wait for the peer to read them."""
         self.scope = trio.CancelScope()
+
+    @property
+    def buffered(self) -> int:
+        """The bytes that were received and are not answered yet."""
+        return len(self.buffer) + self.answering
 
     @property
     def subject(self) -> str | None:
@@ -354,7 +362,7 @@ class NameServer:
         finally:
             self.connections.discard(connection)
             self._shares.remove(site, connection)
-            self._buffered -= len(connection.buffer)
+            self._buffered -= connection.buffered
             for live in self.routes.remove_connection(connection):
                 log.info("broker_left", broker=live.identity.name, address=live.identity.address, reason=reason)
             log.debug("connection_closed", peer=peer, reason=reason)
@@ -381,9 +389,11 @@ class NameServer:
                 frames, taken = cut_frames(buffer, self.config.frame_max)
                 if frames:
                     del buffer[:taken]
-                    self._buffered -= taken
+                    connection.answering = taken
                     if not await self._answer_all(connection, frames):
                         return "the peer does not read"
+                    self._buffered -= connection.answering
+                    connection.answering = 0
                     # the remaining frame began in the last bytes received
                     limit = self.config.frame_seconds if buffer else self.config.idle_seconds
                     deadline = trio.current_time() + limit
@@ -392,20 +402,21 @@ class NameServer:
                 return "bad bytes"
 
     def _keeps_buffer(self, connection: Connection) -> bool:
-        """Close the connections with the most bytes of unfinished frames until those of all are within the limit;
+        """Close the connections with the most bytes that are not answered yet until those of all are within the limit;
         returns whether ``connection`` is none of them."""
         while self._buffered > self.config.buffered_max:
-            most = max(self.connections, key=lambda each: (len(each.buffer), each is connection))
+            most = max(self.connections, key=lambda each: (each.buffered, each is connection))
             self._outages.warning(
                 "unfinished_frames_limit_reached",
                 peer=most.peer,
-                buffered=len(most.buffer),
+                buffered=most.buffered,
                 limit=self.config.buffered_max,
             )
             if most is connection:
                 return False
-            self._buffered -= len(most.buffer)
+            self._buffered -= most.buffered
             most.buffer.clear()
+            most.answering = 0
             most.close()
         return True
 

@@ -272,6 +272,44 @@ class TestBufferedLimit:
         for _ in range(30):  # what the closed connection had does not count
             assert (await broker.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
 
+    async def test_requests_count_until_they_are_answered(self, connect: Callable[[], Any], server: NameServer) -> None:
+        header = RegisterBrokerHeader(
+            broker_name="b", broker_addr="b:1", cluster_name="c", ha_server_addr="", broker_id=0
+        )
+        request = Command(C.REGISTER_BROKER, header.to_ext(), BODY + b" " * (600 - len(BODY)), opaque=7)
+        small, large = connect(), connect()
+        async with server.requests._registering:
+            await small.send(request)
+            await trio.testing.wait_all_tasks_blocked()
+            request.body += b" "
+            await large.send(request)
+            with trio.fail_after(10):  # before the frame's own time is over
+                assert await large.receive() is None
+            assert len(server.connections) == 1
+        response = await small.receive()
+        assert response is not None
+        assert response.code == 0
+        for _ in range(30):  # what was answered does not count
+            assert (await small.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
+
+    async def test_the_connection_whose_request_waits_is_closed_if_it_has_the_most(
+        self, connect: Callable[[], Any], server: NameServer
+    ) -> None:
+        header = RegisterBrokerHeader(
+            broker_name="b", broker_addr="b:1", cluster_name="c", ha_server_addr="", broker_id=0
+        )
+        hog, other = connect(), connect()
+        async with server.requests._registering:
+            await hog.send(Command(C.REGISTER_BROKER, header.to_ext(), b" " * 700, opaque=7))
+            await trio.testing.wait_all_tasks_blocked()
+            await other.stream.send_all(frame(5000, 10) + b"x" * 500)
+            with trio.fail_after(10):  # before the frame's own time is over
+                assert await hog.receive() is None
+            assert len(server.connections) == 1
+        await other.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert server._buffered == 0
+
     async def test_the_rest_of_a_frame_that_arrives_while_its_connection_is_closed_is_dropped(
         self, connect: Callable[[], Any], server: NameServer
     ) -> None:
