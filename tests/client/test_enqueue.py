@@ -325,7 +325,7 @@ async def test_cancellation_sends_for_a_grace_period_and_fails_the_rest(
             await left
 
 
-async def test_what_waits_when_the_client_fails_does_not_hold_up_the_end(
+async def test_messages_that_wait_when_the_client_fails_do_not_hold_up_the_end(
     fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail() -> None:
@@ -346,7 +346,7 @@ async def test_what_waits_when_the_client_fails_does_not_hold_up_the_end(
                 await delivery
 
 
-def test_what_waits_when_all_tasks_are_cancelled_does_not_hold_up_the_end(fake_in_thread: Any) -> None:
+def test_messages_that_wait_when_all_tasks_are_cancelled_do_not_hold_up_the_end(fake_in_thread: Any) -> None:
     async def main() -> None:
         async with gantrymq.connect(fake_in_thread.address) as client:
             producer = await client.producer(linger=100).start()
