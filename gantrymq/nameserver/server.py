@@ -155,7 +155,7 @@ class NameServer:
         self._audit = None if self.config.audit is None else Audit(self.config.audit)
         self._cache = RouteCache()
         self._notices = Notices()
-        self._bad_bytes = BadBytesLog(log)
+        self._bad_bytes = BadBytesLog(log, trio.current_time)
         self.routes = Routes(trio.current_time, self.config.expiry_seconds, self)
         kv = KVConfig(self.config.kv_path)
         self.requests = Requests(
@@ -398,7 +398,7 @@ class NameServer:
                     limit = self.config.frame_seconds if buffer else self.config.idle_seconds
                     deadline = trio.current_time() + limit
             except FatalRemoteFault as fault:
-                self._bad_bytes.report(connection.peer, fault, trio.current_time())
+                self._bad_bytes.report(connection.peer, fault)
                 return "bad bytes"
 
     def _keeps_buffer(self, connection: Connection) -> bool:

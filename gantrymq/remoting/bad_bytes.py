@@ -1,40 +1,42 @@
-"""Logs connections with bytes that are not frames, with a pause for each peer host."""
+"""Logs connections with bytes that are not frames: once each half minute for a host, TLS handshakes once an hour."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from gantrymq.remoting.errors import FatalRemoteFault, TlsHandshake
+from gantrymq.remoting.outages import Outages
 
-HANDSHAKE_QUIET_SECONDS: Final = 3600.0
+QUIET_SECONDS: Final = 3600.0
 """The time between two logs of handshakes from one host, because a client tries again every few seconds."""
-QUIET_SECONDS: Final = 30.0
-"""The time between two logs of other bytes from one host, so that it cannot fill the disk with log lines."""
 HOSTS_MAX: Final = 1024
 """The most hosts whose last time is kept; beyond it the oldest is forgotten and may be logged again."""
 
 
 class BadBytesLog:
-    """Logs invalid bytes from peers to ``log``, a structlog logger."""
+    """Logs invalid bytes from peers to ``log``, a structlog logger. ``clock``: monotonic seconds."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log: Any, clock: Callable[[], float]) -> None:
         self._log = log
-        self._quiet_until: dict[tuple[str, str], float] = {}
+        self._clock = clock
+        self._outages = Outages(log, clock)
+        self._handshakes: dict[str, float] = {}
 
-    def report(self, peer: str, fault: FatalRemoteFault, now: float) -> None:
-        """Log that the connection of ``peer`` (``host:port``) is closed because of ``fault``; ``now`` in seconds."""
+    def report(self, peer: str, fault: FatalRemoteFault) -> None:
+        """Log that the connection of ``peer`` (``host:port``) is closed because of ``fault``."""
         host = peer.rpartition(":")[0]
-        if isinstance(fault, TlsHandshake):
-            if self._is_due(("handshake", host), now, HANDSHAKE_QUIET_SECONDS):
-                self._log.warning("tls_handshake_on_plaintext_port", peer=peer, reason=str(fault))
-        elif self._is_due(("other", host), now, QUIET_SECONDS):
-            self._log.warning("bad_bytes_received", peer=peer, reason=str(fault))
+        if not isinstance(fault, TlsHandshake):
+            self._outages.warning("bad_bytes_received", host, peer=peer, reason=str(fault))
+        elif self._is_due(host, self._clock()):
+            self._log.warning("tls_handshake_on_plaintext_port", peer=peer, reason=str(fault))
 
-    def _is_due(self, subject: tuple[str, str], now: float, quiet: float) -> bool:
-        if now < self._quiet_until.get(subject, now):
+    def _is_due(self, host: str, now: float) -> bool:
+        logged_at = self._handshakes.get(host)
+        if logged_at is not None and now - logged_at < QUIET_SECONDS:
             return False
-        self._quiet_until.pop(subject, None)  # keeps the oldest first
-        if len(self._quiet_until) >= HOSTS_MAX:
-            del self._quiet_until[next(iter(self._quiet_until))]
-        self._quiet_until[subject] = now + quiet
+        self._handshakes.pop(host, None)  # keeps the oldest first
+        if len(self._handshakes) >= HOSTS_MAX:
+            del self._handshakes[next(iter(self._handshakes))]
+        self._handshakes[host] = now
         return True

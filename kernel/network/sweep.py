@@ -75,7 +75,7 @@ class Sweep:
         self._limits = limits
         self._handle = handle
         self._connections_changed, self._progress = connections_changed, progress
-        self._bad_bytes = BadBytesLog(log)
+        self._bad_bytes = BadBytesLog(log, env.monotonic)
         self._epoll = select.epoll()
         self.waker = env.waker()
         self._waker_descriptor = self.waker.fileno()
@@ -515,7 +515,7 @@ class Sweep:
         try:
             received, taken = read_requests(connection, inbound or data, self._limits.frame_bytes, self.readers)
         except FatalRemoteFault as error:
-            self._bad_bytes.report(connection.address, error, now)
+            self._bad_bytes.report(connection.address, error)
             self.drop(connection, str(error))
             return
         if inbound:
