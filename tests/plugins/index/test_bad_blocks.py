@@ -218,6 +218,26 @@ async def test_row_16_an_index_that_cannot_be_loaded_does_not_stop_the_broker(
     assert line["log_level"] == "error"
 
 
+async def test_an_index_that_cannot_be_built_does_not_stop_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    for file in (tmp_path / "index").iterdir():
+        file.unlink()
+
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Follower, "_build", fail)
+    with structlog.testing.capture_logs() as logs:
+        async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
+            async with open_channel(broker.address) as channel:
+                assert (await channel.call(send("T", b"%08d" % 99, properties="KEYS\x01more\x02"))).code == 0
+            assert await query(broker, "k0") == []
+    (line,) = [entry for entry in logs if entry["event"] == "index_stopped"]
+    assert line["log_level"] == "error"
+
+
 async def test_row_16_a_search_over_a_bad_block_of_the_index_returns_the_rest(tmp_path: Path) -> None:
     await fill(tmp_path)
     env = BadBlocksEnv()

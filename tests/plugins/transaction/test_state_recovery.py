@@ -136,31 +136,37 @@ def test_after_a_crash_the_log_is_read_from_the_marks_on(monkeypatch: pytest.Mon
     assert world.plugin.strategy.open_count == 1
 
 
-def cut(env: MemoryEnv, offset: int) -> None:
-    """Cut the log as at the return of a former master."""
-    store = Store(env, "store", TINY)
+def cut(world: TransactedStore, end: int) -> MemoryEnv:
+    """Stop, and cut the log as at the return of a former master. Returns the disk."""
+    world.close()
+    assert isinstance(world.env, MemoryEnv)
+    store = Store(world.env, "store", TINY)
     store.open()
     try:
-        store.cut(offset)
+        store.cut(end)
     finally:
         store.abandon()
+    return world.env
+
+
+def start_cut(world: TransactedStore, end: int, *, killed: bool) -> tuple[TransactedStore, dict[str, Any], list[str]]:
+    """As :func:`start` after :func:`cut`; ``killed``: for the second time, after a kill."""
+    env = cut(world, end)
+    if killed:
+        start(env)
+        env = env.kill()
+    return start(env)
 
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_transaction_whose_end_was_cut_off_is_open_again(killed: bool) -> None:
-    env = MemoryEnv()
-    world = TransactedStore(env, "state_table")
+    world = TransactedStore(MemoryEnv(), "state_table")
     first, second = world.half(b"first"), world.half(b"second")
     world.commit()
     end = world.log.end
     world.end_now(first, COMMIT)
     world.end_now(second, COMMIT)
-    world.close()
-    cut(env, end)
-    if killed:
-        start(env)
-        env = env.kill()
-    world, loaded, errors = start(env)
+    world, loaded, errors = start_cut(world, end, killed=killed)
     assert (loaded["open"], loaded["rows"], errors, world.bodies()) == (2, 2, [], [])
     assert world.end_now(first, COMMIT) == ResponseCode.SUCCESS
     assert world.bodies() == [b"first"]
@@ -169,18 +175,12 @@ def test_a_transaction_whose_end_was_cut_off_is_open_again(killed: bool) -> None
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_rows_that_were_cut_off_are_used_again(killed: bool) -> None:
-    env = MemoryEnv()
-    world = TransactedStore(env, "state_table")
+    world = TransactedStore(MemoryEnv(), "state_table")
     world.half(b"kept")
     world.commit()
     end = world.log.end
     world.half(b"cut off")
-    world.close()
-    cut(env, end)
-    if killed:
-        start(env)
-        env = env.kill()
-    world, loaded, errors = start(env)
+    world, loaded, errors = start_cut(world, end, killed=killed)
     assert (loaded["open"], loaded["rows"], errors) == (1, 1, [])
     other = world.half(b"other")
     assert other.queue_offset == 1
@@ -197,10 +197,10 @@ def test_another_strategy_is_refused_while_a_transaction_is_open_whose_end_was_c
     world.commit()
     end = world.log.end
     world.end_now(first, COMMIT)
-    world.close()
     if settled:
-        TransactedStore(env, "half").close()
-    cut(env, end)
+        world.close()
+        world = TransactedStore(env, "half")
+    env = cut(world, end)
     with pytest.raises(StartError, match="1 transactions of the strategy"):
         TransactedStore(env, "half")
 
