@@ -155,6 +155,7 @@ async def _sender_to_group(client: Client, group: str) -> Callable[[DeliveredRec
             flag=letter.flag,
             properties=encode_properties(properties),
             reconsume_times=0,
+            max_reconsume_times=2**31 - 1,  # by a group's limit of 0 it would be a dead letter again at once
         )
         command = Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body=letter.body)
         try:

@@ -34,7 +34,6 @@ GROUP_BYTES_MAX = 65_536
 """The most bytes of a group's settings in a request, because they stay in memory and in a file."""
 SYS_FLAG_MAX = 3
 """Bit 1: unit topic, bit 2: has unit subscriptions."""
-UNLIMITED_RETRIES = -1
 
 
 class TopicAdmin:
@@ -134,7 +133,7 @@ class TopicAdmin:
         attributes = changed_attributes(GROUP_ATTRIBUTES, current, changes)
         config.attributes = attributes or (config.attributes if not changes else None)
         _check("retryQueueNums", config.retry_queue_nums, 0, self._topics.config.max_queues)
-        _check("retryMaxTimes", config.retry_max_times, UNLIMITED_RETRIES, 2**31 - 1)
+        _check("retryMaxTimes", config.retry_max_times, 0, 2**31 - 1)
         _check("brokerId", config.broker_id, 0, 2**63 - 1)
         _check("whichBrokerWhenConsumeSlowly", config.which_broker_when_consume_slowly, 0, 2**63 - 1)
         self._groups.set(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.operations.dead_letters import _sender_to_group
+from gantrymq.plugins.interfaces import GroupTable
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, TopicRouteData
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.testing.harness import broker_and_channel
 
 pytestmark = pytest.mark.trio
 
@@ -69,6 +72,28 @@ async def test_a_dead_letter_that_is_stored_but_not_yet_safe_counts_as_replayed(
     send = await _sender_to_group(client, "g")
     with nullcontext() if stored else pytest.raises(BrokerError):
         await send(LETTER)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+async def test_a_replayed_dead_letter_of_a_group_without_retries_is_redelivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """A group from a store of RocketMQ may have the limit -1."""
+    admin = FakeAdmin(a={0: "master:1"})
+    client: Any = SimpleNamespace(admin=admin)
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        group = broker.registry.get(GroupTable).find("g")
+        assert group is not None
+        group.retry_max_times = limit
+
+        async def request(address: str, command: Command) -> Command:
+            return await channel.call(command)
+
+        monkeypatch.setattr(admin, "request", request)
+        end = broker.log.end
+        await (await _sender_to_group(client, "g"))(LETTER)
+        record = broker.log.read_record(end)
+        assert (record.topic, record.reconsume_times) == ("%RETRY%g", 0)
 
 
 async def test_a_replay_without_any_master_is_refused() -> None:
