@@ -18,10 +18,12 @@ from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, Respons
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import (
     AUTO_CREATE_TOPIC,
+    DLQ_PREFIX,
     RETRY_PREFIX,
     SYSTEM_TOPICS,
     TIMER_TOPIC,
     UNSENDABLE_TOPICS,
+    is_dlq_topic,
     is_retry_topic,
     is_system_topic,
     refuse_system_topic,
@@ -175,7 +177,7 @@ class Topics:
         validate_topic(name)
         existed = name in self.table.entries
         if not existed and self._counts(name):
-            if self._counted >= self.config.max_topics:
+            if self._counted >= self.config.max_topics and not self._is_dlq_of_group(name):
                 raise RemoteFault(
                     ResponseCode.SYSTEM_ERROR,
                     f"the topic {name} is not created: {self.config.max_topics} topics are the limit "
@@ -259,6 +261,11 @@ class Topics:
         Other names with the prefix of system topics do, because clients can create such topics.
         """
         return not (is_retry_topic(topic) or topic in SYSTEM_TOPICS or topic == TIMER_TOPIC or topic in self._own)
+
+    def _is_dlq_of_group(self, topic: str) -> bool:
+        """Return whether ``topic`` is for the dead letters of a known group. Without it, the group would get a message
+        that it cannot consume without end."""
+        return is_dlq_topic(topic) and topic.removeprefix(DLQ_PREFIX) in self._groups.table.entries
 
     def _forget(self, topic: str, log_end: int) -> None:
         try:

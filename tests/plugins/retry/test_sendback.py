@@ -215,6 +215,14 @@ async def test_a_dead_letter_goes_to_a_queue_that_its_topic_has(tmp_path: Path) 
             assert topic.read_queue_nums == after
 
 
+@pytest.mark.parametrize("by", ["send-back", "send"])
+async def test_a_groups_first_dead_letter_is_stored_at_the_limit_of_topics(tmp_path: Path, by: str) -> None:
+    async with broker_and_channel(tmp_path, plugin__topics__max_topics="1") as (broker, channel):
+        first = await stored(broker, channel)
+        command = back(first.offset, -1) if by == "send-back" else resend(17, limit="16")
+        assert (await returned(broker, channel, command)).topic == "%DLQ%G"
+
+
 async def test_invalid_send_backs_are_refused_and_not_stored(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path, plugin__topics__auto_create_groups="false") as (broker, channel):
         group = SubscriptionGroupConfig("G")

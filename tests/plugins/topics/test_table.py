@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,23 @@ def test_topics_have_a_limit_that_retry_topics_do_not_use_up(make_broker: Any) -
         assert "2 topics are the limit (plugin.topics.max_topics)" in caught.value.remark
     assert topics.for_send("%RETRY%g", "TBW102", 4)
     assert topics.for_send("a", "TBW102", 4)
+
+
+def test_the_topic_of_a_groups_dead_letters_is_created_at_the_limit(make_broker: Any) -> None:
+    broker = make_broker("topics", **{"plugin.topics.max_topics": "1"})
+    topics = topics_of(broker)
+    assert topics.for_send("a", "TBW102", 4)
+    broker.registry.get(GroupTable).find("g")
+    for name in ("%DLQ%unknown", "%DLQ%"):
+        for create in (partial(topics.for_send, name, "TBW102", 4), partial(topics.ensure, TopicConfig(name, 1, 1))):
+            with pytest.raises(RemoteFault, match="1 topics are the limit"):
+                create()
+    assert topics.ensure_queues(TopicConfig("%DLQ%g", 1, 1)) == TopicConfig("%DLQ%g", 1, 1)
+    for name in ("%DLQ%g", "a"):
+        assert broker.ask(215, {"topic": name}).code == 0
+    assert topics.for_send("b", "TBW102", 4)
+    with pytest.raises(RemoteFault, match="1 topics are the limit"):
+        topics.for_send("c", "TBW102", 4)
 
 
 def test_system_topics_are_created_at_the_limit_and_names_like_theirs_are_not(make_broker: Any) -> None:
