@@ -28,9 +28,11 @@ def retry_copy(
     """What stores ``record``, which was sent to ``topic``, in queue 0 of the retry topic of ``group``.
 
     ``topic`` and ``group`` are the names that the broker knows. The broker, which is that of the record, makes it a
-    dead letter where ``delay_level`` is negative or the attempts are used up. The sender of the copy, which may ignore
-    the levels of flushing and replication, checks the answer with :meth:`Outgoing.stored`.
+    dead letter where ``delay_level`` is negative or the attempts are used up: ``max_retries`` redeliveries, or as many
+    as the group's configuration allows. The sender of the copy, which may ignore the levels of flushing and
+    replication, checks the answer with :meth:`Outgoing.stored`.
     """
+    is_dead = delay_level < 0 or (max_retries is not None and record.reconsume_times >= max_retries)
     properties = record.properties
     level = b"%d" % (delay_level or FIRST_LEVEL + record.reconsume_times)
     text = replace_properties(
@@ -38,7 +40,7 @@ def retry_copy(
         {
             RETRY_TOPIC: (properties.get(RETRY_TOPIC.decode()) or topic).encode(),
             ORIGIN_MESSAGE_ID: (properties.get(ORIGIN_MESSAGE_ID.decode(), "").strip() or record.message_id).encode(),
-            DELAY: level if delay_level >= 0 else None,  # RocketMQ's broker would delay the dead letter
+            DELAY: None if is_dead else level,  # RocketMQ's broker would delay the dead letter
             TRAN_MSG: None,  # of a committed half message
         },
     ).decode("utf-8", "replace")
@@ -51,7 +53,9 @@ def retry_copy(
     command = outgoing.command(group, queue)
     assert command.ext is not None  # of a send it never is
     command.ext["j"] = str(record.reconsume_times + 1)
-    limit = 0 if delay_level < 0 else max_retries
-    if limit is not None:
-        command.ext["l"] = str(limit)
+    # A copy that has as many reconsume times as its limit is a dead letter for RocketMQ 4.9 and none for 5.x.
+    if is_dead:
+        command.ext["l"] = "0"
+    elif max_retries is not None:
+        command.ext["l"] = str(2**31 - 1)
     return outgoing, command

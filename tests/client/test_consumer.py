@@ -358,7 +358,7 @@ async def test_a_message_whose_send_back_fails_stays_unsettled(
     ("namespace", "max_retries", "level", "expected"),
     [
         (None, None, 0, ("%RETRY%g", "T", "3", None)),
-        (None, 5, 7, ("%RETRY%g", "T", "7", "5")),
+        (None, 5, 7, ("%RETRY%g", "T", "7", "2147483647")),
         (None, 5, -1, ("%RETRY%g", "T", None, "0")),
         ("eu", None, 0, ("%RETRY%eu%g", "eu%T", "3", None)),
     ],
@@ -386,6 +386,27 @@ async def test_a_message_that_its_broker_no_longer_has_is_sent_to_the_retry_topi
         assert (sent.ext["e"], sent.ext["g"], sent.ext["j"]) == ("0", str(message.born_timestamp), "1")
         assert cluster.broker.offsets[expected[0].removeprefix("%RETRY%"), topic, 0] == 1
     assert "message_copy_sent_back" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("redelivered", "level", "is_dead"), [(0, 0, False), (1, 0, False), (2, 0, True), (1, 7, False), (2, 7, True)]
+)
+async def test_a_message_that_is_sent_to_the_retry_topic_is_redelivered_max_retries_times(
+    fake_cluster: Cluster, redelivered: int, level: int, is_dead: bool
+) -> None:
+    """RocketMQ 4.9 makes a copy with as many reconsume times as its limit a dead letter, 5.x only one with more."""
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        cluster.broker.answers[36] = lambda request: request.answer(1, GONE)
+        async with client.consumer("T", "g", start="first", max_retries=2) as messages:
+            (message,) = await take(messages, 1)
+            message.reconsume_times = redelivered
+            await message.retry(level)
+        (sent,) = cluster.broker.seen(310)
+        times, limit = int(sent.ext["j"]), int(sent.ext["l"])
+        assert times == redelivered + 1
+        assert (times >= limit, times > limit) == (is_dead, is_dead)
+        assert ("DELAY" in decode_properties(sent.ext["i"])) is not is_dead
 
 
 async def test_members_share_queues_and_take_over_those_of_a_leaving_member(fake_cluster: Cluster) -> None:
