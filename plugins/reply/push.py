@@ -83,9 +83,12 @@ class Pusher:
             await trio.sleep_forever()
 
     def is_full(self, size: int) -> bool:
-        """Return whether a reply of ``size`` bytes exceeds the limits."""
+        """Return whether a reply of ``size`` bytes exceeds the limits. A single reply always fits, because the largest
+        message may exceed them."""
         config = self._config
-        return self.waiting >= config.max_waiting or self._waiting_bytes + size > config.max_waiting_bytes
+        return self.waiting > 0 and (
+            self.waiting >= config.max_waiting or self._waiting_bytes + size > config.max_waiting_bytes
+        )
 
     def push(self, connection: Connection, client_id: str, command: Command, size: int, done: Done) -> None:
         """Push ``command``, a reply of ``size`` bytes, when the client can receive it; ``done`` gets the result.
@@ -97,7 +100,7 @@ class Pusher:
         lane = self._lanes.get(connection)
         if lane is None:
             lane = self._lanes[connection] = _Lane()
-        # A single reply always fits, because the largest message may exceed the share of one client.
+        # As in is_full, a single reply always fits.
         elif (
             lane.waiting >= max(1, config.max_waiting // SHARE)
             or lane.waiting_bytes + size > config.max_waiting_bytes // SHARE

@@ -360,6 +360,23 @@ async def test_senders_get_system_busy_when_too_many_replies_wait(
         assert (await channel.call(reply("asker-0", body))).code == 0
 
 
+async def test_a_reply_larger_than_the_limit_is_pushed_when_no_other_waits(tmp_path: Path) -> None:
+    large = bytes(70_000)
+    async with (
+        running(tmp_path, max_waiting_bytes="64 KiB") as (broker, channel),
+        requesting(broker) as requester,
+        requesting(broker, "silent", silent=True) as silent,
+        trio.open_nursery() as nursery,
+    ):
+        assert (await channel.call(reply(body=large))).code == ResponseCode.SUCCESS
+        nursery.start_soon(channel.call, reply("silent"))
+        await wait_for(lambda: silent.unanswered)
+        assert (await channel.call(reply(body=large))).code == ResponseCode.SYSTEM_BUSY
+        silent.answering.set()
+        await wait_for(lambda: not silent.unanswered)
+        assert [len(push.body or b"") for push in requester.pushes] == [len(large)]
+
+
 async def test_a_requester_that_does_not_read_keeps_its_connection_and_delays_no_other(tmp_path: Path) -> None:
     settings = {"limits.write_buffer_bytes": "1 MiB", "plugin.reply.push_timeout": "3s"}
     async with AsyncExitStack() as stack:
