@@ -1,4 +1,4 @@
-"""``group``, ``dlq`` and ``topic`` of our command line, and Spark's source and sink, against RocketMQ's servers."""
+"""Our command line, our client's copies of messages, and Spark's source and sink, against RocketMQ's servers."""
 
 from __future__ import annotations
 
@@ -445,3 +445,25 @@ def test_more_queues_leave_the_other_settings_of_a_topic_of_rocketmq(
     config = TopicConfigSerializeWrapper.from_bytes(body).topic_config_table[topic]
     assert (config.read_queue_nums, config.write_queue_nums) == (3, 3)
     assert (config.perm, config.topic_filter_type, config.topic_sys_flag) == (PERM_READ, "MULTI_TAG", 1)
+
+
+@pytest.mark.parametrize("fixture", ["gantry", "java_system", "java5_system"])
+def test_a_message_that_the_client_copies_to_the_retry_topic_is_redelivered_max_retries_times(
+    request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str]
+) -> None:
+    nameserver = request.getfixturevalue(fixture).nameserver
+    topic, group = names("copied"), names("copying")
+    with gantrymq.sync.connect(nameserver) as client:
+        client.admin.create_topic(topic)
+        with client.producer() as producer:
+            producer.send(topic, b"x")
+        with client.consumer(topic, group, start="first", max_retries=2) as consumer:
+            times = []
+            for _, message in zip(range(3), consumer, strict=False):
+                times.append(message.reconsume_times)
+                message.commit_log_offset = 1 << 60  # the broker does not find it there
+                message.retry(1)
+        assert times == [0, 1, 2]
+        with client.reader(f"%DLQ%{group}") as reader:
+            letter = next(reader)
+        assert (letter.body, letter.reconsume_times) == (b"x", 3)
