@@ -133,7 +133,7 @@ class TopicAdmin:
         attributes = changed_attributes(GROUP_ATTRIBUTES, current, changes)
         config.attributes = attributes or (config.attributes if not changes else None)
         _check("retryQueueNums", config.retry_queue_nums, 0, self._topics.config.max_queues)
-        _check("retryMaxTimes", config.retry_max_times, 0, 2**31 - 1)
+        _check("retryMaxTimes", config.retry_max_times, -1, 2**31 - 1)  # -1: no retries, as 0
         _check("brokerId", config.broker_id, 0, 2**63 - 1)
         _check("whichBrokerWhenConsumeSlowly", config.which_broker_when_consume_slowly, 0, 2**63 - 1)
         self._groups.set(config)

@@ -192,7 +192,7 @@ def test_a_deleted_group_keeps_its_offsets_unless_requested_otherwise(make_broke
         (b'{"groupName":"%s"}' % (b"g" * 128), "longer than"),
         (b'{"groupName":"g","retryQueueNums":-1}', "retryQueueNums is -1"),
         (b'{"groupName":"g","retryQueueNums":1025}', "retryQueueNums is 1025"),
-        (b'{"groupName":"g","retryMaxTimes":-1}', "retryMaxTimes is -1, allowed is 0 to 2147483647"),
+        (b'{"groupName":"g","retryMaxTimes":-2}', "retryMaxTimes is -2, allowed is -1 to 2147483647"),
         (b'{"groupName":"g","retryMaxTimes":99999999999}', "SubscriptionGroupConfig"),
         (b'{"groupName":"g","brokerId":-1}', "brokerId is -1"),
     ],
