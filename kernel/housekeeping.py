@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DEADLINE_TICK_S = 0.25
 DISK_TICK_S = 0.5
 REPAIR_TICK_S = 0.5
+REPAIR_RETRY_S = 5.0
+"""Pause after a repair that failed."""
 
 
 async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
@@ -53,7 +55,8 @@ async def repair_queues(broker: Broker) -> None:
     repair = broker.store.repair
     while True:
         while repair.has_work:
-            await trio.to_thread.run_sync(repair.step)
+            if not await trio.to_thread.run_sync(repair.step):
+                await trio.sleep(REPAIR_RETRY_S)
         await trio.sleep(REPAIR_TICK_S)
 
 

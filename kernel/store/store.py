@@ -104,7 +104,7 @@ class Store:
         self._backlog_bytes = 0
         self._progress = (0, 0, 0)
         self._saving = Lock()
-        self.repair = QueueRepair(self.log, self.queues, lambda: self.dispatched)
+        self.repair = QueueRepair(env, self.log, self.queues, lambda: self.dispatched)
         """Repairs queue entries that readers found to be wrong."""
         self.recovered: RecoveryReport | None = None
         """The result of the recovery at this start."""

@@ -1,4 +1,4 @@
-"""Consume queues whose files cannot be opened or read, and records that the disk cannot read."""
+"""Consume queues whose files cannot be opened, read or written, and records that the disk cannot read."""
 
 from __future__ import annotations
 
@@ -55,3 +55,15 @@ def run_out_of_descriptors(patch: pytest.MonkeyPatch, log: CommitLog) -> None:
         return pread(self, offset, size)
 
     patch.setattr(Segments, "pread", failing)
+
+
+def fail_writes(patch: pytest.MonkeyPatch, folder: str, number: int = errno.ENOSPC) -> None:
+    """Let writes to the existing files in ``folder`` fail with this error number, until ``patch`` is undone."""
+    write = Segments.write
+
+    def failing(self: Segments, offset: int, data: bytes | memoryview, zeros: int = 0) -> None:
+        if self.folder == folder:
+            raise OSError(number, errno.errorcode[number])
+        write(self, offset, data, zeros)
+
+    patch.setattr(Segments, "write", failing)

@@ -368,11 +368,13 @@ class ConsumeQueue:
     def correct(self, entries: Mapping[int, bytes]) -> None:
         """Replace entries, given by queue offset; :class:`OSError`."""
         with self._writing:
-            for offset, entry in entries.items():
-                if not self._gone and self._segments.start <= offset * UNIT < self._written:
-                    self._open_files.use(self)
-                    self._segments.write(offset * UNIT, entry)
-            self.generation += 1
+            try:
+                for offset, entry in entries.items():
+                    if not self._gone and self._segments.start <= offset * UNIT < self._written:
+                        self._open_files.use(self)
+                        self._segments.write(offset * UNIT, entry)
+            finally:
+                self.generation += 1
 
     def limit_log_end(self, bound: int) -> None:
         """No record of this queue ends behind the log offset ``bound``; if the last entry says so, it is wrong."""

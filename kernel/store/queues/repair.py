@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import HOST_V6_BITS, SYS_FLAG_AT, owner_of
 from gantrymq.kernel.store.queues.consume_queue import FILLER, FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.kernel.store.recovery.salvage import find_record
+from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.records import HEADS, MAGIC_V1
 
 if TYPE_CHECKING:
@@ -134,32 +136,50 @@ def _records(commit_log: CommitLog, start: int, end: int) -> Iterator[DispatchBa
 
 
 class QueueRepair:
-    """Repairs entries that readers found to be wrong. :meth:`step` is for a worker thread."""
+    """Repairs entries that readers found to be wrong. :meth:`step` and :meth:`repair` are for a worker thread."""
 
-    def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, dispatched: Callable[[], int]) -> None:
+    def __init__(self, env: Env, commit_log: CommitLog, queues: ConsumeQueues, dispatched: Callable[[], int]) -> None:
         self._log = commit_log
         self._queues = queues
         self._dispatched = dispatched
+        self._outages = Outages(log, env.monotonic)
 
     @property
     def has_work(self) -> bool:
-        """Whether a reader has reported an entry since the last :meth:`step`."""
+        """Whether entries that readers have reported wait for their repair."""
         return bool(self._queues.suspects)
 
-    def step(self) -> None:
-        """Repair the entries around one that was reported."""
-        (queue, place) = next(iter(self._queues.suspects))
-        changed = 0
+    def step(self) -> bool:
+        """Repair the entries around one that was reported; False if that failed and must be tried again later."""
+        try:
+            self.repair(*next(iter(self._queues.suspects)))
+        except OSError:
+            return False
+        return True
+
+    def repair(self, queue: ConsumeQueue, place: int) -> None:
+        """Repair the entries around the one at the queue offset ``place``.
+
+        :class:`OSError` if that is impossible now: the entry stays suspect, behind the others.
+        """
         try:
             changed = repair_queue(self._log, self._queues, queue, place, self._dispatched())
-            log.warning(
-                "consume_queue_repaired",
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                queue_offset=place,
-                entries=changed,
-            )
         except OSError as error:
-            log.error("consume_queue_repair_failed", path=queue.folder, queue_offset=place, error=str(error))
-        finally:
-            self._queues.settle(queue, place, changed=changed > 0)
+            if self._queues.get(queue.topic, queue.queue_id) is not queue:
+                self._queues.settle(queue, place)  # the topic was deleted
+                return
+            self._queues.postpone(queue, place)
+            self._outages.error(
+                "consume_queue_repair_failed", queue.folder,
+                path=queue.folder, queue_offset=place, reason=str(error),
+            )  # fmt: skip
+            raise
+        self._queues.settle(queue, place)
+        self._outages.over("consume_queue_repair_failed", queue.folder)
+        log.warning(
+            "consume_queue_repaired",
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=place,
+            entries=changed,
+        )

@@ -253,15 +253,23 @@ class ConsumeQueues:
             self.suspects[place] = None
         return True
 
-    def settle(self, queue: ConsumeQueue, offset: int, *, changed: bool) -> None:
+    def settle(self, queue: ConsumeQueue, offset: int) -> None:
         """An entry was checked and agrees with the log now; if its record is missing, it is lost."""
         if len(self._settled) >= SETTLED_MAX:
             self._settled.clear()
         self._settled.add((queue, offset))
         self.suspects.pop((queue, offset), None)
-        if changed:
-            with self._guard:
-                self._unflushed.add(queue)
+        self._flush_later(queue)
+
+    def postpone(self, queue: ConsumeQueue, offset: int) -> None:
+        """An entry could not be repaired now, perhaps others beside it: it stays suspect, behind the others."""
+        self.suspects.pop((queue, offset), None)
+        self.suspects[queue, offset] = None
+        self._flush_later(queue)
+
+    def _flush_later(self, queue: ConsumeQueue) -> None:
+        with self._guard:
+            self._unflushed.add(queue)
 
     def limit_log_ends(self, bound: int) -> None:
         """See :meth:`ConsumeQueue.limit_log_end`."""

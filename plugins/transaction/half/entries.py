@@ -44,8 +44,8 @@ def read_message(
 ) -> Record | None:
     """Return the message at a queue offset whose entry is ``at`` and ``size``; None for a filler.
 
-    ``WrongEntry``, ``OutOfLog``, ``CorruptRange`` or ``BadRecord`` if it cannot be read. ``repair``: a wrong entry is
-    repaired before this returns, which may read much of the log; for a start.
+    ``WrongEntry``, ``OutOfLog``, ``CorruptRange`` or ``BadRecord`` if it cannot be read. ``repair``: for a
+    start, this repairs a wrong entry first, which may read much of the log; :class:`OSError` if that fails.
     """
     while size != FILLER_SIZE:
         try:
@@ -53,8 +53,7 @@ def read_message(
         except WrongEntry:
             if not repair:
                 raise
-        while store.repair.has_work:
-            store.repair.step()
+        store.repair.repair(queue, offset)
         entry = queue.entries(offset, 1)
         if not entry:
             break

@@ -17,7 +17,7 @@ from gantrymq.remoting.properties import decode_properties, java_hash
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, Half, TransactedStore, in_order, killed
-from support.unreadable import fail_reads
+from support.unreadable import fail_reads, fail_writes
 
 CONSUMER = "CID_RMQ_SYS_TRANS"
 INTERVAL_S = 60
@@ -647,6 +647,27 @@ def test_a_half_message_whose_queue_entry_is_damaged_while_the_broker_is_down_is
         assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
     assert world.bodies() == [b"0", b"1", b"2"]
     assert in_order(world, "half").plugin.strategy.open_count == 0
+
+
+@pytest.mark.parametrize(("topic", "place"), [(TRANS_HALF_TOPIC, 2), (TRANS_OP_HALF_TOPIC, 1)])
+def test_a_start_fails_while_the_queue_entry_of_a_transaction_cannot_be_repaired(
+    topic: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of()
+    halves = [world.half(b"%d" % number) for number in range(3)]
+    world.end_now(halves[0], COMMIT)
+    world.end_now(halves[1], COMMIT)
+    world.commit()
+    env = world.env
+    world.close()
+    patch_entry(env, topic, place, GARBAGE)
+    with monkeypatch.context() as patch:
+        fail_writes(patch, f"store/consumequeue/{topic}/0")
+        with pytest.raises(OSError, match="ENOSPC"):
+            TransactedStore(env)
+    world = TransactedStore(env)
+    assert world.plugin.strategy.open_count == 1
+    assert world.end_now(halves[2], COMMIT) == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("damage", [GARBAGE, FORWARD, None])

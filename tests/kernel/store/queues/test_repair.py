@@ -18,6 +18,7 @@ from gantrymq.kernel.store.queues.repair import is_right
 from gantrymq.kernel.store.store import Store
 from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import TINY, commit, open_store, read_queue
+from support.unreadable import fail_writes
 
 MESSAGES = 60
 
@@ -159,6 +160,47 @@ def test_unreadable_entries_are_not_changed(store: Store, monkeypatch: pytest.Mo
     store.repair.step()
     monkeypatch.undo()
     assert queue.entries(0, MESSAGES) == before
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO])
+def test_an_entry_stays_suspect_until_its_repair_succeeds(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    queue = queue_of(store)
+    before = queue.entries(0, MESSAGES)
+    damage(queue, 9, bytes(UNIT))
+    with monkeypatch.context() as patch, capture_logs() as lines:
+        fail_writes(patch, queue.folder, number)
+        assert queue.suspect(9)
+        for _ in range(3):
+            assert not store.repair.step()
+            assert queue.suspect(9), "readers must wait for it"
+        assert store.repair.has_work
+    assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repair_failed"]
+    assert lines[1]["reason"].endswith(errno.errorcode[number])
+    assert store.repair.step()
+    assert queue.entries(0, MESSAGES) == before
+    assert not store.repair.has_work
+
+
+def test_a_failed_repair_does_not_stop_those_of_other_queues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = queue_of(store), queue_of(store, "U")
+    before = good.entries(0, MESSAGES)
+    for queue in (bad, good):
+        damage(queue, 9, bytes(UNIT))
+        assert queue.suspect(9)
+    fail_writes(monkeypatch, bad.folder)
+    assert [store.repair.step() for _ in range(3)] == [False, True, False]
+    assert good.entries(0, MESSAGES) == before
+
+
+def test_a_suspect_entry_of_a_deleted_topic_is_forgotten(store: Store) -> None:
+    queue = queue_of(store)
+    damage(queue, 9, bytes(UNIT))
+    assert queue.suspect(9)
+    store.queues.delete_topic("T")
+    assert store.repair.step()
+    assert not store.repair.has_work
 
 
 def test_entries_of_this_run_and_light_queues_are_not_verified(store: Store) -> None:
