@@ -67,3 +67,15 @@ def fail_writes(patch: pytest.MonkeyPatch, folder: str, number: int = errno.ENOS
         write(self, offset, data, zeros)
 
     patch.setattr(Segments, "write", failing)
+
+
+def fail_log_reads(patch: pytest.MonkeyPatch, offset: int, size: int, number: int = errno.EIO) -> None:
+    """Let reads of this range of the log fail with this error number, until ``patch`` is undone."""
+    pread = Segments.pread
+
+    def failing(self: Segments, at: int, count: int) -> bytes:
+        if self.folder.endswith("/commitlog") and at < offset + size and at + count > offset:
+            raise OSError(number, errno.errorcode[number])
+        return pread(self, at, count)
+
+    patch.setattr(Segments, "pread", failing)

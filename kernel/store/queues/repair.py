@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, UnreadableRange
+from gantrymq.kernel.fast import QueueEntries
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import HOST_V6_BITS, SYS_FLAG_AT, owner_of
@@ -50,31 +50,62 @@ def repair_queue(commit_log: CommitLog, queues: ConsumeQueues, queue: ConsumeQue
     """Repair the entry at the queue offset ``suspect`` and wrong entries beside it; for a worker thread.
 
     The log is searched up to ``end``, the dispatched offset. An entry without a record becomes a filler. Returns how
-    many entries were changed. :class:`OSError` when they cannot be written.
+    many entries were changed. ``UnreadableRange`` if the record of ``suspect`` may be where the disk cannot read the
+    log now; :class:`OSError` if no file descriptor is left to read it, or entries cannot be written.
     """
     first, left = _last_right(commit_log, queue, suspect)
     behind, right = _next_right(commit_log, queue, suspect, end)
-    found: dict[int, bytes] = {}
-    for batch in _records(commit_log, left, right):
-        for each in queues.entries_of(batch):
-            if (each.topic, each.queue_id) != (queue.topic, queue.queue_id):
-                continue
-            places = each.queue_offsets or range(each.first, each.first + len(each.entries) // UNIT)
-            for number, place in enumerate(places):
-                if first <= place < behind:
-                    found[place] = each.entries[number * UNIT : (number + 1) * UNIT]
+    found, unreadable = _find_entries(commit_log, queues, queue, range(first, behind), left, right)
+    failure: UnreadableRange | None = None
     changes = {}
     for place in range(first, behind):
         known = queue.entries(place, 1)
         if len(known) != UNIT:
             continue  # deleted meanwhile
         wanted = found.get(place)
-        if wanted is None and not _may_be_there(commit_log, known):
+        if wanted is None and unreadable is not None:
+            failure = unreadable if place == suspect else failure
+        elif wanted is None and not _may_be_there(commit_log, known):
             wanted = FILLER
         if wanted is not None and wanted[:12] != known[:12]:
             changes[place] = wanted
     queue.correct(changes)
+    if failure is not None:
+        raise failure
     return len(changes)
+
+
+def _find_entries(
+    commit_log: CommitLog, queues: ConsumeQueues, queue: ConsumeQueue, places: range, start: int, end: int
+) -> tuple[dict[int, bytes], UnreadableRange | None]:
+    """Return the entries of the undamaged records in a part of the log, by queue offset, and where the disk cannot read
+    that part now."""
+    found: dict[int, bytes] = {}
+    unreadable: UnreadableRange | None = None
+    while start < end:
+        try:
+            for batch in commit_log.scan(start, end):
+                start = batch.end
+                for each in queues.entries_of(batch):
+                    if (each.topic, each.queue_id) == (queue.topic, queue.queue_id):
+                        found |= {place: entry for place, entry in _places(each) if place in places}
+            break
+        except CorruptRange as error:
+            if isinstance(error, UnreadableRange):
+                error.raise_if_temporary()
+                unreadable = unreadable or error
+            behind = find_record(commit_log.segments, start + 1)
+            if behind is None:
+                break
+            start = behind[0]
+    return found, unreadable
+
+
+def _places(each: QueueEntries) -> Iterator[tuple[int, bytes]]:
+    """Yield queue offset and bytes of each entry."""
+    places = each.queue_offsets or range(each.first, each.first + len(each.entries) // UNIT)
+    for number, place in enumerate(places):
+        yield place, each.entries[number * UNIT : (number + 1) * UNIT]
 
 
 def _last_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int) -> tuple[int, int]:
@@ -102,8 +133,11 @@ def _next_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int, end: i
 def _is_surely_right(commit_log: CommitLog, queue: ConsumeQueue, place: int, at: int, size: int) -> bool:
     try:
         return is_right(commit_log, queue, place, at, size)
+    except UnreadableRange as error:
+        error.raise_if_temporary()
     except CorruptRange:
-        return False
+        pass
+    return False
 
 
 def _may_be_there(commit_log: CommitLog, entry: bytes) -> bool:
@@ -113,26 +147,14 @@ def _may_be_there(commit_log: CommitLog, entry: bytes) -> bool:
         return True
     try:
         commit_log.view(at, min(size, HEADS[HOST_V6_BITS].size))
+    except UnreadableRange as error:
+        error.raise_if_temporary()
+        return True
     except CorruptRange:
         return True
     except OutOfLog:
         return False
     return False
-
-
-def _records(commit_log: CommitLog, start: int, end: int) -> Iterator[DispatchBatch]:
-    """Yield the undamaged records of a part of the log."""
-    while start < end:
-        try:
-            for batch in commit_log.scan(start, end):
-                start = batch.end
-                yield batch
-            return
-        except CorruptRange:
-            found = find_record(commit_log.segments, start + 1)
-            if found is None:
-                return
-            start = found[0]
 
 
 class QueueRepair:
@@ -153,18 +175,18 @@ class QueueRepair:
         """Repair the entries around one that was reported; False if that failed and must be tried again later."""
         try:
             self.repair(*next(iter(self._queues.suspects)))
-        except OSError:
+        except (OSError, UnreadableRange):
             return False
         return True
 
     def repair(self, queue: ConsumeQueue, place: int) -> None:
         """Repair the entries around the one at the queue offset ``place``.
 
-        :class:`OSError` if that is impossible now: the entry stays suspect, behind the others.
+        :class:`OSError` or ``UnreadableRange`` if that is impossible now: the entry stays suspect, behind the others.
         """
         try:
             changed = repair_queue(self._log, self._queues, queue, place, self._dispatched())
-        except OSError as error:
+        except (OSError, UnreadableRange) as error:
             if self._queues.get(queue.topic, queue.queue_id) is not queue:
                 self._queues.settle(queue, place)  # the topic was deleted
                 return

@@ -45,7 +45,8 @@ def read_message(
     """Return the message at a queue offset whose entry is ``at`` and ``size``; None for a filler.
 
     ``WrongEntry``, ``OutOfLog``, ``CorruptRange`` or ``BadRecord`` if it cannot be read. ``repair``: for a
-    start, this repairs a wrong entry first, which may read much of the log; :class:`OSError` if that fails.
+    start, this repairs a wrong entry first, which may read much of the log; :class:`OSError` or ``UnreadableRange`` if
+    that fails.
     """
     while size != FILLER_SIZE:
         try:

@@ -17,7 +17,7 @@ from gantrymq.remoting.properties import decode_properties, java_hash
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, Half, TransactedStore, in_order, killed
-from support.unreadable import fail_reads, fail_writes
+from support.unreadable import fail_log_reads, fail_reads, fail_writes
 
 CONSUMER = "CID_RMQ_SYS_TRANS"
 INTERVAL_S = 60
@@ -668,6 +668,33 @@ def test_a_start_fails_while_the_queue_entry_of_a_transaction_cannot_be_repaired
     world = TransactedStore(env)
     assert world.plugin.strategy.open_count == 1
     assert world.end_now(halves[2], COMMIT) == ResponseCode.SUCCESS
+
+
+def test_a_half_message_stays_open_while_the_disk_cannot_read_where_its_queue_entry_should_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = world_of()
+    halves = [world.half(b"%d" % number) for number in range(3)]
+    world.commit()
+    right = entry_of(world, TRANS_HALF_TOPIC, 1)
+    env = world.env
+    world.close()
+    patch_entry(env, TRANS_HALF_TOPIC, 1, GARBAGE)
+    with monkeypatch.context() as patch:
+        fail_log_reads(patch, halves[1].offset, 100)
+        world = TransactedStore(env)
+        assert world.plugin.strategy.open_count == 3
+        assert entry_of(world, TRANS_HALF_TOPIC, 1) == GARBAGE
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"0", b"2"]
+    repair(world)
+    assert entry_of(world, TRANS_HALF_TOPIC, 1) == right
+    world.pass_time(INTERVAL_S)
+    assert sorted(asked(world)) == [b"0", b"1", b"2"]
+    for half in halves:
+        assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("damage", [GARBAGE, FORWARD, None])

@@ -18,7 +18,7 @@ from gantrymq.kernel.store.queues.repair import is_right
 from gantrymq.kernel.store.store import Store
 from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import TINY, commit, open_store, read_queue
-from support.unreadable import fail_writes
+from support.unreadable import fail_log_reads, fail_writes
 
 MESSAGES = 60
 
@@ -154,12 +154,70 @@ def test_unreadable_entries_are_not_changed(store: Store, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(type(store.log.segments), "pread", failing)
     assert queue.suspect(9)
-    store.repair.step()
+    assert not store.repair.step()
     assert queue.entries(9, 1) == before[9 * UNIT : 10 * UNIT]
     assert queue.suspect(11)
-    store.repair.step()
+    assert [store.repair.step(), store.repair.step()] == [False, True]
     monkeypatch.undo()
     assert queue.entries(0, MESSAGES) == before
+
+
+def fail_record_reads(patch: pytest.MonkeyPatch, store: Store, place: int, number: int = errno.EIO) -> None:
+    """Let the disk fail to read the record of a queue offset of ``T``, until ``patch`` is undone."""
+    at, size, _ = ENTRY.unpack(queue_of(store).entries(place, 1))
+    fail_log_reads(patch, at, size, number)
+
+
+FAR = pack(2**62, 100)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("what", [FAR, bytes(UNIT)])
+def test_no_filler_replaces_an_entry_whose_record_cannot_be_read_now(
+    store: Store, monkeypatch: pytest.MonkeyPatch, what: bytes, number: int
+) -> None:
+    queue = queue_of(store)
+    before = queue.entries(0, MESSAGES)
+    with monkeypatch.context() as patch, capture_logs() as lines:
+        fail_record_reads(patch, store, 9, number)
+        damage(queue, 9, what)
+        assert queue.suspect(9)
+        assert not store.repair.step()
+        assert queue.entries(9, 1) == what
+        assert queue.suspect(9), "readers must wait for it"
+    assert lines[-1]["event"] == "consume_queue_repair_failed"
+    env = store._env
+    assert isinstance(env, MemoryEnv)
+    env.advance(6000)  # until unreadable places are read again
+    assert store.repair.step()
+    assert queue.entries(0, MESSAGES) == before
+
+
+def test_entries_are_repaired_although_a_record_between_them_cannot_be_read_now(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_of(store)
+    before = queue.entries(0, MESSAGES)
+    fail_record_reads(monkeypatch, store, 24)
+    for place in range(5, 45):
+        damage(queue, place, FAR)
+    for place in (5, 24, 44):
+        assert queue.suspect(place)
+    assert [store.repair.step() for _ in range(3)] == [True, False, True]
+    wrong = [place for place in range(MESSAGES) if queue.entries(place, 1) != before[place * UNIT :][:UNIT]]
+    assert 24 in wrong
+    assert 5 < min(wrong) <= max(wrong) < 44
+    assert {queue.entries(place, 1) for place in wrong} == {FAR}
+
+
+def test_an_entry_whose_record_is_quarantined_becomes_a_filler(store: Store) -> None:
+    queue = queue_of(store)
+    at, size, _ = ENTRY.unpack(queue.entries(9, 1))
+    store.log.quarantine_range(at, at + size)
+    damage(queue, 9, FAR)
+    assert queue.suspect(9)
+    assert store.repair.step()
+    assert queue.entries(9, 1) == FILLER
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO])
