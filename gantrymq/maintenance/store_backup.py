@@ -201,11 +201,11 @@ def _copy(
     marks = _read_state(env, root).marks  # before the files are listed, so that all up to there are among them
     contents = _state_contents(env, root, (QUARANTINE, DELETED) if marks is None else ())
     state = list(_store_state(contents, target, before, registered))
-    queues = _find_ends(env, root)
     with ExitStack() as stack:
         run = _open_log(env, root, stack)
         _check_ends(env, root, run, 0 if marks is None else marks.durable)
         start, end, newest = run.start, *_find_end(env, root, run)
+        queues = _find_ends(env, root, end)
         kept = _continued(env, root, run, before, target, start, end)
         _check_present(target, kept)
         position = kept[-1].offset + kept[-1].size if kept else start
@@ -279,11 +279,11 @@ def _store_state(
         yield Piece(known[digest], len(data), digest, path=path), copied
 
 
-def _find_ends(env: Env, root: str) -> tuple[QueueEnd, ...]:
+def _find_ends(env: Env, root: str, log_end: int) -> tuple[QueueEnd, ...]:
     files = OpenedFiles(env)
     try:
         queues, _ = find_queues(env, root, files)
-        return tuple(queue_ends(queues.values()))
+        return tuple(queue_ends(queues.values(), log_end))
     finally:
         files.close()
 

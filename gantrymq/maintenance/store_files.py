@@ -22,7 +22,7 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.stopped_store import SMALL_BYTES
 from gantrymq.kernel.store.log.record import TOPIC_PATTERN
 from gantrymq.kernel.store.log.segments import Segment, Segments
-from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, LIGHT_TOPIC
 from gantrymq.kernel.store.queues.deletions import read_deletion
 from gantrymq.kernel.store.queues.search import first
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks, decode_checkpoint, decode_marks, decode_start
@@ -349,13 +349,25 @@ class QueueFiles:
                 break
         return self._newest_right
 
-    def written_end(self) -> int:
-        """The queue offset behind the last entry that a broker finds when it starts. :class:`OSError`."""
+    def end_before(self, log_end: int) -> int:
+        """The queue offset behind the last entry that a broker finds when it starts, without entries of records that
+        the log has lost, from its end ``log_end`` on, and fillers behind them. :class:`OSError`."""
+        end = None
+        for place, at, size in self._from_last():
+            end = place + 1 if end is None else end
+            if size != FILLER_SIZE:
+                if at < log_end:
+                    break
+                end = place
+        return min(self._bases, default=0) // UNIT if end is None else end
 
+    def _from_last(self) -> Iterator[tuple[int, int, int]]:
+        """Queue offset, log offset and size of the entries, from the last one on."""
         for base in self._all_bases:
-            if count := self._count_written(base):
-                return base // UNIT + count
-        return min(self._bases, default=0) // UNIT
+            file = self._files.get(f"{self.folder}/{base:020d}")
+            for number in reversed(range(self._count_written(base))):
+                at, size, _ = ENTRY.unpack(file.pread(UNIT, number * UNIT))
+                yield base // UNIT + number, at, size
 
     def _count_written(self, base: int) -> int:
         file = self._files.get(f"{self.folder}/{base:020d}")
@@ -398,15 +410,16 @@ class QueueFiles:
                 first += max(len(data) // UNIT, 1)
 
 
-def queue_ends(queues: Iterable[QueueFiles]) -> list[QueueEnd]:
-    """Where the queues end, without those that are empty, or that no broker of GantryMQ builds from the log.
+def queue_ends(queues: Iterable[QueueFiles], log_end: int) -> list[QueueEnd]:
+    """Where the queues end, without those that are empty, or that no broker of GantryMQ builds from the log. Entries of
+    records at or behind the end of the log, ``log_end``, do not count.
 
     Also of a running broker, whose newest entries may be missing: they follow from the log.
     """
     ends: list[QueueEnd] = []
     for queue in queues:
         with suppress(OSError):  # deleted meanwhile or unreadable
-            end = queue.written_end()
+            end = queue.end_before(log_end)
             if end and TOPIC_PATTERN.fullmatch(queue.topic) and not queue.topic.startswith(LIGHT_TOPIC):
                 ends.append((queue.topic, queue.queue_id, end))
     return ends

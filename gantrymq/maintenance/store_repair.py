@@ -75,7 +75,7 @@ def repair(
         foreign = _wrong_files(root, found, rebuild)
         if read_state(env, root).marks is None:
             rebuild.clear()  # RocketMQ's store: the broker replaces queues with wrong files when it starts
-        ends = queue_ends(queue for queue in queues.values() if queue.folder in rebuild)
+        ends = queue_ends((queue for queue in queues.values() if queue.folder in rebuild), found.log_end)
         is_listed = _is_listed(env, root, found)
         if not is_listed:
             done.queues_left = [f"{root}/consumequeue/{topic}/{queue_id}" for topic, queue_id, _ in ends]

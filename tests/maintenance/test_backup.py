@@ -16,6 +16,7 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError, StoreNotWritable
 from gantrymq.kernel.store.log.segments import Segments
+from gantrymq.kernel.store.reading import read_messages
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.maintenance import store_backup, store_repair, store_restore
 from gantrymq.maintenance.backup_manifest import BadBackup, decode_manifest, list_backups, read_backup
@@ -26,6 +27,7 @@ from gantrymq.maintenance.store_files import FileProblem, LogRun
 from gantrymq.maintenance.store_repair import cut, quarantine, repair
 from gantrymq.maintenance.store_restore import restore
 from gantrymq.plugins.index.layout import Shape
+from gantrymq.testing.tinystore import batch_of
 from support.stores import log_records
 
 LOG_FILE = 16 * 1024
@@ -367,6 +369,44 @@ def test_a_repaired_queue_goes_on_where_it_ended_although_its_messages_have_expi
     assert (report.files, report.wrong_entry_count, len(report.damage)) == ([], 0, int(is_log_damaged))
     store = opened(expired)
     assert ends(store)["idle"] == (100, 100)
+    store.close()
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_queue_takes_the_messages_that_the_log_has_lost_again_from_another_log(
+    tmp_path: Path, is_restored: bool
+) -> None:
+    root = tmp_path / "store"
+    store = opened(root)
+    put(store, "x", 10)
+    store.flush_queues()
+    kept = store.log.end
+    for _ in range(10):
+        store.append(batch_of([BODY], "x"))
+    for _ in store.dispatch(store.log.end):
+        pass
+    store.queues.flush()
+    lost = store.log.view(kept, store.log.end - kept)
+    store.abandon()
+    path = root / "commitlog" / f"{0:020d}"
+    torn = path.read_bytes()[: kept + 20]  # a power cut, after which the queue has more
+    path.write_bytes(torn + bytes(LOG_FILE - len(torn)))
+    if is_restored:
+        root = copy(root)
+    else:
+        (root / "consumequeue" / "x" / "0" / f"{40 * 20 * 5:020d}").write_bytes(b"short")
+        env = SystemEnv()
+        lock = env.lock(f"{root}/lock")
+        try:
+            assert repair(env, str(root), examine(root), lock).queues_to_rebuild
+        finally:
+            lock.close()
+    store = opened(root)
+    assert ends(store)["x"] == (0, 10)
+    assert store.append_encoded(kept, lost) == len(lost)
+    for _ in store.dispatch(store.flush()):
+        pass
+    assert [record.queue_offset for record in read_messages(store, "x", 0, 0).records] == list(range(20))
     store.close()
 
 
