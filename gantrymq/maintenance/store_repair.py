@@ -68,6 +68,7 @@ def repair(
     ``rules``: the rules for tag codes by topic. :class:`OSError`.
     """
     done = RepairReport()
+    units = queue_units(env, root)  # all queues may be moved away
     files = OpenedFiles(env)
     try:
         queues, _ = find_queues(env, root, files)
@@ -109,7 +110,7 @@ def repair(
         # queues are left to the next start that succeeds.
         with suppress(StartError):
             clean = found.stopped_cleanly
-            build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), is_clean=clean)
+            build_queues(env, root, found.log_end, rules or {}, _HeldLock(lock), units=units, is_clean=clean)
             done.queues_rebuilt, done.queues_to_rebuild = done.queues_to_rebuild, []
     return done
 

@@ -372,6 +372,22 @@ def test_a_repaired_queue_goes_on_where_it_ended_although_its_messages_have_expi
     store.close()
 
 
+def test_a_repair_that_moves_all_queues_away_builds_them_with_the_same_file_size(expired: Path) -> None:
+    for topic in ("idle", "busy"):
+        (expired / "consumequeue" / topic / "0" / f"{40 * 20 * 5:020d}").write_bytes(b"short")
+    env = SystemEnv()
+    lock = env.lock(f"{expired}/lock")
+    try:
+        done = repair(env, str(expired), examine(expired), lock)
+    finally:
+        lock.close()
+    assert len(done.queues_rebuilt) == 2
+    assert {path.stat().st_size for path in (expired / "consumequeue").rglob("*0") if path.is_file()} == {40 * 20}
+    store = opened(expired)
+    assert ends(store)["idle"] == (100, 100)
+    store.close()
+
+
 @pytest.mark.parametrize("is_restored", [False, True])
 def test_a_queue_takes_the_messages_that_the_log_has_lost_again_from_another_log(
     tmp_path: Path, is_restored: bool
