@@ -154,11 +154,24 @@ def belongs_to_entry(record: Record | None, queue: ConsumeQueue, offset: int) ->
 
 
 def stored_at(log: CommitLog, offset: int) -> int | None:
-    """Return the store time (ms) of the record at the log offset ``offset``; None if it cannot be read."""
+    """Return the store time (ms) of the record at the log offset ``offset``; None if it is lost.
+
+    ``OSError`` if the process has no file descriptor left to read it.
+    """
     try:
         return log.read_record(offset).store_timestamp
-    except (OutOfLog, CorruptRange, BadRecord, OSError):
-        return None
+    except UnreadableRange as error:
+        error.raise_if_temporary()
+    except (OutOfLog, CorruptRange, BadRecord):
+        pass
+    return None
+
+
+def first_stored_at(log: CommitLog) -> int | None:
+    """Return the store time (ms) of the log's first message; None if there is none or it cannot be read."""
+    with suppress(OSError):
+        return stored_at(log, log.min_offset)
+    return None
 
 
 def message_stored_at(log: CommitLog, queue: ConsumeQueue | None, offset: int) -> int:
@@ -168,10 +181,7 @@ def message_stored_at(log: CommitLog, queue: ConsumeQueue | None, offset: int) -
         return -1
     try:
         entry = queue.entries(offset, 1)
+        found = stored_at(log, ENTRY.unpack(entry)[0]) if entry else None
     except OSError:
         return -1
-    if not entry:
-        return -1
-    at, _, _ = ENTRY.unpack_from(entry)
-    found = stored_at(log, at)
     return -1 if found is None else found

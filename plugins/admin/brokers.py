@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.kernel.store.reading import stored_at
+from gantrymq.kernel.store.reading import first_stored_at
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.interfaces import Retention
 from gantrymq.remoting.bodies.tables import KVTable
@@ -77,7 +77,7 @@ class BrokerAdmin:
         broker = self._broker
         commit_log, usage = broker.log, broker.env.disk_usage(broker.root)
         ratio = str(_used_ratio(usage.total, usage.free))
-        earliest = stored_at(commit_log, commit_log.min_offset) if commit_log.end > commit_log.min_offset else None
+        earliest = first_stored_at(commit_log)
         info = {
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_NAME,

@@ -7,6 +7,7 @@ Source: RocketMQ 4.9.7 ``Broker2Client``, ``AdminBrokerProcessor.callConsumer``,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,7 +15,7 @@ import trio
 
 from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
-from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.processors import Heavy, Processor, Request
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.reading import find_named, stored_at
 from gantrymq.plugins.admin.config import AdminConfig
@@ -58,16 +59,16 @@ class ClientAdmin:
         self._offsets = broker.registry.get(ConsumerOffsets)
         self._deliveries = broker.registry.find(Deliveries)
 
-    def processors(self) -> dict[int, Handler]:
+    def processors(self) -> dict[int, Processor]:
         """Return the handlers by request code."""
         return {
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: Heavy(self.reset),
             RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume,
         }
 
-    def reset(self, request: Request) -> Command:
+    async def reset(self, request: Request) -> Command:
         """Answer 222: send the group's members their new offsets (220); the response has the same table.
 
         Without ``isForce``, offsets only move back. A group is not changed if it never committed, has no connected
@@ -75,15 +76,9 @@ class ClientAdmin:
         anyway, with and without members.
         """
         header = read_header(ResetOffsetHeader, request.command.ext)
-        members = self._groups.members_of(header.group)
         is_one = header.queue_id is not None and header.queue_id >= 0
-        if is_one:
-            table = self._one_target(header)
-            _check_versions(members, RESET_VERSION)
-            for queue, offset in table.items():
-                self._offsets.commit(header.group, header.topic, queue.queue_id, offset)
-        else:
-            table = self._targets(header)
+        table = await (self._one_target(header) if is_one else self._targets(header))
+        members = self._groups.members_of(header.group)
         if not members and not is_one:
             raise RemoteFault(
                 ResponseCode.CONSUMER_NOT_ONLINE,
@@ -91,6 +86,8 @@ class ClientAdmin:
                 f"Timestamp: {header.timestamp}",
             )
         _check_versions(members, RESET_VERSION)
+        for queue, offset in table.items() if is_one else ():
+            self._offsets.commit(header.group, header.topic, queue.queue_id, offset)
         body = ResetOffsets(table).to_bytes()
         if request.command.language == "CPP":
             queues = [QueueOffset(queue.topic, queue.broker_name, queue.queue_id, at) for queue, at in table.items()]
@@ -170,13 +167,13 @@ class ClientAdmin:
             raise _fault(f"invoke consumer <{group}> <{client_id}> Exception: {error}") from error
         return request.command.answer(answer.code, answer.remark, answer.ext, answer.body)
 
-    def _one_target(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+    async def _one_target(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
         topic, queue_id = self._topic_of(header), header.queue_id
         assert queue_id is not None
         if queue_id >= max(topic.read_queue_nums, topic.write_queue_nums):
             raise _fault(f"the topic {header.topic} has no queue {queue_id} in this broker")
         if header.offset is None or header.offset == END:
-            target = self._at(header.topic, queue_id, header.timestamp)
+            target = await self._at(header.topic, queue_id, header.timestamp)
         else:
             queue = self._broker.queues.get(header.topic, queue_id)
             first, end = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
@@ -191,25 +188,28 @@ class ClientAdmin:
             raise _fault(f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}")
         return topic
 
-    def _targets(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+    async def _targets(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
         topic = self._topic_of(header)
-        consumed = self._offsets.queues_of(header.group, header.topic)
         table = {}
         for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
-            current = consumed.get(queue_id)
+            target = await self._at(header.topic, queue_id, header.timestamp)
+            current = self._offsets.query(header.group, header.topic, queue_id)
             if current is None and queue_id < topic.write_queue_nums:
                 raise _fault(f"THe consumer group <{header.group}> not exist")
-            target = self._at(header.topic, queue_id, header.timestamp)
             queue = MessageQueue(header.topic, self._broker.name, queue_id)
             table[queue] = target if header.is_force or current is None else min(target, current)
         return table
 
-    def _at(self, topic: str, queue_id: int, timestamp: int) -> int:
-        queues, commit_log = self._broker.queues, self._broker.log
+    async def _at(self, topic: str, queue_id: int, timestamp: int) -> int:
+        queues = self._broker.queues
         if timestamp == END:
             queue = queues.get(topic, queue_id)
             return 0 if queue is None else queue.max_offset
-        return queues.offset_by_time(topic, queue_id, timestamp, lambda at: stored_at(commit_log, at), "first_since")
+        search = partial(queues.offset_by_time, stored_at=partial(stored_at, self._broker.log), bound="first_since")
+        try:
+            return await trio.to_thread.run_sync(search, topic, queue_id, timestamp)
+        except OSError as error:
+            raise _fault(f"queue {queue_id} of topic {topic} cannot be searched: {error.strerror}") from error
 
     def _record(self, message_id: str) -> bytes:
         try:

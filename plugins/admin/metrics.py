@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.kernel.fast.durations import BOUNDS_S
-from gantrymq.kernel.store.reading import stored_at
+from gantrymq.kernel.store.reading import first_stored_at
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
@@ -65,7 +65,7 @@ def _report_disk(metrics: Metrics, broker: Broker) -> None:
         **_STORE,
     )  # fmt: skip
     metrics.gauge("gantrymq_storage_free_bytes", "Bytes that are free on the store's disk", usage.free)
-    earliest = stored_at(log, log.min_offset) if log.end > log.min_offset else None
+    earliest = first_stored_at(log)
     if earliest is not None:
         metrics.gauge(
             "rocketmq_storage_message_reserve_time_milliseconds", "The age of the oldest message",

@@ -72,7 +72,7 @@ class OffsetsPlugin:
         """Return the handlers of 14 and 15 from consumers, 29 to 31 from any client, the others from administrators."""
         assert self._offsets is not None  # configure has run
         requests = OffsetRequests(broker, self._offsets, self._config)
-        return dict(requests.processors() | OffsetAdmin(broker, self._offsets).processors())
+        return requests.processors() | OffsetAdmin(broker, self._offsets).processors()
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:

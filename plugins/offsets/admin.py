@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.processors import Processor, Request
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.interfaces import ConsumerGroups, GroupTable, TopicTable
 from gantrymq.plugins.offsets.table import TABLE_IS_FULL, Offsets
@@ -45,7 +45,7 @@ class OffsetAdmin:
         self._groups = broker.registry.get(GroupTable)
         self._live = broker.registry.find(ConsumerGroups)
 
-    def processors(self) -> dict[int, Handler]:
+    def processors(self) -> dict[int, Processor]:
         """Return the handlers by request code."""
         return {
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest,

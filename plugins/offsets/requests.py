@@ -8,7 +8,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.processors import Handler, Request
+import trio
+
+from gantrymq.kernel.processors import Heavy, Processor, Request
+from gantrymq.kernel.store.queues.search import TimeBound
 from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.offsets.config import OffsetsConfig
@@ -42,12 +45,12 @@ class OffsetRequests:
         self._topics = broker.registry.get(TopicTable)
         self._groups = broker.registry.get(GroupTable)
 
-    def processors(self) -> dict[int, Handler]:
+    def processors(self) -> dict[int, Processor]:
         """Return the handlers by request code."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: Heavy(self.search),
             RequestCode.GET_MAX_OFFSET: self.max_offset,
             RequestCode.GET_MIN_OFFSET: self.min_offset,
         }
@@ -82,22 +85,25 @@ class OffsetRequests:
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return request.command.answer(ResponseCode.SUCCESS)
 
-    def search(self, request: Request) -> Command:
+    async def search(self, request: Request) -> Command:
         """Answer 29: the offset of the message with the nearest store time; 0 for a queue without messages.
 
         Clients of RocketMQ 5 ask for the first message since the time (the end of the queue if there is none), or the
         last one until it.
         """
         header = read_header(SearchOffsetHeader, request.command.ext)
-        queues = self._broker.queues
-        commit_log = self._broker.log
-        search = partial(
-            queues.offset_by_time, header.topic, header.queue_id, header.timestamp, lambda at: stored_at(commit_log, at)
-        )
-        if header.boundary_type is None:
-            return _answer(request, search())
-        # RocketMQ takes anything but UPPER for LOWER.
-        return _answer(request, search("last_until" if header.boundary_type.upper() == "UPPER" else "first_since"))
+        bound: TimeBound = "nearest"
+        if header.boundary_type is not None:  # RocketMQ takes anything but UPPER for LOWER
+            bound = "last_until" if header.boundary_type.upper() == "UPPER" else "first_since"
+        search = self._broker.queues.offset_by_time
+        time_of = partial(stored_at, self._broker.log)
+        try:
+            offset = await trio.to_thread.run_sync(
+                search, header.topic, header.queue_id, header.timestamp, time_of, bound
+            )
+        except OSError as error:
+            raise _fault(f"the queue cannot be searched: {error.strerror}") from error
+        return _answer(request, offset)
 
     def max_offset(self, request: Request) -> Command:
         """Answer 30: the offset of the next readable message; 0 for a missing queue."""

@@ -348,8 +348,8 @@ class ConsumeQueues:
         """Return the queue offset of the message whose store time is nearest to ``timestamp`` (ms); the lower one of
         two equally near, and of several with exactly that timestamp the first. ``bound`` asks for another one.
 
-        ``stored_at`` returns the store timestamp of the record at a log offset, None if it cannot be read. The result
-        is 0 for a missing or empty queue.
+        ``stored_at`` returns the store timestamp of the record at a log offset, None if it is lost. The result is 0 for
+        a missing or empty queue. It reads the disk: call it in a worker thread. ``OSError`` if a file cannot be read.
         """
         queue = self.get(topic, queue_id)
         return 0 if queue is None else queue.offset_by_time(timestamp, stored_at, bound)

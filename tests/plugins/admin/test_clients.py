@@ -13,6 +13,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
 from gantrymq.remoting.headers.topics import CreateTopicHeader
+from support.unreadable import run_out_of_descriptors
 
 pytestmark = pytest.mark.trio
 
@@ -121,6 +122,23 @@ async def test_a_reset_of_one_queue_that_does_not_exist_or_to_an_offset_outside_
     for fields in ({"queueId": 2, "offset": 0}, {"queueId": 0, "offset": 6}, {"queueId": 0, "offset": -2}):
         assert (await bench.ask(222, {**RESET, **fields})).code == 1
     assert committed(bench, 0) == 1
+
+
+@pytest.mark.parametrize("queue_id", [-1, 0])
+async def test_a_reset_to_a_time_changes_nothing_without_file_descriptors(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, queue_id: int
+) -> None:
+    client = Client()
+    await commit_both(bench, 1)
+    async with bench.client(client):
+        with monkeypatch.context() as patch:
+            run_out_of_descriptors(patch, bench.broker.log)
+            answer = await bench.ask(222, {**RESET, "timestamp": 1, "queueId": queue_id, "offset": -1})
+        assert (await bench.ask(223, {"topic": "orders", "group": "readers"})).code == 0
+    assert answer.code == 1
+    assert answer.remark == "queue 0 of topic orders cannot be searched: Too many open files"
+    assert committed(bench, 0) == 1
+    assert [command.code for command in client.asked] == [221], "no member got new offsets"
 
 
 async def test_a_reset_requested_by_a_c_plus_plus_client_uses_its_form(bench: Any) -> None:
