@@ -56,14 +56,14 @@ class OffsetRequests:
         }
 
     def query(self, request: Request) -> Command:
-        """Answer 14. A group that never committed gets 0 or code 22, after which its client decides where to begin.
+        """Answer 14. A group that never committed gets the queue's start, or code 22: then its client decides.
 
         No other code is used: a 4.9.7 client treats every error as "never committed" and skips messages.
         """
         header = read_header(QueryConsumerOffsetHeader, request.command.ext)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
-        if offset is None and self._begins_at_zero(header):
-            offset = 0
+        if offset is None:
+            offset = self._start_of_new_group(header)
         if offset is None:
             raise RemoteFault(
                 ResponseCode.QUERY_NOT_FOUND,
@@ -117,23 +117,26 @@ class OffsetRequests:
         queue = self._broker.queues.get(header.topic, header.queue_id)
         return _answer(request, 0 if queue is None else queue.min_offset)
 
-    def _begins_at_zero(self, header: QueryConsumerOffsetHeader) -> bool:
-        """Return whether a new group begins at 0: the queue has all its messages, and its start is near enough or
-        cannot be read. Otherwise its client decides."""
+    def _start_of_new_group(self, header: QueryConsumerOffsetHeader) -> int | None:
+        """Return the queue's start if it still has all messages since its topic was created, and its start is near
+        enough or cannot be read. None: the client decides where a new group begins."""
         if header.set_zero_if_not_found is False:
-            return False
-        queue = self._broker.queues.get(header.topic, header.queue_id)
+            return None
+        queues, log = self._broker.queues, self._broker.log
+        queue = queues.get(header.topic, header.queue_id)
         if queue is None:
-            return True
-        if queue.min_offset > 0:
-            return False
+            return 0
+        start = queue.min_offset
+        # The queue offsets of a topic that was deleted and created again continue.
+        if start > 0 and not queues.is_whole_since_deletion(header.topic, log.min_offset):
+            return None
         try:
-            entry = queue.entries(0, 1)
+            entry = queue.entries(start, 1)
         except OSError:
             # After an error the client would skip all messages.
-            return True
+            return start
         at = int.from_bytes(entry[:LOG_OFFSET_BYTES], "big")
-        return not entry or self._broker.log.end - at <= self._config.from_start_within
+        return start if not entry or log.end - at <= self._config.from_start_within else None
 
     def _check_update(self, header: UpdateConsumerOffsetHeader, queues: int) -> None:
         known = self._offsets.query(header.consumer_group, header.topic, header.queue_id)

@@ -108,6 +108,10 @@ class FakeQueues(dict[tuple[str, int], FakeQueue]):
         for key in [key for key in self if key[0] == topic]:
             del self[key]
 
+    def is_whole_since_deletion(self, topic: str, log_start: int) -> bool:
+        """No topic was deleted."""
+        return False
+
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, stored_at: Callable[[int], int | None], bound: object = None
     ) -> int:
@@ -127,9 +131,10 @@ class FakeStore:
 
 @attrs.define
 class FakeLog:
-    """A log of which only the length matters."""
+    """A log of which only the bounds matter."""
 
     end: int = 0
+    min_offset: int = 0
 
 
 class FakeBroker:

@@ -181,6 +181,10 @@ class ConsumeQueues:
         """Return whether a deletion of the topic is known: its messages from before, or later ones, are in the log."""
         return topic in self.deletions.ends
 
+    def is_whole_since_deletion(self, topic: str, log_start: int) -> bool:
+        """Return whether the topic was deleted and a log from ``log_start`` on still has all its later messages."""
+        return log_start <= self.deletions.ends.get(topic, -1)
+
     # ------------------------------------------------------------------------------------------------------- put
 
     def put(self, batch: DispatchBatch) -> None:
