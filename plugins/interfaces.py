@@ -165,6 +165,9 @@ class ConsumerOffsets(Protocol):
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the group's offset."""
 
+    def check_room(self, group: str, topic: str) -> None:
+        """``RemoteFault`` if this is a new pair beyond the limit, whose offsets are not stored."""
+
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return the group's offset, or None if it never committed."""
 

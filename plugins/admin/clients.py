@@ -1,7 +1,8 @@
 """Requests that are forwarded to a group's clients: reset offsets (222), consumer status (223), running info (307),
 consume directly (309).
 
-Source: RocketMQ 4.9.7 ``Broker2Client``, ``AdminBrokerProcessor.callConsumer``, including the error texts.
+Source: RocketMQ 4.9.7 ``Broker2Client``, ``AdminBrokerProcessor.callConsumer``, including the error texts; 5.3.3
+``AdminBrokerProcessor.resetOffsetInner`` for a reset of one queue.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gantrymq.kernel.processors import Heavy, Processor, Request
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.reading import find_named, stored_at
 from gantrymq.plugins.admin.config import AdminConfig
-from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, GroupMember, TopicTable
+from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, GroupMember, GroupTable, TopicTable
 from gantrymq.remoting.bodies.body import TOLERANT_BYTES_MAX
 from gantrymq.remoting.bodies.offsets import ClientStatus, ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
 from gantrymq.remoting.bodies.queues import MessageQueue
@@ -55,6 +56,7 @@ class ClientAdmin:
         self._broker = broker
         self._config = config
         self._topics = broker.registry.get(TopicTable)
+        self._group_table = broker.registry.get(GroupTable)
         self._groups = broker.registry.get(ConsumerGroups)
         self._offsets = broker.registry.get(ConsumerOffsets)
         self._deliveries = broker.registry.find(Deliveries)
@@ -168,18 +170,27 @@ class ClientAdmin:
         return request.command.answer(answer.code, answer.remark, answer.ext, answer.body)
 
     async def _one_target(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
-        topic, queue_id = self._topic_of(header), header.queue_id
+        """Return the new offset of the requested queue; ``RemoteFault`` with the codes of RocketMQ 5.3.3."""
+        topic, queue_id = self._topics.get(header.topic), header.queue_id
         assert queue_id is not None
+        if self._broker.broker_id:
+            raise _fault("Can not reset offset in slave broker")
+        if topic is None:
+            raise RemoteFault(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist")
+        if header.group not in self._group_table.names():
+            raise RemoteFault(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.group[:255]} does not exist")
         if queue_id >= max(topic.read_queue_nums, topic.write_queue_nums):
             raise _fault(f"the topic {header.topic} has no queue {queue_id} in this broker")
         if header.offset is None or header.offset == END:
-            target = await self._at(header.topic, queue_id, header.timestamp)
+            # any negative time is the end
+            target = await self._at(header.topic, queue_id, max(header.timestamp, END))
         else:
             queue = self._broker.queues.get(header.topic, queue_id)
             first, end = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
             target = header.offset
             if not first <= target <= end + 1:  # one more than the end: as RocketMQ 5.3.3
                 raise _fault(f"Target offset {target} not in consume queue range [{first}-{end}]")
+        self._offsets.check_room(header.group, header.topic)
         return {MessageQueue(header.topic, self._broker.name, queue_id): target}
 
     def _topic_of(self, header: ResetOffsetHeader) -> TopicConfig:

@@ -13,7 +13,7 @@ import structlog
 from gantrymq.kernel.processors import Processor, Request
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.interfaces import ConsumerGroups, GroupTable, TopicTable
-from gantrymq.plugins.offsets.table import TABLE_IS_FULL, Offsets
+from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.remoting.bodies.offsets import CorrectionOffsets
 from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -110,8 +110,7 @@ class OffsetAdmin:
             if self._topics.get(topic) is None or (subscriptions and topic not in subscriptions):
                 log.warning("offsets_not_cloned", topic=topic[:127], source=source[:255], target=target)
                 continue
-            if self._offsets.is_full(target, topic):
-                raise RemoteFault(ResponseCode.SYSTEM_ERROR, TABLE_IS_FULL)
+            self._offsets.check_room(target, topic)
             for queue_id, offset in dict(self._offsets.queues_of(source, topic)).items():
                 self._offsets.commit(target, topic, queue_id, offset)
             log.info("offsets_cloned", topic=topic, source=source, target=target)

@@ -15,7 +15,7 @@ from gantrymq.kernel.store.queues.search import TimeBound
 from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.offsets.config import OffsetsConfig
-from gantrymq.plugins.offsets.table import TABLE_IS_FULL, Offsets
+from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -145,8 +145,7 @@ class OffsetRequests:
             raise _fault(f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has {queues} queues")
         if header.commit_offset < 0:
             raise _fault(f"commitOffset is {header.commit_offset}, an offset is not negative")
-        if self._offsets.is_full(header.consumer_group, header.topic):
-            raise _fault(TABLE_IS_FULL)
+        self._offsets.check_room(header.consumer_group, header.topic)
 
 
 def end_of_queue(broker: Broker, topic: str, queue_id: int) -> int:

@@ -13,6 +13,8 @@ import structlog
 
 from gantrymq.kernel.store.state_file import load_state
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.fastjson import dumps
 
 if TYPE_CHECKING:
@@ -27,10 +29,6 @@ MaxOffset = Callable[[str, int], int]
 log = structlog.get_logger("gantrymq.offsets")
 
 Key = tuple[str, str]
-
-
-TABLE_IS_FULL = "the offset is not stored: too many pairs of topic and group (plugin.offsets.max_entries)"
-"""The error of a request that would add a pair beyond the limit."""
 
 
 class Offsets:
@@ -58,14 +56,14 @@ class Offsets:
         """Set the group's offset; it may be lower than before.
 
         An offset beyond the queue's end is set to the end. A negative offset changes nothing, and neither does any new
-        one while the table :meth:`is_full`.
+        one that :meth:`check_room` refuses.
         """
         key = (topic, group)
         queues = self._table.get(key)
         if offset < 0 or (queues is not None and queues.get(queue_id) == offset):
             return
         if queues is None:
-            if self.is_full(group, topic):
+            if self._is_full(group, topic):
                 return
             queues = self._table[key] = {}
         offset = min(offset, self._max_offset(topic, queue_id))
@@ -121,9 +119,13 @@ class Offsets:
         """Return every pair of topic and group with an offset."""
         return list(self._table)
 
-    def is_full(self, group: str, topic: str) -> bool:
-        """Return whether this new pair exceeds the limit."""
-        return (topic, group) not in self._table and len(self._table) >= self._max_entries
+    def check_room(self, group: str, topic: str) -> None:
+        """:class:`RemoteFault` if this is a new pair beyond the limit, whose offsets are not stored."""
+        if self._is_full(group, topic):
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                "the offset is not stored: too many pairs of topic and group (plugin.offsets.max_entries)",
+            )
 
     def forget(self, group: str, topic: str) -> None:
         """Remove the group's offsets in the topic."""
@@ -152,6 +154,9 @@ class Offsets:
             return None
         self._changed = False
         return {self.path: self.encode()}
+
+    def _is_full(self, group: str, topic: str) -> bool:
+        return (topic, group) not in self._table and len(self._table) >= self._max_entries
 
     def _take(self, stored: ConsumerOffsetSerializeWrapper) -> None:
         for name, offsets in stored.offset_table.items():

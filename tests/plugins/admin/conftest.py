@@ -61,9 +61,16 @@ def client_timeout() -> str:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, client_timeout: str) -> AsyncIterator[Bench]:
+def broker_settings() -> dict[str, str]:
+    """The broker's further settings; tests may parametrize them."""
+    return {}
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, client_timeout: str, broker_settings: dict[str, str]) -> AsyncIterator[Bench]:
     """See :class:`Bench`."""
-    async with broker_and_channel(tmp_path, plugin__admin__client_timeout=client_timeout) as (broker, channel):
+    given = {"plugin__admin__client_timeout": client_timeout, **broker_settings}
+    async with broker_and_channel(tmp_path, **given) as (broker, channel):
         made = Bench(broker, channel)
         for number in range(MESSAGES):
             answer = await channel.call(send("orders", b"body %d" % number, queues=2), ASK_S)

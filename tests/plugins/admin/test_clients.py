@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from gantrymq.plugins.interfaces import ConsumerOffsets
+from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
 from gantrymq.remoting.headers.topics import CreateTopicHeader
+from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.requests import send
 from support.unreadable import run_out_of_descriptors
 
 pytestmark = pytest.mark.trio
@@ -100,7 +103,7 @@ async def test_queues_that_can_only_be_read_are_reset_too(bench: Any) -> None:
     assert reset_of(answer) == {0: 4, 1: 0, 2: 0}
 
 
-@pytest.mark.parametrize(("offset", "timestamp", "target"), [(3, 0, 3), (-1, -1, 4), (0, -1, 0)])
+@pytest.mark.parametrize(("offset", "timestamp", "target"), [(3, 0, 3), (-1, -1, 4), (-1, -5, 4), (0, -1, 0)])
 async def test_a_reset_of_one_queue_leaves_the_others(bench: Any, offset: int, timestamp: int, target: int) -> None:
     """As the tool of RocketMQ 5 sends it for ``-q``; all queues went to their first messages."""
     one = {**RESET, "isForce": "false", "timestamp": timestamp, "queueId": 0, "offset": offset}
@@ -139,6 +142,41 @@ async def test_a_reset_to_a_time_changes_nothing_without_file_descriptors(
     assert answer.remark == "queue 0 of topic orders cannot be searched: Too many open files"
     assert committed(bench, 0) == 1
     assert [command.code for command in client.asked] == [221], "no member got new offsets"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "remark"),
+    [
+        ({"topic": "nothing"}, 17, "Topic nothing does not exist"),
+        ({"group": "nobody"}, 26, "Group nobody does not exist"),
+        ({"group": "x" * 5000}, 26, f"Group {'x' * 255} does not exist"),
+    ],
+)
+async def test_a_reset_of_one_queue_without_its_topic_or_group_is_refused(
+    bench: Any, fields: dict[str, str], code: int, remark: str
+) -> None:
+    await commit_both(bench, 1)
+    answer = await bench.ask(222, {**RESET, "queueId": 0, "offset": 3, **fields})
+    assert (answer.code, answer.remark) == (code, remark)
+    assert list(bench.broker.registry.get(ConsumerOffsets).pairs()) == [("orders", "readers")]
+    assert "nobody" not in bench.broker.registry.get(GroupTable).names()
+
+
+@pytest.mark.parametrize("broker_settings", [{"plugin__offsets__max_entries": "1"}])
+async def test_a_reset_of_one_queue_that_the_table_has_no_room_for_is_refused(bench: Any) -> None:
+    await bench.commit(1)
+    assert (await bench.channel.call(send("returns", b"body"))).code == 0
+    answer = await bench.ask(222, {**RESET, "topic": "returns", "queueId": 0, "offset": 1})
+    assert (answer.code, "plugin.offsets.max_entries" in answer.remark) == (1, True)
+    assert (await bench.ask(222, {**RESET, "queueId": 0, "offset": 0})).code == 0
+    assert committed(bench, 0) == 0
+
+
+async def test_a_slave_refuses_a_reset_of_one_queue(tmp_path: Path) -> None:
+    fields = {name: str(value) for name, value in {**RESET, "queueId": 0, "offset": 0}.items()}
+    async with broker_and_channel(tmp_path, broker__id="1") as (_, channel):
+        answer = await channel.call(Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields), 10.0)
+    assert (answer.code, answer.remark) == (1, "Can not reset offset in slave broker")
 
 
 async def test_a_reset_requested_by_a_c_plus_plus_client_uses_its_form(bench: Any) -> None:
