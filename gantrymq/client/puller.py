@@ -570,6 +570,9 @@ class Puller(Generic[R]):
             "queue_offset_corrected", topic=self.queue.topic, queue=self.queue.queue_id, broker=address,
             wanted=progress.position, now=offset, first=header.min_offset, end=header.max_offset,
         )  # fmt: skip
+        if self._last < offset <= progress.position:
+            progress.position = offset  # the broker still has all messages that came, and they count as before
+            return
         has_lost_end = self._last >= offset
         if has_lost_end:
             offset = min(offset, oldest)  # what the broker still has, and was not acknowledged, comes again

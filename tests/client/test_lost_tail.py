@@ -233,3 +233,33 @@ async def test_only_messages_that_the_broker_lost_are_replaced_by_new_ones(fake_
             assert broker.offsets["g", "T", 0] == 2
             await new.ack()
         assert broker.offsets["g", "T", 0] == 3
+
+
+@pytest.mark.parametrize("ordered", [False, True, "key"])
+async def test_messages_before_a_lost_end_count_until_they_are_acknowledged_if_none_of_them_was_lost(
+    fake_cluster: Cluster, ordered: Ordered
+) -> None:
+    """Only messages were lost that the subscription does not match, so the broker still has all that came."""
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        for tag in "aabb":
+            broker.store("T", 0, tag.encode(), f"TAGS\x01{tag}")
+        async with client.consumer("T", "g", start="first", tags="a", ordered=ordered) as messages:
+            (first,) = await take(messages, 1)
+            await broker.wait_for(11, 2)
+            await lose_tail(broker, keep=3)
+            await messages.commit()
+            assert broker.offsets["g", "T", 0] == 0
+            assert messages.statistics().queues[Q0].outstanding == 2
+            await first.ack()
+            await messages.commit()
+            assert broker.offsets["g", "T", 0] == 1
+            (second,) = await take(messages, 1)
+            await second.ack()
+            broker.store("T", 0, b"new", "TAGS\x01a")
+            (new,) = await take(messages, 1)
+            assert (new.body, new.queue_offset) == (b"new", 3)
+            await messages.commit()
+            assert broker.offsets["g", "T", 0] == 3
+            await new.ack()
+        assert broker.offsets["g", "T", 0] == 4
