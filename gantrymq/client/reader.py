@@ -121,6 +121,7 @@ class Reader(Lifetime, Generic[R]):
         self._tasks: TaskGroup | None = None
         self._queues: dict[MessageQueue, _Queue[R]] = {}
         self._assigned = False
+        self._assignments = 0
         self._refreshed_at = float("-inf")
         self._ends: dict[MessageQueue, int] | None = None
         self._arrived = anyio.Event()
@@ -143,16 +144,21 @@ class Reader(Lifetime, Generic[R]):
     async def assign(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Read these ``queues`` and no others; None for all of the topics, those that are added later as well.
 
-        A queue that was read already continues at its position. :class:`InvalidName` for a queue of another topic.
+        A queue that was read already continues at its position. The latest of concurrent calls is effective.
+        :class:`InvalidName` for a queue of another topic.
         """
         self._ensure_open()
         chosen = None if queues is None else set(queues)
         for queue in chosen or ():
             if queue.topic not in self._wanted:
                 raise InvalidName(f"the reader reads {', '.join(self._wanted)}, not {queue.topic}")
-        self._assigned = chosen is not None
+        self._assignments += 1
+        number = self._assignments
         if chosen is None:
             chosen = await self._all_queues()
+            if number != self._assignments:
+                return  # a later call has assigned queues meanwhile
+        self._assigned = queues is not None
         for queue in self._queues.keys() - chosen:
             self._queues.pop(queue).scope.cancel()
         await self._add(chosen - self._queues.keys())

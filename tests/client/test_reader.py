@@ -212,6 +212,23 @@ async def test_only_assigned_queues_are_read(fake_cluster: Cluster) -> None:
             await reader.assign([MessageQueue("U", "broker-a", 0)])
 
 
+async def test_the_latest_of_concurrent_assignments_is_effective(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
+        may_answer = anyio.Event()
+
+        async def late(request: Any) -> Any:
+            await may_answer.wait()
+            return cluster.nameserver.on_get_routeinfo_by_topic(request)
+
+        cluster.nameserver.answers[105] = late
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reader.assign)
+            await cluster.nameserver.wait_for(105)
+            await reader.assign([Q0])
+            may_answer.set()
+        assert reader.queues == [Q0]
+
+
 async def test_queues_assigned_during_the_first_look_up_are_the_only_ones_read(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
         may_answer = anyio.Event()
