@@ -31,6 +31,9 @@ from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
 log = structlog.get_logger("gantrymq.recovery")
 
+LAST_ENTRIES = 64
+"""How many of a queue's last entries are compared with their records, to find out how far the log was written."""
+
 
 @attrs.frozen
 class RecoveryReport:
@@ -178,12 +181,11 @@ class Recovery:
             self._quarantine_list.save(self._log.quarantine)
 
     def _believed_end(self, queue: ConsumeQueue) -> int:
-        """Return the end of the record of the queue's last entry; 0 if the entry points to another record or to
-        none."""
-        if queue.max_offset <= queue.min_offset:
-            return 0
-        at, size, _ = ENTRY.unpack(queue.entries(queue.max_offset - 1, 1))
-        return at + size if self._is_entry(queue, at, size) else 0
+        """Return the end of the last record to which an entry of the queue points; 0 if none of its last entries points
+        to its own record."""
+        first = max(queue.min_offset, queue.max_offset - LAST_ENTRIES)
+        entries = list(ENTRY.iter_unpack(queue.entries(first, LAST_ENTRIES)))
+        return next((at + size for at, size, _ in reversed(entries) if self._is_entry(queue, at, size)), 0)
 
     def _record_start(self, offset: int) -> int:
         """``offset`` if a record begins there, else the start of its file."""

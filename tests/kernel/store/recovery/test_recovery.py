@@ -378,6 +378,18 @@ def test_damage_in_a_store_stopped_by_rocketmq_is_quarantined_and_its_stale_tail
     assert numbers_without(store, 45) == [*range(45), *range(46, 50)]
 
 
+def test_a_damaged_last_record_of_a_store_stopped_by_rocketmq_costs_none_behind_an_earlier_damage() -> None:
+    env, store, offsets = safe_store()
+    store.close()
+    env = as_rocketmq_left_it(env)
+    damage(env, offsets[45], b"flip")
+    damage(env, offsets[49], b"flip" * 8)
+    store, report, _ = open_store(env)
+    assert report.corrupt == ((offsets[45], offsets[46]),)
+    assert report.end == offsets[49]
+    assert numbers_without(store, 45) == [*range(45), *range(46, 49)]
+
+
 def numbers_without(store: Store, missing: int) -> list[int]:
     queue = store.queues.get("T", 0)
     assert queue is not None
