@@ -290,7 +290,7 @@ class ConsumeQueue:
             self._write_tail()
 
     def _restart(self) -> None:
-        with self._writing:
+        with self._writing, self._reading:
             self._segments.close()
             self._env.rmtree(self.folder)
             self._extension.discard()
@@ -445,7 +445,7 @@ class ConsumeQueue:
 
     def discard(self) -> None:
         """Close the files, and write nothing more: the queue was deleted."""
-        with self._writing:
+        with self._writing, self._reading:
             self._gone = True
             self._segments.close()
             self._extension.discard()

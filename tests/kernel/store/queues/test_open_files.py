@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 
 import attrs
 
@@ -11,6 +13,7 @@ from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.store.queues.open_files import OpenFiles
 from gantrymq.kernel.store.queues.table import ConsumeQueues
+from support.badblocks import BadBlocksEnv
 
 
 @attrs.define(eq=False)
@@ -97,3 +100,32 @@ def test_a_file_that_waits_for_its_sync_is_not_closed(tmp_path: Path) -> None:
     assert queue.close_files()
     assert len(queue.entries(0, 1)) == 20
     queues.close()
+
+
+class WaitingEnv(BadBlocksEnv):
+    """Reads of queues' files wait until the test goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading, self.go_on = Event(), Event()
+
+    def check(self, path: str, start: int, end: int) -> None:
+        self.reading.set()
+        assert self.go_on.wait(10)
+
+
+def test_a_deleted_queue_closes_its_files_after_a_read_in_another_thread(tmp_path: Path) -> None:
+    (tmp_path / "staging").mkdir()
+    env = WaitingEnv()
+    queues = ConsumeQueues(env, f"{tmp_path}/queues", f"{tmp_path}/staging", file_units=100, tail_bytes=1)
+    queues.put(entries(1, 0))
+    (queue,) = queues
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit(queue.entries, 0, 1)
+        assert env.reading.wait(10)
+        deleted = threads.submit(queue.discard)
+        assert not wait([deleted], timeout=0.2).done
+        env.go_on.set()
+        assert len(read.result()) == 20
+        deleted.result()
+    assert descriptors_below(tmp_path) == 0
