@@ -20,7 +20,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.observers import observe
 from gantrymq.kernel.processors import Processor
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.interfaces import ConsumerOffsets
+from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.plugins.offsets.admin import OffsetAdmin
 from gantrymq.plugins.offsets.changes import OffsetChanges
 from gantrymq.plugins.offsets.config import OffsetsConfig
@@ -85,8 +85,13 @@ class OffsetsPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Report the lag of groups."""
-        if self._offsets is not None:
+        """Report the lag of groups, on the master that serves them.
+
+        A slave has copies of the master's offsets, and groups commit no more to a fenced master.
+        """
+        replication = broker.registry.find(Replication)
+        is_fenced = replication is not None and bool(replication.fenced)
+        if self._offsets is not None and not broker.broker_id and not is_fenced:
             report_lag(broker, self._offsets, metrics)
 
     @hookimpl
