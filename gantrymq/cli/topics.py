@@ -69,12 +69,10 @@ def _set_queues(
     from gantrymq.operations.brokers import brokers_without_master
 
     async def work(client: Client) -> list[str]:
-        if must_exist:
-            await client.admin.route(topic)
+        await _check_existing(client, topic, queues, cluster, update=update, force=force, must_exist=must_exist)
         if update:
             for broker in await brokers_without_master(client, cluster):
                 warn(f"broker {broker} has no master now: run the command again when it has one")
-        await _check_existing(client, topic, queues, cluster, update=update, force=force)
         return await client.admin.create_topic(topic, queues, cluster=cluster)
 
     brokers = with_client(nameserver, work)
@@ -144,9 +142,9 @@ def peek(
 
 
 async def _check_existing(
-    client: Client, name: str, queues: int, cluster: str | None, *, update: bool, force: bool
+    client: Client, name: str, queues: int, cluster: str | None, *, update: bool, force: bool, must_exist: bool
 ) -> None:
-    """Refuse to change a topic without --update, or to hide messages without --force.
+    """Refuse to change a topic without --update, to hide messages without --force, or to create one that must exist.
 
     Without --update a topic may be created on masters that lack it, if that does not change it on others.
     """
@@ -156,12 +154,17 @@ async def _check_existing(
     try:
         route = await client.admin.route(name)
     except NoRoute:
+        if must_exist:
+            raise CommandFailed(f"topic {name} does not exist; gantrymq topic create creates it") from None
         return
     brokers = {data.broker_name for data in route.broker_datas if cluster in (None, data.cluster)}
     present = [data for data in route.queue_datas if data.broker_name in brokers]
     counts = {data.broker_name: data.read_queue_nums for data in present}
-    if not counts:
-        return  # it exists in another cluster
+    if not counts:  # it exists in another cluster
+        if must_exist and await _masters_of(client, cluster):
+            advice = f"gantrymq topic create --cluster {cluster} creates it there"
+            raise CommandFailed(f"topic {name} does not exist in cluster {cluster}; {advice}")
+        return
     if not update:
         lacking = await _masters_of(client, cluster) - counts.keys()
         numbers = {number for data in present for number in (data.read_queue_nums, data.write_queue_nums)}

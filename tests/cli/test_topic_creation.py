@@ -65,3 +65,38 @@ async def test_a_broker_that_lacks_a_topic_gets_it_with_its_settings_by_topic_cr
                 1, "gantrymq: topic T exists with 3 queues on one, 3 queues on two; --update changes it\n",
             )  # fmt: skip
         nursery.cancel_scope.cancel()
+
+
+async def test_topic_update_does_not_create_a_topic_in_a_cluster_that_lacks_it(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nameserver = NameServer(NameServerConfig(port=0))
+        await nursery.start(nameserver.serve)
+
+        async def run(*words: str) -> tuple[int, str]:
+            given = ("topic", *words, "--nameserver", nameserver.address)
+            outcome = await trio.to_thread.run_sync(lambda: cli(*given))
+            return outcome.code, outcome.err
+
+        brokers = [
+            make_broker(
+                tmp_path / name, [nameserver.address], settings={"broker.name": name, "broker.cluster": name.upper()}
+            )
+            for name in ("one", "two")
+        ]
+        async with run_broker(brokers[0]), run_broker(brokers[1]):
+            with trio.fail_after(60):
+                while nameserver.routes.count_brokers() < 2:  # noqa: ASYNC110 - it has no event
+                    await trio.sleep(0.01)
+            assert await run("create", "T", "--queues", "3", "--cluster", "ONE") == (0, "")
+            text = "topic T does not exist in cluster TWO; gantrymq topic create --cluster TWO creates it there"
+            assert await run("update", "T", "--queues", "4", "--cluster", "TWO") == (1, f"gantrymq: {text}\n")
+            code, err = await run("update", "T", "--queues", "4", "--cluster", "THREE")
+            assert (code, "no master broker in cluster THREE" in err) == (1, True)
+            assert brokers[1].registry.get(TopicTable).get("T") is None
+            assert await run("update", "U", "--queues", "4") == (
+                1, "gantrymq: topic U does not exist; gantrymq topic create creates it\n",
+            )  # fmt: skip
+            assert await run("update", "T", "--queues", "4", "--cluster", "ONE") == (0, "")
+        nursery.cancel_scope.cancel()
