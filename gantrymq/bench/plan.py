@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The work of one worker. After ``warm_up`` seconds it measures, for ``seconds``, or until its requests are done.
 
     A broker that sends no response for ``timeout`` seconds has died. While sends are left or not answered, only
-    responses to sends count.
+    responses to sends count. Pulls without sends also end after this time without a message.
     """
 
     loads: list[Load]

@@ -57,6 +57,7 @@ class Worker:
         self._ended = ""
         self._last_answer = 0
         self._last_message = (0, 0)
+        self._last_result = (0, 0)
         self._acknowledged = 0
         self.loads: list[AnyLoad] = [load_by_kind(load) for load in plan.loads]
         self._sending = [load for load in self.loads if isinstance(load, SendLoad)]
@@ -82,6 +83,7 @@ class Worker:
         counted = any(load.load.requests for load in self.loads)
         stop = None if counted else begin + int(plan.seconds * _SECOND)
         self._last_answer = started
+        self._last_result = (0, started)
         measuring = not plan.warm_up
         if measuring:
             self._measure()
@@ -112,8 +114,7 @@ class Worker:
                 break
             if self._paced and not self._is_send_outstanding():
                 self._last_answer = now  # the next request is not due yet
-            if now - self._last_answer > plan.timeout * _SECOND:
-                self._ended = f"no answer for {plan.timeout:g} s"
+            self._check_timeout(now, measuring)
         end = time.perf_counter_ns()
         cpu = time.process_time() - cpu
         for load in self.loads:
@@ -124,6 +125,18 @@ class Worker:
             cpu_seconds=cpu,
             ended=self._ended,
         )
+
+    def _check_timeout(self, now: int, measuring: bool) -> None:
+        """End the run if no response has come for too long, or to pulls without sends only responses of empty queues,
+        which do not count."""
+        limit = self._plan.timeout
+        results = sum(load.tally.requests for load in self.loads)
+        if results != self._last_result[0] or self._sending or not measuring:
+            self._last_result = (results, now)
+        if now - self._last_answer > limit * _SECOND:
+            self._ended = f"no answer for {limit:g} s"
+        elif now - self._last_result[1] > limit * _SECOND:
+            self._ended = f"no message for {limit:g} s: the queues are empty"
 
     def close(self) -> None:
         """Close all connections."""

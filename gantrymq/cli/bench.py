@@ -83,7 +83,11 @@ def _options(connections: int, in_flight: int, batch: int) -> Callable[[F], F]:
         duration_option("--seconds", 5.0, "How long to measure.", least=0, least_excluded=True),
         duration_option("--warm-up", None, "The time before the measurement; default 1s, and 0 with --count.", least=0),
         duration_option(
-            "--timeout", 10.0, "The time without a response after which the run ends.", least=0, least_excluded=True
+            "--timeout",
+            10.0,
+            "The time without a response, or without a message to pull, after which the run ends.",
+            least=0,
+            least_excluded=True,
         ),
         click.option("--processes", type=count, help="Processes of the load generator; default half of the cores."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),

@@ -435,6 +435,15 @@ def test_answered_pulls_do_not_hide_that_sends_are_not_answered(kind: str, reque
     assert result.outcomes[0].messages == 0
 
 
+@pytest.mark.parametrize("requests", [0, 5])
+@pytest.mark.parametrize("kind", ["pull", "follow"])
+def test_pulls_end_if_the_queues_become_empty(kind: str, requests: int) -> None:
+    with contextlib.closing(PullsOnly(200, empty=True)) as broker:
+        result = run(Plan(loads=[load_of(broker.address, kind=kind, requests=requests)], seconds=0.2, timeout=1.5))
+    assert result.ended == "no message for 1.5 s: the queues are empty"
+    assert result.outcomes[0].messages == 0
+
+
 @pytest.mark.parametrize("kind", ["pull", "follow"])
 def test_failed_pulls_are_reported(answering: Callable[..., Answering], kind: str) -> None:
     def load(broker: Answering) -> Load:
