@@ -59,7 +59,8 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
         ]
         click.echo(json.dumps(rows, indent=2))
         return
-    from gantrymq.cli.tables import clock, print_table
+    from gantrymq.cli.tables import print_table
+    from gantrymq.operations.clock import clock
 
     cells = [(clock(one.due), one.topic, one.broker, one.queue_id, one.message_id, one.handle) for one in shown]
     print_table(("due", "topic", "broker", "queue", "id", "handle"), cells)

@@ -10,7 +10,8 @@ import rich_click as click
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.failures import CommandFailed, warn
 from gantrymq.cli.options import topic_parameter
-from gantrymq.cli.tables import clock, print_rows
+from gantrymq.cli.tables import print_rows
+from gantrymq.operations.clock import clock
 from gantrymq.remoting.names import TRACE_TOPIC
 
 if TYPE_CHECKING:

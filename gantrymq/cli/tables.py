@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import click
@@ -47,11 +46,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
             for cell, width, is_number in zip(line, widths, right, strict=True)
         ]
         click.echo("  ".join(cells).rstrip())
-
-
-def clock(milliseconds: int) -> str:
-    """A time in ms since 1970 in ISO 8601, in the local time zone."""
-    return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="milliseconds")
 
 
 def plural(count: int, one: str, many: str = "") -> str:

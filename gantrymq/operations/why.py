@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -12,6 +11,7 @@ import attrs
 from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.client.lookup import TOOLS_GROUP
 from gantrymq.operations.brokers import locate, master_addresses
+from gantrymq.operations.clock import clock
 from gantrymq.operations.delayed import waiting_messages
 from gantrymq.operations.groups import QueueLag, group_lags, member_reports
 from gantrymq.operations.traces import message_traces
@@ -101,7 +101,7 @@ async def _missing(client: Client, topic: str, message_id: str) -> Reason:
     timed = await waiting_messages(client, topic)
     for waiting in timed.messages:
         if waiting.message_id == message_id:
-            return Reason("delayed", f"the message is timed: it is delivered at {_clock(waiting.due)}")
+            return Reason("delayed", f"the message is timed: it is delivered at {clock(waiting.due)}")
     for copy in await _find(client, SCHEDULE_TOPIC, message_id):
         if copy.properties.get(REAL_TOPIC) == topic and await _is_waiting(client, copy):
             return Reason("delayed", f"the message is delayed: {_delay_of(copy)}")
@@ -113,10 +113,10 @@ async def _missing(client: Client, topic: str, message_id: str) -> Reason:
         kept = (
             "the topic has no messages"
             if oldest is None
-            else f"the oldest message of topic {topic} is of {_clock(oldest)}"
+            else f"the oldest message of topic {topic} is of {clock(oldest)}"
         )
         return Reason(
-            "expired", f"the id is of about {_clock(sent)}, and {kept}: the message has expired, or was not stored"
+            "expired", f"the id is of about {clock(sent)}, and {kept}: the message has expired, or was not stored"
         )
     text = f"topic {topic} has no message with this id: it was not stored, or its transaction is not committed"
     if timed.unread:
@@ -221,7 +221,7 @@ async def _is_waiting(client: Client, copy: DeliveredRecord) -> bool:
 
 def _delay_of(copy: DeliveredRecord) -> str:
     level = copy.properties.get(DELAY) or str(copy.queue_id + 1)  # the queue of level n is n - 1
-    return f"delay level {level} since {_clock(copy.store_timestamp)}"
+    return f"delay level {level} since {clock(copy.store_timestamp)}"
 
 
 async def _traced(client: Client, message: DeliveredRecord, group: str) -> list[Reason]:
@@ -231,7 +231,7 @@ async def _traced(client: Client, message: DeliveredRecord, group: str) -> list[
     except (NoRoute, BrokerError):
         return []
     return [
-        Reason("consumed", f"trace: {each.client} at {_clock(each.time_ms or 0)}, {each.result}")
+        Reason("consumed", f"trace: {each.client} at {clock(each.time_ms or 0)}, {each.result}")
         for each in found.events
         if (each.event, each.group) == ("consumed", group)
     ][-1:]
@@ -341,12 +341,8 @@ def _holders(reports: Mapping[str, MemberReport | None], queue: MessageQueue, of
             else "from before it"
         )
         if state.last_consume_timestamp:
-            text += f"; it last finished one at {_clock(state.last_consume_timestamp)}"
+            text += f"; it last finished one at {clock(state.last_consume_timestamp)}"
         if report.is_ordered:
             text += "; it consumes in order, so a message that fails stops the queue until it succeeds"
         reasons.append(Reason("in_progress", text))
     return reasons
-
-
-def _clock(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="milliseconds")

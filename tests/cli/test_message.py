@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gantrymq.sync
+from gantrymq import Message
+from gantrymq.operations.clock import clock
 from gantrymq.operations.traces import read_traces
+from gantrymq.remoting.names import TRACE_TOPIC
 from gantrymq.sync import Client
 from support.processes import wait_for
 
@@ -107,3 +110,18 @@ def test_traces_in_all_known_forms_are_read_and_others_counted() -> None:
     ]
     assert [each.offset_message_id for each in found[1:4]] == [None, "OFFSET-ID", "OFFSET-ID"]
     assert (found[4].tags, {each.client for each in found}) == (None, {"10.0.0.7"})
+
+
+def test_traces_with_impossible_times_are_printed_with_their_numbers(
+    cli: Callable[..., Any], gantry_broker: Any, gantry_client: Client
+) -> None:
+    message_id = "7F0000010000000000000000TIME0001"
+    times = (-(10**18), 1600, 10**18, 10**30)
+    (stored,) = traces(*(("Recall", time, "DefaultRegion", "p", "T", message_id, "true") for time in times))
+    with gantry_client.producer() as producer:
+        producer.send(Message(TRACE_TOPIC, stored.body, keys=[message_id]))
+    trace = ("message", "trace", message_id, "--nameserver", gantry_broker.nameserver)
+    wait_for(lambda: cli(*trace).code == 0)
+    rows = cli(*trace).out.splitlines()[1:]
+    assert [row.split("  ")[0] for row in rows] == [f"{-(10**18)} ms", clock(1600), f"{10**18} ms", f"{10**30} ms"]
+    assert [each["time_ms"] for each in json.loads(cli(*trace, "--json").out)] == list(times)

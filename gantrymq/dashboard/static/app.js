@@ -49,7 +49,12 @@ function icon(path) {
 }
 
 const number = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en"));
-const clock = (ms) => (ms ? h("time", { class: "nowrap", datetime: new Date(ms).toISOString() }, new Date(ms).toLocaleString("sv")) : "–");
+const clock = (ms) => {
+  if (!ms) return "–";
+  const time = new Date(ms);
+  if (Number.isNaN(time.getTime())) return `${ms} ms`; // clients may record any number
+  return h("time", { class: "nowrap", datetime: time.toISOString() }, time.toLocaleString("sv"));
+};
 const mono = (text, more = "") => h("span", { class: `mono ${more}` }, text);
 const short = (text, most) => (text.length > most ? `${text.slice(0, most)}…` : text);
 function duration(ms) {
