@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from gantrymq.client.errors import NoRoute
 from gantrymq.client.lookup import TOOLS_GROUP
 from gantrymq.client.routes import addresses_to_read
 from gantrymq.remoting.channel import Channel, open_channel
@@ -156,6 +157,24 @@ async def _timer_records(channel: Channel, since: int) -> AsyncGenerator[Record]
         if following.next_begin_offset >= following.max_offset or following.next_begin_offset == offset:
             return
         offset = following.next_begin_offset
+
+
+async def find_waiting(client: Client, topic: str, message_id: str) -> Waiting | None:
+    """The waiting message of ``topic`` with this id, by the index of the timer topic; None if it was recalled."""
+    try:
+        records = await client.admin.find_by_id(TIMER_TOPIC, message_id)
+    except NoRoute:
+        return None
+    now = time.time_ns() // 1_000_000
+    found = None
+    for record in records:
+        recalled = record.properties.get(TIMER_DEL_UNIQKEY)
+        if recalled == f"{topic}+{record.message_id}":
+            return None
+        one = _waiting(record, record.broker_name) if recalled is None else None
+        if one is not None and one.topic == topic and one.due > now:
+            found = one
+    return found
 
 
 async def recall_message(client: Client, topic: str, handle: str, group: str) -> str:

@@ -12,7 +12,7 @@ from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.client.lookup import TOOLS_GROUP
 from gantrymq.operations.brokers import locate, master_addresses
 from gantrymq.operations.clock import clock
-from gantrymq.operations.delayed import waiting_messages
+from gantrymq.operations.delayed import find_waiting
 from gantrymq.operations.groups import QueueLag, group_lags, member_reports
 from gantrymq.operations.traces import message_traces
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
@@ -98,10 +98,8 @@ def _place(lags: Sequence[QueueLag], queue: MessageQueue) -> QueueLag | None:
 
 
 async def _missing(client: Client, topic: str, message_id: str) -> Reason:
-    timed = await waiting_messages(client, topic)
-    for waiting in timed.messages:
-        if waiting.message_id == message_id:
-            return Reason("delayed", f"the message is timed: it is delivered at {clock(waiting.due)}")
+    if (waiting := await find_waiting(client, topic, message_id)) is not None:
+        return Reason("delayed", f"the message is timed: it is delivered at {clock(waiting.due)}")
     for copy in await _find(client, SCHEDULE_TOPIC, message_id):
         if copy.properties.get(REAL_TOPIC) == topic and await _is_waiting(client, copy):
             return Reason("delayed", f"the message is delayed: {_delay_of(copy)}")
@@ -118,10 +116,10 @@ async def _missing(client: Client, topic: str, message_id: str) -> Reason:
         return Reason(
             "expired", f"the id is of about {clock(sent)}, and {kept}: the message has expired, or was not stored"
         )
-    text = f"topic {topic} has no message with this id: it was not stored, or its transaction is not committed"
-    if timed.unread:
-        text += f"; or it is timed, and waits at {', '.join(timed.unread)}, without a master that can be read"
-    return Reason("not_found", text)
+    return Reason(
+        "not_found",
+        f"topic {topic} has no message with this id: it was not stored, or its transaction is not committed",
+    )
 
 
 def sent_ms(message_id: str, now: float) -> int | None:

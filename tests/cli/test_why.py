@@ -143,6 +143,26 @@ def test_a_delayed_message_says_when_it_is_due(reasons: Reasons, send: Callable[
     assert "the message is timed: it is delivered at" in reasons(timed)["delayed"]
 
 
+def test_a_recalled_message_waits_no_more_and_no_search_reads_all_timed_messages(
+    reasons: Reasons, send: Callable[..., str], gantry_broker: Any, gantry_topic: str, cli: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    at = ("--nameserver", gantry_broker.nameserver)
+    timed = send(b"later", delay=600)
+
+    def handles() -> list[str]:
+        rows = json.loads(cli("delayed", "list", "--topic", gantry_topic, "--json", *at).out)
+        return [row["recall_handle"] for row in rows if row["message_id"] == timed]
+
+    wait_for(lambda: len(handles()) == 1)
+    (handle,) = handles()
+    with monkeypatch.context() as patch:
+        patch.delattr("gantrymq.operations.delayed._timer_records")
+        wait_for(lambda: list(reasons(timed)) == ["delayed"])
+        assert cli("delayed", "recall", handle, "--topic", gantry_topic, *at).code == 0
+        wait_for(lambda: "delayed" not in reasons(timed))
+
+
 def test_a_group_that_may_not_consume(
     reasons: Reasons, send: Callable[..., str], gantry_broker: Any, group: str
 ) -> None:

@@ -6,6 +6,7 @@ Both are asked the same, and must say the same with the same codes.
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,12 +16,14 @@ from typing import Any
 import attrs
 import pytest
 
+import gantrymq.sync
+from gantrymq.cli.__main__ import run as run_command
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.recall import RecallMessageHeader
 from support.clients import ForeignClient
 from support.foreign import Java, ask, start_broker
-from support.processes import free_ports, gantrymq_child
+from support.processes import free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 
@@ -137,3 +140,19 @@ def test_a_bad_recall_handle_gets_rocketmqs_code_and_text(told: Told) -> None:
     for name, (_, _, remark) in BAD_HANDLES.items():
         assert remark in told.bad[name][1]
     assert told.raw == [(ILLEGAL, "recall handle is invalid")] * len(NO_HANDLES)
+
+
+@pytest.mark.usefixtures("told")
+def test_message_why_finds_a_timed_message_until_it_is_recalled(
+    own_nameserver: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def codes(message_id: str) -> list[str]:
+        why = ("message", "why", message_id, TOPIC, "--group", "g", "--json", "--nameserver", own_nameserver)
+        assert run_command(list(why)) == 0
+        return [row["code"] for row in json.loads(capsys.readouterr().out)]
+
+    with gantrymq.sync.connect(own_nameserver) as client, client.producer() as producer:
+        sent = producer.send(gantrymq.Message(TOPIC, b"later", delay=600))
+        wait_for(lambda: codes(sent.message_id) == ["delayed"], 30)
+        producer.recall(sent)
+        wait_for(lambda: "delayed" not in codes(sent.message_id), 30)
