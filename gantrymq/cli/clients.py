@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import rich_click as click
 
-from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.connecting import nameserver_option, warn_of_missing_masters, with_client
 from gantrymq.cli.failures import CommandFailed, warn
 from gantrymq.cli.tables import print_rows
 from gantrymq.remoting.versions import version_name
@@ -32,6 +32,7 @@ def list_clients(group: str | None, system: bool, as_json: bool, nameserver: str
     from gantrymq.operations.clients import connected_clients
 
     async def work(client: Client) -> list[ConnectedClient]:
+        await warn_of_missing_masters(client)
         return await connected_clients(client, system=system)
 
     rows = [

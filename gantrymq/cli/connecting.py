@@ -175,3 +175,12 @@ def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
             return await work(client)
 
     return trio.run(main)
+
+
+async def warn_of_missing_masters(client: Client) -> None:
+    """Name the brokers without a master in warnings: what is shown of the cluster lacks what only they have."""
+    from gantrymq.cli.failures import warn
+    from gantrymq.operations.brokers import brokers_without_master
+
+    for broker in await brokers_without_master(client):
+        warn(f"broker {broker} has no master now, so what only it has is missing")

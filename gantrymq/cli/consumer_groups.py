@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import rich_click as click
 
-from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.connecting import nameserver_option, warn_of_missing_masters, with_client
 from gantrymq.cli.delays import read_moment
 from gantrymq.cli.failures import CommandFailed, warn
 from gantrymq.cli.options import confirm, json_option, print_result
@@ -36,7 +36,7 @@ def list_groups(system: bool, as_json: bool, nameserver: str) -> None:
     from gantrymq.operations.groups import group_names, overview
 
     async def work(client: Client) -> list[Overview]:
-        await _warn_of_missing_masters(client)
+        await warn_of_missing_masters(client)
         return await overview(client, await group_names(client, system=system))
 
     print_rows(
@@ -57,7 +57,7 @@ def describe(group: str, as_json: bool, nameserver: str) -> None:
     from gantrymq.operations.groups import differing, group_lags, group_members
 
     async def work(client: Client) -> tuple[list[Member], list[QueueLag]]:
-        await _warn_of_missing_masters(client)
+        await warn_of_missing_masters(client)
         return await group_members(client, group, ask=True), await group_lags(client, group, times=True)
 
     members, lags = with_client(nameserver, work)
@@ -90,20 +90,13 @@ def show_lag(group: str, as_json: bool, nameserver: str) -> None:
     from gantrymq.operations.groups import group_lags
 
     async def work(client: Client) -> list[QueueLag]:
-        await _warn_of_missing_masters(client)
+        await warn_of_missing_masters(client)
         return await group_lags(client, group, times=True)
 
     lags = with_client(nameserver, work)
     if not lags:
         raise CommandFailed(f"no broker has offsets of a group {group}; gantrymq group list has the names")
     print_rows(QUEUE_COLUMNS, _queue_rows(lags), as_json, title=_waiting(lags))
-
-
-async def _warn_of_missing_masters(client: Client) -> None:
-    from gantrymq.operations.brokers import brokers_without_master
-
-    for broker in await brokers_without_master(client):
-        warn(f"broker {broker} has no master now, so what only it has is missing")
 
 
 def _waiting(lags: list[QueueLag]) -> str:

@@ -45,6 +45,7 @@ MEMBERS_SECONDS: Final = 5.0
 """How long all members of a group together have for their reports."""
 FROM_END: Final = -1
 """RocketMQ's time for the end of a queue, in a reset of offsets."""
+NOTHING_RESET: Final = "no offset was changed"
 
 
 @attrs.frozen
@@ -254,15 +255,20 @@ async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str 
     """Return what a reset changes. ``topics``: all of the group's topics if empty. ``to``: first, last, or ms since
     1970.
 
-    :class:`NoRoute` if the group has no committed offsets and no topic is given.
+    :class:`NoRoute` if the group has no committed offsets and no topic is given, or if a broker has no master that may
+    have the group, or one of ``topics`` if they are given.
     """
+    if not topics:
+        await require_masters(client, f"not all topics of group {group} are known; name the topics")
     names = list(topics) or sorted({lag.topic for lag in await group_lags(client, group)})
     names = [name for name in names if not is_retry_topic(name)]
     if not names:
         raise NoRoute(f"group {group} has committed no offsets; name a topic")
     resets = []
     for name in names:
-        for queue in await client.admin.queues(name):
+        queues = await client.admin.queues(name)
+        await require_masters(client, NOTHING_RESET, {queue.broker_name for queue in queues})
+        for queue in queues:
             if to == "first":
                 after = await client.admin.min_offset(queue)
             elif to == "last":
@@ -287,7 +293,7 @@ async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to:
     places = sorted({(reset.topic, reset.broker) for reset in resets})
     for _, broker in places:
         if broker not in masters:
-            raise NoRoute(f"broker {broker} has no master now, so no offset was changed")
+            raise NoRoute(f"broker {broker} has no master now, so {NOTHING_RESET}")
     time_ms = {"first": 0, "last": FROM_END}.get(str(to), to)
     done: list[Reset] = []
     for topic, broker in places:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.client.lookup import TOOLS_GROUP
-from gantrymq.operations.brokers import locate, master_addresses
+from gantrymq.operations.brokers import brokers_without_master, locate, master_addresses
 from gantrymq.operations.clock import clock
 from gantrymq.operations.delayed import find_waiting
 from gantrymq.operations.groups import QueueLag, group_lags, member_reports
@@ -54,9 +54,21 @@ async def why(client: Client, topic: str, message_id: str, group: str) -> list[R
     ``message_id``: the producer's or the broker's. Raises :class:`ConnectError` and :class:`BrokerError`.
     """
     found = await _find(client, topic, message_id)
-    if not found:
-        return [await _missing(client, topic, message_id)]
-    message = found[0]
+    masterless = await brokers_without_master(client)
+    if found:
+        reasons = await _undelivered(client, found[0], message_id, group, masterless)
+    else:
+        reasons = [await _missing(client, topic, message_id)]
+    return reasons + [
+        Reason("no_master", f"broker {name} has no master now, so what only it has of group {group} is missing")
+        for name in masterless
+    ]
+
+
+async def _undelivered(
+    client: Client, message: DeliveredRecord, message_id: str, group: str, masterless: Collection[str]
+) -> list[Reason]:
+    """The reasons for a message that is stored. ``masterless``: the brokers whose offsets of the group are unknown."""
     reports = await member_reports(client, group)
     lags = await group_lags(client, group, times=True)
     copies, is_settled, waiting_at = await _copies(client, message, message_id, group, lags)
@@ -65,15 +77,15 @@ async def why(client: Client, topic: str, message_id: str, group: str) -> list[R
         if waiting_at is not None and not is_settled:
             reasons += _holders(reports, *waiting_at, group)
         return reasons
-    queue = MessageQueue(topic=topic, broker_name=message.broker_name, queue_id=message.queue_id)
+    queue = MessageQueue(topic=message.topic, broker_name=message.broker_name, queue_id=message.queue_id)
     place = _place(lags, queue)
     where = f"queue {queue.queue_id} of {queue.broker_name}, queue offset {message.queue_offset}"
     if place is not None and place.committed > message.queue_offset:
         text = f"{where}: group {group} is at {place.committed}, so a member has acknowledged or skipped the message"
         return [*reasons, Reason("passed", text), *await _traced(client, message, group)]
-    if place is None:
+    if place is None and queue.broker_name not in masterless:
         reasons.append(Reason("waiting", f"group {group} has committed no offset for {where}"))
-    else:
+    elif place is not None:
         text = f"{where}: {message.queue_offset - place.committed} messages are before it; "
         text += f"group {group} is at {place.committed}"
         if place.behind_ms:
@@ -251,7 +263,7 @@ async def _obstacles(
                 Reason("consumption_disabled", f"{broker} does not let group {group} consume (consumeEnable)")
             )
     if not reports:
-        return [*reasons, Reason("no_members", f"no member of group {group} is connected")]
+        return [*reasons, Reason("no_members", f"no member of group {group} is connected to a master")]
     known = [report for report in reports.values() if report is not None]
     expressions = {
         next(

@@ -13,12 +13,14 @@ import pytest
 import trio
 
 from gantrymq.client.errors import NoRoute
+from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.operations.delayed import WaitingMessages, waiting_messages
-from gantrymq.operations.groups import delete_group
+from gantrymq.operations.groups import delete_group, plan_reset
 from gantrymq.operations.topics import delete_topic
-from gantrymq.operations.why import why
+from gantrymq.operations.why import Reason, why
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from gantrymq.remoting.bodies.running import MemberReport
 from gantrymq.remoting.channel import open_channel
@@ -53,6 +55,9 @@ class FakeAdmin:
         queues = [QueueData(name, 1, 1, 6) for name in self.brokers]
         return TopicRouteData(queues, [BROKERS[name] for name in self.brokers])
 
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        return queues_to_subscribe(topic, await self.route(topic))
+
     async def request(self, address: str, command: Command) -> Command:
         self.asked.append(address)
         return Command(ResponseCode.SUCCESS)
@@ -75,7 +80,15 @@ async def test_a_topic_is_deleted_if_the_broker_without_a_master_does_not_have_i
     assert admin.asked == ["a:1", "nameserver:9876"]
 
 
-async def test_why_does_not_know_what_an_expression_excludes_at_a_broker_without_a_master(
+async def test_no_offset_is_reset_if_a_broker_of_the_topic_has_no_master() -> None:
+    admin = FakeAdmin("broker-a", "broker-b")
+    client: Any = SimpleNamespace(admin=admin)
+    with pytest.raises(NoRoute, match="broker broker-b has no master now, so no offset was changed"):
+        await plan_reset(client, "g", ["T"], "first")
+    assert admin.asked == []
+
+
+async def test_why_names_a_broker_without_a_master_and_does_not_know_what_its_expression_excludes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     message = SimpleNamespace(topic="T", broker_name="broker-b", queue_id=0, queue_offset=0, message_id="id", tags=None)
@@ -98,9 +111,12 @@ async def test_why_does_not_know_what_an_expression_excludes_at_a_broker_without
     monkeypatch.setattr("gantrymq.operations.why.member_reports", reports)
     monkeypatch.setattr("gantrymq.operations.why.group_lags", lags)
     client: Any = SimpleNamespace(admin=Admin("broker-b"))
-    first, *_ = await why(client, "T", "id", "g")
-    text = "broker broker-b has no master now to evaluate the SQL92 expression 'size > 5'"
-    assert (first.code, first.text) == ("filter_unknown", text)
+    reasons = await why(client, "T", "id", "g")
+    assert reasons[0] == Reason(
+        "filter_unknown", "broker broker-b has no master now to evaluate the SQL92 expression 'size > 5'"
+    )
+    assert [reason.code for reason in reasons[1:]] == ["unassigned", "no_master"], "its offset of the group is unknown"
+    assert reasons[-1].text == "broker broker-b has no master now, so what only it has of group g is missing"
 
 
 async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_all_masters_is_refused(
@@ -123,6 +139,7 @@ async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_
         assert answer.code == ResponseCode.SUCCESS
         assert before == (0, "")
         assert await run("group", "list") == (0, f"gantrymq: {WARNING}")
+        assert await run("client", "list") == (0, f"gantrymq: {WARNING}")
         code, err = await run("topic", "update", "T", "--queues", "4")
         assert (code, err) == (
             0,
@@ -131,6 +148,10 @@ async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_
         for command in ("lag", "describe"):
             code, err = await run("group", command, "g")
             assert (code, err.startswith(f"gantrymq: {WARNING}")) == (1, True)
+        reset = ("group", "reset-offsets", "g", "--to", "first", "--dry-run")
+        text = "broker broker-b has no master now, so not all topics of group g are known; name the topics"
+        assert await run(*reset) == (1, f"gantrymq: {text}\n")
+        assert await run(*reset, "--topic", "T") == (0, "offsets of 4 queues would be set\n")
         code, err = await run("group", "delete", "g", "--yes")
         assert (code, "broker broker-b has no master now, so nothing was deleted" in err) == (1, True)
         code, err = await run("definitions", "export")
