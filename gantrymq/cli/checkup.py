@@ -43,6 +43,7 @@ DESCRIPTORS_LOW = 4096
 CLOCK_EARLIEST = 1_735_689_600
 """The start of 2025: an earlier time is wrong, because this program is newer."""
 CLOCK_BEHIND_SECONDS = 5.0
+STORE_FOLDERS = ("commitlog", "consumequeue", "index", "config", "lost+found", "staging")
 EXPIRY_DAYS = 30
 """A certificate that ends sooner is due for replacement."""
 SPARK_JAVA = 17
@@ -243,13 +244,14 @@ def _expiry(files: ServerTls) -> float:
 
 
 def folder(data: str) -> Finding:
-    """Whether the data folder can be written."""
+    """Whether the data folder and those of its folders that the broker writes can be read and written."""
     place = nearest(data)
     if not place.is_dir():
         return Finding("data folder", FAIL, f"{place} is no folder", "choose another folder (--data)")
-    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        advice = "give this user the right to write there, or choose another folder (--data)"
-        return Finding("data folder", FAIL, f"{place} cannot be written by this user", advice)
+    for each in (place, *(Path(data).absolute() / name for name in STORE_FOLDERS)):
+        if os.path.isdir(each) and not os.access(each, os.R_OK | os.W_OK | os.X_OK):
+            advice = "run this as the broker's user, give this user the right, or choose another folder (--data)"
+            return Finding("data folder", FAIL, f"{each} cannot be read and written by this user", advice)
     made = "" if place == Path(data).absolute() else f"; it will be made in {place}"
     return Finding("data folder", OK, f"{Path(data).absolute()}{made}")
 

@@ -119,6 +119,20 @@ def test_listening_beyond_loopback_needs_access_control_or_insecure(
     assert told in found["protected mode"]["found"]
 
 
+@pytest.mark.parametrize("name", [".", "commitlog"])
+def test_a_folder_of_the_store_that_belongs_to_another_user_fails_the_check(
+    doctor: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    place = tmp_path / "data" / name
+    place.mkdir(parents=True)
+    allowed = os.access
+    monkeypatch.setattr(checkup.os, "access", lambda path, mode: Path(path) != place and allowed(path, mode))
+    code, found = doctor()
+    assert (code, found["data folder"]["state"]) == (1, "fail")
+    assert found["data folder"]["found"] == f"{place} cannot be read and written by this user"
+    assert found["data folder"]["advice"].startswith("run this as the broker's user")
+
+
 @pytest.mark.parametrize(
     ("free", "state"), [(50_000, "ok"), (20_000, "warn"), (5_000, "warn"), (150, "warn"), (99, "fail")]
 )
