@@ -23,6 +23,8 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
+from gantrymq.remoting._server_handshake import accept_tls
+
 log = structlog.get_logger("gantrymq.dashboard")
 
 
@@ -48,11 +50,10 @@ async def _close_when_cancelled(connected: trio.SocketStream) -> None:
 
 
 async def _serve(app: ASGIApp, config: Config, context: ssl.SSLContext | None, connected: trio.SocketStream) -> None:
-    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = connected
+    stream: trio.abc.Stream = connected
     if context is not None:
-        stream = trio.SSLStream(connected, context, server_side=True, https_compatible=True)
         with trio.fail_after(config.ssl_handshake_timeout):
-            await stream.do_handshake()
+            stream = await accept_tls(connected, context)
     await _Connection(app, config, stream, connected.socket).run()
 
 

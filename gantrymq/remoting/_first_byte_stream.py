@@ -7,32 +7,8 @@ from collections.abc import Callable
 
 import trio
 
+from gantrymq.remoting._server_handshake import accept_tls
 from gantrymq.remoting.tls import HANDSHAKE_BYTE, subject_of
-
-
-class _Begun(trio.abc.Stream):
-    """A stream whose first bytes were received already."""
-
-    def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
-        self._stream = stream
-        self._data = data
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        if not self._data:
-            return await self._stream.receive_some(max_bytes)
-        await trio.lowlevel.checkpoint()
-        size = len(self._data) if max_bytes is None else max_bytes
-        data, self._data = self._data[:size], self._data[size:]
-        return data
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._stream.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 class FirstByteStream(trio.abc.Stream):
@@ -77,12 +53,9 @@ class FirstByteStream(trio.abc.Stream):
         return await self._stream.receive_some(max_bytes)
 
     async def _shake_hands(self, data: bytes) -> trio.abc.Stream:
-        stream: trio.SSLStream[_Begun] = trio.SSLStream(
-            _Begun(self._raw, data), self._context(), server_side=True, https_compatible=True
-        )
         try:
             with trio.fail_after(self._seconds):
-                await stream.do_handshake()
+                stream = await accept_tls(self._raw, self._context(), data)
         except trio.TooSlowError:
             self.refused, self.is_unfinished = "the TLS handshake took too long", True
             raise trio.BrokenResourceError(self.refused) from None

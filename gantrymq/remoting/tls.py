@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import attrs
 
+from gantrymq.remoting.handshakes import CountedHandshake
+
 HANDSHAKE_BYTE: Final = 0x16
 """The first byte of a TLS connection. A frame that begins with it would have 352 MiB, more than any limit allows."""
 CIPHERS: Final = (
@@ -78,6 +80,7 @@ class ServerTls:
 
     def _make_context(self, certificate: str, key: str) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sslobject_class = CountedHandshake
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION

@@ -32,6 +32,7 @@ from gantrymq.remoting._port_stream import PortStream
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.audit_events import TLS_HANDSHAKE
 from gantrymq.remoting.channel import OUTGOING
+from gantrymq.remoting.handshakes import HANDSHAKES
 from gantrymq.remoting.rare_warnings import RareWarnings
 from gantrymq.remoting.tls import IN_TEST_MODE, FileChanges, ServerTls, TlsUnusable
 
@@ -47,9 +48,6 @@ HANDSHAKE_S: Final = 10.0
 """How long a handshake may take at a port of another plugin."""
 PAGES: Final = frozenset({"metrics", "http"})
 """The ports of web pages."""
-SLICE_S: Final = 0.010
-HANDSHAKES_S: Final = 0.005
-"""Handshakes take at most this much of each :data:`SLICE_S`, however many clients connect."""
 
 
 class TlsPlugin:
@@ -67,7 +65,6 @@ class TlsPlugin:
         self._results: Counter[str] = Counter(ok=0, failed=0, unfinished=0, plain=0)
         self._violations: Counter[str] = Counter(altered=0, renegotiation=0)
         self._failed_reloads = 0
-        self._slice_end = self._spent = 0.0
         self._client_context: ssl.SSLContext | None = None
 
     @hookimpl
@@ -127,19 +124,8 @@ class TlsPlugin:
     # ------------------------------------------------------------------------------------------- for the sockets
 
     def may_work(self) -> bool:
-        """Whether handshakes have time left in this slice."""
-        now = self.now()
-        if now >= self._slice_end:
-            self._slice_end, self._spent = now + SLICE_S, 0.0
-        return self._spent < HANDSHAKES_S
-
-    def worked(self, begun: float) -> None:
-        """Count the time of a step of a handshake."""
-        self._spent += self.now() - begun
-
-    def now(self) -> float:
-        """The clock of the broker."""
-        return self._broker.env.monotonic()
+        """Whether handshakes have time left."""
+        return HANDSHAKES.is_left()
 
     def ended(self, connection: Connection, result: str, reason: str) -> None:
         """Count a handshake; a failed one is logged once an hour for each address."""

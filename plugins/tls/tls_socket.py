@@ -28,12 +28,6 @@ class Owner(Protocol):
     def may_work(self) -> bool:
         """Whether handshakes may take time now; else they come again in a later turn."""
 
-    def worked(self, begun: float) -> None:
-        """A step of a handshake, which began at ``begun``, is over."""
-
-    def now(self) -> float:
-        """Seconds."""
-
     def ended(self, connection: Connection, result: str, reason: str) -> None:
         """A handshake's result: ``ok``, ``failed``, ``unfinished`` or ``plain``."""
 
@@ -135,14 +129,11 @@ class TlsSocket(RecordLayer):
         return data
 
     def _shake_hands(self, tls: ssl.SSLObject) -> None:
-        begun = self._owner.now()
         failure: ssl.SSLError | None = None
         try:
             tls.do_handshake()
         except ssl.SSLError as error:  # SSLWantReadError among them
             failure = error
-        # Without the time of the sends: the system may let the peer work first.
-        self._owner.worked(begun)
         if failure is not None and not isinstance(failure, ssl.SSLWantReadError):
             self._has_failed = True
             with suppress(OSError):

@@ -24,6 +24,7 @@ from gantrymq.dashboard.access import Access
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.tls import ServerTls
 from support.certificates import FOLDER, client_context
+from support.handshakes import shakes_hands_when_there_is_time
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.trio]
 
@@ -202,3 +203,8 @@ async def until_the_server_waits() -> None:
     """Until all tasks wait: for what a peer sends, or for a peer that does not read."""
     with trio.fail_after(PATIENCE_S):
         await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+async def test_handshakes_wait_until_they_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with dashboard(server.Certificates(ServerTls(str(FOLDER / "server.pem"), ""))) as (host, port):
+        assert await shakes_hands_when_there_is_time(host, port, monkeypatch)

@@ -27,6 +27,7 @@ from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
 from gantrymq.remoting.tls import ServerTls, TlsUnusable
 from support.authority import Authority
 from support.certificates import CA, FOLDER, OTHER_CA, client_context
+from support.handshakes import shakes_hands_when_there_is_time
 from support.tls_flood import flood
 
 pytestmark = pytest.mark.trio
@@ -206,3 +207,8 @@ async def test_a_reload_that_failed_is_tried_again_and_counted_once(
 async def test_files_that_cannot_be_used_are_named() -> None:
     with pytest.raises(ValueError, match=r"'/nowhere\.pem'.*No such file"):
         NameServer(NameServerConfig(tls=ServerTls("/nowhere.pem")))
+
+
+async def test_handshakes_wait_until_they_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with secured() as server:
+        assert await shakes_hands_when_there_is_time(*parse_address(server.address), monkeypatch)

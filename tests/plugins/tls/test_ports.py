@@ -11,13 +11,17 @@ import trio
 from structlog.testing import capture_logs
 
 from gantrymq.kernel.api import Broker
+from gantrymq.plugins.interfaces import Replication
 from gantrymq.remoting.address import parse_address
 from gantrymq.testing.harness import make_broker, run_broker
 from support.certificates import FOLDER, client_context
+from support.handshakes import shakes_hands_when_there_is_time
 
 pytestmark = pytest.mark.trio
 
-PLUGINS = ["gantrymq.plugins.tls:TlsPlugin", "gantrymq.plugins.metrics:MetricsPlugin"]
+PLUGINS = [
+    "gantrymq.plugins.tls:TlsPlugin", "gantrymq.plugins.metrics:MetricsPlugin", "gantrymq.plugins.ha:HaPlugin",
+]  # fmt: skip
 
 
 def make(path: Path, **settings: str) -> Broker:
@@ -105,3 +109,12 @@ async def test_a_handshake_that_does_not_end_is_limited_in_time(
                 with trio.fail_after(20):
                     assert await stream.receive_some(100) == b""
             assert (await get(address, path, client_context())).startswith(b"HTTP/1.1 200")
+
+
+async def test_handshakes_at_all_ports_wait_until_they_have_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_broker(make(tmp_path)) as broker:
+        ports = [broker.address, broker.registry.get(Replication).ha_address, *(each for each, _ in addresses(broker))]
+        waited = {port: await shakes_hands_when_there_is_time(*parse_address(port), monkeypatch) for port in ports}
+    assert list(waited.values()) == [True] * 4, waited

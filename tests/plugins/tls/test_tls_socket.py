@@ -59,12 +59,6 @@ class Owner:
     def may_work(self) -> bool:
         return self.is_free
 
-    def worked(self, begun: float) -> None:
-        pass
-
-    def now(self) -> float:
-        return 0.0
-
     def ended(self, _connection: Any, result: str, reason: str) -> None:
         self.results.append((result, reason))
 

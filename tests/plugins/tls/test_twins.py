@@ -169,12 +169,6 @@ class Owner:
     def may_work(self) -> bool:
         return True
 
-    def worked(self, begun: float) -> None:
-        pass
-
-    def now(self) -> float:
-        return 0.0
-
     def ended(self, _connection: Any, result: str, _reason: str) -> None:
         self.events.append(result)
 
