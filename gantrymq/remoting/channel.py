@@ -55,6 +55,9 @@ CONNECT_TIMEOUT_SECONDS: Final = 3.0
 CALL_TIMEOUT_SECONDS: Final = 3.0
 UNWRITTEN_MAX_BYTES: Final = 8 * 1024 * 1024
 """The most bytes that wait for the socket; beyond it, callers wait before they add more."""
+UNREAD_MAX_BYTES: Final = 8 * 1024 * 1024
+"""The most bytes of answers to requests of the peer that wait for the socket, not counting the last one; beyond it, the
+connection is closed."""
 PEER_REQUESTS_MAX: Final = 256
 """The most requests of the peer that are processed at the same time; more are answered with SYSTEM_BUSY."""
 _RECEIVE_BYTES: Final = 256 * 1024
@@ -120,7 +123,7 @@ class Channel:
         self._partial = bytearray()
         """What was read of a frame that is not whole yet."""
         self._unwritten: list[bytes] = []
-        self._unwritten_bytes = 0
+        self._unwritten_bytes = self._unread_bytes = 0
         self._writing = False
         self._direct: direct.DirectConnection | None = None
         self._write_is_due = False
@@ -399,7 +402,7 @@ class Channel:
         if self._unwritten:
             data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
             self._unwritten.clear()
-            self._unwritten_bytes = 0
+            self._unwritten_bytes = self._unread_bytes = 0
             connection.write(data)
         self._writing = connection.blocked
         if not self._writing:
@@ -443,7 +446,7 @@ class Channel:
                     await self._work.wait()
                 data = b"".join(self._unwritten)
                 self._unwritten.clear()
-                self._unwritten_bytes = 0
+                self._unwritten_bytes = self._unread_bytes = 0
                 self._writing = True
                 if data:
                     await stream.send(data)
@@ -539,7 +542,13 @@ class Channel:
     def _reply(self, request: Command, answer: Command | None) -> None:
         if answer is None or request.is_oneway or self._lost is not None:
             return
-        self._queue(encode(answer), at_once=False)
+        if self._unread_bytes > UNREAD_MAX_BYTES:
+            log.warning("answers_not_read", address=self.address, bytes=self._unread_bytes)
+            self._lose("the peer does not read the answers to its requests")
+            return
+        frame = encode(answer)
+        self._unread_bytes += len(frame)
+        self._queue(frame, at_once=False)
 
 
 @asynccontextmanager

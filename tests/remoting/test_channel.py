@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from gantrymq.remoting.channel import PEER_REQUESTS_MAX, UNWRITTEN_MAX_BYTES, Channel, open_channel
+from gantrymq.remoting.channel import (
+    PEER_REQUESTS_MAX,
+    UNREAD_MAX_BYTES,
+    UNWRITTEN_MAX_BYTES,
+    Channel,
+    open_channel,
+)
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.direct import DirectConnection
@@ -397,6 +404,20 @@ async def test_too_many_requests_of_the_peer_at_once_are_answered_busy() -> None
         with anyio.fail_after(FOREVER):
             await answered.wait()
     assert (answers[0].opaque, answers[0].code) == (PEER_REQUESTS_MAX, 2)
+
+
+async def test_a_connection_ends_whose_peer_does_not_read_the_answers_to_its_requests() -> None:
+    body = bytes(64 * 1024)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # anyio's sockets on asyncio read on their own
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        async with open_channel(address, lambda request: request.answer(0, body=body)) as channel:
+            with listener.accept()[0] as peer:
+                peer.sendall(b"".join(encode(Command(40, opaque=number)) for number in range(2000)))
+                with anyio.fail_after(FOREVER):
+                    await channel.wait_closed()
+            assert channel._unread_bytes <= UNREAD_MAX_BYTES + len(body) + 1000
+            with pytest.raises(ChannelClosed, match="the peer does not read the answers to its requests"):
+                await channel.call(Command(10))
 
 
 async def test_callers_wait_while_the_peer_does_not_read() -> None:
