@@ -17,6 +17,7 @@ from gantrymq.kernel.network.listening import serve_connections
 from gantrymq.plugins.http.pages import TEXT
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.peers import is_loopback, names_loopback
+from gantrymq.remoting.tls import HANDSHAKE_BYTE
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -124,6 +125,8 @@ async def _read_head(stream: trio.SocketStream | EncryptedStream) -> bytes | Non
         if not piece:
             return None
         head += piece
+        if head[0] == HANDSHAKE_BYTE:  # no HTTP, and a TLS client would wait for more
+            return head
     return head[:end]
 
 

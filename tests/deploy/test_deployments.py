@@ -148,7 +148,10 @@ def test_the_image_runs_as_a_user_without_rights_and_checks_its_health() -> None
     assert dict(last_stage)["USER"].split(":")[0] not in ("root", "0")
     assert names.index("USER") > names.index("RUN")
     assert "HEALTHCHECK" in names
-    assert "/healthz" in dict(last_stage)["HEALTHCHECK"]
+    assert f"{DEPLOY.name}/docker/healthcheck.py /opt/gantrymq/" in [
+        rest for name, rest in last_stage if name == "COPY"
+    ]
+    assert "/opt/gantrymq/healthcheck.py" in dict(last_stage)["HEALTHCHECK"]
     assert {int(port) for port in dict(last_stage)["EXPOSE"].split()} == PORTS
     assert all(
         ":" in rest.split()[0] and not rest.split()[0].endswith(":latest") for name, rest in steps if name == "FROM"

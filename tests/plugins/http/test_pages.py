@@ -29,6 +29,7 @@ from gantrymq.plugins.http.server import HEAD_MAX_BYTES
 from gantrymq.plugins.interfaces import Health, HttpPages
 from gantrymq.remoting.address import parse_address
 from gantrymq.testing.harness import make_broker, run_broker
+from support.tls_flood import client_hello
 
 pytestmark = pytest.mark.trio
 
@@ -250,3 +251,8 @@ async def test_without_an_address_nothing_listens(tmp_path: Path) -> None:
     async with running(tmp_path, **{"plugin.http.listen": ""}) as broker:
         assert plugin_of(broker).server is None
         assert plugin_of(broker).runtime_info(broker) == {"httpAddress": "", "notReady": ""}
+
+
+async def test_a_client_that_speaks_tls_to_the_plain_port_is_refused_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, **{"plugin.http.timeout": "60s"}) as broker:
+        assert (await exchange(broker, client_hello())).startswith(b"HTTP/1.1 400 ")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from support.handshakes import shakes_hands_when_there_is_time
 
 pytestmark = pytest.mark.trio
 
+HEALTH_CHECK = Path(__file__).resolve().parents[3] / "deploy" / "docker" / "healthcheck.py"
 PLUGINS = [
     "gantrymq.plugins.tls:TlsPlugin", "gantrymq.plugins.metrics:MetricsPlugin", "gantrymq.plugins.ha:HaPlugin",
 ]  # fmt: skip
@@ -118,3 +121,22 @@ async def test_handshakes_at_all_ports_wait_until_they_have_time(
         ports = [broker.address, broker.registry.get(Replication).ha_address, *(each for each, _ in addresses(broker))]
         waited = {port: await shakes_hands_when_there_is_time(*parse_address(port), monkeypatch) for port in ports}
     assert list(waited.values()) == [True] * 4, waited
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "permissive"}, {"pages": "plain"}, {"mode": "disabled"}])
+async def test_the_images_health_check_works_with_and_without_tls(tmp_path: Path, settings: dict[str, str]) -> None:
+    async with run_broker(make(tmp_path, **settings)) as broker:
+        metrics, health = (address for address, _ in addresses(broker))
+        assert await health_check(health) == 0
+        if not settings:
+            counted = (await get(metrics, "/metrics", client_context())).decode()
+            assert re.search(r'^gantrymq_tls_handshakes_total{.*result="plain".*} 0', counted, re.MULTILINE), (
+                "no refusal in the log and in the audit"
+            )
+        assert await health_check(metrics) == 1, "it has no such page"
+
+
+async def health_check(address: str) -> int:
+    command = [sys.executable, str(HEALTH_CHECK), str(parse_address(address)[1])]
+    with trio.fail_after(60):
+        return (await trio.run_process(command, check=False)).returncode
