@@ -269,6 +269,10 @@ class Broker:
 
     async def _serve(self, task_status: trio.TaskStatus[Broker]) -> None:
         self._register()
+        # Plugins have corrected what counts messages that the log has lost. After a crash, in the longer log, nobody
+        # could tell.
+        self.collect_state()
+        self.write_state()
         watchdog = Watchdog(self.manager, self.config.broker.watchdog)
         with watchdog.watching():
             await self._serve_watched(task_status)

@@ -364,9 +364,9 @@ def dead_lettered(batch: DeadLettersBatch) -> None:
 def persist(broker: Broker) -> dict[str, bytes] | None:
     """Return the tables that changed since the last call, to have them written.
 
-    When: rare, every ``[broker] persist_interval`` and at the stop. Returns contents by path, or None. A worker thread
-    writes each file atomically and keeps the previous one as ``.bak``. The broker repeats a failed write at the next
-    interval. Errors: are logged. First user: offsets.
+    When: rare, before the broker serves, every ``[broker] persist_interval`` and at the stop. Returns contents by path,
+    or None. A worker thread writes each file atomically and keeps the previous one as ``.bak``. The broker repeats a
+    failed write at the next interval. Errors: are logged. First user: offsets.
     """
 
 

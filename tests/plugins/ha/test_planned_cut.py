@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,12 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.requests import send
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_queue
+
+
+def delivered(broker: Broker) -> bool:
+    """Whether the topic T has a message."""
+    queue = broker.queues.get("T", 0)
+    return queue is not None and queue.max_offset > 0
 
 
 def start(env: MemoryEnv) -> Store:
@@ -58,11 +65,6 @@ async def test_a_former_master_delivers_again_what_was_cut_off_before_it_adopted
     pair: Any,
 ) -> None:
     """The new master is lost at once."""
-
-    def delivered(broker: Broker) -> bool:
-        queue = broker.queues.get("T", 0)
-        return queue is not None and queue.max_offset > 0
-
     waits = {"plugin.delay.levels": "3s"}
     async with pair.master(**waits) as master:
         async with pair.slave(master) as slave, open_channel(master.address) as channel:
@@ -79,4 +81,30 @@ async def test_a_former_master_delivers_again_what_was_cut_off_before_it_adopted
         assert deposed.log.end == copied
         assert not delivered(deposed)
     async with pair.master(home="master") as again:
+        await pair.until(lambda: delivered(again))
+
+
+@pytest.mark.trio
+async def test_a_kill_after_a_cut_leaves_no_progress_that_counts_what_was_cut_off(pair: Any) -> None:
+    """The log has grown beyond its former end meanwhile, and what is delayed in it is due later."""
+    later = send("T", b"later", properties="DELAY\x011")
+    async with pair.master(**{"plugin.delay.levels": "1s"}) as master:
+        async with pair.slave(master) as slave:
+            await pair.send(master, b"shared", topic="Other")
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+        async with open_channel(master.address) as channel:
+            assert (await channel.call(later)).code == ResponseCode.SUCCESS
+        await pair.until(lambda: delivered(master))
+        former_end = master.log.end
+    async with pair.master(home="slave", **{"plugin.delay.levels": "1h"}) as promoted:
+        async with open_channel(promoted.address) as channel:
+            assert (await channel.call(later)).code == ResponseCode.SUCCESS
+        while promoted.log.end <= former_end:
+            await pair.send(promoted, bytes(1000), topic="Other")
+        async with pair.slave(promoted, home="master") as deposed:
+            await pair.until(lambda: deposed.restarting)
+        async with pair.slave(promoted, home="master", **{"broker.persist_interval": "1h"}) as deposed:
+            await pair.until(lambda: deposed.store.dispatched == promoted.log.end)
+            shutil.copytree(pair.root / "master", pair.root / "killed")
+    async with pair.master(home="killed", **{"plugin.delay.levels": "1s"}) as again:
         await pair.until(lambda: delivered(again))
