@@ -1,4 +1,7 @@
-"""Logs connections with bytes that are not frames: once each half minute for a host, TLS handshakes once an hour."""
+"""Logs connections with bytes that are not frames: once each half minute for a host, TLS handshakes once an hour.
+
+The addresses of one IPv6 network are one host: a machine there can choose among them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any, Final
 
 from gantrymq.remoting.errors import FatalRemoteFault, TlsHandshake
 from gantrymq.remoting.outages import Outages
+from gantrymq.remoting.peers import site_of
 
 QUIET_SECONDS: Final = 3600.0
 """The time between two logs of handshakes from one host, because a client tries again every few seconds."""
@@ -25,18 +29,18 @@ class BadBytesLog:
 
     def report(self, peer: str, fault: FatalRemoteFault) -> None:
         """Log that the connection of ``peer`` (``host:port``) is closed because of ``fault``."""
-        host = peer.rpartition(":")[0]
+        site = site_of(peer.rpartition(":")[0].strip("[]"))
         if not isinstance(fault, TlsHandshake):
-            self._outages.warning("bad_bytes_received", host, peer=peer, reason=str(fault))
-        elif self._is_due(host, self._clock()):
+            self._outages.warning("bad_bytes_received", site, peer=peer, reason=str(fault))
+        elif self._is_due(site, self._clock()):
             self._log.warning("tls_handshake_on_plaintext_port", peer=peer, reason=str(fault))
 
-    def _is_due(self, host: str, now: float) -> bool:
-        logged_at = self._handshakes.get(host)
+    def _is_due(self, site: str, now: float) -> bool:
+        logged_at = self._handshakes.get(site)
         if logged_at is not None and now - logged_at < QUIET_SECONDS:
             return False
-        self._handshakes.pop(host, None)  # keeps the oldest first
+        self._handshakes.pop(site, None)  # keeps the oldest first
         if len(self._handshakes) >= HOSTS_MAX:
             del self._handshakes[next(iter(self._handshakes))]
-        self._handshakes[host] = now
+        self._handshakes[site] = now
         return True
