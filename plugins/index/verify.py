@@ -53,6 +53,10 @@ class IndexVerification:
         """
         index = self._index
         marks = read_marks(self._env, index.marks_path)
+        if marks is not None and marks.offset > self._log.end:
+            # The log was cut. After a crash, when it has grown beyond that offset, they would seem valid.
+            self._env.unlink(index.marks_path)
+            self._env.sync_dir(index.marks_path.rpartition("/")[0])
         known = {} if marks is None else {mark.name: mark for mark in marks.files}
         names = [
             name

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from gantrymq.kernel.errors import LogPoisoned, StartError
+from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import ENTRY, Shape, decode_header
 from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.memory_env import MemoryEnv
+from gantrymq.testing.tinystore import TINY
 
 SMALL = Shape(slots=5, entries=8)
 
@@ -268,3 +270,22 @@ def test_marks_never_cover_index_entries_beyond_the_durable_log(open_indexed: Ca
     assert indexed.index.position > batch_end
     for seed in range(5):
         assert open_indexed(disk.power_cut(seed), SMALL).check_whole() == 1
+
+
+def test_marks_behind_the_end_of_a_cut_log_do_not_count_when_it_has_grown(open_indexed: Callable) -> None:
+    env = MemoryEnv()
+    indexed = open_indexed(env)
+    fill(indexed, 0, 3)
+    end = indexed.store.log.end
+    indexed.send([])  # without a key, so no file shows that it was indexed
+    indexed.save()
+    indexed.store.close()
+    store = Store(env, "store", TINY)
+    store.open()
+    store.cut(end)
+    store.recover(lambda batch: None)
+    store.close()
+    fill(open_indexed(env), 3, 10)
+    again = open_indexed(env.kill())
+    again.level()
+    assert again.check_whole() == 10
