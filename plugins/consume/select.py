@@ -12,7 +12,8 @@ from gantrymq.plugins.consume.plain import PullLimits, QueuePart, Window, is_of
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 
 READ_AT_ONCE = 64
-"""Records that are read before the filter is evaluated."""
+"""The most records that are read before the filter is evaluated; together they have at most the bytes of a response,
+unless it is one record."""
 SCAN_ENTRIES = 512
 SCAN_BYTES = 4 * 1024 * 1024
 SCAN_WORK = 40_000
@@ -38,8 +39,18 @@ def select_records(
     rows = list(ENTRY.iter_unpack(entries))
     messages, room, disk_messages, disk_room, disk_end = limits
     at_once = max(1, min(READ_AT_ONCE, SCAN_WORK // wanted.cost(PROPERTIES_MAX_BYTES)))
-    while scanned < len(rows) and looked_at < SCAN_BYTES and work < SCAN_WORK and len(found) < limits.most:
-        chunk = rows[scanned : scanned + at_once]
+
+    def ends(at: int, size: int) -> bool:
+        # as in gather(): the first entry that does not fit ends the response, whether or not it matches
+        most, most_bytes = (disk_messages, disk_room) if at < disk_end else (messages, room)
+        return bool(found) and (len(found) >= most or total + size > most_bytes)
+
+    while scanned < len(rows) and work < SCAN_WORK and len(found) < limits.most:
+        at, size, _ = rows[scanned]
+        if ends(at, size) or (scanned and size != FILLER_SIZE and looked_at + size > SCAN_BYTES):
+            break
+        left = min(max(room, disk_room) - total, SCAN_BYTES - looked_at)
+        chunk = _first_rows(rows[scanned : scanned + at_once], left)
         removed = removed or any(0 <= at < oldest for at, _, _ in chunk)
         records = list(_read(chunk, scanned, oldest, wanted, window, wrong, part))
         looked_at += sum(size for _, size, _ in records)
@@ -48,16 +59,22 @@ def select_records(
         answers = wanted.select(properties)
         chosen = {number: data for (number, _, data), is_wanted in zip(records, answers, strict=True) if is_wanted}
         for number, (at, size, _) in enumerate(chunk):
-            if found:
-                # as in gather(): the first entry that does not fit ends the response, whether or not it matches
-                most, most_bytes = (disk_messages, disk_room) if at < disk_end else (messages, room)
-                if len(found) >= most or total + size > most_bytes:
-                    return found, scanned + number, removed
+            if ends(at, size):
+                return found, scanned + number, removed
             if number in chosen:
                 found.append(chosen[number])
                 total += size
         scanned += len(chunk)
     return found, scanned, removed
+
+
+def _first_rows(rows: list[tuple[int, int, int]], room: int) -> list[tuple[int, int, int]]:
+    """Return the first rows, as many as have records of at most ``room`` bytes together, but at least one."""
+    for number, (_, size, _) in enumerate(rows):
+        room -= 0 if size == FILLER_SIZE else size
+        if room < 0:
+            return rows[: max(number, 1)]
+    return rows
 
 
 def _read(

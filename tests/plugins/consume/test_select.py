@@ -9,6 +9,7 @@ import pytest
 from gantrymq.kernel.filters import RecordFilter
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record, encode
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.plugins.consume import select
 from gantrymq.plugins.consume.plain import PullLimits, QueuePart
 from gantrymq.plugins.consume.select import select_records
@@ -36,6 +37,7 @@ class Log:
         self.entries = b""
         self.lost: set[int] = set()
         self.bad: list[int] = []
+        self.read = 0
         self.offsets: list[int] = []
         for number, mark in enumerate(marks):
             offset = len(self.data)
@@ -45,6 +47,7 @@ class Log:
             self.entries += ENTRY.pack(offset, len(raw), (codes or {}).get(number, 0))
 
     def window(self, number: int, at: int, size: int) -> memoryview | None:
+        self.read += size
         return None if at in self.lost else memoryview(self.data)[at:]
 
     def select(
@@ -107,9 +110,37 @@ def test_entries_before_the_logs_start_are_reported_and_entries_with_another_tag
     assert wanted.asked == 1
 
 
-def test_one_pull_looks_at_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log([False] * 300, body=1000)
+@pytest.mark.parametrize("body", [100, 1000, 30_000, 69_000])
+def test_a_pull_reads_records_up_to_its_limit_in_bytes(monkeypatch: pytest.MonkeyPatch, body: int) -> None:
+    log = Log([False] * 700, body=body)
     monkeypatch.setattr(select, "SCAN_BYTES", 70 * 1000)
     found, scanned, _ = log.select()
+    size = log.offsets[1]
     assert not found
-    assert 64 <= scanned < 300, "the next pull goes on behind what was looked at"
+    assert scanned == 70 * 1000 // size, "the next pull goes on behind what was looked at"
+    assert log.read == scanned * size
+
+
+def test_a_pull_reads_one_record_that_is_larger_than_its_limit_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log([False, True], body=1000)
+    monkeypatch.setattr(select, "SCAN_BYTES", 100)
+    assert log.select() == ([], 1, False)
+
+
+@pytest.mark.parametrize(("body", "returned"), [(1000, 36), (10_000, 3), (100_000, 1)])
+def test_a_pull_reads_little_more_than_it_returns(body: int, returned: int) -> None:
+    log = Log([True] * 70, body=body)
+    assert log.select(limit=100, max_bytes=40_000) == ([*range(returned)], returned, False)
+    assert log.read == returned * log.offsets[1]
+
+
+def test_large_records_that_do_not_match_are_examined_in_one_pull() -> None:
+    log = Log([False] * 10, body=100_000)
+    assert log.select(max_bytes=40_000) == ([], 10, False)
+
+
+def test_fillers_count_no_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log([False, True], body=1000)
+    monkeypatch.setattr(select, "SCAN_BYTES", 3000)
+    log.entries = ENTRY.pack(0, FILLER_SIZE, 0) * 100 + log.entries
+    assert log.select() == ([1], 102, False)
