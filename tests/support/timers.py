@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Final
 
 import attrs
+import pytest
 
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
@@ -24,6 +27,21 @@ SMALL: Final = TimerSizes(slots=240, roll_ms=60_000, file_bytes=52 * 20)
 """A wheel of four minutes; what is due in a minute or later is put back on the way."""
 LARGER: Final = attrs.evolve(TINY, commit_log_file_bytes=1 << 20, queue_file_units=5000)
 _LEVELS = Levels.parse("1s")
+
+
+def sizes_read(patch: pytest.MonkeyPatch, log: CommitLog) -> list[int]:
+    """A list that gets the size of each read of ``log``, until ``patch`` is undone."""
+    pread = Segments.pread
+    sizes: list[int] = []
+
+    def counted(self: Segments, offset: int, size: int) -> bytes:
+        data = pread(self, offset, size)
+        if self is log.segments:
+            sizes.append(len(data))
+        return data
+
+    patch.setattr(Segments, "pread", counted)
+    return sizes
 
 
 class SlaveStore:

@@ -14,7 +14,7 @@ import structlog
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read_many
-from gantrymq.plugins.delay.levels.delivery import NO_RECORD
+from gantrymq.plugins.delay.levels.delivery import BATCH_BYTES, NO_RECORD
 from gantrymq.plugins.delay.timer.dequeue import stored_bytes
 from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.remoting.names import TIMER_TOPIC
@@ -68,9 +68,10 @@ class Enqueue:
             files.queue_offset = min(max(files.queue_offset, low), high)
         try:
             entries = queue.entries(files.queue_offset, ROWS)
+            taken = first_entries(entries)
             rows = [
                 (number, offset, size)
-                for number, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), files.queue_offset)
+                for number, (offset, size) in enumerate(taken, files.queue_offset)
                 if size != FILLER_SIZE
             ]
             records = read_many(self._store.log, [offset for _, offset, _ in rows]) if rows else ()
@@ -78,7 +79,7 @@ class Enqueue:
             self._outages.error("delay_queue_unreadable", topic=TIMER_TOPIC, queue_id=0, reason=str(error))
             return False  # the timer's own files are undamaged
         self._outages.over("delay_queue_unreadable")
-        end = files.queue_offset + len(entries) // ENTRY.size
+        end = files.queue_offset + len(taken)
         now = self._store.log.clock.now_ms()
         for row, record in zip(rows, records, strict=True):
             if not belongs_to_entry(record, queue, row[0]) and is_wrong_entry(self._store.log, queue, *row):
@@ -128,6 +129,19 @@ class Enqueue:
             topic = (find(REAL_TOPIC) or b"").decode("utf-8", "replace")
             self._counts.came(topic, (out - record.born_timestamp) // 1000, stored, now)
         return Unit(NOWHERE, magic, written, place - written, offset, size, topic_hash, due)
+
+
+def first_entries(entries: bytes) -> list[tuple[int, int]]:
+    """Return log offset and size of the first queue entries whose records are read at once, at least one: records are
+    read whole, and large ones take much memory."""
+    taken: list[tuple[int, int]] = []
+    total = 0
+    for offset, size, _ in ENTRY.iter_unpack(entries):
+        if total >= BATCH_BYTES:
+            break
+        taken.append((offset, size))
+        total += 0 if size == FILLER_SIZE else size
+    return taken
 
 
 def slot_for(out: int, stored: int, window: int) -> tuple[int, int]:

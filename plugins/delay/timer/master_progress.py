@@ -18,7 +18,7 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read_many, stored_at
 from gantrymq.plugins.delay.timer.check import Mark, TimerCheck
-from gantrymq.plugins.delay.timer.enqueue import slot_for
+from gantrymq.plugins.delay.timer.enqueue import first_entries, slot_for
 from gantrymq.plugins.delay.timer.files import MARGIN_MS, TimerFiles
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -121,12 +121,11 @@ class MasterProgress:
         if queue is None:
             return False
         self._low = min(max(self._low, queue.min_offset), queue.max_offset)
-        entries = queue.entries(self._low, self._rows)
-        rows = list(ENTRY.iter_unpack(entries))
-        places = [offset for offset, size, _ in rows if size != FILLER_SIZE]
+        rows = first_entries(queue.entries(self._low, self._rows))
+        places = [offset for offset, size in rows if size != FILLER_SIZE]
         records = iter(read_many(self._store.log, places) if places else ())
         before, newer = self._low, self._stored_at(self.check.master_offset)
-        for at, size, _ in rows:
+        for at, size in rows:
             record = None if size == FILLER_SIZE else next(records)
             is_right = size == FILLER_SIZE or belongs_to_entry(record, queue, self._low)
             if not is_right and is_wrong_entry(self._store.log, queue, self._low, at, size):

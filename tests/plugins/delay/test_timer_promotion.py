@@ -9,11 +9,12 @@ import pytest
 import structlog.testing
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.plugins.delay.timer import enqueue as enqueue_module
 from gantrymq.plugins.delay.timer import master_progress
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.memory_env import MemoryEnv
-from support.timers import SlaveStore, TimedStore
+from support.timers import SlaveStore, TimedStore, sizes_read
 from support.unreadable import break_queue, run_out_of_descriptors
 
 START_MS = 1_700_000_000_000
@@ -303,6 +304,46 @@ def test_a_slave_passes_many_delivered_messages_in_few_steps() -> None:
         steps += 1
     assert slave.progress.floor() == slave.store.log.end
     assert steps < 10
+
+
+def test_a_slave_reads_few_bytes_of_delivered_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = master()
+    for number in range(200):
+        world.send(b"x" * 500, b"TIMER_DELAY_MS\x011500\x02UNIQ_KEY\x01%d" % number)
+    world.settle()
+    pass_seconds(8, world)
+    slave = slave_of(world)
+    slave.copy(world)
+    assert slave.adopt(world)
+    monkeypatch.setattr(enqueue_module, "BATCH_BYTES", 8000)
+    sizes = sizes_read(monkeypatch, slave.store.log)
+    more = True
+    while more:
+        sizes.clear()
+        more = slave.progress.advance()
+        assert sum(sizes) < 12_000
+    assert slave.progress.floor() == slave.store.log.end
+
+
+def test_a_promoted_slave_enqueues_few_bytes_of_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = master()
+    for number in range(100):
+        world.send(b"%d" % number + b"x" * 500, b"TIMER_DELAY_MS\x0150000\x02UNIQ_KEY\x01%d" % number)
+    world.settle()
+    slave = slave_of(world)
+    slave.copy(world)
+    new = promoted(slave)
+    monkeypatch.setattr(enqueue_module, "BATCH_BYTES", 8000)
+    with monkeypatch.context() as patch:
+        sizes = sizes_read(patch, new.store.log)
+        turns = 0
+        while not new.timer.turn():
+            assert 0 < sum(sizes) < 12_000
+            sizes.clear()
+            turns += 1
+        assert turns > 5
+    pass_seconds(52, new)
+    assert sorted(new.bodies()) == sorted(b"%d" % number + b"x" * 500 for number in range(100))
 
 
 def test_the_next_start_begins_with_the_first_waiting_message() -> None:
