@@ -16,7 +16,7 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.expiry import Expired, drop_before
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.retention.loss import begins_of, loss_since
-from gantrymq.plugins.retention.policy import LogFile, Rules, accepts_with, expired_before, is_full
+from gantrymq.plugins.retention.policy import LogFile, Rules, accepts_with, expired_before, is_full, old_before
 from gantrymq.plugins.retention.reserve import Reserve
 from gantrymq.remoting.outages import Outages
 
@@ -53,6 +53,9 @@ class Cleaner:
         """While the log ends at or before this offset, the files that exist have the reserve."""
         self._retry_at = 0.0
         """While the next file is refused: when to ask for it again."""
+        self._times: dict[int, int] = {}
+        """The time of the first message of log files, by the offset at which a file begins: reading it again could wait
+        for the disk, in the thread that serves clients."""
         self._outages = Outages(log, broker.env.monotonic)
         self._reserve = Reserve(broker.env, f"{broker.root}/{RESERVE_FILE}", 0)
         self.full = ""
@@ -102,9 +105,11 @@ class Cleaner:
             self._outages.over("reserve_not_changed")
         now_ms = broker.env.wall_ms()
         hour = datetime.fromtimestamp(now_ms / 1000).hour
-        files = self._files()
+        segments = self._written()
+        self._times = {segment.base: self._times[segment.base] for segment in segments if segment.base in self._times}
+        files = self._oldest_files(segments, now_ms)
         offset = expired_before(files, now_ms, hour, usage, rules, asked=asked)
-        old_end = self._old_end(now_ms)
+        old_end = self._old_end(segments, files, now_ms)
         is_forced = offset > old_end
         before = begins_of(broker) if is_forced else {}
         held, self.held = self.held, await drop_before(broker, offset, old_end)
@@ -174,23 +179,30 @@ class Cleaner:
             "(plugin.retention.disk_full)"
         )
 
-    def _files(self) -> list[LogFile]:
-        """Return the files that one round may delete: the oldest ones, without the current one."""
-        segments = self._written()
-        count = min(len(segments) - 1, self._rules.files_at_once)
-        return [
-            LogFile(segments[number].base, segments[number].end, self._newest_ms(segments, number))
-            for number in range(count)
-        ]
+    def _oldest_files(self, segments: list[Segment], now_ms: int) -> list[LogFile]:
+        """Return the files that one round may delete: the oldest ones, without the current one.
 
-    def _old_end(self, now_ms: int) -> int:
+        The times of files rise, so those behind one that is too young get its time and are not read.
+        """
+        old_ms = now_ms - self._rules.keep_ms
+        files: list[LogFile] = []
+        for number in range(min(len(segments) - 1, self._rules.files_at_once)):
+            is_old = not files or files[-1].newest_ms <= old_ms
+            newest_ms = self._newest_ms(segments, number) if is_old else files[-1].newest_ms
+            files.append(LogFile(segments[number].base, segments[number].end, newest_ms))
+        return files
+
+    def _old_end(self, segments: list[Segment], files: list[LogFile], now_ms: int) -> int:
         """Return the offset up to which files are older than ``keep``, however many they are; 0 if none is.
 
-        The times of files rise, so a binary search reads few of them when a plugin holds thousands.
+        If more than the oldest ``files`` are, a binary search reads few of them when a plugin holds thousands.
         """
-        segments, old_ms = self._written(), now_ms - self._rules.keep_ms
-        old = bisect_right(range(len(segments) - 1), old_ms, key=partial(self._newest_ms, segments))
-        return segments[old - 1].end if old else 0
+        old_end = old_before(files, now_ms, self._rules)
+        if not files or old_end < files[-1].end:
+            return old_end
+        old_ms = now_ms - self._rules.keep_ms
+        old = bisect_right(range(len(segments) - 1), old_ms, len(files), key=partial(self._newest_ms, segments))
+        return segments[old - 1].end
 
     def _written(self) -> list[Segment]:
         """Return the files that have messages, with the current one."""
@@ -204,8 +216,12 @@ class Cleaner:
         """
         commit_log = self._broker.log
         for following in islice(segments, number + 1, None):
+            known = self._times.get(following.base)
+            if known is not None:
+                return known
             with suppress(OutOfLog, CorruptRange, BadRecord):
-                return commit_log.read_record(following.base).store_timestamp
+                self._times[following.base] = time = commit_log.read_record(following.base).store_timestamp
+                return time
         return commit_log.last_timestamp or self._broker.env.wall_ms()
 
 

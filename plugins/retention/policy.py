@@ -31,7 +31,8 @@ class Rules:
 
 @attrs.frozen
 class LogFile:
-    """One file of the log: its start and end, and a time not before its last message's."""
+    """One file of the log: its start and end, and a time not before its last message's, or that of a young file before
+    it."""
 
     start: int
     end: int

@@ -20,6 +20,8 @@ from gantrymq.kernel.env import DiskUsage, File
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.segments import Segment
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.plugins.delay.timer.check import TimerCheck
@@ -137,6 +139,32 @@ async def test_old_files_go_although_the_first_message_of_one_cannot_be_read(
             assert deleted <= int(files_at_once)
             gone += deleted
         assert gone == len(segments) - 1
+
+
+async def test_the_time_of_a_file_is_read_once_and_no_file_behind_a_young_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env) as (broker, _, cleaner):
+        bases = [segment.base for segment in broker.log.segments]
+        read: list[int] = []
+        read_record = CommitLog.read_record
+
+        def noted(log: CommitLog, offset: int) -> Record:
+            if offset in bases[1:]:
+                read.append(offset)
+            return read_record(log, offset)
+
+        monkeypatch.setattr(CommitLog, "read_record", noted)
+        for _ in range(3):
+            assert await cleaner.clean() == 0
+        assert read == bases[1:2]
+        env.ahead_ms = 73 * HOUR_MS
+        for _ in range(3):
+            assert await cleaner.clean() == 0, "nobody asked"
+        assert read == bases[1:]
+        assert await cleaner.clean(asked=True) == len(bases) - 1
+        assert read == bases[1:]
 
 
 async def test_a_file_whose_age_cannot_be_read_stays_with_the_young_one_behind_it(tmp_path: Path) -> None:
