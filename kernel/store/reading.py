@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -72,10 +72,22 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     The results have the attributes of :class:`Record` but may be of another class that creates its parts on first use.
     Records that lie close together are cheapest.
     """
+    return [record for part in _near(offsets) for record in _read_near(log, part)]
+
+
+def _near(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the parts of ``offsets`` that are read together, as one piece of the log."""
+    begin, low, high = 0, offsets[0], offsets[0]
+    for number, offset in enumerate(offsets):
+        low, high = min(low, offset), max(high, offset)
+        if high - low > NEAR_BYTES:
+            yield offsets[begin:number]
+            begin, low, high = number, offset, offset
+    yield offsets[begin:]
+
+
+def _read_near(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     first, last = min(offsets), max(offsets)
-    if last - first > NEAR_BYTES:
-        middle = len(offsets) // 2
-        return read_many(log, offsets[:middle]) + read_many(log, offsets[middle:])
     near = first >= 0 and last < log.written and not log.quarantine
     data = b""
     if near:
@@ -91,6 +103,53 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
             except (OutOfLog, CorruptRange, BadRecord):
                 pass
     return records
+
+
+Place = tuple[int, int]
+"""Log offset and size of a record, as its queue entry has them."""
+
+
+def count_cached(log: CommitLog, places: Sequence[Place]) -> int:
+    """Return how many of the first records :func:`read_many` reads from the page cache, without waiting for the
+    disk."""
+    count = 0
+    buffer = memoryview(bytearray(NEAR_BYTES))
+    for number, start, end in _pieces(log, places):
+        with suppress(OSError):  # reading it shows the error
+            while start < end and (segment := log.segments.at(start)) is not None:
+                size = min(end - start, segment.end - start, NEAR_BYTES)
+                if segment.file.peek_into(buffer[:size], start - segment.base) < size:
+                    return count
+                start += size
+        count = number
+    return count
+
+
+def fetch(log: CommitLog, places: Sequence[Place]) -> None:
+    """Read records into the page cache; for a worker thread."""
+    pieces = [(start, end) for _, start, end in _pieces(log, places)]
+    for start, end in pieces:
+        segment = log.segments.at(start)
+        if segment is not None:
+            with suppress(OSError):
+                segment.file.read_ahead(start - segment.base, end - start)
+    for start, end in pieces:
+        with suppress(OSError):  # the reader that needs it shows the error
+            while start < end:
+                start += len(log.segments.pread(start, min(end - start, NEAR_BYTES))) or end - start
+
+
+def _pieces(log: CommitLog, places: Sequence[Place]) -> Iterator[tuple[int, int, int]]:
+    """Yield the parts of the log that :func:`read_many` reads: the number of records up to there, start and end."""
+    count = 0
+    for part in _near([offset for offset, _ in places]):
+        following = count + len(part)
+        end = max(
+            offset + (USUAL_BYTES if size < USUAL_BYTES or size == FILLER_SIZE else min(size, READ_BYTES))
+            for offset, size in places[count:following]
+        )
+        count = following
+        yield count, min(part), min(end, log.written)
 
 
 @attrs.frozen

@@ -12,12 +12,13 @@ Provides: LevelPositions; on slaves TimerProgress.
 Replaces RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (codes 370, and 45,
 60 and 61 for slaves) and the part of ``CommitLog`` or ``HookUtils`` that diverts delayed messages.
 
-The modules of ``levels/``: ``levels`` has the delays, ``delivery`` delivers due messages of SCHEDULE_TOPIC_XXXX,
-``level`` and ``positions`` keep the progress. The modules of ``timer/``: ``times`` finds the due time of a message,
-``enqueue`` moves it from rmq_sys_wheel_timer into ``log`` and ``wheel``, ``dequeue`` delivers the messages of open
-``slots``, ``pending_recalls`` has recalls that the wheel lacks, ``files`` and ``check`` keep the progress, ``timer`` is
-the task, ``reports`` answers slaves, and ``master_progress`` is a slave's. ``rewrite`` diverts messages of both
-kinds, ``recall`` cancels timed messages. ``docs/howto/delay-and-retry.md``.
+``prefetch`` reads due messages that are only on the disk. The modules of ``levels/``: ``levels`` has the delays,
+``delivery`` delivers due messages of SCHEDULE_TOPIC_XXXX, ``level`` and ``positions`` keep the progress. The modules of
+``timer/``: ``times`` finds the due time of a message, ``enqueue`` moves it from rmq_sys_wheel_timer into ``log`` and
+``wheel``, ``dequeue`` delivers the messages of open ``slots``, ``pending_recalls`` has recalls that the wheel lacks,
+``files`` and ``check`` keep the progress, ``timer`` is the task, ``reports`` answers slaves, and ``master_progress`` is
+a slave's. ``rewrite`` diverts messages of both kinds, ``recall`` cancels timed messages.
+``docs/howto/delay-and-retry.md``.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read
 from gantrymq.plugins.delay.levels.level import Level
 from gantrymq.plugins.delay.levels.levels import PLAUSIBLE_DELAY_MS, Levels
 from gantrymq.plugins.delay.levels.positions import Positions
+from gantrymq.plugins.delay.prefetch import Prefetch
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.outages import Outages
@@ -82,17 +83,21 @@ class Delivery:
             Level(queue_id, positions.get(queue_id + 1) if queue_id in existing else 0)
             for queue_id in sorted({*range(len(levels)), *existing})
         ]
+        self._prefetches = {state.queue_id: Prefetch(store.log, self._wake) for state in self._states}
 
     async def run(self) -> None:
         """Deliver until :meth:`stop`; track batches in flight until cancelled."""
-        while True:
-            self._woken = trio.Event()
-            wait_ms = self.turn()
-            if wait_ms:
-                with trio.move_on_after(wait_ms / 1000):
-                    await self._woken.wait()
-            else:
-                await trio.lowlevel.checkpoint()
+        async with trio.open_nursery() as nursery:
+            for prefetch in self._prefetches.values():
+                nursery.start_soon(prefetch.run)
+            while True:
+                self._woken = trio.Event()
+                wait_ms = self.turn()
+                if wait_ms:
+                    with trio.move_on_after(wait_ms / 1000):
+                        await self._woken.wait()
+                else:
+                    await trio.lowlevel.checkpoint()
 
     def stop(self) -> None:
         """Start no more deliveries."""
@@ -133,7 +138,8 @@ class Delivery:
             log.warning("delay_offset_corrected", level=state.queue_id + 1, offset=state.cursor)
         if state.retry and now < state.retry_at:
             return min(state.retry_at - now, IDLE_MS)
-        if len(state.flights) >= self._flights_max or self._backlog > BACKLOG_BYTES:
+        waits = self._prefetches[state.queue_id].is_running
+        if waits or len(state.flights) >= self._flights_max or self._backlog > BACKLOG_BYTES:
             return POLL_MS
         batch = AppendBatch(done=self._wake, source=Source.DELAY)
         units, due = self._collect(state, queue, batch, now)
@@ -174,6 +180,10 @@ class Delivery:
     def _fill(self, units: list[int], state: Level, queue: ConsumeQueue, batch: AppendBatch, now: int) -> int | None:
         """See :meth:`_collect`; adds the queue offset of each row to ``units``."""
         entries, due = self._entries_due(state, queue, now)
+        places = [(offset, size) for _, offset, size, _ in entries]
+        ready = self._prefetches[state.queue_id].ready(places) if places else 0
+        if ready < len(entries):
+            entries, due = entries[:ready], None if ready else now + POLL_MS
         for (unit, offset, size, code), record in zip(entries, self._read(entries), strict=True):
             if size != FILLER_SIZE and not belongs_to_entry(record, queue, unit):
                 if is_wrong_entry(self._store.log, queue, unit, offset, size):
@@ -276,5 +286,5 @@ class Delivery:
                 self._outages.over("delayed_messages_refused", str(state.queue_id))
             state.took_off(min(stored), batch.end)
 
-    def _wake(self, _batch: AppendBatch) -> None:
+    def _wake(self, _batch: AppendBatch | None = None) -> None:
         self._woken.set()

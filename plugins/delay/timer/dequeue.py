@@ -50,6 +50,7 @@ from gantrymq.remoting.timer_times import PRECISION_MS, floor
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
+    from gantrymq.plugins.delay.prefetch import Prefetch
     from gantrymq.plugins.delay.timer.counts import TimerCounts
     from gantrymq.plugins.delay.timer.files import TimerFiles
 
@@ -86,8 +87,10 @@ class Dequeue:
         append: Callable[[AppendBatch], None],
         counts: TimerCounts,
         recalls: PendingRecalls,
+        prefetch: Prefetch,
     ) -> None:
         self._store = store
+        self._prefetch = prefetch
         self._counts = counts
         self._files = files
         self._append = append
@@ -130,14 +133,15 @@ class Dequeue:
         if backlog <= BACKLOG_BYTES:
             size = 0
             for slot in self._open:
-                if slot.reading is None and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
+                is_full = len(batch) >= BATCH_ROWS or size >= BATCH_BYTES
+                if slot.reading is None and not is_full and not self._prefetch.is_running:
                     size += self._collect(slot, batch, taken, now)
             if len(batch):
                 self._put(batch, taken, now)
         self._close_slots(now)
         if busy or any(slot.reading is not None for slot in self._open):
             return 0
-        if backlog > BACKLOG_BYTES:
+        if backlog > BACKLOG_BYTES or self._prefetch.is_running:
             return POLL_MS
         waits = [slot.next_due() - now for slot in self._open if slot.has_more]
         waits.append(POLL_MS if self._is_full() else self._next - LEAD_MS - now)
@@ -222,6 +226,8 @@ class Dequeue:
                 unit = self._files.log.unit(slot.position(key))
                 units.append(unit)
                 size += unit.size
+            if units:
+                del units[self._prefetch.ready([(unit.offset, unit.size) for unit in units]) :]
             records = self._read(units)
         except OSError as error:
             if error.errno not in NO_DESCRIPTORS:

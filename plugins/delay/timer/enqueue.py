@@ -26,6 +26,7 @@ from gantrymq.remoting.timer_times import exact, floor, read_number
 if TYPE_CHECKING:
     from gantrymq.kernel.store.log.record import Record
     from gantrymq.kernel.store.store import Store
+    from gantrymq.plugins.delay.prefetch import Prefetch
     from gantrymq.plugins.delay.timer.counts import TimerCounts
     from gantrymq.plugins.delay.timer.dequeue import Dequeue
     from gantrymq.plugins.delay.timer.files import TimerFiles
@@ -46,9 +47,16 @@ class Enqueue:
     """Moves messages from the queue to the wheel; ``dequeue`` knows which slots are open or past."""
 
     def __init__(
-        self, store: Store, files: TimerFiles, dequeue: Dequeue, counts: TimerCounts, recalls: PendingRecalls
+        self,
+        store: Store,
+        files: TimerFiles,
+        dequeue: Dequeue,
+        counts: TimerCounts,
+        recalls: PendingRecalls,
+        prefetch: Prefetch,
     ) -> None:
         self._store = store
+        self._prefetch = prefetch
         self._counts = counts
         self._files = files
         self._dequeue = dequeue
@@ -56,10 +64,10 @@ class Enqueue:
         self._outages = Outages(log, lambda: store.log.clock.now_ms() / 1000)
 
     def turn(self) -> bool:
-        """Enqueue the next entries; False if there are no more."""
+        """Enqueue the next entries; False if there are no more that can be read now."""
         files = self._files
         queue = self._store.queues.get(TIMER_TOPIC, 0)
-        if queue is None:
+        if queue is None or self._prefetch.is_running:
             return False
         low, high = queue.min_offset, queue.max_offset
         if not low <= files.queue_offset <= high:
@@ -69,6 +77,10 @@ class Enqueue:
         try:
             entries = queue.entries(files.queue_offset, ROWS)
             taken = first_entries(entries)
+            if taken:
+                taken = taken[: self._prefetch.ready(taken)]
+                if not taken:
+                    return False
             rows = [
                 (number, offset, size)
                 for number, (offset, size) in enumerate(taken, files.queue_offset)

@@ -17,6 +17,7 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NO_DESCRIPTORS, LogPoisoned, NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import IDLE_MS
+from gantrymq.plugins.delay.prefetch import Prefetch
 from gantrymq.plugins.delay.timer.check import TimerCheck
 from gantrymq.plugins.delay.timer.counts import TimerCounts
 from gantrymq.plugins.delay.timer.dequeue import Dequeue
@@ -57,6 +58,8 @@ class Timer:
         """Also while the files are closed or are opened again."""
         self._dequeue: Dequeue | None = None
         self._enqueue: Enqueue | None = None
+        self._dequeue_prefetch = Prefetch(store.log, self._wake)
+        self._enqueue_prefetch = Prefetch(store.log, self._wake)
         self._woken = trio.Event()
         self._stopping = False
         self.ended = False
@@ -80,6 +83,9 @@ class Timer:
         if recalls is not None:
             self.recalls.add_row(batch, row, slot, recalls)
         self._lively_until = self._store.log.clock.now_ms() + IDLE_MS
+        self._wake()
+
+    def _wake(self) -> None:
         self._woken.set()
 
     @property
@@ -110,6 +116,8 @@ class Timer:
         message."""
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._dequeue_prefetch.run)
+                nursery.start_soon(self._enqueue_prefetch.run)
                 while True:
                     self._woken = trio.Event()
                     wait_ms = self.turn()
@@ -180,8 +188,12 @@ class Timer:
 
     def _ways(self, now: int) -> tuple[Enqueue, Dequeue]:
         if self._dequeue is None or self._enqueue is None:
-            self._dequeue = Dequeue(self._store, self.files, self._append, self.counts, self.recalls)
-            self._enqueue = Enqueue(self._store, self.files, self._dequeue, self.counts, self.recalls)
+            self._dequeue = Dequeue(
+                self._store, self.files, self._append, self.counts, self.recalls, self._dequeue_prefetch
+            )
+            self._enqueue = Enqueue(
+                self._store, self.files, self._dequeue, self.counts, self.recalls, self._enqueue_prefetch
+            )
             self._save_at = now + SAVE_MS
         return self._enqueue, self._dequeue
 

@@ -15,6 +15,8 @@ from gantrymq.kernel.store.reading import (
     NEAR_BYTES,
     NamedRecord,
     QueueMessages,
+    count_cached,
+    fetch,
     find_named,
     message_stored_at,
     read_many,
@@ -22,13 +24,14 @@ from gantrymq.kernel.store.reading import (
 )
 from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.records import HEADS
-from gantrymq.testing.memory_env import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import TINY, batch_of, commit
+from support.colddisk import Disk
 from support.unreadable import break_queue
 
 
-def filled(bodies: list[bytes], file_bytes: int) -> tuple[CommitLog, list[int]]:
-    env = MemoryEnv()
+def filled(bodies: list[bytes], file_bytes: int, env: MemoryEnv | None = None) -> tuple[CommitLog, list[int]]:
+    env = MemoryEnv() if env is None else env
     env.mkdirs("log")
     env.mkdirs("staging")
     log = CommitLog(
@@ -54,6 +57,45 @@ def test_records_are_read_whatever_the_distance_between_them(file_bytes: int, la
         assert [record and (record.body, record.offset) for record in found] == [
             (bodies[number], offsets[number]) for number in some
         ]
+
+
+@pytest.mark.parametrize("largest", [10, 3 * USUAL_BYTES, NEAR_BYTES])
+def test_records_in_the_page_cache_are_counted_and_the_others_fetched(largest: int) -> None:
+    disk = Disk()
+    chance = random.Random(largest)
+    log, offsets = filled([b"x" * chance.randrange(largest) for _ in range(60)], 100_000, disk)
+    ends = [*offsets[1:], log.end]
+    for _ in range(50):
+        numbers = chance.choices(range(60), k=chance.choice([1, 2, 9]))
+        places = [(offsets[number], ends[number] - offsets[number]) for number in numbers]
+        disk.cool()
+        for number in chance.choices(numbers, k=len(numbers) // 2):
+            read_many(log, [offsets[number]])
+        disk.reads.clear()
+        count = count_cached(log, places)
+        if count:
+            read_many(log, [offset for offset, _ in places[:count]])
+        assert disk.reads == []
+        fetch(log, places)
+        disk.reads.clear()
+        assert count_cached(log, places) == len(places)
+        read_many(log, [offset for offset, _ in places])
+        assert disk.reads == []
+
+
+def test_records_that_cannot_be_read_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, offsets = filled([b"x" * 50] * 3, 4000)
+    places = [(offsets[0], 100), (-5, 100), (log.end + 10**6, 100), (offsets[1], -7), (offsets[2], 2**31 - 1)]
+    fetch(log, places)
+    assert count_cached(log, places) == len(places)
+
+    def fail(*_arguments: object) -> bytes:
+        raise OSError(5, "I/O error")
+
+    monkeypatch.setattr(MemoryFile, "peek_into", fail)
+    monkeypatch.setattr(MemoryFile, "pread", fail)
+    fetch(log, places)
+    assert count_cached(log, places) == len(places)
 
 
 def test_an_offset_without_a_record_returns_none_and_the_others_are_found() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gantrymq.kernel.env import File
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.kernel.store.log.windows import LogWindows, NotCached
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
@@ -16,8 +15,8 @@ from gantrymq.plugins.consume.read import PullResult, PullStatus, read_queue
 from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import batch_of, commit, open_store
+from support.colddisk import Disk
 
 MESSAGES = 60
 LIMITS = PullLimits(32, 1 << 20, 32, 1 << 20, 0)
@@ -27,42 +26,6 @@ FILTERS = {
     "sql92": (compile_sql92("TAGS = 'a'"), MESSAGES // 2),
     "no match": (compile_sql92("b = 1"), 0),
 }
-
-
-class Disk(MemoryEnv):
-    """A disk of which only files that were read since the last ``cool`` are in the page cache."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cached: set[str] = set()
-        self.reads: list[str] = []
-
-    def open(self, path: str, create: bool = False) -> File:
-        super().open(path, create)
-        return DiskFile(self, path)
-
-    def cool(self) -> None:
-        """Drop the page cache."""
-        self.cached.clear()
-        self.reads.clear()
-
-
-class DiskFile(MemoryFile):
-    def __init__(self, disk: Disk, path: str) -> None:
-        super().__init__(disk, disk.files[path])
-        self._disk, self._path = disk, path
-
-    def peek_into(self, buffer: memoryview, offset: int) -> int:
-        return super().peek_into(buffer, offset) if self._path in self._disk.cached else 0
-
-    def peek(self, size: int, offset: int) -> bytes | None:
-        return super().peek(size, offset) if self._path in self._disk.cached else None
-
-    def pread(self, size: int, offset: int) -> bytes:
-        if self._path not in self._disk.cached:
-            self._disk.reads.append(self._path)
-            self._disk.cached.add(self._path)
-        return super().pread(size, offset)
 
 
 def filled(disk: Disk, between: int) -> tuple[Store, ConsumeQueue]:
