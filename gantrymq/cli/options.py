@@ -37,11 +37,7 @@ class Duration(click.ParamType[float]):
         from gantrymq.kernel.config.fields import parse_duration  # commands of clients start without the kernel
 
         try:
-            number: object = float(value)
-        except ValueError:
-            number = value
-        try:
-            seconds = parse_duration(number)
+            seconds = parse_duration(value)
         except ValueError:
             self.fail(f"{value!r} is not a duration: give seconds, or a number with ms, s, m, h or d", param, ctx)
         if seconds < self._least or (self._excluded and seconds == self._least):

@@ -210,9 +210,9 @@ def _export_once(
 def _read_duration(text: str) -> float:
     """Seconds, from a duration with a unit or a number of seconds."""
     try:
-        seconds = parse_duration(float(text) if text.replace(".", "", 1).isdigit() else text)
+        seconds = parse_duration(text)
     except ValueError as error:
-        raise click.BadParameter(f"{text!r}: {error}; a number without a unit is in seconds") from None
+        raise click.BadParameter(f"{text!r}: {error}") from None
     if seconds < EVERY_LEAST_S:
         raise click.BadParameter(f"{text!r} is too short: at least {EVERY_LEAST_S:g}s is needed")
     return seconds

@@ -180,9 +180,9 @@ def test_unrelated_environment_variables_are_ignored() -> None:
         ),
         ("[limits]\nsweep_rows = 0", "limits.sweep_rows = 0 (file gantrymq.toml): out of range; allowed: 1 to 65536"),
         (
-            "[limits]\nidle = '5'",
-            'limits.idle = "5" (file gantrymq.toml): allowed: a number with a unit (ms, s, m, h, d), '
-            'such as "500ms" or "30s"',
+            "[limits]\nidle = '5 weeks'",
+            'limits.idle = "5 weeks" (file gantrymq.toml): allowed: a number with a unit (ms, s, m, h, d), '
+            'such as "500ms" or "30s", or a number of seconds',
         ),
         (
             "[store]\ncommit_log_file_bytes = '3 GiB'",
@@ -371,6 +371,13 @@ def test_a_bad_value_of_the_properties_is_reported(line: str, told: str) -> None
 def test_a_duration_is_its_number_times_its_unit(amount: float, unit: str) -> None:
     factor = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
     assert parse_duration(f"{amount:.3f}{unit}") == pytest.approx(float(f"{amount:.3f}") * factor)
+
+
+def test_a_number_without_a_unit_is_a_duration_in_seconds_in_every_source() -> None:
+    written = b"[limits]\nidle = 90"
+    settings = read_settings("f.toml", written, {"GANTRYMQ_BROKER__PERSIST_INTERVAL": "2.5"}, ["broker.watchdog=3"])
+    config = build_config(settings, manager())
+    assert (config.limits.idle, config.broker.persist_interval, config.broker.watchdog) == (90.0, 2.5, 3.0)
 
 
 @given(st.text(max_size=12))
