@@ -38,20 +38,21 @@ def print_config(as_json: bool, **flags: Any) -> None:
     import attrs
 
     from gantrymq.kernel.config.fields import HIDDEN
-    from gantrymq.kernel.config.sources import show
+    from gantrymq.kernel.config.sources import show, show_key, show_section
 
     rows = load(ConfigFlags(**flags)).config.explain()
     if as_json:
         click.echo(json.dumps([attrs.asdict(row, filter=lambda field, _: bool(field.repr)) for row in rows], indent=2))
         return
     assignments = [
-        f"# {row.key} is set, not shown" if row.value == HIDDEN else f"{row.key} = {show(row.value)}" for row in rows
+        f"# {row.key} is set, not shown" if row.value == HIDDEN else f"{show_key(row.key)} = {show(row.value)}"
+        for row in rows
     ]
     width = max(len(text) for text in assignments)
     section = ""
     for row, text in zip(rows, assignments, strict=True):
         if row.section != section:
-            click.echo(f"[{row.section}]" if not section else f"\n[{row.section}]")
+            click.echo(("\n" if section else "") + show_section(row.section))
             section = row.section
         source = f" {row.source}" if row.source else ""
         click.echo(f"{text.ljust(width)}  # {row.origin}{source}")

@@ -6,6 +6,7 @@ of their sections (:mod:`gantrymq.kernel.config.sections`).
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -118,8 +119,11 @@ _ESCAPES = {
 """How a basic string of TOML has the characters that it does not have as they are."""
 
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+
 def show(value: object) -> str:
-    """Return a value in TOML form, for messages and ``print-config``."""
+    """Return a value in TOML form, for messages and for files that a broker reads."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -127,8 +131,19 @@ def show(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(show(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{show_key(key)} = {show(item)}" for key, item in value.items()) + "}"
     return str(value)
+
+
+def show_key(key: str) -> str:
+    """Return a key in TOML form."""
+    return key if _BARE_KEY.fullmatch(key) else show(key)
+
+
+def show_section(section: str) -> str:
+    """Return the header of a section in TOML form. A plugin's name is one key, even with a dot."""
+    name = section.removeprefix("plugin.")
+    return f"[plugin.{show_key(name)}]" if name != section else f"[{show_key(name)}]"
 
 
 def _names(values: Mapping[tuple[str, str], Setting], key: str, problems: list[str]) -> tuple[str, ...]:

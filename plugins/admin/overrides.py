@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from gantrymq.kernel.config.sources import OVERRIDES_PATH, show
+from gantrymq.kernel.config.sources import OVERRIDES_PATH, show, show_key, show_section
 from gantrymq.kernel.errors import StartError
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Overrides:
     def _write(self, values: Values) -> None:
         parts = [HEAD]
         for section, table in sorted(item for item in values.items() if item[1]):
-            lines: list[Any] = [f"{key} = {show(value)}" for key, value in sorted(table.items())]
-            parts.append("\n".join((f"[{section}]", *lines, "")))
+            lines: list[Any] = [f"{show_key(key)} = {show(value)}" for key, value in sorted(table.items())]
+            parts.append("\n".join((show_section(section), *lines, "")))
         self._env.replace(self.path, "\n".join(parts).encode())
 
 

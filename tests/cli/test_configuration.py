@@ -44,6 +44,18 @@ def test_print_config_prints_a_valid_configuration_file(cli: Cli, file: Path, tm
     assert {row["origin"] for row in values[1]} == {"file"}
 
 
+def test_print_config_quotes_the_keys_that_toml_cannot_have_bare(cli: Cli, tmp_path: Path) -> None:
+    path, again = tmp_path / "gantrymq.toml", tmp_path / "again.toml"
+    quotas = {"orders.example.org": "requests=5", "50%": "requests=6", "a b": "requests=7", "plain": "requests=8"}
+    path.write_text(
+        '[plugins]\nenable = ["quota"]\n[plugin.quota.identities]\n'
+        + "".join(f"{json.dumps(name)} = {json.dumps(text)}\n" for name, text in quotas.items())
+    )
+    again.write_text(cli("print-config", "--config", str(path)).out)
+    rows = json.loads(cli("print-config", "--config", str(again), "--json").out)
+    assert [row["value"] for row in rows if row["key"] == "identities"] == [quotas]
+
+
 def test_the_output_of_print_config_has_no_text_that_a_broker_would_take_for_a_secret(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "exporting.toml"
     path.write_text('[plugins]\nenable = ["exporter"]\n[plugin.exporter]\nto = "s3://b/p"\nsecret_key = "hush-hush"\n')

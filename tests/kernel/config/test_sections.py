@@ -406,3 +406,5 @@ def test_values_are_shown_as_toml_has_them() -> None:
     assert not re.search(r"[\n\0]", show("a\nb\0"))
     for code in range(0x100):
         assert tomllib.loads(f"a = {show('x' + chr(code))}")["a"] == "x" + chr(code)
+        table = {"x" + chr(code): "1", chr(code): {"": "2"}}
+        assert tomllib.loads(f"a = {show(table)}")["a"] == table

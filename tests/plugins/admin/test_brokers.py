@@ -16,6 +16,7 @@ from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError, read_set
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
+from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.interfaces import LiveSettings, Retention, TopicTable
 from gantrymq.plugins.retention import RetentionConfig
@@ -25,6 +26,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.javaproperties import read_properties, write_properties
 from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.memory_env import MemoryEnv
 
 pytestmark = pytest.mark.trio
 
@@ -273,3 +275,10 @@ async def test_a_reload_names_a_changed_secret_and_shows_none(tmp_path: Path) ->
     changed = given("second secret").config
     assert settings.reload(changed) == ([], ["plugin.exporter.secret_key"])
     assert "second secret" not in repr(changed.explain())
+
+
+async def test_overrides_with_keys_that_toml_must_quote_are_read_back() -> None:
+    overrides = Overrides(MemoryEnv(), "/data")
+    changes = {"plugin.my.plugin": {"a key": {"50%": "x", "a.b": "y"}}, "broker": {"insecure": True}}
+    overrides.keep({}, changes)
+    assert overrides.read() == changes
