@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from gantrymq.kernel.config.fields import address, check_address, duration, filled, number, plain, size
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, named
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, named, write_nothing
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 
@@ -41,6 +41,12 @@ def _write_addresses(section: BrokerConfig) -> dict[str, str]:
     return {"bindAddress": host, "listenPort": port} | ({"brokerIP1": advertised} if advertised else {})
 
 
+def _read_id(properties: Mapping[str, str]) -> dict[Place, str]:
+    """RocketMQ's role decides: without one the broker is a master, whose id is 0 whatever the file says."""
+    given = properties["brokerId"]
+    return {("broker", "id"): "0" if given.removeprefix("-").isdecimal() else given}
+
+
 def _read_units(value: str) -> str:
     # RocketMQ's file size is in bytes and rounded up to whole units
     return str(-(-int(value) // CONSUME_QUEUE_UNIT_BYTES)) if value.isascii() and value.isdigit() else value
@@ -56,6 +62,7 @@ class BrokerConfig:
 
     broker_conf_groups: ClassVar = (
         KeyGroup(("listenPort", "bindAddress", "brokerIP1"), _read_addresses, _write_addresses),
+        KeyGroup(("brokerId",), _read_id, write_nothing),
     )
 
     name: str = filled("broker-a", rocketmq="brokerName")

@@ -18,16 +18,17 @@ def _check_peers(_instance: object, _attribute: attrs.Attribute[list[str]], valu
 
 
 def _read_role(properties: Mapping[str, str]) -> dict[Place, str]:
-    """As in RocketMQ, a master's id is 0 regardless of the file, and a slave's must be above 0.
-
-    RocketMQ's brokers always replicate: the section exists for every role.
-    """
+    """RocketMQ's brokers always replicate: the section exists for every role. Only a slave keeps its
+    ``brokerId``, which the kernel reads as 0."""
     role = properties["brokerRole"]
     if role in ("ASYNC_MASTER", "SYNC_MASTER"):
-        return {("broker", "id"): "0", ("plugin.ha", "role"): role.lower()}
-    if role == "SLAVE" and not properties.get("brokerId", "").strip("0"):
+        return {("plugin.ha", "role"): role.lower()}
+    if role != "SLAVE":
+        return {("plugin.ha", "role"): role} if role else {("plugin.ha", ""): ""}
+    broker_id = properties.get("brokerId", "")
+    if not broker_id.strip("0"):
         raise ValueError("brokerRole=SLAVE needs a brokerId above 0")
-    return {("plugin.ha", ""): ""} if role in ("", "SLAVE") else {("plugin.ha", "role"): role}
+    return {("plugin.ha", ""): "", ("broker", "id"): broker_id}
 
 
 def _read_listen(properties: Mapping[str, str]) -> dict[Place, str]:

@@ -63,8 +63,15 @@ def test_an_invalid_role_is_rejected(text: str, told: str) -> None:
     assert failed.value.problems[0].startswith(told)
 
 
+@pytest.mark.parametrize("broker_id", ["0", "1", "-1"])
+@pytest.mark.parametrize("role", ["", "brokerRole=\n", "brokerRole=ASYNC_MASTER\n"])
+def test_a_broker_conf_without_the_role_of_a_slave_is_that_of_a_master(broker_id: str, role: str) -> None:
+    config = build(f"brokerId={broker_id}\n{role}")
+    assert (config.broker.id, config.notes) == (0, ())
+
+
 def test_a_broker_without_a_role_does_not_replicate() -> None:
-    read = read_settings("broker.conf", b"brokerName=a", optional=optional_plugins)
+    read = read_settings("broker.conf", b"brokerName=a\nbrokerId=0", optional=optional_plugins)
     assert "ha" not in read.enable
 
 
