@@ -126,6 +126,14 @@ class PluginActivity:
         found.count += 1
         found.last = f"{type(error).__name__}: {error}"[:TEXT_MAX_CHARS]
 
+    def failed_tasks(self) -> dict[str, list[str]]:
+        """Return the names of the background tasks that raised, by plugin."""
+        found = {
+            plugin: sorted(name for name, state in states.items() if state == "failed")
+            for plugin, states in self.tasks.items()
+        }
+        return {plugin: names for plugin, names in found.items() if names}
+
     def wrote(self, plugin: str, path: str) -> None:
         """Remember a file of the plugin."""
         files = self.files.setdefault(plugin, {})

@@ -39,11 +39,15 @@ class BrokerHealth:
             self._broker.log.check()
         except LogPoisoned as error:
             reasons["log"] = str(error)
-        for plugin, tasks in self._broker.manager.activity.tasks.items():
-            failed = sorted(name for name, state in tasks.items() if state == "failed")
-            if failed:
-                reasons[f"task:{plugin}"] = f"the task {failed[0]!r} of the plugin {plugin!r} has failed; see the log"
         return reasons
+
+    def degraded(self) -> dict[str, str]:
+        """What does not work although clients can work with this broker, by name: tasks of plugins whose error policy
+        lets the broker continue."""
+        return {
+            f"task:{plugin}": f"the task {names[0]!r} of the plugin {plugin!r} has failed; see the log"
+            for plugin, names in self._broker.manager.activity.failed_tasks().items()
+        }
 
     def not_ready(self) -> dict[str, str]:
         """The reasons, by name, for which clients cannot work with this broker; those of :meth:`not_alive` too."""
@@ -73,6 +77,7 @@ class BrokerHealth:
             "alive": not not_alive,
             "ready": not not_ready,
             "reasons": not_ready,
+            "degraded": self.degraded(),
             "broker": {
                 "name": broker.name,
                 "cluster": broker.cluster,

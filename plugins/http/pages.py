@@ -42,7 +42,7 @@ def health_pages(health: BrokerHealth) -> dict[str, Page]:
         return _answer(health.not_alive())
 
     async def readyz(accept: str) -> tuple[int, str, bytes]:
-        return _answer(health.not_ready())
+        return _answer(health.not_ready(), health.degraded())
 
     async def status(accept: str) -> tuple[int, str, bytes]:
         state: dict[str, Any] = health.status()
@@ -51,7 +51,7 @@ def health_pages(health: BrokerHealth) -> dict[str, Page]:
     return {"/healthz": healthz, "/readyz": readyz, "/status.json": status}
 
 
-def _answer(reasons: Mapping[str, str]) -> tuple[int, str, bytes]:
-    if not reasons:
-        return 200, TEXT, b"ok\n"
-    return 503, TEXT, "".join(f"{name}: {reason}\n" for name, reason in reasons.items()).encode()
+def _answer(reasons: Mapping[str, str], degraded: Mapping[str, str] | None = None) -> tuple[int, str, bytes]:
+    status, text = (503, "") if reasons else (200, "ok\n")
+    text += "".join(f"{name}: {reason}\n" for name, reason in {**reasons, **(degraded or {})}.items())
+    return status, TEXT, text.encode()

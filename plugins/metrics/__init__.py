@@ -148,6 +148,11 @@ class MetricsPlugin:
                         "gantrymq_plugin_seconds", "How long calls of plugins' hooks with a batch take, in seconds",
                         BOUNDS_S, time.counts, time.seconds, plugin=plugin, hook=hook,
                     )  # fmt: skip
+            for plugin, tasks in broker.manager.activity.failed_tasks().items():
+                metrics.gauge(
+                    "gantrymq_plugin_failed_tasks", "Background tasks that raised an error, while the broker continues",
+                    len(tasks), plugin=plugin,
+                )  # fmt: skip
             common = {"cluster": broker.cluster, "node_type": "broker", "node_id": broker.name}
             return await trio.to_thread.run_sync(partial(self._finish, metrics, failed, common, expose, accept))
 

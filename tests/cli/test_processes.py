@@ -463,12 +463,12 @@ def test_a_broker_that_restarts_in_its_process_is_not_ready_and_is_not_killed() 
     while_it_runs(check)
 
 
-def test_the_unit_is_alive_while_it_kills_and_restarts_a_broker_with_a_failed_task() -> None:
+def test_the_unit_is_alive_while_it_kills_and_restarts_a_broker_with_a_poisoned_log() -> None:
     async def check(broker: LinkedBroker, unit: units.Unit) -> None:
         await broker.report(Packet(ready="127.0.0.1:1"))
-        failed = Packet(not_alive={"task:x": "failed"}, not_ready={"task:x": "failed"})
-        await broker.report(failed)
-        assert (unit.not_alive(), unit.not_ready()) == ({}, {"broker-a-0: task:x": "failed"})
+        poisoned = Packet(not_alive={"log": "poisoned"}, not_ready={"log": "poisoned"})
+        await broker.report(poisoned)
+        assert (unit.not_alive(), unit.not_ready()) == ({}, {"broker-a-0: log": "poisoned"})
         await trio.sleep(units.SILENCE_SECONDS + units.CHECK_SECONDS)
         assert (broker.signals, unit.not_alive()) == ([signal.SIGKILL], {})
 

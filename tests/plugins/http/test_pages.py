@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +14,16 @@ import pytest
 import structlog.testing
 import trio
 
+from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import LogPoisoned, StartError
 from gantrymq.kernel.loading import load_plugins
+from gantrymq.kernel.plugin_activity import PluginActivity
 from gantrymq.kernel.registry import Registry
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.http import HttpPlugin
 from gantrymq.plugins.http.health import BrokerHealth
@@ -47,8 +50,8 @@ def address_of(broker: Broker) -> str:
 
 
 @asynccontextmanager
-async def running(folder: Path, **settings: str) -> AsyncIterator[Broker]:
-    broker = make_broker(folder, settings={**ANYWHERE, **settings})
+async def running(folder: Path, enable: Sequence[Any] = (), **settings: str) -> AsyncIterator[Broker]:
+    broker = make_broker(folder, settings={**ANYWHERE, **settings}, enable=enable)
     async with run_broker(broker):
         yield broker
 
@@ -105,7 +108,7 @@ async def test_a_poisoned_log_is_not_alive() -> None:
     def check() -> None:
         raise LogPoisoned("flushing the commit log failed: Input/output error")
 
-    manager = SimpleNamespace(activity=SimpleNamespace(tasks={}))
+    manager = SimpleNamespace(activity=PluginActivity(lambda: 0.0))
     broker: Any = SimpleNamespace(
         env=SystemEnv(), log=SimpleNamespace(check=check), manager=manager, unacknowledged_for=lambda: 11.0
     )
@@ -119,13 +122,27 @@ async def test_a_poisoned_log_is_not_alive() -> None:
     assert b"acknowledgments: the oldest message has waited 11 s" in text
 
 
-async def test_a_failed_task_is_not_alive(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        broker.manager.activity.tasks["register"] = {"registration": "failed"}
-        status, text = await get(broker, "/healthz")
-        assert (status, text) == (
-            503, "task:register: the task 'registration' of the plugin 'register' has failed; see the log\n"
-        )  # fmt: skip
+async def test_a_failed_task_of_a_skipped_plugin_leaves_the_broker_alive_and_is_reported(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise ValueError("no such archive")
+
+    class Archive:
+        name = "archive"
+        on_error = "skip"
+
+        @hookimpl
+        def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+            return [BackgroundTask("archiving", fail)]
+
+    reason = "the task 'archiving' of the plugin 'archive' has failed; see the log"
+    async with running(tmp_path, enable=[Archive]) as broker:
+        with trio.fail_after(30):
+            while (await get(broker, "/readyz"))[1] == "ok\n":  # noqa: ASYNC110 - the task tells nobody
+                await trio.sleep(0.01)
+        assert await get(broker, "/healthz") == (200, "ok\n")
+        assert await get(broker, "/readyz") == (200, f"ok\ntask:archive: {reason}\n")
+        state = json.loads((await get(broker, "/status.json"))[1])
+        assert (state["alive"], state["ready"], state["degraded"]) == (True, True, {"task:archive": reason})
 
 
 async def test_conditions_of_plugins_count_and_one_that_raises_is_a_reason(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.metrics import Metrics
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.plugins.metrics import MetricsPlugin
@@ -355,6 +356,24 @@ async def test_a_failing_plugin_omits_its_part_and_an_excessive_one_is_truncated
     assert 100 < told < 200
     assert value(families, "gantrymq_metrics_dropped_series") == 5000 - told
     assert families["loud_rooms"].samples[0].labels["room"] == 'no. 0 "a\\b"\n'
+
+
+async def test_a_failed_task_of_a_skipped_plugin_is_counted(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise ValueError("no such archive")
+
+    class Archive:
+        name = "archive"
+        on_error = "skip"
+
+        @hookimpl
+        def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+            return [BackgroundTask("archiving", fail), BackgroundTask("waiting", trio.sleep_forever)]
+
+    async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN, Archive])) as broker:
+        families = await scrape(broker)
+    assert value(families, "gantrymq_plugin_failed_tasks", plugin="archive") == 1
+    assert len(families["gantrymq_plugin_failed_tasks"].samples) == 1
 
 
 async def test_runtime_info_has_the_address_of_the_metrics(tmp_path: Path) -> None:
