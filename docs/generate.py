@@ -90,7 +90,7 @@ def cli_page() -> str:
             if isinstance(each, click.Argument)
         )
         out += [f"## `{path}{arguments}`\n", paragraphs(command.help or "") + "\n"]
-        options = [each for each in command.params if isinstance(each, click.Option)]
+        options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
         if options:
             out += ["| option | default | meaning |", "|---|---|---|"]
         for option in options:

@@ -30,6 +30,8 @@ class ConfigFlags:
     load: Sequence[str] = ()
     disable: Sequence[str] = ()
     insecure: bool = False
+    derived: Sequence[str] = ()
+    """Settings of a broker of a unit, see :data:`gantrymq.kernel.config.sources.DERIVED`."""
 
 
 @attrs.frozen
@@ -134,10 +136,10 @@ def _load(flags: ConfigFlags, extra_sets: Sequence[str], data: bytes | None) -> 
     ]
     sets = [*flags.sets, *extra_sets, *(f"{place}={value}" for place, value in named if value is not None)]
     given = (flags.config or "", data, os.environ, sets, flags.enable, flags.disable)
-    settings = read_settings(*given, optional=optional_plugins, load=flags.load)
+    settings = read_settings(*given, optional=optional_plugins, load=flags.load, derived=flags.derived)
     overrides = _overrides(settings)
     if overrides is not None:
-        settings = read_settings(*given, overrides, optional_plugins, flags.load)
+        settings = read_settings(*given, overrides, optional_plugins, flags.load, flags.derived)
     manager = load_plugins(DEFAULT_PLUGINS, settings.enable, settings.disable)
     config = build_config(settings, manager)
     for note in config.notes:

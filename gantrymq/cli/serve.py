@@ -87,6 +87,7 @@ def serve(
 @click.option(
     "--nameserver", metavar="HOST:PORT[;HOST:PORT]", help="Nameservers to register with (broker.nameservers)."
 )
+@click.option("--derived", multiple=True, hidden=True)
 @processes_options
 @log_options
 def broker(

@@ -24,6 +24,8 @@ OVERRIDES_PATH = "config/overrides.toml"
 """A file in the store's folder with the settings that administrators changed while the broker ran, as TOML."""
 ENVIRONMENT_PREFIX = "GANTRYMQ_"
 PROPERTIES_SUFFIXES = (".conf", ".properties")
+DERIVED = "--processes"
+"""The source of values that a unit of brokers derives, not the user: they are ignored if the plugin is gone."""
 
 
 class ConfigError(StartError):
@@ -68,6 +70,7 @@ def read_settings(
     overrides: tuple[str, bytes] | None = None,
     optional: Callable[[], PluginManager] | None = None,
     load: Sequence[str] = (),
+    derived: Sequence[str] = (),
 ) -> Settings:
     """Merge a file's bytes (``path`` only names it), the environment and flags; later ones take precedence.
 
@@ -75,8 +78,9 @@ def read_settings(
     environment.
 
     ``*.conf`` and ``*.properties`` are RocketMQ's properties, all else is TOML. ``sets`` are ``section.key=value``;
-    ``enable``, ``load`` and ``disable`` add to the lists of ``[plugins]``. ``optional`` loads the plugins that
-    RocketMQ's properties enable by setting a key of their sections. Raises :class:`ConfigError`.
+    ``enable``, ``load`` and ``disable`` add to the lists of ``[plugins]``. ``derived``, of the same form as ``sets``,
+    takes precedence over all; its source is :data:`DERIVED`. ``optional`` loads the plugins that RocketMQ's properties
+    enable by setting a key of their sections. Raises :class:`ConfigError`.
     """
     values: dict[tuple[str, str], Setting] = {}
     problems: list[str] = []
@@ -93,6 +97,7 @@ def read_settings(
     values.update(overridden)
     values.update(_from_environment(environ or {}))
     values.update(_from_flags(sets, problems))
+    values.update(_from_flags(derived, problems, DERIVED))
     notes += [
         f"{setting.source}: {place[0]}.{place[1]} = {show(setting.value)} has no effect: {values[place].origin} "
         f"{values[place].source} takes precedence"
@@ -215,7 +220,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, str], Setti
     return values
 
 
-def _from_flags(sets: Sequence[str], problems: list[str]) -> dict[tuple[str, str], Setting]:
+def _from_flags(sets: Sequence[str], problems: list[str], source: str = "--set") -> dict[tuple[str, str], Setting]:
     values: dict[tuple[str, str], Setting] = {}
     for text in sets:
         place, equals, value = text.partition("=")
@@ -223,5 +228,5 @@ def _from_flags(sets: Sequence[str], problems: list[str]) -> dict[tuple[str, str
         if not equals or not dot or not section or not key:
             problems.append(f"--set {text}: allowed: section.key=value, such as broker.name=broker-b")
             continue
-        values[section, key] = Setting(value, "flag", "--set", True)
+        values[section, key] = Setting(value, "flag", source, True)
     return values

@@ -39,7 +39,8 @@ log = structlog.get_logger("gantrymq.dashboard")
 class DashboardConfig:
     """Listen address and who may use it."""
 
-    listen: str = address("127.0.0.1:8559", any_port=True)
+    listen: str = address("127.0.0.1:8559", optional=True, any_port=True)
+    """Empty: no dashboard."""
     tokens: str = ""
     """The file of tokens; without it, every peer that can connect has the role ``role``."""
     role: Literal["viewer", "admin"] = "admin"
@@ -58,10 +59,10 @@ class DashboardPlugin:
     name = "dashboard"
     on_error = "skip"
     _access: Access  # these from configure on
-    _socket: socket.socket
+    _socket: socket.socket | None = None
     _certificates: Certificates | None = None
     address = ""
-    """The listen address, ``host:port``."""
+    """The listen address, ``host:port``; empty without one."""
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -71,6 +72,9 @@ class DashboardPlugin:
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
         """Read the tokens and take the address."""
+        section = config.section(DashboardConfig)
+        if not section.listen:
+            return
         try:
             from gantrymq.dashboard import server
             from gantrymq.dashboard.access import Access, read_tokens
@@ -78,7 +82,6 @@ class DashboardPlugin:
             raise StartError(
                 f"plugin 'dashboard': {error}; install it with `pip install 'gantrymq[dashboard]'`"
             ) from None
-        section = config.section(DashboardConfig)
         try:
             tokens = read_tokens(section.tokens) if section.tokens else {}
             self._access = Access(tokens, section.role, tuple(section.hosts))
@@ -97,6 +100,8 @@ class DashboardPlugin:
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The web server."""
+        if self._socket is None:
+            return []
         from gantrymq.dashboard import server
 
         log.info("dashboard_listening", url=f"{'http' if self._certificates is None else 'https'}://{self.address}")

@@ -76,7 +76,8 @@ def decoded(member: Member) -> dict[str, Any]:
     config = load(
         ConfigFlags(
             config=options.get("--config", [None])[-1],
-            sets=options["--set"],
+            sets=options.get("--set", ()),
+            derived=options["--derived"],
             enable=options.get("--enable", ()),
             disable=options.get("--disable", ()),
             insecure="--insecure" in options,
@@ -161,10 +162,30 @@ def test_a_restart_has_the_present_plugins_and_the_name_addresses_and_store_of_t
     derived = ("broker.name", "broker.listen", "broker.data", "plugin.http.listen", "plugin.ha.listen")
     assert {key: after.get(key) for key in derived} == {key: before.get(key) for key in derived}
     assert (after["plugin.metrics.listen"], after["plugin.topics.default_queues"]) == ("127.0.0.1:0", 4)
-    assert "plugin.dashboard.listen" not in after, "broker 0 has it"
+    assert after["plugin.dashboard.listen"] == "", "broker 0 has it"
     first = make_members(load(flags).config, flags, 2, pin=False, logs=[])
     configure("west", "127.0.0.1:5000")
     assert "plugin.metrics.listen" not in restarted(first)
+
+
+def test_a_broker_loads_a_configuration_without_plugins_that_it_was_started_with(tmp_path: Path) -> None:
+    file = tmp_path / "gantrymq.toml"
+    data = f'[broker]\ndata = "{tmp_path / "data"}"\n'
+    file.write_text(
+        f'{data}[plugins]\nenable = ["audit", "dashboard", "exporter", "ha", "metrics"]\n'
+        '[plugin.audit]\nfile = "audit.log"\n[plugin.exporter]\nto = "exports"\n'
+        '[plugin.ha]\nlisten = "127.0.0.1:4000"\n'
+    )
+    flags = ConfigFlags(config=str(file))
+    member = make_layout(load(flags).config, flags, 2, pin=False, logs=[]).members[1]
+    before = decoded(member)
+    assert (before["plugin.ha.listen"], before["plugin.audit.file"]) == ("127.0.0.1:4010", "audit-1.log")
+    file.write_text(data)
+    after = decoded(member)
+    assert after == {key: value for key, value in before.items() if key in after} | {"plugins.enable": []}
+    assert after["broker.name"] == "broker-a-1"
+    with pytest.raises(ConfigError, match=r"\[plugin.ha\] \(flag --set\): there is no such section"):
+        load(attrs.evolve(flags, sets=["plugin.ha.listen=127.0.0.1:4000"]))
 
 
 def test_without_health_pages_each_broker_serves_its_own_metrics(tmp_path: Path) -> None:

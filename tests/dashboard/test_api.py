@@ -550,6 +550,14 @@ def test_a_dashboard_that_anybody_could_use_does_not_start(tmp_path: Path, setti
     assert caught.group_contains(StartError, match=text)
 
 
+@pytest.mark.trio
+async def test_a_dashboard_with_an_empty_address_is_not_served(tmp_path: Path) -> None:
+    settings = {"plugin.dashboard.listen": "", "plugin.dashboard.tokens": "/nowhere"}
+    async with run_cluster(tmp_path, settings=settings, enable=[PLUGIN]) as cluster:
+        assert cluster.broker.manager.activity.tasks.get("dashboard", {}) == {}
+        assert address_of(cluster) == ""
+
+
 @pytest.mark.parametrize("text", ["", "admin short", "root 0123456789abcdef", "0123456789abcdef"])
 def test_a_file_of_tokens_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokens").write_text(text)

@@ -99,17 +99,14 @@ def make_members(
     """
     cpus = sorted(os.sched_getaffinity(0)) if pin else []
     values = _values_of(config)
-    has_dashboard = any(section == "plugin.dashboard" for section, _ in values)
     members = []
     for number in range(count):
         settings = _derived(config, values, number)
         if first:
             settings = {place: first[number].settings.get(place, value) for place, value in settings.items()}
         arguments = ["broker", *_common(flags), *logs]
-        if number and has_dashboard:  # one dashboard shows all brokers
-            arguments += ["--disable", "dashboard"]
         for place, value in settings.items():
-            arguments += ["--set", f"{place}={value}"]
+            arguments += ["--derived", f"{place}={value}"]
         cpu = cpus[number % len(cpus)] if cpus else None
         members.append(Member(settings["broker.name"], arguments, settings, cpu))
     return members
@@ -127,6 +124,8 @@ def _derived(config: Config, values: dict[tuple[str, str], object], number: int)
     }
     if pages:  # for this machine only: the unit's pages show them to others
         settings["plugin.http.listen"] = _shifted(f"127.0.0.1:{parse_address(pages, any_port=True)[1]}", number + 1)
+    if number and ("plugin.dashboard", "listen") in values:  # one dashboard shows all brokers
+        settings["plugin.dashboard.listen"] = ""
     if pages and ("plugin.tls", "pages") in values:  # only the unit's pages, which other machines may read, use TLS
         settings["plugin.tls.pages"] = "plain"
     if metrics and pages:  # read from the broker's pages
