@@ -41,10 +41,13 @@ from gantrymq.cli.processes.layout import Layout, Member, make_layout, make_memb
 from gantrymq.cli.processes.link import PACKET_MAX_BYTES, Link, Packet, make_pair, serve_link, share_topics
 from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.processes.unit import BrokerProcess
+from gantrymq.cli.processes.users import warn_of_other_users
 from gantrymq.cli.servers import tls_of
 from gantrymq.kernel.config.sources import ConfigError
+from gantrymq.plugins.acl.users import UserDocument
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.bodies.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.descriptors import DESCRIPTORS_WANTED
 from gantrymq.remoting.errors import RemoteFault
@@ -213,6 +216,60 @@ def test_stores_of_a_larger_unit_are_reported(tmp_path: Path) -> None:
     assert layout_of(tmp_path, 2).left_out == ["broker-a-2"]
     assert layout_of(tmp_path, 3).left_out == []
     assert layout_of(tmp_path, 3, "broker.name=orders").left_out == ["broker-a-2"], "of another name"
+
+
+def write_users(file: Path, **passwords: str) -> None:
+    document = UserDocument({name: UserInfo(name, password) for name, password in passwords.items()})
+    file.write_bytes(document.encode())
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({}, []),
+        ({"users.json": {"root": "a"}},
+         [("broker-a-0", "users.json", ["root"]), ("broker-a-1", "users.json", ["root"])]),
+        ({"users.json": {"root": "a"}, "users-0.json": {"root": "b"}, "users-1.json": {"root": "b"}}, []),
+        ({"users-0.json": {"root": "a", "ann": "b"}, "users-1.json": {"root": "a"}},
+         [("broker-a-1", "users-0.json", ["ann"])]),
+        ({"users-0.json": {"root": "a"}, "users-1.json": {"root": "a", "ann": "b"}},
+         [("broker-a-1", "users-0.json", ["ann"])]),
+        ({"users-0.json": {"root": "a", "ann": "b"}, "users-1.json": {"root": "a", "ann": "c"}},
+         [("broker-a-1", "users-0.json", ["ann"])]),
+        ({"users-0.json": {"root": "a"}}, [("broker-a-1", "users-0.json", ["root"])]),
+    ],
+)  # fmt: skip
+def test_users_that_not_all_brokers_have_are_reported(
+    tmp_path: Path, written: dict[str, dict[str, str]], expected: list[tuple[str, str, list[str]]]
+) -> None:
+    for name, passwords in written.items():
+        write_users(tmp_path / name, **passwords)
+    flags = ConfigFlags(
+        data=str(tmp_path / "data"), sets=[f"plugin.acl.users={tmp_path / 'users.json'}"], enable=["acl"]
+    )
+    loaded = load(flags)
+    layout = make_layout(loaded.config, flags, 2, pin=False, logs=[])
+    with capture_logs() as logs:
+        warn_of_other_users(loaded, layout)
+    assert [(each["process"], Path(each["source"]).name, each["users"]) for each in logs] == expected
+    assert all(each["event"] == "users_not_copied" for each in logs)
+
+
+def test_policies_that_not_all_brokers_have_are_reported_whatever_their_order(tmp_path: Path) -> None:
+    entries = [PolicyEntryInfo(f"Topic:{name}", ["Pub"], None, "Allow") for name in ("orders", "days")]
+    flags = ConfigFlags(
+        data=str(tmp_path / "data"), sets=[f"plugin.acl.users={tmp_path / 'users.json'}"], enable=["acl"]
+    )
+    loaded = load(flags)
+    layout = make_layout(loaded.config, flags, 3, pin=False, logs=[])
+    for number, policies in enumerate((entries, entries[::-1], entries[:1])):
+        document = UserDocument(
+            {"ann": UserInfo("ann", "secret")}, {"User:ann": AclInfo("User:ann", [PolicyInfo("Custom", policies)])}
+        )
+        (tmp_path / f"users-{number}.json").write_bytes(document.encode())
+    with capture_logs() as logs:
+        warn_of_other_users(loaded, layout)
+    assert [(each["process"], each["users"]) for each in logs] == [("broker-a-2", ["ann"])]
 
 
 def test_single_brokers_and_units_refuse_each_others_folders(tmp_path: Path) -> None:

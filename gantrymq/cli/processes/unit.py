@@ -21,6 +21,7 @@ from gantrymq.cli.processes import link
 from gantrymq.cli.processes.encryption import encryption_of
 from gantrymq.cli.processes.layout import Layout, Member
 from gantrymq.cli.processes.pages import serve_pages
+from gantrymq.cli.processes.users import warn_of_other_users
 from gantrymq.cli.server_process import ServerProcess
 from gantrymq.cli.servers import nameservers_of, print_line, start_nameserver_of, tls_of
 from gantrymq.cli.signals import ending_by_signal, reloading_by_signal, reopening_by_signal
@@ -295,6 +296,7 @@ async def run_unit(
                 nameservers = nameservers_of(loaded, server.address)
             for name in layout.left_out:
                 log.warning("store_left_out", store=str(layout.folder / name), processes=len(layout.members))
+            warn_of_other_users(loaded, layout)
             unit = Unit(layout, nameservers, renew)
             encryption = encryption_of(loaded, tls_of(loaded))
             stack.enter_context(reloading_by_signal(unit.reload))
