@@ -7,7 +7,6 @@ beside that folder has the name of the current context.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tomllib
@@ -113,9 +112,11 @@ def load(name: str) -> ConnectionContext:
 
 def save(name: str, context: ConnectionContext) -> Path:
     """Write the context's file, which only its user may read; returns its path."""
+    from gantrymq.kernel.config.sources import show  # commands of clients start without the kernel
+
     check_name(name)
     values = attrs.asdict(context, filter=lambda _field, value: bool(value))
-    return _write(f"contexts/{name}.toml", "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return _write(f"contexts/{name}.toml", "".join(f"{key} = {show(value)}\n" for key, value in values.items()))
 
 
 def make_current(name: str | None) -> None:

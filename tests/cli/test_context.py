@@ -64,6 +64,14 @@ def test_the_setting_nearest_to_the_command_takes_precedence(
     assert (cli("topic", "list", *options).code == 0) is reaches
 
 
+def test_a_context_keeps_characters_of_all_planes(cli: Cli, nameserver: str, tmp_path: Path) -> None:
+    secret = tmp_path / '🗝"\\\x7f'
+    secret.write_text("secret")
+    keys = ("--access-key", "me", "--secret-key-file", str(secret))
+    assert cli("context", "add", "prod", "--nameserver", nameserver, *keys).code == 0
+    assert cli("topic", "list", "--context", "prod").code == 0
+
+
 def test_context_and_nameserver_exclude_each_other(cli: Cli) -> None:
     cli("context", "add", "prod", "--nameserver", NOWHERE)
     outcome = cli("topic", "list", "--context", "prod", "--nameserver", NOWHERE)
