@@ -133,6 +133,13 @@ class Stubborn(Backup):
         pass
 
 
+class Receding(Backup):
+    """Is at the end of the batch that has expired, also if it had passed that."""
+
+    def on_timeout(self, end: int) -> None:
+        self.confirmed = end
+
+
 def case_of(kind: type[Backup]) -> gatekit.Gate:
     made: list[Backup] = []
 
@@ -161,6 +168,7 @@ def test_a_third_party_gate_that_keeps_the_rules_passes(rule: gatekit.Rule) -> N
         (Stuck, gatekit.it_lies_within_the_log),
         (Ahead, gatekit.it_lies_within_the_log),
         (Falling, gatekit.the_watermark_never_falls),
+        (Receding, gatekit.the_watermark_never_falls),
         (Refusing, gatekit.a_late_sender_learns_that_the_message_is_stored),
         (Silent, gatekit.a_late_sender_learns_that_the_message_is_stored),
         (Generous, gatekit.a_late_message_is_readable_only_with_its_guarantee),
