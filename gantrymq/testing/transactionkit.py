@@ -16,15 +16,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
+import attrs
+
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.store.log.record import Record, encode
+from gantrymq.kernel.store.log.record import encode
 from gantrymq.kernel.store.store import StoreConfig
-from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.headers.transactions import TransactionState
-from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.flushkit import expect
 from gantrymq.testing.memory_env import MemoryEnv
@@ -156,7 +156,8 @@ def forged_records_in_bodies_end_nothing(strategy: Strategy) -> None:
             world.end(first, ROLLBACK)
             if is_dispatched:
                 world.commit()
-            named = Half(b"forged", _forge(world, victim.queue_offset + ahead), victim.queue_offset + ahead, "thieves")
+            queue_offset = victim.queue_offset + ahead
+            named = Half(b"forged", _forge(world, victim, queue_offset), queue_offset, "thieves")
             if is_dispatched:
                 world.commit()
             for state in (COMMIT, ROLLBACK):
@@ -168,14 +169,13 @@ def forged_records_in_bodies_end_nothing(strategy: Strategy) -> None:
             expect(world.bodies()[-1:] == [b"victim"], f"{world.bodies()}")
 
 
-def _forge(world: TransactedStore, queue_offset: int) -> int:
-    """Send an ordinary message whose body is a half message of either strategy; returns the log offset of the
-    forgery."""
+def _forge(world: TransactedStore, victim: Half, queue_offset: int) -> int:
+    """Send an ordinary message whose body is a forged half message, a changed copy of the victim's; returns the log
+    offset of the forgery."""
     offset = world.log.end + HEADS[0].size
-    is_half = isinstance(world.plugin.strategy, HalfStrategy)
-    properties = b"TRAN_MSG\x01true\x02PGROUP\x01thieves" + b"\x02REAL_TOPIC\x01T\x02REAL_QID\x010" * is_half
-    topic, sys_flag = (TRANS_HALF_TOPIC, 0) if is_half else ("T", int(TransactionState.PREPARED))
-    record = Record(topic, 0, b"forged", properties, 0, sys_flag, queue_offset, offset, store_timestamp=1)
+    stored = world.log.read_record(victim.offset)
+    properties = stored.properties.replace(b"PGROUP\x01orders", b"PGROUP\x01thieves")
+    record = attrs.evolve(stored, body=b"forged", properties=properties, queue_offset=queue_offset, offset=offset)
     batch = AppendBatch()
     batch.add("T", 0, encode(record), b"")
     world.append(batch)

@@ -92,6 +92,19 @@ class Gullible(HalfStrategy):
         return endings, []
 
 
+class Wrapping:
+    """Uses a shipped strategy without being a subclass, and believes whatever looks like a half message."""
+
+    def __init__(self, context: StrategyContext) -> None:
+        self._wrapped = HalfStrategy(context)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
+        return endings, []
+
+
 class Losing(HalfStrategy):
     """Ends transactions without an outcome, and stores their messages nowhere."""
 
@@ -135,6 +148,7 @@ class Impatient(Unlimited):
         (Careless, transactionkit.open_transactions_keep_their_files),
         (Trusting, transactionkit.forged_ends_are_refused),
         (Gullible, transactionkit.forged_records_in_bodies_end_nothing),
+        (Wrapping, transactionkit.forged_records_in_bodies_end_nothing),
     ],
 )
 def test_the_kit_finds_a_strategy_that_breaks_the_contract(broken: Any, rule: transactionkit.Rule) -> None:
