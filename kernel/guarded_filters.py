@@ -49,20 +49,7 @@ class FilterGuards:
     def guard(self, info: PluginInfo, kind: str, compiler: FilterCompiler) -> FilterCompiler:
         """Return the compiler of expressions of type ``kind`` to use in place of the plugin's; the same one for a
         shipped plugin."""
-        if info.is_shipped:
-            return compiler
-        explain: Explain = partial(self._explain, info, kind)
-
-        def compile_guarded(expression: str) -> MessageFilter | FilterSteps:
-            try:
-                made = compiler(expression)
-                return _in_steps(made, explain) if isinstance(made, Generator) else _guarded(made, explain)
-            except _RAISED:
-                raise
-            except Exception as error:
-                raise explain(error) from error
-
-        return compile_guarded
+        return compiler if info.is_shipped else guard_compiler(compiler, partial(self._explain, info, kind))
 
     def _explain(self, info: PluginInfo, kind: str, error: Exception) -> RemoteFault:
         self._manager.activity.failed(info.name, HOOK, error)
@@ -71,6 +58,21 @@ class FilterGuards:
             log.error("filter_failed", plugin=info.name, expression_type=kind, reason=reason, exc_info=error)
         remark = f"the filter {kind!r} of the plugin {info.name!r} failed; the broker's log has the reason"
         return RemoteFault(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def guard_compiler(compiler: FilterCompiler, explain: Explain) -> FilterCompiler:
+    """Return the compiler to use in place of a plugin's."""
+
+    def compile_guarded(expression: str) -> MessageFilter | FilterSteps:
+        try:
+            made = compiler(expression)
+            return _in_steps(made, explain) if isinstance(made, Generator) else _guarded(made, explain)
+        except _RAISED:
+            raise
+        except Exception as error:
+            raise explain(error) from error
+
+    return compile_guarded
 
 
 def _in_steps(steps: FilterSteps, explain: Explain) -> FilterSteps:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.kernel.filters import CodeFilter, RecordFilter
+from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter, FilterSteps, RecordFilter
 from gantrymq.plugins.filter import sql92, tags
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -135,17 +135,43 @@ def taking(expression: str) -> Prefix:
     return Prefix(expression or "anything")
 
 
-class Codes(CodeFilter):
-    """Of a stranger who forgot addresses of the extension."""
+class Every(Prefix):
+    """Has a test of entries that refuses all, and claims that no entry needs one. The broker uses the test."""
+
+    matches_all = True
+
+    def matches(self, tag_code: int) -> bool:
+        return False
+
+
+class Tag:
+    """A test of entries that forgets addresses of the extension."""
+
+    matches_all = False
+
+    def __init__(self, tag: str) -> None:
+        self.code = ord(tag)
+
+    def matches(self, tag_code: int) -> bool:
+        return tag_code == self.code
+
+
+class Group(CodeFilter):
+    """The tags of a named group; none for an unknown name. The broker uses only ``codes``, and none means all."""
 
     __slots__ = ("codes",)
     matches_all = False
 
-    def __init__(self, expression: str) -> None:
-        self.codes = frozenset([ord(expression)])
+    def __init__(self, name: str) -> None:
+        self.codes = frozenset([ord("a"), ord("b")] if name == "letters" else [])
 
     def matches(self, tag_code: int) -> bool:
-        return tag_code in self.codes
+        return tag_code in self.codes or tag_code < EXTENSION_ADDRESSES_END
+
+
+def endless(expression: str) -> FilterSteps:
+    while True:
+        yield
 
 
 def case_of(compiler: Callable[[str], Any]) -> filterkit.Filter:
@@ -165,6 +191,7 @@ def test_a_third_party_filter_that_keeps_the_rules_passes(rule: filterkit.Rule) 
     ("broken", "rule"),
     [
         (Contains, filterkit.messages_that_match_are_delivered_and_no_others),
+        (Every, filterkit.messages_that_match_are_delivered_and_no_others),
         (Strict, filterkit.an_entry_with_an_unknown_tag_passes),
         (Trusting, filterkit.properties_of_any_bytes_are_decided),
         (First, filterkit.many_messages_are_decided_as_single_ones),
@@ -182,10 +209,24 @@ def test_a_filter_that_breaks_a_rule_is_found(broken: Callable[[str], Any], rule
 
 
 def test_a_tag_filter_that_drops_addresses_is_found() -> None:
-    case = filterkit.Filter(Codes, examples=(("a", {"TAGS": "a"}, True), ("a", {"TAGS": "b"}, False)))
+    case = filterkit.Filter(Tag, examples=(("a", {"TAGS": "a"}, True), ("a", {"TAGS": "b"}, False)))
     filterkit.messages_that_match_are_delivered_and_no_others(case)
     with pytest.raises(AssertionError, match="drops the address"):
         filterkit.an_entry_with_an_unknown_tag_passes(case)
+
+
+def test_a_filter_of_tag_codes_is_tested_by_its_codes() -> None:
+    examples = (("letters", {"TAGS": "b"}, True), ("letters", {"TAGS": "1"}, False))
+    filterkit.messages_that_match_are_delivered_and_no_others(filterkit.Filter(Group, examples))
+    case = filterkit.Filter(Group, (*examples, ("digits", {"TAGS": "1"}, False)))
+    with pytest.raises(AssertionError, match="'digits' delivers"):
+        filterkit.messages_that_match_are_delivered_and_no_others(case)
+
+
+def test_an_endless_compiler_of_a_valid_expression_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filterkit, "SENSIBLE_STEPS", 100)
+    with pytest.raises(AssertionError, match="'eu-' is not compiled in 100 steps"):
+        filterkit.messages_that_match_are_delivered_and_no_others(case_of(endless))
 
 
 def test_examples_that_show_nothing_are_refused() -> None:
