@@ -51,7 +51,7 @@ ROLLBACK = TransactionState.ROLLBACK
 
 @attrs.frozen
 class Half:
-    """A half message as its producer knows it. ``status``: the status in the response to its send."""
+    """A half message as its producer knows it."""
 
     body: bytes
     offset: int

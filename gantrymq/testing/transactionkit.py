@@ -379,7 +379,8 @@ def many_open_transactions_are_all_asked_about(strategy: Strategy) -> None:
 
 
 def an_error_with_one_does_not_stop_other_check_backs(strategy: Strategy) -> None:
-    """A producer's connection raises an error, and a message has no valid destination (issue 9500)."""
+    """A producer's connection raises an error: the producers of other groups are asked, and the failed check-backs are
+    retried."""
     world = _fresh(strategy)
     world.producers.join()
     world.producers.join("broken").error = RuntimeError("on purpose")

@@ -31,7 +31,7 @@ class NetworkFaults:
         self.count = 0
 
     async def run(self) -> None:
-        """Cause faults until cancelled; then remove all faults of all links."""
+        """Cause faults until cancelled; then remove all faults of all links. It flips no bytes."""
         events = (self._delay, self._cut, self._slow, self._heal, self._clog, self._clog, self._reset, self._isolate)
         try:
             async with trio.open_nursery() as nursery:
