@@ -17,7 +17,7 @@ import trio
 
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.sections import build_config
-from gantrymq.kernel.config.sources import read_settings
+from gantrymq.kernel.config.sources import OVERRIDES_PATH, read_settings
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
@@ -52,14 +52,14 @@ def make_broker(
     disable: Sequence[str] = (),
     env: Env | None = None,
     file: bytes = b"",
-    overrides: bytes = b"",
 ) -> Broker:
     """Create a broker without running it, with any free port, the default plugins, small files, and ``settings`` as
-    ``section.key: value``.
+    ``section.key: value``. Like ``gantrymq serve`` it reads the settings that were changed at run time from the store.
 
-    ``enable``: further plugins, as names for ``--enable``, classes or objects. ``file`` and ``overrides``: the contents
-    of the configuration file, and of the file with changes at run time. Raises ``StartError`` and ``ConfigError``.
+    ``enable``: further plugins, as names for ``--enable``, classes or objects. ``file``: the content of the
+    configuration file. Raises ``StartError`` and ``ConfigError``.
     """
+    env = env or SystemEnv()
     given = {
         "broker.data": fspath(data),
         "broker.listen": "127.0.0.1:0",
@@ -69,16 +69,17 @@ def make_broker(
         **(settings or {}),
     }
     without = [*disable, *([] if nameservers else ["register"])]
+    path = f"{given['broker.data']}/{OVERRIDES_PATH}"
     read = read_settings(
         "gantrymq.toml", file, sets=[f"{key}={value}" for key, value in given.items()],
         enable=[each for each in enable if isinstance(each, str)], disable=without,
-        overrides=("overrides.toml", overrides),
+        overrides=(path, env.read_bytes(path)) if env.exists(path) else None,
     )  # fmt: skip
     objects = [each for each in enable if not isinstance(each, str)]
     manager = load_plugins(DEFAULT_PLUGINS, [*read.enable, *objects], read.disable)
     config = build_config(read, manager)
     broker_section = attrs.evolve(config.broker, nameservers=list(nameservers))
-    return Broker(attrs.evolve(config, broker=broker_section), manager, env or SystemEnv())
+    return Broker(attrs.evolve(config, broker=broker_section), manager, env)
 
 
 @asynccontextmanager

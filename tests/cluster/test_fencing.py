@@ -124,6 +124,23 @@ def test_a_promoted_broker_remains_master_when_the_hanging_one_resumes(more_s: f
     simulate(scenario, seed)
 
 
+def test_a_promoted_slave_is_the_master_again_after_it_was_killed() -> None:
+    """With its unchanged configuration, as a service manager starts it."""
+
+    async def scenario(cluster: Cluster) -> None:
+        two = Trio(cluster, QUICK)
+        await two.start(slaves=1)
+        cluster.machine(A).kill()
+        await trio.sleep(1)
+        assert await two.promote_by_command() == B
+        await cluster.until(lambda: cluster.is_master(B), what="a promotion")
+        cluster.machine(B).kill()
+        await cluster.start_broker(B, 1, QUICK)
+        assert cluster.is_master(B)
+
+    simulate(scenario, 1)
+
+
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.slow

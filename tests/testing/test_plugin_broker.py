@@ -10,10 +10,16 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.config.fields import number
 from gantrymq.kernel.config.sources import ConfigError
 from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.plugins.interfaces import LiveSettings
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
 from gantrymq.sync import connect
 from gantrymq.testing.fixtures import StartPluginBroker
@@ -53,6 +59,31 @@ class Counter:
     @hookimpl
     def save_state(self) -> bytes:
         return b"%d" % self.count
+
+
+@attrs.frozen
+class LimitedConfig:
+    limit: int = number(5, 1, 10)
+
+
+class Limited:
+    """Has a setting that can be changed at run time."""
+
+    name = "limited"
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[LimitedConfig]]:
+        return "limited", LimitedConfig
+
+    @hookimpl
+    def configure(self, broker, config) -> None:  # type: ignore[no-untyped-def]
+        self.broker = broker
+        self.section = config.section(LimitedConfig)
+        broker.before_listening.append(self.allow_changes)
+
+    async def allow_changes(self) -> None:
+        live = self.broker.registry.get(LiveSettings)
+        live.allow("plugin.limited", self.section, ["limit"], lambda section: None)
 
 
 class Picky:
@@ -152,6 +183,23 @@ def test_two_brokers_run_a_plugin_given_as_object_or_by_name(plugin_broker: Star
     loaded = [info.name for info in other.cluster.broker.manager.plugins]
     assert (loaded[-1], "filter" in loaded) == ("metrics", False)
     assert other.plugin.name == "metrics"
+
+
+def change_limit(running: PluginBroker, limit: int) -> None:
+    async def change() -> int:
+        async with open_channel(running.address) as channel:
+            body = b"plugin.limited.limit=%d\n" % limit
+            return (await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=body))).code
+
+    assert trio.run(change) == 0
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_restart_keeps_settings_that_were_changed_at_run_time(plugin_broker: StartPluginBroker, killed: bool) -> None:
+    running = plugin_broker(Limited)
+    change_limit(running, 9)
+    running.restart(killed=killed)
+    assert running.plugin.section.limit == 9
 
 
 def test_a_refused_start_is_one_error_with_its_text(plugin_broker: StartPluginBroker) -> None:

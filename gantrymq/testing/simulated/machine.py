@@ -8,14 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import trio
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.testing.harness import make_broker
 from gantrymq.testing.simulated.env import SimulatedEnv
 from gantrymq.testing.simulated.network import Network, Process, on
 
 _STORE = "store"
-_OVERRIDES = f"{_STORE}/{OVERRIDES_PATH}"
 _NAMESERVER_PORT = 9876
 _BROKER_PORT = 10911
 
@@ -67,7 +65,11 @@ class Machine:
     async def start_broker(
         self, nameservers: Sequence[str], settings: Mapping[str, str], enable: Sequence[str] = ()
     ) -> Broker:
-        """Start a broker; returns it when it listens. It is started again whenever it requests a restart."""
+        """Start a broker; returns it when it listens. It is started again whenever it requests a restart.
+
+        Settings that were changed at run time are kept in the store. An id that was changed so takes precedence over
+        ``broker.id`` in ``settings``, as over a configuration file; all other settings in ``settings`` take precedence.
+        """
         given = {
             "broker.listen": self.address,
             "broker.insecure": "true",
@@ -80,15 +82,12 @@ class Machine:
         }
 
         file = f"[broker]\nid = {given.pop('broker.id', 0)}\n".encode()
-        if self.env.exists(_OVERRIDES):
-            self.env.unlink(_OVERRIDES)  # a start with an id removes an id that was changed at run time
 
         async def body(status: trio.TaskStatus[None]) -> None:
             again = False
             while True:
-                changed = self.env.read_bytes(_OVERRIDES) if self.env.exists(_OVERRIDES) else b""
                 self.broker = broker = make_broker(
-                    _STORE, nameservers, settings=given, enable=enable, env=self.env, file=file, overrides=changed
+                    _STORE, nameservers, settings=given, enable=enable, env=self.env, file=file
                 )
                 async with trio.open_nursery() as nursery:
                     await nursery.start(_run, broker)

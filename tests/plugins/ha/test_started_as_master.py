@@ -38,12 +38,12 @@ async def nameserver() -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
-def make(root: Path, nameserver: str, number: int = 0, *, overrides: bytes = b"", **settings: str) -> Broker:
+def make(root: Path, nameserver: str, number: int = 0, **settings: str) -> Broker:
     """A broker that finds the others through the nameserver, if there is one."""
     given = {"plugin.ha.listen": "127.0.0.1:0", "plugin.ha.role": "sync_master", **settings}
     names = [nameserver] if nameserver else []
     file = b"[broker]\nid = %d\n" % number
-    return make_broker(root, names, settings=given, enable=[PLUGIN], file=file, overrides=overrides)
+    return make_broker(root, names, settings=given, enable=[PLUGIN], file=file)
 
 
 def replication(broker: Broker) -> HaPlugin:
