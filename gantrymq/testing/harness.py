@@ -7,7 +7,7 @@ without it: the servers then run in a separate thread, with real sockets.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from os import PathLike, fspath
 from typing import Any
@@ -34,9 +34,10 @@ _SMALL_INDEX = {"plugin.index.slots": "10000", "plugin.index.entries": "40000"}
 """Files of less than a megabyte: the usual ones of 420 MB are sparse, and a copy of a store would fill them."""
 
 
-@attrs.frozen
+@attrs.define
 class Cluster:
-    """Addresses (``host:port``) of the nameserver and the broker, and the broker itself."""
+    """Addresses (``host:port``) of the nameserver and the broker, and the broker itself: a new one after each restart
+    that it requests."""
 
     nameserver: str
     address: str
@@ -84,7 +85,8 @@ def make_broker(
 
 @asynccontextmanager
 async def run_broker(broker: Broker) -> AsyncIterator[Broker]:
-    """Run ``broker`` during the block; at its end the broker drains and closes its store."""
+    """Run ``broker`` during the block; at its end the broker drains and closes its store. A broker that requests a
+    restart only ends."""
     async with trio.open_nursery() as nursery:
         with trio.fail_after(_START_S):
             await nursery.start(_run, broker)
@@ -116,15 +118,64 @@ async def run_cluster(
         async with trio.open_nursery() as nursery:
             nameserver = NameServer(NameServerConfig(port=0))
             await nursery.start(nameserver.serve)
-            broker = make_broker(data, [nameserver.address], settings=settings, enable=enable, disable=disable)
-            async with run_broker(broker):
-                if not await broker.registry.get(Registration).wait_first(_START_S):
-                    raise StartError(
-                        f"the broker is not registered with its nameserver {nameserver.address}, which has no TLS: the "
-                        "log has the reason; with plugin.tls.mode = enforcing, set plugin.tls.outgoing = plain"
-                    )
-                yield Cluster(nameserver.address, broker.address, broker)
+
+            def make(more: Mapping[str, str]) -> Broker:
+                given = {**(settings or {}), **more}
+                return make_broker(data, [nameserver.address], settings=given, enable=enable, disable=disable)
+
+            async with _run_with_restarts(nameserver.address, make) as cluster:
+                yield cluster
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _run_with_restarts(nameserver: str, make: Callable[[Mapping[str, str]], Broker]) -> AsyncIterator[Cluster]:
+    """Run a broker during the block, and a new one at the same port when it requests a restart. ``make`` gets the
+    settings that it needs for that."""
+    newest, is_over = make({}), False
+
+    async def run(*, task_status: trio.TaskStatus[Cluster]) -> None:
+        nonlocal newest
+        cluster: Cluster | None = None
+
+        def registered() -> None:
+            nonlocal cluster
+            if cluster is None:
+                cluster = Cluster(nameserver, newest.address, newest)
+                task_status.started(cluster)
+            cluster.broker = newest
+
+        while True:
+            await _run_registered(newest, nameserver, registered)
+            if is_over or not newest.restarting:
+                return
+            newest = make({"broker.listen": newest.listening})
+
+    async with trio.open_nursery() as nursery:
+        cluster = await nursery.start(run)
+        try:
+            yield cluster
+        finally:
+            is_over = True
+            newest.stop()
+
+
+async def _run_registered(broker: Broker, nameserver: str, registered: Callable[[], None]) -> None:
+    """Run ``broker`` to its end; ``registered`` is called when clients find it through the nameserver."""
+    async with trio.open_nursery() as nursery:
+
+        async def run(*, task_status: trio.TaskStatus[Broker]) -> None:
+            await broker.run(task_status=task_status)
+            nursery.cancel_scope.cancel()  # it may have ended before it was registered
+
+        with trio.fail_after(_START_S):
+            await nursery.start(run)
+        if not await broker.registry.get(Registration).wait_first(_START_S):
+            raise StartError(
+                f"the broker is not registered with its nameserver {nameserver}, which has no TLS: the "
+                "log has the reason; with plugin.tls.mode = enforcing, set plugin.tls.outgoing = plain"
+            )
+        registered()
 
 
 @contextmanager

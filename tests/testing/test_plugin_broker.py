@@ -67,7 +67,7 @@ class LimitedConfig:
 
 
 class Limited:
-    """Has a setting that can be changed at run time."""
+    """Has a setting that can be changed at run time, and restarts the broker for a message of the topic "restart"."""
 
     name = "limited"
 
@@ -84,6 +84,11 @@ class Limited:
     async def allow_changes(self) -> None:
         live = self.broker.registry.get(LiveSettings)
         live.allow("plugin.limited", self.section, ["limit"], lambda section: None)
+
+    @hookimpl
+    def dispatch(self, batch) -> None:  # type: ignore[no-untyped-def]
+        if "restart" in batch.topics and not batch.replay:
+            self.broker.restart()
 
 
 class Picky:
@@ -200,6 +205,24 @@ def test_a_restart_keeps_settings_that_were_changed_at_run_time(plugin_broker: S
     change_limit(running, 9)
     running.restart(killed=killed)
     assert running.plugin.section.limit == 9
+
+
+def test_a_broker_that_requests_a_restart_is_started_again(plugin_broker: StartPluginBroker) -> None:
+    running = plugin_broker(Limited)
+    first, address = running.plugin, running.address
+    change_limit(running, 7)
+    send(running, "orders", 1)
+    send(running, "restart", 1)
+    end = time.monotonic() + 60
+    while running.plugin is first and time.monotonic() < end:
+        time.sleep(0.01)
+    assert running.plugin.section.limit == 7
+    send(running, "orders", 1)
+    send(running, "new", 1)  # whose route only a nameserver that knows the broker has
+    assert running.address == running.cluster.broker.address == address
+    with running.client.consumer("orders", "readers", start="first") as consumer:
+        assert [next(consumer).body for _ in range(2)] == [b"0", b"0"]
+    running.stop()
 
 
 def test_a_refused_start_is_one_error_with_its_text(plugin_broker: StartPluginBroker) -> None:
