@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gantrymq.kernel.processors import Heavy, Processor, Request
+from gantrymq.kernel.processors import Processor, Request
 from gantrymq.kernel.store.queues.search import TimeBound
 from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
@@ -31,6 +31,8 @@ from gantrymq.remoting.headers.offsets import (
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
+SEARCHES_MAX = 4
+"""The most searches by time at once."""
 LOG_OFFSET_BYTES = 8
 """A consume queue entry begins with the log offset of its message."""
 
@@ -44,13 +46,14 @@ class OffsetRequests:
         self._config = config
         self._topics = broker.registry.get(TopicTable)
         self._groups = broker.registry.get(GroupTable)
+        self._searching = trio.CapacityLimiter(SEARCHES_MAX)
 
     def processors(self) -> dict[int, Processor]:
         """Return the handlers by request code."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: Heavy(self.search),
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
             RequestCode.GET_MAX_OFFSET: self.max_offset,
             RequestCode.GET_MIN_OFFSET: self.min_offset,
         }
@@ -99,7 +102,7 @@ class OffsetRequests:
         time_of = partial(stored_at, self._broker.log)
         try:
             offset = await trio.to_thread.run_sync(
-                search, header.topic, header.queue_id, header.timestamp, time_of, bound
+                search, header.topic, header.queue_id, header.timestamp, time_of, bound, limiter=self._searching
             )
         except OSError as error:
             raise _fault(f"the queue cannot be searched: {error.strerror}") from error
