@@ -167,9 +167,9 @@ class QueueRepair:
         self._outages = Outages(log, env.monotonic)
 
     @property
-    def has_work(self) -> bool:
-        """Whether entries that readers have reported wait for their repair."""
-        return bool(self._queues.suspects)
+    def waiting(self) -> int:
+        """How many entries that readers have reported wait for their repair."""
+        return len(self._queues.suspects)
 
     def step(self) -> bool:
         """Repair the entries around one that was reported; False if that failed and must be tried again later."""

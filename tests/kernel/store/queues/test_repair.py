@@ -101,13 +101,13 @@ def test_wrong_entries_are_corrected_and_their_neighbors_unchanged(
     with capture_logs() as lines:
         assert queue.suspect(suspect)
         assert queue.suspect(suspect), "until it is corrected"
-        assert store.repair.has_work
+        assert store.repair.waiting
         store.repair.step()
     assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repaired"]
     assert lines[1]["entries"] == count
     assert queue.entries(0, MESSAGES) == before
     assert queue.generation > generation, "entries that somebody has read before are not those"
-    assert not store.repair.has_work
+    assert not store.repair.waiting
     assert not queue.suspect(suspect), "it was looked at"
     assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repaired"]
     assert len(read_queue(store)) == MESSAGES
@@ -233,12 +233,12 @@ def test_an_entry_stays_suspect_until_its_repair_succeeds(
         for _ in range(3):
             assert not store.repair.step()
             assert queue.suspect(9), "readers must wait for it"
-        assert store.repair.has_work
+        assert store.repair.waiting
     assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repair_failed"]
     assert lines[1]["reason"].endswith(errno.errorcode[number])
     assert store.repair.step()
     assert queue.entries(0, MESSAGES) == before
-    assert not store.repair.has_work
+    assert not store.repair.waiting
 
 
 def test_a_failed_repair_does_not_stop_those_of_other_queues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_a_suspect_entry_of_a_deleted_topic_is_forgotten(store: Store) -> None:
     assert queue.suspect(9)
     store.queues.delete_topic("T")
     assert store.repair.step()
-    assert not store.repair.has_work
+    assert not store.repair.waiting
 
 
 def test_entries_of_this_run_and_light_queues_are_not_verified(store: Store) -> None:
@@ -305,7 +305,7 @@ def test_a_last_entry_with_a_wrong_size_does_not_hide_later_records(
     batch.add("T", 0, b"later", b"")
     again.append(batch)
     commit(again)
-    while again.repair.has_work:
+    while again.repair.waiting:
         again.repair.step()
     found = read_queue(again)
     assert (len(found), found[MESSAGES]) == (MESSAGES + 1, b"later")
