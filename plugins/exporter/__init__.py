@@ -81,6 +81,12 @@ class ExporterPlugin:
         return [BackgroundTask("exporter", self._exporter.run, "masters")]
 
     @hookimpl
+    def recovered(self, broker: Broker) -> None:
+        """Correct the exported offsets of topics that were deleted; a slave's are its master's."""
+        if not broker.broker_id:
+            self._exporter.find_recreated()
+
+    @hookimpl
     def started(self, broker: Broker) -> None:
         """Let runs start: their processes can connect now."""
         self._exporter.listens()

@@ -63,9 +63,7 @@ class Exporter:
     # -------------------------------------------------------------------------------------------------- commands
 
     def listens(self) -> None:
-        """Note that the broker serves clients from now on, before their first message."""
-        if not self._broker.broker_id:
-            self._find_recreated()
+        """Note that the broker serves clients from now on."""
         self._listens.set()
 
     def topics_removed(self, names: list[str]) -> None:
@@ -92,8 +90,8 @@ class Exporter:
         changed, self._changed = self._changed, False
         return encode_state(self.state) if changed else None
 
-    def _find_recreated(self) -> None:
-        """Find topics that were deleted and whose queues no longer have the exported offsets.
+    def find_recreated(self) -> None:
+        """Find topics that were deleted and whose queues no longer have the exported offsets; before the broker serves.
 
         Later this could not be found: new messages get those offsets, and the queues grow beyond them.
         """
