@@ -44,6 +44,13 @@ async def brokers_without_master(client: Client, cluster: str | None = None) -> 
     )
 
 
+async def clusters_of(client: Client, brokers: Container[str]) -> set[str]:
+    """Return the names of all brokers of the clusters that have one of ``brokers``."""
+    table = (await client.admin.cluster()).broker_addr_table
+    clusters = {data.cluster for name, data in table.items() if name in brokers}
+    return {name for name, data in table.items() if data.cluster in clusters}
+
+
 async def require_masters(client: Client, consequence: str, brokers: Container[str] | None = None) -> None:
     """Raise :class:`NoRoute` if a broker, or one of ``brokers``, has no master; ``consequence`` ends its text."""
     for name in await brokers_without_master(client):

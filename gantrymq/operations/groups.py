@@ -13,7 +13,7 @@ import attrs
 
 from gantrymq.client.errors import AccessDenied, BrokerError, CallTimeout, NoRoute
 from gantrymq.operations.absence import ask_if_present
-from gantrymq.operations.brokers import master_addresses, require_masters
+from gantrymq.operations.brokers import clusters_of, master_addresses, require_masters
 from gantrymq.operations.dead_letters import POSITION_GROUP
 from gantrymq.operations.topics import NOTHING_DELETED, delete_topic
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
@@ -255,12 +255,15 @@ async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str 
     """Return what a reset changes. ``topics``: all of the group's topics if empty. ``to``: first, last, or ms since
     1970.
 
-    :class:`NoRoute` if the group has no committed offsets and no topic is given, or if a broker has no master that may
-    have the group, or one of ``topics`` if they are given.
+    :class:`NoRoute` if the group has no committed offsets and no topic is given, or if a broker of its clusters has no
+    master, or one of the brokers of ``topics`` if they are given.
     """
+    names = list(topics)
     if not topics:
-        await require_masters(client, f"not all topics of group {group} are known; name the topics")
-    names = list(topics) or sorted({lag.topic for lag in await group_lags(client, group)})
+        lags = await group_lags(client, group)
+        brokers = await clusters_of(client, {lag.broker for lag in lags}) if lags else None
+        await require_masters(client, f"not all topics of group {group} are known; name the topics", brokers)
+        names = sorted({lag.topic for lag in lags})
     names = [name for name in names if not is_retry_topic(name)]
     if not names:
         raise NoRoute(f"group {group} has committed no offsets; name a topic")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq.client import connect
 from gantrymq.client.errors import NoRoute
 from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.operations.delayed import WaitingMessages, waiting_messages
@@ -158,6 +159,22 @@ async def test_lists_of_groups_warn_of_a_broker_without_a_master_and_what_needs_
         assert (code, "broker broker-b has no master now" in err) == (1, True)
         code, err = await run("definitions", "import", str(file), "--dry-run")
         assert (code, "broker broker-b has no master now" in err) == (1, True)
+
+
+async def test_offsets_are_reset_while_a_broker_of_another_cluster_has_no_master(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    slave = RegisterBrokerHeader(
+        broker_name="broker-b", broker_addr="127.0.0.1:1", cluster_name="Other", ha_server_addr="", broker_id=1
+    )
+    async with run_cluster(tmp_path / "store") as cluster, open_channel(cluster.nameserver) as channel:
+        async with connect(cluster.nameserver) as client:
+            await client.admin.create_topic("T", 2)
+            await client.admin.set_consumer_offset("g", MessageQueue("T", cluster.broker.name, 0), 0)
+        assert (await channel.call(Command(RequestCode.REGISTER_BROKER, slave.to_ext()))).code == ResponseCode.SUCCESS
+        reset = ("group", "reset-offsets", "g", "--to", "first", "--dry-run", "--nameserver", cluster.nameserver)
+        outcome = await trio.to_thread.run_sync(lambda: cli(*reset))
+    assert (outcome.code, outcome.err) == (0, "offsets of 2 queues would be set\n")
 
 
 @pytest.mark.parametrize(
