@@ -105,7 +105,7 @@ def read_settings(
         if values[place] is not setting
     ]
     given = (("enable", "--enable", enable), ("load", "--plugin", load), ("disable", "--disable", disable))
-    names = {key: (*_names(values, key, problems), *added) for key, _, added in given}
+    names = {key: tuple(dict.fromkeys((*_names(values, key, problems), *added))) for key, _, added in given}
     for key, flag, added in given:
         if added:
             values["plugins", key] = Setting(list(names[key]), "flag", flag, False)

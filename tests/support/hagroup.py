@@ -73,7 +73,8 @@ class HaGroup:
         """The broker on store ``number``, with this id (0 for the master), whatever a promotion has written there."""
         (self.home / f"data-{number}" / OVERRIDES_PATH).unlink(missing_ok=True)
         file = self.home / f"broker-{number}.conf"
-        file.write_text(f"brokerId={broker_id}\nmappedFileSizeCommitLog={FILE_BYTES}\n")
+        role = "SLAVE" if broker_id else "ASYNC_MASTER"
+        file.write_text(f"brokerRole={role}\nbrokerId={broker_id}\nmappedFileSizeCommitLog={FILE_BYTES}\n")
         sets = [word for key, value in self._settings.items() for word in ("--set", f"{key}={value}")]
         child = self.brokers[number] = self._child(
             f"broker-{number}", "broker", "--nameserver", self.nameserver, "--listen", self.addresses[number],

@@ -70,6 +70,11 @@ def test_a_broker_conf_without_the_role_of_a_slave_is_that_of_a_master(broker_id
     assert (config.broker.id, config.notes) == (0, ())
 
 
+def test_a_plugin_may_be_enabled_by_a_broker_conf_and_by_a_flag() -> None:
+    read = read_settings("b.conf", b"brokerRole=SLAVE\nbrokerId=1", enable=["ha", "ha"], optional=optional_plugins)
+    assert read.enable == ("ha",)
+
+
 def test_a_broker_without_a_role_does_not_replicate() -> None:
     read = read_settings("broker.conf", b"brokerName=a\nbrokerId=0", optional=optional_plugins)
     assert "ha" not in read.enable
