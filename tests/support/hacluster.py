@@ -170,7 +170,7 @@ class HaCluster:
     def _start(self, number: int, master: bool, ready: bool) -> Child:
         (self.store(number) / OVERRIDES_PATH).unlink(missing_ok=True)
         file = self.home / f"broker-{number}.conf"
-        file.write_text(f"brokerId={0 if master else number + 1}\n")
+        file.write_text("brokerId=0\n" if master else f"brokerRole=SLAVE\nbrokerId={number + 1}\n")
         settings = {"plugins.enable": "ha", "broker.advertise": self.address(number), **self._settings}
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         command = (
