@@ -1,8 +1,8 @@
 """Export topics continuously to Parquet files or tables, each message exactly once, in a process beside the broker.
 
 Slot: none; not in the default set: ``--enable exporter``, with the extra ``gantrymq[spark]``.
-Hooks: check_files, collect_metrics, config_section, configure, persist, register_processors, register_tasks,
-retention_floor, runtime_info, started, topics_changed.
+Hooks: check_files, collect_metrics, config_section, configure, persist, recovered, register_processors,
+register_tasks, retention_floor, runtime_info, started, topics_changed.
 Config ``[plugin.exporter]``: ``topics``, ``to``, ``every``, ``at_bytes``, ``format``, ``engine``, ``cores``,
 ``memory``, ``file_rows``, ``file_bytes``, ``skip_lost``, ``bad_bodies``, ``hold_bytes``, ``hold_age``, ``retry``,
 ``timeout``, ``nice``, ``access_key``, ``secret_key``, ``tls``, ``tls_ca_file``.
