@@ -112,7 +112,7 @@ def test_entries_before_the_logs_start_are_reported_and_entries_with_another_tag
 
 @pytest.mark.parametrize("body", [100, 1000, 30_000, 69_000])
 def test_a_pull_reads_records_up_to_its_limit_in_bytes(monkeypatch: pytest.MonkeyPatch, body: int) -> None:
-    log = Log([False] * 700, body=body)
+    log = Log([False] * (70 * 1000 // body + 2), body=body)
     monkeypatch.setattr(select, "SCAN_BYTES", 70 * 1000)
     found, scanned, _ = log.select()
     size = log.offsets[1]
