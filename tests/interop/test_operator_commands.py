@@ -60,6 +60,7 @@ def command_output(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return call
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("fixture", ["java_system", "java5_system"])
 def test_our_commands_operate_groups_dead_letters_and_topics_of_rocketmq(
     request: pytest.FixtureRequest, fixture: str, names: Callable[[str], str], command_output: Callable[..., str]
@@ -350,6 +351,7 @@ def test_exports_take_each_message_of_rocketmq_once(
         } == sent  # fmt: skip
 
 
+@pytest.mark.soak(1)
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fixture", ["java_system", "java5_system"])

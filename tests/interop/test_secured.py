@@ -187,6 +187,7 @@ def encrypted(homes: Homes) -> Iterator[str]:
         yield nameserver
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("release", ["java", "java5"])
 def test_rocketmqs_clients_connect_with_tls_and_keys(
     request: pytest.FixtureRequest, homes: Homes, encrypted: str, release: str
@@ -217,6 +218,7 @@ def test_rocketmqs_clients_connect_with_tls_and_keys(
             assert next(each for each in bodies if each == body)
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("release", ["java", "java5"])
 def test_the_certificate_of_rocketmqs_client_is_its_account(
     request: pytest.FixtureRequest, homes: Homes, tmp_path: Path, release: str
@@ -258,6 +260,7 @@ def test_the_certificate_of_rocketmqs_client_is_its_account(
         assert "No accessKey is configured" in send_as(mallory)
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("release", ["java", "java5"])
 def test_rocketmqs_brokers_register_at_a_nameserver_that_demands_identities(
     request: pytest.FixtureRequest, homes: Homes, release: str

@@ -147,6 +147,7 @@ def test_producers_at_their_quota_send_more_slowly_and_no_send_fails(
         assert "quota_exceeded" not in (home / "log").read_text()
 
 
+@pytest.mark.soak(1)
 def test_push_consumers_beyond_their_quota_pull_again_later_and_miss_nothing(
     java_client: ForeignClient, homes: Homes, names: Names
 ) -> None:
@@ -162,6 +163,7 @@ def test_push_consumers_beyond_their_quota_pull_again_later_and_miss_nothing(
         assert "quota_exceeded" in (home / "log").read_text()
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("release", ["java", "java5"])
 def test_rocketmqs_brokers_register_over_tls_at_our_nameserver_beside_our_broker(
     request: pytest.FixtureRequest, homes: Homes, names: Names, release: str
@@ -190,6 +192,7 @@ def test_rocketmqs_brokers_register_over_tls_at_our_nameserver_beside_our_broker
             theirs.discard()
 
 
+@pytest.mark.soak(1)
 def test_tokens_of_a_provider_identify_rocketmqs_clients(
     java_client: ForeignClient, homes: Homes, names: Names
 ) -> None:

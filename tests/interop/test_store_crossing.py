@@ -205,6 +205,7 @@ def offsets_of(nameserver: str, topic: str, group: str) -> list[int | None]:
         return [client.admin.consumer_offset(group, queue) for queue in sorted(client.admin.queues(topic))]
 
 
+@pytest.mark.soak(1)
 @pytest.mark.once
 @pytest.mark.parametrize("version", ["java", "java5"])
 def test_java_opens_a_repaired_store_and_one_that_was_restored_from_s3(
