@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 import time
 import zlib
@@ -187,7 +188,10 @@ async def test_an_outage_of_a_broker_has_one_line_at_its_begin_and_one_at_its_en
     assert "send_failed" in first
     assert "outage_ended" in last
     assert "of='send_failed'" in last
-    assert f"failures={refused}" in last
+    counted = re.search(r"failures=(\d+)", last)
+    assert counted
+    # each of the two sends may have reached its deadline before it got the last refusal
+    assert refused - 2 <= int(counted[1]) <= refused
 
 
 @pytest.mark.parametrize("code", [3, 13, 26])
