@@ -212,15 +212,21 @@ async def test_only_assigned_queues_are_read(fake_cluster: Cluster) -> None:
             await reader.assign([MessageQueue("U", "broker-a", 0)])
 
 
+def delay_routes(cluster: Any) -> anyio.Event:
+    """Let the nameserver answer requests for routes when the returned event is set."""
+    may_answer = anyio.Event()
+
+    async def late(request: Any) -> Any:
+        await may_answer.wait()
+        return cluster.nameserver.on_get_routeinfo_by_topic(request)
+
+    cluster.nameserver.answers[105] = late
+    return may_answer
+
+
 async def test_the_latest_of_concurrent_assignments_is_effective(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
-        may_answer = anyio.Event()
-
-        async def late(request: Any) -> Any:
-            await may_answer.wait()
-            return cluster.nameserver.on_get_routeinfo_by_topic(request)
-
-        cluster.nameserver.answers[105] = late
+        may_answer = delay_routes(cluster)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reader.assign)
             await cluster.nameserver.wait_for(105)
@@ -231,13 +237,7 @@ async def test_the_latest_of_concurrent_assignments_is_effective(fake_cluster: C
 
 async def test_queues_assigned_during_the_first_look_up_are_the_only_ones_read(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
-        may_answer = anyio.Event()
-
-        async def late(request: Any) -> Any:
-            await may_answer.wait()
-            return cluster.nameserver.on_get_routeinfo_by_topic(request)
-
-        cluster.nameserver.answers[105] = late
+        may_answer = delay_routes(cluster)
         fill(cluster, 2)
         assert await reader.poll(timeout=0) == []
         await cluster.nameserver.wait_for(105)
