@@ -14,7 +14,6 @@ import pytest
 import structlog.testing
 import trio
 
-from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings
@@ -23,7 +22,6 @@ from gantrymq.kernel.errors import LogPoisoned, StartError
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.plugin_activity import PluginActivity
 from gantrymq.kernel.registry import Registry
-from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.http import HttpPlugin
 from gantrymq.plugins.http.health import BrokerHealth
@@ -32,6 +30,7 @@ from gantrymq.plugins.http.server import HEAD_MAX_BYTES
 from gantrymq.plugins.interfaces import Health, HttpPages
 from gantrymq.remoting.address import parse_address
 from gantrymq.testing.harness import make_broker, run_broker
+from support.failing_task import Archive
 from support.tls_flood import client_hello
 
 pytestmark = pytest.mark.trio
@@ -123,17 +122,6 @@ async def test_a_poisoned_log_is_not_alive() -> None:
 
 
 async def test_a_failed_task_of_a_skipped_plugin_leaves_the_broker_alive_and_is_reported(tmp_path: Path) -> None:
-    async def fail() -> None:
-        raise ValueError("no such archive")
-
-    class Archive:
-        name = "archive"
-        on_error = "skip"
-
-        @hookimpl
-        def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-            return [BackgroundTask("archiving", fail)]
-
     reason = "the task 'archiving' of the plugin 'archive' has failed; see the log"
     async with running(tmp_path, enable=[Archive]) as broker:
         with trio.fail_after(30):

@@ -25,7 +25,6 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.metrics import Metrics
-from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.plugins.metrics import MetricsPlugin
@@ -35,6 +34,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
 from gantrymq.testing.harness import make_broker, run_broker, run_cluster
 from gantrymq.testing.requests import send
+from support.failing_task import Archive
 from support.processes import free_ports
 
 pytestmark = pytest.mark.trio
@@ -359,17 +359,6 @@ async def test_a_failing_plugin_omits_its_part_and_an_excessive_one_is_truncated
 
 
 async def test_a_failed_task_of_a_skipped_plugin_is_counted(tmp_path: Path) -> None:
-    async def fail() -> None:
-        raise ValueError("no such archive")
-
-    class Archive:
-        name = "archive"
-        on_error = "skip"
-
-        @hookimpl
-        def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-            return [BackgroundTask("archiving", fail), BackgroundTask("waiting", trio.sleep_forever)]
-
     async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN, Archive])) as broker:
         families = await scrape(broker)
     assert value(families, "gantrymq_plugin_failed_tasks", plugin="archive") == 1
