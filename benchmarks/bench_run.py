@@ -58,6 +58,9 @@ class Other:
     version_line: Callable[[], str]
     expresses: Callable[[Scenario], bool]
     start: Callable[[str], AbstractContextManager[Server]]
+    is_in_rounds: bool = False
+    """Whether it is measured in each round, just after the brokers: its goals compare rates that are close to each
+    other, and a machine changes more than that within half an hour. The others are measured once, after the rounds."""
 
 
 OTHERS = (
@@ -67,6 +70,7 @@ OTHERS = (
         streams.version_line,
         lambda scenario: scenario.is_plain_send,
         streams.redis,
+        is_in_rounds=True,
     ),
     Other("Kafka", lambda given: given.kafka, lambda: kafka.VERSION_LINE, kafka.expresses, kafka.kafka),
     Other("NATS", lambda given: given.nats, lambda: nats.VERSION_LINE, nats.expresses, nats.nats),
@@ -105,6 +109,8 @@ class Run:
     def _measure(self) -> None:
         """Measure the ceilings, the rounds of the budget, one round of the wider scenarios, other systems, and the
         special groups."""
+        if not streams.is_installed():
+            print_progress("without Redis: redis-server and redis-benchmark are not installed")
         scenarios = self.report.scenarios
         in_rounds = [each for each in scenarios if each.groups[0] == "budget" and "budget" in self.given.groups]
         wider = [each for each in scenarios if each not in in_rounds]
@@ -113,7 +119,7 @@ class Run:
         for number in range(1, self.given.rounds + 1):
             self._round(in_rounds, number, budget=True)
         self._round(wider, 1, budget=False)
-        self._others()
+        self._others_once()
         for group in self.special:
             for measure_it in SPECIAL[group]:
                 for system in self.systems:
@@ -166,7 +172,8 @@ class Run:
         self.report.ceilings[scenario.name] = best
 
     def _round(self, scenarios: Sequence[Scenario], number: int, *, budget: bool) -> None:
-        """Measure each system in turn, one flush mode after the other; every second round in reverse order."""
+        """Measure each system in turn, one flush mode after the other, in every second round in reverse order; after
+        them the other systems that are in the rounds."""
         for flush in FLUSHES:
             wanted = [each for each in scenarios if each.flush == flush]
             for system in (self.systems if number % 2 else reversed(self.systems)) if wanted else ():
@@ -191,28 +198,33 @@ class Run:
                     raise Failed(f"round {number}, {flush} flush, {system}: {error}") from error
                 if system == "java" and budget and flush == FLUSHES[0]:
                     result.first_message = start_seconds(system)
+            for other in self._others:
+                if other.is_in_rounds:
+                    self._other(other, flush, wanted)
 
-    def _others(self) -> None:
-        """Measure Redis, Kafka and NATS once, where they are installed; a failure becomes a note and does not end the
-        run."""
-        report = self.report
-        if not streams.is_installed():
-            print_progress("without Redis: redis-server and redis-benchmark are not installed")
-        others = [each for each in OTHERS if each.is_asked_for(self.given)]
+    @property
+    def _others(self) -> list[Other]:
+        return [each for each in OTHERS if each.is_asked_for(self.given)]
+
+    def _others_once(self) -> None:
         for flush in FLUSHES:
-            for other in others:
-                wanted = [each for each in report.scenarios if each.flush == flush and other.expresses(each)]
-                if not wanted:
-                    continue
-                report.versions[other.name.lower()] = other.version_line()
-                self._fill()
-                try:
-                    with other.start(flush) as server:
-                        for scenario in wanted:
-                            self._add(other.name.lower(), scenario, *server.rate(scenario, self.given.timing.seconds))
-                except FAILURES_OF_OTHERS as error:
-                    report.notes.append(f"{other.name}, {flush} flush, failed: {error}")
-                    print_progress(report.notes[-1])
+            for other in self._others:
+                if not other.is_in_rounds:
+                    self._other(other, flush, [each for each in self.report.scenarios if each.flush == flush])
+
+    def _other(self, other: Other, flush: str, scenarios: Sequence[Scenario]) -> None:
+        """Measure Redis, Kafka or NATS; a failure becomes a note and does not end the run."""
+        wanted = [each for each in scenarios if other.expresses(each)]
+        if not wanted:
+            return
+        self.report.versions[other.name.lower()] = other.version_line()
+        self._fill()
+        try:
+            with other.start(flush) as server:
+                for scenario in wanted:
+                    self._add(other.name.lower(), scenario, *server.rate(scenario, self.given.timing.seconds))
+        except FAILURES_OF_OTHERS as error:
+            self._note_failure(f"{other.name}, {flush} flush, failed: {error}")
 
     def _add(self, system: str, scenario: Scenario, rate: float, cost: float) -> None:
         """``cost``: microseconds of the server's processor time for each message."""
@@ -236,8 +248,12 @@ class Run:
         try:
             measure_it(amount, self.report.figures, self._note)
         except FAILURES_OF_OTHERS as error:
-            self.report.notes.append(f"{what}: failed: {error}")
-            print_progress(self.report.notes[-1])
+            self._note_failure(f"{what}: failed: {error}")
+
+    def _note_failure(self, line: str) -> None:
+        print_progress(line)
+        if line not in self.report.notes:  # it may fail alike in each round
+            self.report.notes.append(line)
 
     def _note(self, line: str) -> None:
         print_progress(line)

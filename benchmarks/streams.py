@@ -30,7 +30,7 @@ def is_installed() -> bool:
 
 def version_line() -> str:
     """The server's version, and how it is measured."""
-    return f"Redis {_version()}, XADD by redis-benchmark, in one round; appendfsync everysec and always"
+    return f"Redis {_version()}, XADD by redis-benchmark, in the same rounds; appendfsync everysec and always"
 
 
 def _version() -> str:

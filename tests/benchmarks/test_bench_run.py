@@ -132,3 +132,26 @@ def test_other_systems_run_what_they_support_and_their_failures_are_notes(
     assert run.report.costs_of_others == {"nats": {"send 8x16 async": [2.5]}}
     assert run.report.notes == ["Kafka, async flush, failed: java is needed"]
     assert {name: run.report.versions[name] for name in ("kafka", "nats")} == {"kafka": "Kafka 1", "nats": "NATS 1"}
+
+
+def test_another_system_in_the_rounds_follows_the_brokers_in_each(
+    load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench_run = load("bench_run")
+    lines: list[str] = []
+
+    @contextmanager
+    def start(flush: str) -> Iterator[Any]:
+        def rate(scenario: Any, seconds: float) -> tuple[float, float]:
+            lines.append(f"redis {scenario.name}")
+            return 10.0 * len([line for line in lines if line.startswith("redis")]), 2.5
+
+        yield SimpleNamespace(rate=rate)
+
+    redis = bench_run.Other("Redis", lambda _: True, lambda: "1", lambda each: "8x16" in each.name, start, True)
+    monkeypatch.setattr(bench_run, "OTHERS", (redis,))
+    monkeypatch.setattr(bench_run, "measure", measured(outcome, lambda *_: False, lines))
+    run.measure()
+    systems = [line.split()[0] for line in lines if "8x16 async" in line]
+    assert systems == ["gantrymq", "java", "redis", "java", "gantrymq", "redis"]
+    assert run.report.others == {"redis": {"send 8x16 async": [10.0, 20.0]}}
