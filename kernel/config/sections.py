@@ -7,7 +7,8 @@ value.
     manager = load_plugins(DEFAULT_PLUGINS, settings.enable, settings.disable)
     config = build_config(settings, manager)
 
-Unknown sections and keys, wrong types and values out of range stop the start; one error lists all of them.
+Unknown sections and keys, wrong types and values out of range stop the start; one error lists all of them. Only
+overrides for a plugin that is not loaded are ignored, with a note.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def build_config(settings: Settings, manager: PluginManager) -> Config:
     keys = declared_keys(kinds)
     problems: list[str] = []
     settings = _without_stale(_with_broker_conf(settings, kinds, manager, problems), kinds)
+    settings = _without_unknown_overrides(settings, kinds)
     problems += _unknown_sections(settings, kinds)
     sections: dict[type[Any], Any] = {}
     explained: list[ExplainedValue] = []
@@ -150,6 +152,24 @@ def _without_stale(settings: Settings, kinds: Mapping[str, type[Any]]) -> Settin
         settings,
         values={place: each for place, each in settings.values.items() if each.source != DERIVED or place in known},
     )
+
+
+def _without_unknown_overrides(settings: Settings, kinds: Mapping[str, type[Any]]) -> Settings:
+    """``settings`` without overrides for plugins that were removed since: the broker has kept them, not the user."""
+    known = {*kinds, *(f"plugin.{name}" for name in settings.disable)}
+    unknown = {
+        place: each
+        for place, each in settings.values.items()
+        if each.origin == "override" and place[0].startswith("plugin.") and place[0] not in known
+    }
+    notes = [
+        f"{each.source}: {section}.{key} has no effect, because no loaded plugin has the section [{section}]: add the"
+        " plugin to the configuration again, or delete the line"
+        for (section, key), each in unknown.items()
+        if key  # else the section is empty
+    ]
+    values = {place: each for place, each in settings.values.items() if place not in unknown}
+    return attrs.evolve(settings, values=values, notes=(*settings.notes, *notes))
 
 
 def _unknown_sections(settings: Settings, kinds: Mapping[str, type[Any]]) -> list[str]:

@@ -348,6 +348,23 @@ def test_overrides_rank_between_the_file_and_the_environment() -> None:
     assert note.startswith('/data/overrides.toml: broker.name = "override" has no effect: environment')
 
 
+def test_overrides_of_a_removed_plugin_are_ignored_with_a_note() -> None:
+    text = b"[broker]\nname = 'override'\n[plugin.gone]\nkeep = 'secret'\n[plugin.off]\nkeep = 1\n[plugin.empty]"
+    settings = read_settings(overrides=("/data/overrides.toml", text), disable=["off"])
+    config = build_config(settings, manager())
+    assert config.broker.name == "override"
+    (note,) = config.notes
+    assert note.startswith("/data/overrides.toml: plugin.gone.keep has no effect, because no loaded plugin has the ")
+    assert note.endswith("add the plugin to the configuration again, or delete the line")
+    assert "secret" not in note
+
+
+@pytest.mark.parametrize("text", [b"[brokre]\nname = 'a'", b"[broker]\nnmae = 'a'", b"[plugin.flush]\nmdoe = 'sync'"])
+def test_other_unknown_overrides_stop_the_start(text: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"\(override /data/overrides\.toml\): there is no such"):
+        build_config(read_settings(overrides=("/data/overrides.toml", text)), manager())
+
+
 def test_brokerip1_is_advertised_and_opens_the_bind() -> None:
     config = build("brokerIP1=10.0.0.7\n", "broker.conf")
     assert (config.broker.listen, config.broker.advertise) == ("0.0.0.0:10911", "10.0.0.7:10911")
