@@ -31,7 +31,9 @@ class ConfigFlags:
     disable: Sequence[str] = ()
     insecure: bool = False
     derived: Sequence[str] = ()
-    """Settings of a broker of a unit, see :data:`gantrymq.kernel.config.sources.DERIVED`."""
+    number: int | None = None
+    """Of a broker of a unit: its number, and the settings that were derived for it when the unit started, see
+    :func:`gantrymq.cli.processes.layout.derive`."""
 
 
 @attrs.frozen
@@ -141,10 +143,23 @@ def _load(flags: ConfigFlags, extra_sets: Sequence[str], data: bytes | None) -> 
     if overrides is not None:
         settings = read_settings(*given, overrides, optional_plugins, flags.load, flags.derived)
     manager = load_plugins(DEFAULT_PLUGINS, settings.enable, settings.disable)
+    if flags.number is not None:
+        shared = build_config(read_settings(*given, overrides, optional_plugins, flags.load), manager)
+        derived = _derive_again(shared, flags.number, flags.derived)
+        settings = read_settings(*given, overrides, optional_plugins, flags.load, derived)
     config = build_config(settings, manager)
     for note in config.notes:
         warn(note)
     return Loaded(config, manager)
+
+
+def _derive_again(config: Config, number: int, at_start: Sequence[str]) -> list[str]:
+    """The derived settings of a broker of a unit for the present configuration: for a plugin that was added since the
+    unit started it needs an address of its own, and for one that was removed no setting may be left."""
+    from gantrymq.cli.processes.layout import derive
+
+    before = {place: value for place, _, value in (text.partition("=") for text in at_start)}
+    return [f"{place}={value}" for place, value in derive(config, number, before).items()]
 
 
 def _overrides(settings: Settings) -> tuple[str, bytes] | None:

@@ -88,6 +88,7 @@ def serve(
     "--nameserver", metavar="HOST:PORT[;HOST:PORT]", help="Nameservers to register with (broker.nameservers)."
 )
 @click.option("--derived", multiple=True, hidden=True)
+@click.option("--number", type=int, hidden=True)
 @processes_options
 @log_options
 def broker(
@@ -226,11 +227,10 @@ def _run(
         with use_advice(SERVER), reopening_by_signal(), ending_in_time() as deadline:
             trio.run(run_broker, loaded, loader.load, deadline, nameserver, loader.load_known)
     else:
-        _run_unit(loader, loaded, flags, sets, processes, pin, logs, nameserver)
+        _run_unit(loaded, flags, sets, processes, pin, logs, nameserver)
 
 
 def _run_unit(
-    loader: Loader,
     loaded: Loaded,
     flags: ConfigFlags,
     sets: Sequence[str],
@@ -242,18 +242,14 @@ def _run_unit(
     import attrs
     import trio
 
-    from gantrymq.cli.processes.layout import Member, make_layout, make_members
+    from gantrymq.cli.processes.layout import make_layout
     from gantrymq.cli.processes.unit import run_unit
 
     flags = attrs.evolve(flags, sets=[*flags.sets, *sets])
     layout = make_layout(loaded.config, flags, processes, pin=pin, logs=logs)
 
-    def renew() -> list[Member]:
-        config = loader.load().config
-        return make_members(config, flags, processes, pin=pin, logs=logs, first=layout.members)
-
     with use_advice(SERVER), ending_in_time() as deadline:
-        trio.run(run_unit, loaded, layout, renew, deadline, nameserver)
+        trio.run(run_unit, loaded, layout, deadline, nameserver)
 
 
 def _start_logs(level: str, file: str | None) -> list[str]:

@@ -31,7 +31,7 @@ from gantrymq.kernel.config.declarations import (
 )
 from gantrymq.kernel.config.fields import HIDDEN, coerce, shown_default
 from gantrymq.kernel.config.rocketmq_keys import Place, RocketmqKey
-from gantrymq.kernel.config.sources import DERIVED, ConfigError, Origin, Setting, Settings, show
+from gantrymq.kernel.config.sources import ConfigError, Origin, Setting, Settings, show
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager, did_you_mean
 
@@ -95,8 +95,7 @@ def build_config(settings: Settings, manager: PluginManager) -> Config:
     kinds = dict(KERNEL_SECTIONS) | plugin_sections(manager)
     keys = declared_keys(kinds)
     problems: list[str] = []
-    settings = _without_stale(_with_broker_conf(settings, kinds, manager, problems), kinds)
-    settings = _without_unknown_overrides(settings, kinds)
+    settings = _without_unknown_overrides(_with_broker_conf(settings, kinds, manager, problems), kinds)
     problems += _unknown_sections(settings, kinds)
     sections: dict[type[Any], Any] = {}
     explained: list[ExplainedValue] = []
@@ -143,15 +142,6 @@ def _with_broker_conf(
     }
     notes = [f"{conf.path}: {key} has no counterpart here and is ignored" for key in found.unmapped]
     return attrs.evolve(settings, values=values | kept, notes=(*notes, *settings.notes))
-
-
-def _without_stale(settings: Settings, kinds: Mapping[str, type[Any]]) -> Settings:
-    """``settings`` without derived values for keys that no loaded plugin has any more."""
-    known = {(name, field.alias or field.name) for name, kind in kinds.items() for field in attrs.fields(kind)}
-    return attrs.evolve(
-        settings,
-        values={place: each for place, each in settings.values.items() if each.source != DERIVED or place in known},
-    )
 
 
 def _without_unknown_overrides(settings: Settings, kinds: Mapping[str, type[Any]]) -> Settings:

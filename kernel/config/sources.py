@@ -25,7 +25,7 @@ OVERRIDES_PATH = "config/overrides.toml"
 ENVIRONMENT_PREFIX = "GANTRYMQ_"
 PROPERTIES_SUFFIXES = (".conf", ".properties")
 DERIVED = "--processes"
-"""The source of values that a unit of brokers derives, not the user: they are ignored if the plugin is gone."""
+"""The source of values that a unit of brokers derives, not the user."""
 
 
 class ConfigError(StartError):

@@ -37,7 +37,7 @@ from gantrymq.cli.own_nameserver import NameserverTls
 from gantrymq.cli.processes import unit as units
 from gantrymq.cli.processes.encryption import PagesEncryption, encryption_of
 from gantrymq.cli.processes.exposition import merge
-from gantrymq.cli.processes.layout import Layout, Member, make_layout, make_members, refuse_unit
+from gantrymq.cli.processes.layout import Layout, Member, make_layout, refuse_unit
 from gantrymq.cli.processes.link import PACKET_MAX_BYTES, Link, Packet, make_pair, serve_link, share_topics
 from gantrymq.cli.processes.pages import serve_pages
 from gantrymq.cli.processes.unit import BrokerProcess
@@ -81,6 +81,7 @@ def decoded(member: Member) -> dict[str, Any]:
             config=options.get("--config", [None])[-1],
             sets=options.get("--set", ()),
             derived=options["--derived"],
+            number=int(options["--number"][-1]),
             enable=options.get("--enable", ()),
             disable=options.get("--disable", ()),
             insecure="--insecure" in options,
@@ -152,23 +153,28 @@ def test_a_restart_has_the_present_plugins_and_the_name_addresses_and_store_of_t
             f"[plugins]\nenable = {json.dumps(enable)}\n[plugin.topics]\ndefault_queues = {1 + len(enable)}\n"
         )
 
-    def restarted(first: Sequence[Member]) -> dict[str, Any]:
-        member = make_members(load(flags).config, flags, 2, pin=False, logs=[], first=first)[1]
-        assert member.name == first[1].name
-        return decoded(member)
-
     configure("east", "127.0.0.1:4000", "ha", "exporter")
-    first = make_layout(load(flags).config, flags, 2, pin=False, logs=[]).members
-    before = decoded(first[1])
+    member = make_layout(load(flags).config, flags, 2, pin=False, logs=[]).members[1]
+    before = decoded(member)
     configure("west", "127.0.0.1:5000", "ha", "metrics", "dashboard")
-    after = restarted(first)
+    after = decoded(member)
     derived = ("broker.name", "broker.listen", "broker.data", "plugin.http.listen", "plugin.ha.listen")
     assert {key: after.get(key) for key in derived} == {key: before.get(key) for key in derived}
     assert (after["plugin.metrics.listen"], after["plugin.topics.default_queues"]) == ("127.0.0.1:0", 4)
     assert after["plugin.dashboard.listen"] == "", "broker 0 has it"
-    first = make_members(load(flags).config, flags, 2, pin=False, logs=[])
+    member = make_layout(load(flags).config, flags, 2, pin=False, logs=[]).members[1]
     configure("west", "127.0.0.1:5000")
-    assert "plugin.metrics.listen" not in restarted(first)
+    assert "plugin.metrics.listen" not in decoded(member)
+
+
+def test_a_file_that_is_configured_after_the_start_differs_between_the_brokers(tmp_path: Path) -> None:
+    file = tmp_path / "gantrymq.toml"
+    text = f'[broker]\ndata = "{tmp_path / "data"}"\n[plugins]\nenable = ["audit"]\n'
+    file.write_text(text)
+    flags = ConfigFlags(config=str(file))
+    members = make_layout(load(flags).config, flags, 2, pin=False, logs=[]).members
+    file.write_text(f'{text}[plugin.audit]\nfile = "audit.log"\n')
+    assert [decoded(member)["plugin.audit.file"] for member in members] == ["audit-0.log", "audit-1.log"]
 
 
 def test_a_broker_loads_a_configuration_without_plugins_that_it_was_started_with(tmp_path: Path) -> None:
@@ -393,10 +399,8 @@ class ScriptedBroker(BrokerProcess):
         super().__init__(Member("broker-a-0", []))
         self.ends = list(ends)
         self.spawned_at: list[float] = []
-        self.arguments: list[Sequence[str]] = []
 
     def spawn(self, arguments: Sequence[str], **options: Any) -> None:
-        self.arguments.append(arguments)
         self.spawned_at.append(trio.current_time())
         if isinstance(self.ends[0], OSError):
             raise self.ends.pop(0)
@@ -410,9 +414,9 @@ class ScriptedBroker(BrokerProcess):
         return cast("int", self.ends.pop(0))
 
 
-def keep_for(seconds: float, broker: BrokerProcess, renew: Callable[[], Sequence[Member]] | None = None) -> units.Unit:
+def keep_for(seconds: float, broker: BrokerProcess) -> units.Unit:
     """The unit of that broker after the time."""
-    unit = units.Unit(Layout(Path(), [], "", "", []), [], renew or (lambda: [broker.member]))
+    unit = units.Unit(Layout(Path(), [], "", "", []), [])
     unit.brokers.append(broker)
 
     async def keep() -> None:
@@ -452,21 +456,6 @@ def test_a_broker_is_restarted_after_any_number_of_failures() -> None:
     assert (len(broker.spawned_at), broker.state) == (1102, "ready")
     assert broker.spawned_at[-1] - broker.spawned_at[-2] == units.RESTART_MAX_SECONDS
     assert unit.not_alive()
-
-
-def test_each_restart_has_the_settings_of_the_present_configuration_if_it_can_be_read() -> None:
-    broker = ScriptedBroker(-9, -9, -9, 0)
-    found: list[Any] = [[Member("broker-a-0", ["second"])], ConfigError(["line 1"]), [Member("broker-a-0", ["fourth"])]]
-
-    def renew() -> Sequence[Member]:
-        if isinstance(found[0], Exception):
-            raise found.pop(0)
-        return cast("Sequence[Member]", found.pop(0))
-
-    with capture_logs() as logs:
-        keep_for(30, broker, renew)
-    assert broker.arguments == [[], ["second"], ["second"], ["fourth"]]
-    assert [each["reason"] for each in logs if each["event"] == "reload_failed"] == ["line 1"]
 
 
 def test_a_first_start_that_cannot_fork_ends_the_unit() -> None:
@@ -510,7 +499,7 @@ class LinkedBroker(BrokerProcess):
 def while_it_runs(check: Callable[[LinkedBroker, units.Unit], Awaitable[None]]) -> None:
     """Call ``check`` with a broker and its unit while the unit keeps it; time passes at once."""
     broker = LinkedBroker()
-    unit = units.Unit(Layout(Path(), [], "", "", []), [], lambda: [broker.member])
+    unit = units.Unit(Layout(Path(), [], "", "", []), [])
     unit.brokers.append(broker)
 
     async def run() -> None:
@@ -745,7 +734,7 @@ def test_a_unit_whose_brokers_do_not_stop_cleanly_fails_and_says_which(
     layout = layout_of(tmp_path, 3, *sets)
     loaded = load(ConfigFlags(data=str(tmp_path / "data"), sets=sets))
     with capture_logs() as logs, pytest.raises(CommandFailed) as failure:
-        trio.run(units.run_unit, loaded, layout, lambda: layout.members, EndDeadline(60))
+        trio.run(units.run_unit, loaded, layout, EndDeadline(60))
     assert str(failure.value) == "did not stop cleanly: broker-a-0 (exit code 1), broker-a-1 (exit code -9)"
     assert [each["process"] for each in logs if each["event"] == "process_not_stopped"] == ["broker-a-1"]
 

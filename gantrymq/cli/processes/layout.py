@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import msgspec
 
 from gantrymq.cli.failures import CommandFailed
-from gantrymq.cli.loading import ConfigFlags
-from gantrymq.kernel.config.sections import Config
 from gantrymq.remoting.address import format_address, parse_address
+
+if TYPE_CHECKING:
+    from gantrymq.cli.loading import ConfigFlags
+    from gantrymq.kernel.config.sections import Config
 
 PORT_STRIDE: Final = 10
 UNIT_FILE: Final = "processes.json"
@@ -74,7 +76,7 @@ def make_layout(config: Config, flags: ConfigFlags, count: int, *, pin: bool, lo
             f"{folder} has the store of a single broker: name another folder with --data, or stop that broker and move "
             f"the files of {folder} into {first}, which makes it the store of the first process"
         )
-    members = make_members(config, flags, count, pin=pin, logs=logs)
+    members = _members(config, flags, count, pin=pin, logs=logs)
     names = {member.name for member in members}
     left_out = sorted(path.parent.name for path in folder.glob("*/commitlog") if path.parent.name not in names)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,28 +85,12 @@ def make_layout(config: Config, flags: ConfigFlags, count: int, *, pin: bool, lo
     return Layout(folder, members, pages, metrics if pages else "", left_out)
 
 
-def make_members(
-    config: Config,
-    flags: ConfigFlags,
-    count: int,
-    *,
-    pin: bool,
-    logs: Sequence[str],
-    first: Sequence[Member] = (),
-) -> list[Member]:
-    """Derive the brokers, see :func:`make_layout`.
-
-    For a restart of some of them, ``first`` are those of the start. What was derived then stays, because brokers that
-    still run may use a new address or file, and a new folder has another store.
-    """
+def _members(config: Config, flags: ConfigFlags, count: int, *, pin: bool, logs: Sequence[str]) -> list[Member]:
     cpus = sorted(os.sched_getaffinity(0)) if pin else []
-    values = _values_of(config)
     members = []
     for number in range(count):
-        settings = _derived(config, values, number)
-        if first:
-            settings = {place: first[number].settings.get(place, value) for place, value in settings.items()}
-        arguments = ["broker", *_common(flags), *logs]
+        settings = derive(config, number)
+        arguments = ["broker", "--number", str(number), *_common(flags), *logs]
         for place, value in settings.items():
             arguments += ["--derived", f"{place}={value}"]
         cpu = cpus[number % len(cpus)] if cpus else None
@@ -112,8 +98,13 @@ def make_members(
     return members
 
 
-def _derived(config: Config, values: dict[tuple[str, str], object], number: int) -> dict[str, str]:
-    """The settings of broker ``number`` that others do not have, by section and key."""
+def derive(config: Config, number: int, at_start: Mapping[str, str] = {}) -> dict[str, str]:
+    """The settings of broker ``number`` that others do not have, by section and key; ``config`` is that of all.
+
+    ``at_start``: what was derived when the unit started. It stays as long as it is needed, because brokers that still
+    run may use a new address or file, and a new folder has another store.
+    """
+    values = _values_of(config)
     pages, metrics = _pages_of(values)
     name = f"{config.broker.name}-{number}"
     settings = {
@@ -140,7 +131,7 @@ def _derived(config: Config, values: dict[tuple[str, str], object], number: int)
     if export and "{broker}" not in export and values["plugin.exporter", "format"] == "parquet":
         # all brokers may write to one table, but not to one folder of Parquet files
         settings["plugin.exporter.to"] = f"{export.rstrip('/')}/{{broker}}"
-    return settings
+    return {place: at_start.get(place, value) for place, value in settings.items()}
 
 
 def _values_of(config: Config) -> dict[tuple[str, str], object]:

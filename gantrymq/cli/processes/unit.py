@@ -177,12 +177,10 @@ class BrokerProcess(ServerProcess):
 class Unit:
     """All brokers of one machine that run as one unit."""
 
-    def __init__(self, layout: Layout, nameservers: Sequence[str], renew: Callable[[], Sequence[Member]]) -> None:
-        """``nameservers``: for the brokers; empty for those of their configuration. ``renew`` derives the members
-        from the present configuration."""
+    def __init__(self, layout: Layout, nameservers: Sequence[str]) -> None:
+        """``nameservers``: for the brokers; empty for those of their configuration."""
         self.brokers = [BrokerProcess(member) for member in layout.members]
         self._nameservers = nameservers
-        self._renew = renew
 
     async def keep(self, broker: BrokerProcess) -> None:
         """Run the broker, and run it again when it ends; :class:`CommandFailed` if it was never ready.
@@ -206,15 +204,6 @@ class Unit:
                 broker.restarts += 1
                 log.warning("process_ended", process=broker.label, code=code, restart_in=pause)
             await trio.sleep(pause)
-            self._derive_again(broker)
-
-    def _derive_again(self, broker: BrokerProcess) -> None:
-        """Derive its settings from the present configuration, which the broker reads when it starts: for a plugin that
-        was added it needs an address of its own, and for one that was removed no setting may be left."""
-        try:
-            broker.member = self._renew()[self.brokers.index(broker)]
-        except Exception as error:  # also of a plugin's class
-            log.error("reload_failed", process=broker.label, reason=str(error) or repr(error))
 
     def share(self, creator: BrokerProcess, topic: str) -> None:
         """Send a new topic of one broker to all others, to those that are down when they are ready again."""
@@ -275,13 +264,12 @@ class Unit:
 async def run_unit(
     loaded: Loaded,
     layout: Layout,
-    renew: Callable[[], Sequence[Member]],
     deadline: EndDeadline,
     nameserver: OwnNameserver | None = None,
 ) -> None:
     """Run all brokers, and ``nameserver`` if it is given, until a signal.
 
-    SIGHUP and SIGUSR1 reach all brokers. ``renew``: see :class:`Unit`. ``deadline`` is armed at the end.
+    SIGHUP and SIGUSR1 reach all brokers. ``deadline`` is armed at the end.
     :class:`CommandFailed` if a broker does not start, or does not stop cleanly.
     """
     raise_descriptor_limit()  # for the nameserver; the brokers raise their own
@@ -297,7 +285,7 @@ async def run_unit(
             for name in layout.left_out:
                 log.warning("store_left_out", store=str(layout.folder / name), processes=len(layout.members))
             warn_of_other_users(loaded, layout)
-            unit = Unit(layout, nameservers, renew)
+            unit = Unit(layout, nameservers)
             encryption = encryption_of(loaded, tls_of(loaded))
             stack.enter_context(reloading_by_signal(unit.reload))
             stack.enter_context(reopening_by_signal(unit.reopen_logs))
