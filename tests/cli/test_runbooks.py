@@ -23,6 +23,8 @@ import pytest
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.client.errors import BrokerError
+from gantrymq.testing.harness import cluster_in_thread
+from support.failing_task import Archive
 from support.foreign import wait_registered
 from support.hapair import HaPair
 from support.loopdisk import NoLoopDisk, loop_disk
@@ -334,6 +336,14 @@ def test_subscriptions_that_differ_and_dead_letters(tmp_path: Path, runbook: Cal
         assert dead.run("dlq replay")["messages"] == 1
         with client.consumer("orders", "billing") as consumer:
             assert next(iter(consumer)).body == b"1"
+
+
+def test_a_plugin_whose_task_failed(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -> None:
+    with cluster_in_thread(tmp_path / "store", enable=[Archive]) as cluster:
+        book = runbook("GantryMQPluginTaskFailed", cluster.nameserver)
+        live = book.run("plugins show", {"10.0.0.1:10911": cluster.address})["live"]
+        assert live["tasks"] == {"archiving": "failed", "waiting": "running"}
+        assert live["errors"]["task archiving"]["last"] == "ValueError: no such archive"
 
 
 def test_each_runbook_has_commands_that_the_drill_runs() -> None:

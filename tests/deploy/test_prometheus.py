@@ -26,6 +26,7 @@ from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.plugins.metrics import MetricsPlugin
 from gantrymq.testing.harness import Cluster, cluster_in_thread, make_broker, run_broker, run_cluster
 from support.debian import find_unpacked
+from support.failing_task import Archive
 from support.foreign import ToolMissing, cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +79,7 @@ def input_series() -> list[tuple[str, str]]:
 @pytest.mark.trio
 async def test_the_rules_are_tested_with_the_labels_of_a_real_broker(tmp_path: Path) -> None:
     settings = {"plugin.metrics.listen": "127.0.0.1:0", "plugin.ha.listen": "127.0.0.1:0"}
-    async with run_cluster(tmp_path / "master", settings=settings, enable=["ha", "metrics"]) as cluster:
+    async with run_cluster(tmp_path / "master", settings=settings, enable=["ha", "metrics", Archive]) as cluster:
         master = cluster.broker
         (plugin,) = (each.plugin for each in master.manager.plugins if isinstance(each.plugin, MetricsPlugin))
         follow = {
