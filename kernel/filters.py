@@ -44,6 +44,7 @@ class RecordFilter(ABC):
 
     __slots__ = ()
     matches_all: ClassVar[bool] = False
+    """The broker ignores another value: ``select`` decides, whatever the entries are."""
 
     @abstractmethod
     def matches(self, tag_code: int) -> bool:

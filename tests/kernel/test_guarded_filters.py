@@ -150,6 +150,13 @@ def test_correct_filters_decide_as_without_the_guard() -> None:
     assert compiled(Codes()).matches_all
 
 
+def test_a_filter_of_records_does_not_match_all_whatever_it_says() -> None:
+    class All(Records):
+        matches_all = True
+
+    assert not compiled(All(lambda properties: [False] * len(properties))).matches_all
+
+
 def test_shipped_filters_are_used_without_a_guard() -> None:
     manager, made = guards()
     compiler: FilterCompiler = Entries
