@@ -6,6 +6,7 @@ Source of the shares of a full disk: RocketMQ 4.9.7 ``diskMaxUsedSpaceRatio`` (7
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -43,7 +44,10 @@ DESCRIPTORS_LOW = 4096
 CLOCK_EARLIEST = 1_735_689_600
 """The start of 2025: an earlier time is wrong, because this program is newer."""
 CLOCK_BEHIND_SECONDS = 5.0
-STORE_FOLDERS = ("commitlog", "consumequeue", "index", "config", "lost+found", "staging")
+STORE_FOLDERS = (
+    "commitlog", "config", "consumequeue", "consumequeue_ext", "index", "lost+found", "staging", "timerlog",
+)  # fmt: skip
+STORE_FILES = ("abort", "checkpoint", "lock", "timerwheel")
 EXPIRY_DAYS = 30
 """A certificate that ends sooner is due for replacement."""
 SPARK_JAVA = 17
@@ -244,16 +248,33 @@ def _expiry(files: ServerTls) -> float:
 
 
 def folder(data: str) -> Finding:
-    """Whether the data folder and those of its folders that the broker writes can be read and written."""
+    """Whether the data folder and what the broker has written there can be read and written."""
     place = nearest(data)
     if not place.is_dir():
         return Finding("data folder", FAIL, f"{place} is no folder", "choose another folder (--data)")
-    for each in (place, *(Path(data).absolute() / name for name in STORE_FOLDERS)):
-        if os.path.isdir(each) and not os.access(each, os.R_OK | os.W_OK | os.X_OK):
-            advice = "run this as the broker's user, give this user the right, or choose another folder (--data)"
-            return Finding("data folder", FAIL, f"{each} cannot be read and written by this user", advice)
+    closed = next(_without_access(place, Path(data).absolute()), None)
+    if closed is not None:
+        advice = "run this as the broker's user, give this user the right, or choose another folder (--data)"
+        return Finding("data folder", FAIL, f"{closed} cannot be read and written by this user", advice)
     made = "" if place == Path(data).absolute() else f"; it will be made in {place}"
     return Finding("data folder", OK, f"{Path(data).absolute()}{made}")
+
+
+def _without_access(place: Path, data: Path) -> Iterator[str]:
+    """``place``, and folders and files of the store, to which this user lacks a right that the broker needs."""
+    folder_access = os.R_OK | os.W_OK | os.X_OK
+    if not os.access(place, folder_access):
+        yield str(place)
+    for root, folders, files in os.walk(data):
+        if Path(root) == data:  # it may have others that are not the broker's
+            folders[:] = [name for name in folders if name in STORE_FOLDERS]
+            files = [name for name in files if name in STORE_FILES]
+        # the broker replaces a file of config, and does not open it for writing
+        is_config = Path(root).is_relative_to(data / "config")
+        file_access = os.R_OK if is_config else os.R_OK | os.W_OK
+        for name, needed in (*((name, folder_access) for name in folders), *((name, file_access) for name in files)):
+            if not os.access(f"{root}/{name}", needed):
+                yield f"{root}/{name}"
 
 
 def disk(data: str, file_bytes: int) -> Finding:
@@ -280,7 +301,11 @@ def fdatasync(data: str) -> Finding:
             os.posix_fallocate(file.fileno(), 0, SYNCS * SYNC_BYTES)
             times = sorted(_sync_times(file.fileno()))
     except OSError as error:
-        return Finding(check, FAIL, f"{nearest(data)}: {error.strerror}", "check the disk, or choose another folder")
+        from gantrymq.cli.failures import advice_for
+
+        reason, _, advice = advice_for(error).partition("; ")
+        other = "check the disk, or choose another folder" if error.errno == errno.EIO else "choose another folder"
+        return Finding(check, FAIL, f"{nearest(data)}: {reason}", advice or other)
     middle = statistics.median(times)
     text = f"median {middle:.0f} us, worst {times[-1]:.0f} us of {len(times)}"
     if middle >= SYNC_SLOW_US:

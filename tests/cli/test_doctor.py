@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -119,18 +120,47 @@ def test_listening_beyond_loopback_needs_access_control_or_insecure(
     assert told in found["protected mode"]["found"]
 
 
-@pytest.mark.parametrize("name", [".", "commitlog"])
+def deny(monkeypatch: pytest.MonkeyPatch, place: Path, right: int) -> None:
+    """Let this user lack one right to a file or folder, also if the user is root."""
+    allowed = os.access
+    monkeypatch.setattr(
+        checkup.os, "access", lambda path, mode: not (Path(path) == place and mode & right) and allowed(path, mode)
+    )
+
+
+@pytest.mark.parametrize("name", [".", "commitlog", "consumequeue/T/0"])
 def test_a_folder_of_the_store_that_belongs_to_another_user_fails_the_check(
     doctor: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     place = tmp_path / "data" / name
     place.mkdir(parents=True)
-    allowed = os.access
-    monkeypatch.setattr(checkup.os, "access", lambda path, mode: Path(path) != place and allowed(path, mode))
+    deny(monkeypatch, place, os.X_OK)
     code, found = doctor()
     assert (code, found["data folder"]["state"]) == (1, "fail")
     assert found["data folder"]["found"] == f"{place} cannot be read and written by this user"
     assert found["data folder"]["advice"].startswith("run this as the broker's user")
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "state"),
+    [
+        ("commitlog/00000000000000000000", os.W_OK, "fail"),
+        ("consumequeue/T/0/00000000000000000000", os.R_OK, "fail"),
+        ("checkpoint", os.W_OK, "fail"),
+        ("config/topics.json", os.R_OK, "fail"),
+        ("config/topics.json", os.W_OK, "ok"),
+        ("notes.txt", os.R_OK, "ok"),
+    ],
+)
+def test_a_file_that_the_broker_cannot_use_fails_the_check_of_the_folder(
+    doctor: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, right: int, state: str
+) -> None:
+    path = tmp_path / "data" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    deny(monkeypatch, path, right)
+    _, found = doctor()
+    assert (found["data folder"]["state"], str(path) in found["data folder"]["found"]) == (state, state == "fail")
 
 
 @pytest.mark.parametrize(
@@ -150,6 +180,29 @@ def test_implausible_fsync_times_are_warnings(
 ) -> None:
     monkeypatch.setattr(checkup, "_sync_times", lambda _: iter([float(microseconds)] * 3))
     assert checkup.fdatasync(str(tmp_path)).state == state
+
+
+@pytest.mark.parametrize(
+    ("code", "disk", "advice"),
+    [
+        (errno.EIO, True, "choose another folder"),
+        (errno.EACCES, False, "grant the permission"),
+        (errno.EPERM, False, "grant the permission"),
+        (errno.EROFS, False, "choose another folder"),
+        (errno.ENOSPC, False, "free disk space"),
+        (errno.EBADF, False, "choose another folder"),
+    ],
+)
+def test_an_error_of_a_flush_is_a_fault_of_the_disk_only_if_the_disk_reports_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, disk: bool, advice: str
+) -> None:
+    def fail(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(checkup.os, "posix_fallocate", fail)
+    found = checkup.fdatasync(str(tmp_path))
+    assert (found.state, found.found) == ("fail", f"{tmp_path}: {os.strerror(code)}")
+    assert ("check the disk" in found.advice, advice in found.advice) == (disk, True)
 
 
 def test_few_descriptors_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
