@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+import structlog
 
 from gantrymq.kernel.batch import STORED, AppendBatch, Earlier, Source, Trait
 from gantrymq.kernel.fast import new_batch
@@ -13,7 +14,7 @@ from gantrymq.kernel.store.log.record import BLANK_BYTES, TOPIC_MAX_BYTES
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.produce.fast import READERS, add_sends, answer_sends
 from gantrymq.plugins.produce.plain import reply_form
-from gantrymq.plugins.produce.validate import StoredSize, check_properties, check_topic, split_batch, traits_of
+from gantrymq.plugins.produce.validate import StoredSize, check_topic, split_batch, traits_of
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -23,6 +24,7 @@ from gantrymq.remoting.message_ids import id_at, id_prefix
 from gantrymq.remoting.names import RETRY_PREFIX
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 from gantrymq.remoting.property_bytes import CLUSTER, WAIT
+from gantrymq.remoting.rare_warnings import RareWarnings
 from gantrymq.remoting.records import HEADS, STORE_HOST_V6
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ _NO_WAIT = _WAIT + b"false"
 _BORN_HOST_V6 = 0x10
 _HOST_V4_BYTES, _HOST_V6_BYTES = 8, 20
 _MULTI_TAGS = 0x2
+
+log = structlog.get_logger("gantrymq.produce")
 
 
 @attrs.frozen
@@ -63,6 +67,7 @@ class SendProcessor:
         self._max_bytes = broker.config.store.max_message_bytes
         self._turn_bytes = broker.config.limits.unacknowledged_bytes
         self._id_prefix = id_prefix(broker.store.config.store_host)
+        self._warnings = RareWarnings(broker.env.monotonic)
         self._resent: AppendBatch | None = None
         self._form = reply_form(reply_fields, self._id_prefix)
 
@@ -105,10 +110,8 @@ class SendProcessor:
         header = read_send_header(command.code, command.ext)
         config = check_topic(header, self._topics, self._groups, self._broker.name)
         if len(command.body) > self._max_bytes:
-            raise RemoteFault(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"message body size exceeded: {len(command.body)} bytes, at most {self._max_bytes} are accepted",
-            )
+            remark = f"message body size exceeded: {len(command.body)} bytes, at most {self._max_bytes} are accepted"
+            raise self._too_large(request, header.topic, remark)
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = self._broker.env.random_int(max(1, config.write_queue_nums))
@@ -128,7 +131,7 @@ class SendProcessor:
         traits = traits_of(given)
         # RocketMQ removes WAIT, except from messages that are stored in another queue first.
         properties, wait = self._stored(given, keep_wait=bool(traits))
-        check_properties(properties)
+        self._check_properties(request, header.topic, properties)
         if header.topic.startswith(RETRY_PREFIX):
             traits |= Trait.RETRY
             if header.max_reconsume_times is not None and request.command.version >= LIMITS_SINCE:
@@ -149,7 +152,7 @@ class SendProcessor:
         size = StoredSize(self._max_bytes, len(header.topic.encode()))
         for flag, body, own in split_batch(request.command.body):
             properties = own.rstrip(b"\x02") + b"\x02" + common if own else common
-            check_properties(properties)
+            self._check_properties(request, header.topic, properties)
             if b"\0" in properties:
                 # The log would refuse this message alone, when the others are stored.
                 raise RemoteFault(
@@ -167,6 +170,17 @@ class SendProcessor:
         for flag, body, properties in messages:
             self._row(batch, request, header, config, queue_id, flag, body, properties, wait, origin)
         return size.total
+
+    def _check_properties(self, request: Request, topic: str, properties: bytes) -> None:
+        if len(properties) > PROPERTIES_MAX_BYTES:
+            remark = f"the message is illegal, maybe msg properties length limit 32k ({len(properties)} bytes)"
+            raise self._too_large(request, topic, remark)
+
+    def _too_large(self, request: Request, topic: str, remark: str) -> RemoteFault:
+        """Return the answer to a message beyond a limit, and log it once an hour for each topic."""
+        if self._warnings.is_due(topic):
+            log.warning("message_too_large", topic=topic, peer=request.connection.address, reason=remark)
+        return RemoteFault(ResponseCode.MESSAGE_ILLEGAL, remark)
 
     def _row(
         self,

@@ -13,7 +13,7 @@ from gantrymq.remoting.codes import PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.names import RETRY_PREFIX, validate_topic
-from gantrymq.remoting.properties import NO_DELAY, PROPERTIES_MAX_BYTES, find_property
+from gantrymq.remoting.properties import NO_DELAY, find_property
 from gantrymq.remoting.property_bytes import (
     DELAY,
     TIMER_DELAY_MS,
@@ -122,15 +122,6 @@ def traits_of(properties: bytes) -> int:
     if TRAN_MSG in properties and (find_property(properties, TRAN_MSG) or b"").lower() == b"true":
         traits |= Trait.PREPARED
     return traits
-
-
-def check_properties(properties: bytes) -> None:
-    """Raise ``RemoteFault`` (13) for properties that a record cannot hold."""
-    if len(properties) > PROPERTIES_MAX_BYTES:
-        raise RemoteFault(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal, maybe msg properties length limit 32k ({len(properties)} bytes)",
-        )
 
 
 def refuse_all(batch: AppendBatch, broker_id: int) -> None:

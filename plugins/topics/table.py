@@ -29,6 +29,7 @@ from gantrymq.remoting.names import (
     refuse_system_topic,
     validate_topic,
 )
+from gantrymq.remoting.rare_warnings import RareWarnings
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -46,6 +47,7 @@ class Topics:
         self.config = config
         self.broker_perm = config.broker_perm
         self._groups = groups
+        self._warnings = RareWarnings(env.monotonic)
         self.changed: Callable[[str, bool], None] = _ignore_change
         self._created: Callable[[TopicConfig], None] = lambda config: None
         self.forget: Callable[[str, int], None] = lambda topic, log_end: None
@@ -178,11 +180,13 @@ class Topics:
         existed = name in self.table.entries
         if not existed and self._counts(name):
             if self._counted >= self.config.max_topics and not self._is_dlq_of_group(name):
-                raise RemoteFault(
-                    ResponseCode.SYSTEM_ERROR,
+                reason = (
                     f"the topic {name} is not created: {self.config.max_topics} topics are the limit "
-                    "(plugin.topics.max_topics)",
+                    "(plugin.topics.max_topics)"
                 )
+                if self._warnings.is_due("max_topics"):
+                    log.warning("topic_not_created", topic=name, reason=reason)
+                raise RemoteFault(ResponseCode.SYSTEM_ERROR, reason)
             self._counted += 1
         if self.table.put(name, config):
             log.info(

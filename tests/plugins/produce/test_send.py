@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 import gantrymq
 from gantrymq.kernel import hookimpl
@@ -153,6 +154,22 @@ async def test_invalid_messages_are_refused_with_an_error_and_not_stored(tmp_pat
             assert re.search(remark, answer.remark or ""), (command.ext, answer.remark)
         assert broker.log.end == end
         assert (await channel.call(send())).code == ResponseCode.SUCCESS, "the connection lives on"
+
+
+@pytest.mark.trio
+async def test_a_message_that_is_too_large_is_logged_once_for_each_topic(tmp_path: Path) -> None:
+    too_long = "K\x01" + "v" * 32767
+    async with broker_and_channel(tmp_path, store__max_message_bytes="64 KiB") as (_, channel):
+        with capture_logs() as logs:
+            for command in (
+                send("T", i=too_long), send("T", i=too_long), send("T", b"x" * 65537), send("U", b"x" * 65537),
+                send("V", inner(b"x"), m="true", i=too_long),
+            ):  # fmt: skip
+                assert (await channel.call(command)).code == ResponseCode.MESSAGE_ILLEGAL
+    logged = [each for each in logs if each["event"] == "message_too_large"]
+    assert [(each["topic"], each["reason"][:25]) for each in logged] == [
+        ("T", "the message is illegal, m"), ("U", "message body size exceede"), ("V", "the message is illegal, m"),
+    ]  # fmt: skip
 
 
 class RefusesSeven:

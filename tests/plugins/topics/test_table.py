@@ -188,6 +188,20 @@ def test_topics_have_a_limit_that_retry_topics_do_not_use_up(make_broker: Any) -
     assert topics.for_send("a", "TBW102", 4)
 
 
+def test_a_topic_beyond_the_limit_is_logged_once_an_hour(make_broker: Any) -> None:
+    broker = make_broker("topics", **{"plugin.topics.max_topics": "1"})
+    topics = topics_of(broker)
+    assert topics.for_send("a", "TBW102", 4)
+    with structlog.testing.capture_logs() as logs:
+        for name, seconds in (("b", 0), ("c", 3599), ("d", 1)):
+            broker.env.now += seconds
+            with pytest.raises(RemoteFault):
+                topics.for_send(name, "TBW102", 4)
+    logged = [(each["event"], each["log_level"], each["topic"]) for each in logs]
+    assert logged == [("topic_not_created", "warning", "b"), ("topic_not_created", "warning", "d")]
+    assert logs[0]["reason"].endswith("1 topics are the limit (plugin.topics.max_topics)")
+
+
 def test_the_topic_of_a_groups_dead_letters_is_created_at_the_limit(make_broker: Any) -> None:
     broker = make_broker("topics", **{"plugin.topics.max_topics": "1"})
     topics = topics_of(broker)
