@@ -13,6 +13,7 @@ from gantrymq.client.outgoing import Outgoing
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.send import RECONSUME_UNLIMITED
 from gantrymq.remoting.names import retry_topic
 from gantrymq.remoting.properties import replace_properties
 from gantrymq.remoting.property_bytes import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, TRAN_MSG
@@ -57,5 +58,5 @@ def retry_copy(
     if is_dead:
         command.ext["l"] = "0"
     elif max_retries is not None:
-        command.ext["l"] = str(2**31 - 1)
+        command.ext["l"] = str(RECONSUME_UNLIMITED)
     return outgoing, command

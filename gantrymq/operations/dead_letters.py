@@ -19,7 +19,7 @@ from gantrymq.operations.brokers import master_addresses
 from gantrymq.operations.topics import all_queues
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers.send import SendMessageHeader
+from gantrymq.remoting.headers.send import RECONSUME_UNLIMITED, SendMessageHeader
 from gantrymq.remoting.names import DLQ_PREFIX, dlq_topic, retry_topic
 from gantrymq.remoting.properties import (
     KEYS,
@@ -155,7 +155,7 @@ async def _sender_to_group(client: Client, group: str) -> Callable[[DeliveredRec
             flag=letter.flag,
             properties=encode_properties(properties),
             reconsume_times=0,
-            max_reconsume_times=2**31 - 1,  # by a group's limit of 0 it would be a dead letter again at once
+            max_reconsume_times=RECONSUME_UNLIMITED,  # by a group's limit of 0 it would be a dead letter again at once
         )
         command = Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body=letter.body)
         try:

@@ -7,6 +7,7 @@ Source: RocketMQ 4.9.7 ``SendMessageRequestHeader``, ``SendMessageResponseHeader
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.headers.header import Header, Int32, Int64, read_header
@@ -19,6 +20,8 @@ SEND_LETTERS = {
 """The one-letter names of 310, 320 and 325 for the long names of 10 and 324; all of them carry the same fields."""
 _LONG_NAMES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})
 _LETTERS = frozenset({RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2})
+RECONSUME_UNLIMITED: Final = 2**31 - 1
+"""The ``max_reconsume_times`` of a message that no number of redeliveries makes a dead letter."""
 
 
 class SendMessageHeader(
