@@ -10,6 +10,7 @@ import anyio
 from gantrymq.client.errors import NoRoute
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.remoting.address import decode_host, format_address
+from gantrymq.remoting.bodies.routes import ClusterInfo
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -25,8 +26,12 @@ RESPONSE_S: Final = 3.0
 
 
 async def master_addresses(client: Client) -> dict[str, str]:
+    """As :func:`masters_in`, of the present state."""
+    return masters_in(await client.admin.cluster())
+
+
+def masters_in(info: ClusterInfo) -> dict[str, str]:
     """Broker name to the address of its master, sorted by name; brokers without a master are left out."""
-    info = await client.admin.cluster()
     return {
         name: data.broker_addrs[MASTER_ID]
         for name, data in sorted(info.broker_addr_table.items())
@@ -36,7 +41,10 @@ async def master_addresses(client: Client) -> dict[str, str]:
 
 async def brokers_without_master(client: Client, cluster: str | None = None) -> list[str]:
     """Return the names of the brokers of which only slaves are registered, sorted; of one cluster, or of all."""
-    info = await client.admin.cluster()
+    return _without_master(await client.admin.cluster(), cluster)
+
+
+def _without_master(info: ClusterInfo, cluster: str | None = None) -> list[str]:
     return sorted(
         name
         for name, data in info.broker_addr_table.items()
@@ -44,16 +52,21 @@ async def brokers_without_master(client: Client, cluster: str | None = None) -> 
     )
 
 
-async def clusters_of(client: Client, brokers: Container[str]) -> set[str]:
+def clusters_of(info: ClusterInfo, brokers: Container[str]) -> set[str]:
     """Return the names of all brokers of the clusters that have one of ``brokers``."""
-    table = (await client.admin.cluster()).broker_addr_table
+    table = info.broker_addr_table
     clusters = {data.cluster for name, data in table.items() if name in brokers}
     return {name for name, data in table.items() if data.cluster in clusters}
 
 
 async def require_masters(client: Client, consequence: str, brokers: Container[str] | None = None) -> None:
+    """As :func:`check_masters`, of the present state."""
+    check_masters(await client.admin.cluster(), consequence, brokers)
+
+
+def check_masters(info: ClusterInfo, consequence: str, brokers: Container[str] | None = None) -> None:
     """Raise :class:`NoRoute` if a broker, or one of ``brokers``, has no master; ``consequence`` ends its text."""
-    for name in await brokers_without_master(client):
+    for name in _without_master(info):
         if brokers is None or name in brokers:
             raise NoRoute(f"broker {name} has no master now, so {consequence}")
 

@@ -13,7 +13,7 @@ import attrs
 
 from gantrymq.client.errors import AccessDenied, BrokerError, CallTimeout, NoRoute
 from gantrymq.operations.absence import ask_if_present
-from gantrymq.operations.brokers import clusters_of, master_addresses, require_masters
+from gantrymq.operations.brokers import check_masters, clusters_of, master_addresses, masters_in, require_masters
 from gantrymq.operations.dead_letters import POSITION_GROUP
 from gantrymq.operations.topics import NOTHING_DELETED, delete_topic
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
@@ -258,11 +258,12 @@ async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str 
     :class:`NoRoute` if the group has no committed offsets and no topic is given, or if a broker of its clusters has no
     master, or one of the brokers of ``topics`` if they are given.
     """
+    info = await client.admin.cluster()
     names = list(topics)
     if not topics:
-        lags = await group_lags(client, group)
-        brokers = await clusters_of(client, {lag.broker for lag in lags}) if lags else None
-        await require_masters(client, f"not all topics of group {group} are known; name the topics", brokers)
+        lags = await group_lags(client, group, masters=masters_in(info))
+        brokers = clusters_of(info, {lag.broker for lag in lags}) if lags else None
+        check_masters(info, f"not all topics of group {group} are known; name the topics", brokers)
         names = sorted({lag.topic for lag in lags})
     names = [name for name in names if not is_retry_topic(name)]
     if not names:
@@ -270,7 +271,7 @@ async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str 
     resets = []
     for name in names:
         queues = await client.admin.queues(name)
-        await require_masters(client, NOTHING_RESET, {queue.broker_name for queue in queues})
+        check_masters(info, NOTHING_RESET, {queue.broker_name for queue in queues})
         for queue in queues:
             if to == "first":
                 after = await client.admin.min_offset(queue)

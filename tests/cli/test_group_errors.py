@@ -13,7 +13,7 @@ from gantrymq import Message
 from gantrymq.client.errors import AccessDenied, BrokerError, NoRoute
 from gantrymq.client.requests import check_success
 from gantrymq.operations.clients import connected_clients
-from gantrymq.operations.groups import Reset, group_lags, group_members, member_report, reset_offsets
+from gantrymq.operations.groups import Reset, group_lags, group_members, member_report, plan_reset, reset_offsets
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.offsets import ConsumeStats, OffsetWrapper, ResetOffsets
@@ -53,6 +53,7 @@ class FakeAdmin:
         self.answers = answers
         self.stored: dict[str, int] = {}
         self.asked: list[tuple[str, int]] = []
+        self.asked_for_brokers = 0
 
     async def request(self, address: str, command: Command) -> Command:
         self.asked.append((address, command.code))
@@ -63,8 +64,18 @@ class FakeAdmin:
     async def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         self.stored[queue.broker_name] = offset
 
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        return [MessageQueue(topic, "broker-a", 0)]
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return 1
+
+    async def consumer_offset(self, group: str, queue: MessageQueue) -> int:
+        return 4
+
     async def cluster(self) -> Any:
-        table = {name: SimpleNamespace(broker_addrs={0: address}) for name, address in MASTERS.items()}
+        self.asked_for_brokers += 1
+        table = {name: SimpleNamespace(cluster="c", broker_addrs={0: address}) for name, address in MASTERS.items()}
         return SimpleNamespace(broker_addr_table=table)
 
 
@@ -190,6 +201,14 @@ async def test_a_reset_returns_the_offsets_that_the_broker_has_set() -> None:
     planned = [*RESETS[:1], Reset("T", "broker-a", 1, 4, 0)]
     client = client_of({("a:1", RESET): reset_to(2)})
     assert await reset_offsets(client, "g", planned, "first") == [Reset("T", "broker-a", 0, 4, 2)]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("topics", [[], ["T"]])
+async def test_a_plan_of_a_reset_asks_for_the_brokers_once(topics: list[str]) -> None:
+    client = client_of({("a:1", STATS_OF_GROUP): STATS, ("b:1", STATS_OF_GROUP): NOBODY_ONLINE})
+    assert await plan_reset(client, "g", topics, "first") == [Reset("T", "broker-a", 0, 4, 1)]
+    assert client.admin.asked_for_brokers == 1
 
 
 @pytest.mark.trio
