@@ -205,9 +205,11 @@ class Heavy:
 
     At most ``limits.heavy_requests`` run at a time, one per connection, and none while its peer has to read much of
     earlier responses. A oneway request for such a handler is ignored, because it has no response.
+    ``prepare`` is awaited before the request counts as one of these: for what it has to wait for without any work.
     """
 
     handler: Callable[[Request], Awaitable[Command | None]]
+    prepare: Callable[[Request], Awaitable[None]] | None = None
 
 
 Processor = BatchProcessor | Handler | Heavy

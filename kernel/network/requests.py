@@ -70,7 +70,8 @@ class RequestTable:
         """By request code: the readers of the batch processors."""
         self._plain: dict[int, Handler] = {}
         self._async: dict[int, Callable[[Request], Awaitable[None]]] = {}
-        self._heavy_codes: set[int] = set()
+        self._heavy_codes: dict[int, Callable[[Request], Awaitable[None]] | None] = {}
+        """With what a request waits for before it counts as a heavy one."""
         self._in_steps: dict[int, Callable[[Request], AnswerSteps]] = {}
         self._held: deque[tuple[Request, int]] = deque()
         """Requests that are answered in steps, one after the other, with their size in memory."""
@@ -261,8 +262,11 @@ class RequestTable:
                 await handler(request)
                 return
             await self._wait_until_read(request)
+            prepare = self._heavy_codes[request.code]
+            if prepare is not None:
+                await prepare(request)
             async with self._heavy:
-                if not _is_pointless(request):
+                if not request.answered and not _is_pointless(request):
                     await handler(request)
         finally:
             self.waiting.ended(request.connection, size, heavy=heavy)
@@ -289,7 +293,7 @@ class RequestTable:
     def _add(self, code: int, processor: Any) -> None:
         if isinstance(processor, Heavy):
             self._async[code] = _guarded(processor.handler)
-            self._heavy_codes.add(code)
+            self._heavy_codes[code] = None if processor.prepare is None else _guarded(processor.prepare)
         elif hasattr(processor, "handle"):
             self._batch[code] = processor
             reader = getattr(processor, "readers", {}).get(code)

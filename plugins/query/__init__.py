@@ -30,6 +30,6 @@ class QueryPlugin:
         """Return the handlers of 12 and 33."""
         requests = QueryRequests(broker)
         return {
-            RequestCode.QUERY_MESSAGE: Heavy(requests.by_key),
+            RequestCode.QUERY_MESSAGE: Heavy(requests.by_key, requests.wait_for_index),
             RequestCode.VIEW_MESSAGE_BY_ID: Heavy(requests.by_offset),
         }

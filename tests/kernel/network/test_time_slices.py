@@ -21,7 +21,7 @@ from gantrymq.remoting.codes import ONEWAY_FLAG, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 
-SLOW, QUICK, SEND, ASYNC, HEAVY, STEPS = 100, 101, 10, 200, 201, 300
+SLOW, QUICK, SEND, ASYNC, HEAVY, PREPARED, STEPS = 100, 101, 10, 200, 201, 202, 300
 LARGE = bytes(20_000)
 
 
@@ -62,6 +62,7 @@ class Bench:
         self.running = self.most_running = 0
         self.names: set[str] = set()
         self.gate = trio.Event()
+        self.prepared = trio.Event()
         bench = self
 
         class Plugin:
@@ -71,7 +72,7 @@ class Bench:
             def register_processors(self) -> dict[int, Any]:
                 return {
                     SLOW: bench.slow, QUICK: bench.quick, SEND: bench, ASYNC: bench.task, HEAVY: Heavy(bench.task),
-                    STEPS: bench.steps,
+                    PREPARED: Heavy(bench.task, bench.prepare), STEPS: bench.steps,
                 }  # fmt: skip
 
         def wake() -> None:
@@ -109,6 +110,11 @@ class Bench:
 
     def spawn(self, function: Callable[[Request], Awaitable[None]], request: Request) -> None:
         self.spawned.append((function, request))
+
+    async def prepare(self, request: Request) -> None:
+        await self.prepared.wait()
+        if request.command.body == b"?":
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "bad")
 
     async def task(self, request: Request) -> None:
         self.running += 1
@@ -308,6 +314,22 @@ async def test_heavy_requests_run_one_for_each_connection_and_few_in_total() -> 
         bench.gate.set()
     assert bench.most_running == 2
     assert len(bench.done) == 15, "what the closed connection asked for was not done"
+
+
+@pytest.mark.trio
+async def test_heavy_requests_leave_their_place_to_others_until_they_are_prepared(nursery: trio.Nursery) -> None:
+    bench, first, bad, other = Bench(heavy_requests=1), Connection("first"), Connection("bad"), Connection("other")
+    bench.gate.set()
+    bench.table.handle([ask(first, PREPARED, 0), ask(bad, PREPARED, 0, body=b"?"), ask(other, HEAVY, 0)])
+    for function, request in bench.spawned:
+        nursery.start_soon(function, request)
+    await trio.testing.wait_all_tasks_blocked()
+    assert bench.done == [("other", 0)]
+    bench.prepared.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert bench.done == [("other", 0), ("first", 0)]
+    assert bad.codes == [ResponseCode.SYSTEM_ERROR]
+    assert bench.table.waiting.bytes == 0
 
 
 @pytest.mark.trio

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from gantrymq.kernel.env.system import SystemEnv
-from gantrymq.plugins.query import lookup
+from gantrymq.plugins.index import IndexPlugin
+from gantrymq.plugins.query import lookup, requests
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -218,3 +220,36 @@ async def test_half_messages_are_found_under_the_topic_in_which_they_wait_as_in_
         assert await bodies(channel, query("k", topic=TRANS_HALF_TOPIC)) == ["open"]
         by_offset = Command(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": f"{half.commit_log_offset}"})
         assert (await channel.call(by_offset)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_a_query_that_waits_for_the_index_delays_no_heavy_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, level = trio.Event(), trio.Event()
+
+    async def wait_level(self: IndexPlugin) -> None:
+        waits.set()
+        await level.wait()
+
+    monkeypatch.setattr(requests, "LEVEL_WAIT_S", 60.0)
+    made = make_broker(tmp_path, settings={"limits.heavy_requests": "1"})
+    async with (
+        run_broker(made) as broker,
+        open_channel(broker.address) as channel,
+        open_channel(broker.address) as other,
+    ):
+        identity = await put(channel, "a", "k")
+        monkeypatch.setattr(IndexPlugin, "wait_level", wait_level)
+        found: list[str] = []
+
+        async def ask() -> None:
+            found.extend(await bodies(channel, query("k")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await waits.wait()
+            by_id = Command(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": f"{int(identity[16:], 16)}"})
+            assert (await other.call(by_id)).code == ResponseCode.SUCCESS
+            assert found == []
+            level.set()
+        assert found == ["a"]
