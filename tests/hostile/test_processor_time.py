@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.time_slices import Pace
@@ -29,10 +30,14 @@ from gantrymq.plugins.filter.tags import EXPRESSION_MAX
 from gantrymq.remoting.bodies.clients import CheckClientConfig, ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.bodies.offsets import ClientStatus
 from gantrymq.remoting.bodies.queues import LockBatchRequestBody, MessageQueue
+from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.testing.harness import Cluster, broker_and_channel, cluster_in_thread
 from gantrymq.testing.requests import pull, send
+from gantrymq.testing.simulated.cluster import Cluster as SimulatedCluster
+from gantrymq.testing.simulated.network import Process, on
+from gantrymq.testing.simulated.run import simulate
 from support.processes import wait_for
 from support.rawpeer import RawPeer
 
@@ -657,6 +662,36 @@ def test_few_heavy_requests_run_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
             peer.sock.close()
     assert len(most) == 60
     assert max(most) == (2 if setting is None else int(setting))
+
+
+def test_a_search_by_time_does_not_wait_behind_heavy_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    async def hang(self: ConsumerAdmin, request: Any) -> None:
+        begun.append(request.connection.id)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(ConsumerAdmin, "group_stats", hang)
+    search = Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": "T", "queueId": "0", "timestamp": "0"})
+
+    async def scenario(cluster: SimulatedCluster) -> None:
+        broker = await cluster.start_broker("10.0.0.10", settings={"limits.heavy_requests": "1"})
+        with on(Process("10.0.0.20")):
+            async with (
+                open_channel(broker.address) as first, open_channel(broker.address) as second,
+                trio.open_nursery() as nursery,
+            ):  # fmt: skip
+                assert (await second.call(send("T", b"x"))).code == ResponseCode.SUCCESS
+                for channel in (first, second):
+                    nursery.start_soon(channel.call, Command(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}))
+                    await cluster.until(lambda: bool(begun))
+                    await trio.testing.wait_all_tasks_blocked()
+                answer = await second.call(search)
+                assert (answer.code, answer.ext) == (ResponseCode.SUCCESS, {"offset": "0"})
+                assert len(begun) == 1, "the second one waits for the first"
+                nursery.cancel_scope.cancel()
+
+    simulate(scenario, seed=1)
 
 
 def test_a_body_without_a_message_has_its_own_limit(tmp_path: Path) -> None:
