@@ -74,11 +74,13 @@ def translate(properties: Mapping[str, str], sections: Sections, absent: Section
             place, key = keys[name]
             settings[place] = _read(name, key, value)
     unmapped = [name for name in given if name not in keys and name not in groups]
+    ignored = []
     for group in dict.fromkeys(groups[name] for name in groups if name in given):
         try:
             settings.update(group.read(given))
         except NoCounterpart as error:
-            unmapped.append(error.key)
+            ignored.append(error.key)
+    unmapped += [name for name in ignored if name not in keys or keys[name][0] not in settings]
     return Translation(settings, tuple(unmapped))
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from gantrymq.kernel.config.fields import address, check_address, duration, filled, number, plain, size
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, named, write_nothing
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, Place, RocketmqKey, named, write_nothing
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 
@@ -42,9 +42,13 @@ def _write_addresses(section: BrokerConfig) -> dict[str, str]:
 
 
 def _read_id(properties: Mapping[str, str]) -> dict[Place, str]:
-    """RocketMQ's role decides: without one the broker is a master, whose id is 0 whatever the file says."""
+    """RocketMQ's role decides: without one the broker is a master, whose id is 0 whatever the file says. A plugin may
+    read that of a slave."""
     given = properties["brokerId"]
-    return {("broker", "id"): "0" if given.removeprefix("-").isdecimal() else given}
+    with contextlib.suppress(ValueError):  # the field refuses what is no number
+        if int(given) != 0:
+            raise NoCounterpart("brokerId")
+    return {("broker", "id"): given}
 
 
 def _read_units(value: str) -> str:

@@ -79,7 +79,8 @@ class KeyGroup:
 
 
 class NoCounterpart(Exception):
-    """This key with this value has no counterpart: it is reported, and its group is ignored."""
+    """This key with this value has no counterpart: its group is ignored, and the key is reported unless another group
+    sets its field."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key} has no counterpart here")

@@ -19,14 +19,14 @@ def _check_peers(_instance: object, _attribute: attrs.Attribute[list[str]], valu
 
 def _read_role(properties: Mapping[str, str]) -> dict[Place, str]:
     """RocketMQ's brokers always replicate: the section exists for every role. Only a slave keeps its
-    ``brokerId``, which the kernel reads as 0."""
+    ``brokerId``, which the kernel ignores."""
     role = properties["brokerRole"]
     if role in ("ASYNC_MASTER", "SYNC_MASTER"):
         return {("plugin.ha", "role"): role.lower()}
     if role != "SLAVE":
         return {("plugin.ha", "role"): role} if role else {("plugin.ha", ""): ""}
     broker_id = properties.get("brokerId", "")
-    if not broker_id.strip("0"):
+    if not broker_id.strip("+-0"):
         raise ValueError("brokerRole=SLAVE needs a brokerId above 0")
     return {("plugin.ha", ""): "", ("broker", "id"): broker_id}
 

@@ -31,11 +31,10 @@ def build(text: str) -> Config:
 
 def test_a_masters_broker_conf_enables_and_configures_the_plugin() -> None:
     config = build(
-        "brokerId=4\nbrokerRole=SYNC_MASTER\nbindAddress=10.0.0.1\nhaListenPort=11912\nslaveTimeout=1500\n"
+        "brokerId=0\nbrokerRole=SYNC_MASTER\nbindAddress=10.0.0.1\nhaListenPort=11912\nslaveTimeout=1500\n"
         "haSendHeartbeatInterval=2500\nhaHousekeepingInterval=9000\nhaTransferBatchSize=65536\n"
         "haSlaveFallbehindMax=1000000\n"
     )
-    assert config.broker.id == 0, "RocketMQ makes a master's number 0"
     assert config.section(HaConfig) == HaConfig(
         role="sync_master", listen="10.0.0.1:11912", sync_timeout=1.5, heartbeat=2.5, housekeeping=9.0,
         transfer_batch=65536, fall_behind_max=1_000_000,
@@ -43,8 +42,9 @@ def test_a_masters_broker_conf_enables_and_configures_the_plugin() -> None:
     assert config.notes == ()
 
 
-def test_a_slaves_broker_conf_configures_the_plugin() -> None:
-    config = build("brokerId=2\nbrokerRole=SLAVE\nhaMasterAddress=10.0.0.1:10912\nslaveReadEnable=true\n")
+@pytest.mark.parametrize("broker_id", ["2", "+2"])
+def test_a_slaves_broker_conf_configures_the_plugin(broker_id: str) -> None:
+    config = build(f"brokerId={broker_id}\nbrokerRole=SLAVE\nhaMasterAddress=10.0.0.1:10912\nslaveReadEnable=true\n")
     assert (config.broker.id, config.section(HaConfig).master) == (2, "10.0.0.1:10912")
     assert config.notes == ()
 
@@ -54,6 +54,7 @@ def test_a_slaves_broker_conf_configures_the_plugin() -> None:
     [
         ("brokerRole=SLAVE", "broker.conf: brokerRole=SLAVE needs a brokerId above 0"),
         ("brokerRole=SLAVE\nbrokerId=0", "broker.conf: brokerRole=SLAVE needs a brokerId above 0"),
+        ("brokerRole=SLAVE\nbrokerId=+0", "broker.conf: brokerRole=SLAVE needs a brokerId above 0"),
         ("brokerRole=KING", 'plugin.ha.role = "KING" (file broker.conf): allowed: async_master, sync_master'),
     ],
 )
@@ -63,11 +64,12 @@ def test_an_invalid_role_is_rejected(text: str, told: str) -> None:
     assert failed.value.problems[0].startswith(told)
 
 
-@pytest.mark.parametrize("broker_id", ["0", "1", "-1"])
+@pytest.mark.parametrize(("broker_id", "notes"), [("0", 0), ("+0", 0), ("1", 1), ("+1", 1), ("-1", 1)])
 @pytest.mark.parametrize("role", ["", "brokerRole=\n", "brokerRole=ASYNC_MASTER\n"])
-def test_a_broker_conf_without_the_role_of_a_slave_is_that_of_a_master(broker_id: str, role: str) -> None:
+def test_a_broker_conf_without_the_role_of_a_slave_is_that_of_a_master(broker_id: str, notes: int, role: str) -> None:
     config = build(f"brokerId={broker_id}\n{role}")
-    assert (config.broker.id, config.notes) == (0, ())
+    assert config.broker.id == 0
+    assert config.notes == ("broker.conf: brokerId has no counterpart here and is ignored",) * notes
 
 
 def test_a_plugin_may_be_enabled_by_a_broker_conf_and_by_a_flag() -> None:
