@@ -31,20 +31,20 @@ SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MI
 DURATION_ALLOWED = 'a number with a unit (ms, s, m, h, d), such as "500ms" or "30s", or a number of seconds'
 SIZE_ALLOWED = 'whole bytes, or a number with a unit (KiB, MiB, GiB, KB, MB, GB), such as "64 MiB"'
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-_QUANTITY = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
+_QUANTITY = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)", re.ASCII)
 _WHOLE = re.compile(r"[+-]?[0-9][0-9_]*", re.ASCII)
 
 
 def parse_duration(value: object) -> float:
     """Convert ``"500ms"``, ``"30s"``, ``"5m"``, ``"1h"`` or ``"2d"`` to seconds. A number, also one written as text, is
     in seconds. ValueError otherwise."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < UNLIMITED:
-        return float(value)
     match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
     factor = DURATION_UNITS.get(match[2] or "s") if match else None
-    if match is None or factor is None:
+    if match is not None and factor is not None:
+        value = float(match[1]) * factor
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < UNLIMITED:
         raise ValueError(f"allowed: {DURATION_ALLOWED}")
-    return float(match[1]) * factor
+    return float(value)
 
 
 def parse_size(value: object) -> int:

@@ -75,12 +75,15 @@ def test_every_time_is_a_duration() -> None:
     assert found > 20
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("3", 3.0), ("0.5", 0.5), ("500ms", 0.5), ("3s", 3.0), ("2m", 120.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3", 3.0), ("0.5", 0.5), (".5", 0.5), ("5.", 5.0), (".5m", 30.0), ("500ms", 0.5), ("3s", 3.0), ("2m", 120.0)],
+)
 def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "3 weeks", "-1s", "nan", "inf", "50ms"])
+@pytest.mark.parametrize("text", ["", "soon", "3 weeks", "-1s", "nan", "inf", ".", ".s", "9" * 400, "50ms"])
 def test_a_duration_that_is_unreadable_or_too_short_is_wrong_usage(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"duration|too short"):
         Duration().convert(text, None, None)
