@@ -111,12 +111,18 @@ def load(name: str) -> ConnectionContext:
 
 
 def save(name: str, context: ConnectionContext) -> Path:
-    """Write the context's file, which only its user may read; returns its path."""
+    """Write the context's file, which only its user may read; returns its path. UsageError if it cannot have a
+    value."""
     from gantrymq.kernel.config.sources import show  # commands of clients start without the kernel
 
     check_name(name)
     values = attrs.asdict(context, filter=lambda _field, value: bool(value))
-    return _write(f"contexts/{name}.toml", "".join(f"{key} = {show(value)}\n" for key, value in values.items()))
+    text = "".join(f"{key} = {show(value)}\n" for key, value in values.items())
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"context {name!r} cannot be saved: a path or another value is not UTF-8") from None
+    return _write(f"contexts/{name}.toml", data)
 
 
 def make_current(name: str | None) -> None:
@@ -125,7 +131,7 @@ def make_current(name: str | None) -> None:
         (home() / "context").unlink(missing_ok=True)
     else:
         load(name)
-        _write("context", f"{name}\n")
+        _write("context", f"{name}\n".encode())
 
 
 def remove(name: str) -> None:
@@ -139,13 +145,13 @@ def remove(name: str) -> None:
         make_current(None)
 
 
-def _write(relative: str, text: str) -> Path:
+def _write(relative: str, data: bytes) -> Path:
     path = home() / relative
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
+    with open(descriptor, "wb") as stream:
+        stream.write(data)
     os.replace(temporary, path)
     return path
 

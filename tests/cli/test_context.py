@@ -72,6 +72,16 @@ def test_a_context_keeps_characters_of_all_planes(cli: Cli, nameserver: str, tmp
     assert cli("topic", "list", "--context", "prod").code == 0
 
 
+def test_a_context_with_a_path_that_is_not_utf8_is_refused(cli: Cli, home: Path, tmp_path: Path) -> None:
+    secret = Path(os.fsdecode(os.fsencode(tmp_path) + b"/key\xff"))
+    secret.write_text("secret")
+    keys = ("--access-key", "me", "--secret-key-file", str(secret))
+    outcome = cli("context", "add", "prod", "--nameserver", NOWHERE, *keys)
+    assert outcome.code == 2
+    assert "context 'prod' cannot be saved" in " ".join(outcome.err.split())
+    assert not (home / "contexts").exists()
+
+
 def test_context_and_nameserver_exclude_each_other(cli: Cli) -> None:
     cli("context", "add", "prod", "--nameserver", NOWHERE)
     outcome = cli("topic", "list", "--context", "prod", "--nameserver", NOWHERE)
