@@ -24,7 +24,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
-from gantrymq.plugins.interfaces import Registration
+from gantrymq.plugins.interfaces import Registration, Replication
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.errors import leaves
 from gantrymq.remoting.logs import servers_to_logging
@@ -119,8 +119,13 @@ async def run_cluster(
             nameserver = NameServer(NameServerConfig(port=0))
             await nursery.start(nameserver.serve)
 
-            def make(more: Mapping[str, str]) -> Broker:
-                given = {**(settings or {}), **more}
+            def make(before: Broker | None) -> Broker:
+                given = dict(settings or {})
+                if before is not None:
+                    given["broker.listen"] = before.listening
+                    replication = before.registry.find(Replication)
+                    if replication is not None:  # without the setting it takes the port after that of the broker
+                        given.setdefault("plugin.ha.listen", replication.ha_address or "127.0.0.1:0")
                 return make_broker(data, [nameserver.address], settings=given, enable=enable, disable=disable)
 
             async with _run_with_restarts(nameserver.address, make) as cluster:
@@ -129,10 +134,10 @@ async def run_cluster(
 
 
 @asynccontextmanager
-async def _run_with_restarts(nameserver: str, make: Callable[[Mapping[str, str]], Broker]) -> AsyncIterator[Cluster]:
-    """Run a broker during the block, and a new one at the same port when it requests a restart. ``make`` gets the
-    settings that it needs for that."""
-    newest, is_over = make({}), False
+async def _run_with_restarts(nameserver: str, make: Callable[[Broker | None], Broker]) -> AsyncIterator[Cluster]:
+    """Run a broker during the block, and a new one at the same addresses when it requests a restart. ``make`` gets the
+    one before, if there is one."""
+    newest, is_over = make(None), False
 
     async def run(*, task_status: trio.TaskStatus[Cluster]) -> None:
         nonlocal newest
@@ -149,7 +154,7 @@ async def _run_with_restarts(nameserver: str, make: Callable[[Mapping[str, str]]
             await _run_registered(newest, nameserver, registered)
             if is_over or not newest.restarting:
                 return
-            newest = make({"broker.listen": newest.listening})
+            newest = make(newest)
 
     async with trio.open_nursery() as nursery:
         cluster = await nursery.start(run)

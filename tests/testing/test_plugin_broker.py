@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import number
 from gantrymq.kernel.config.sources import ConfigError
 from gantrymq.kernel.errors import PluginError, StartError
-from gantrymq.plugins.interfaces import LiveSettings
+from gantrymq.plugins.interfaces import LiveSettings, Replication
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
 from gantrymq.sync import connect
 from gantrymq.testing.fixtures import StartPluginBroker
-from gantrymq.testing.harness import cluster_in_thread
+from gantrymq.testing.harness import cluster_in_thread, run_cluster
 from gantrymq.testing.plugin_broker import PluginBroker
 
 pytestmark = pytest.mark.once
@@ -223,6 +225,23 @@ def test_a_broker_that_requests_a_restart_is_started_again(plugin_broker: StartP
     with running.client.consumer("orders", "readers", start="first") as consumer:
         assert [next(consumer).body for _ in range(2)] == [b"0", b"0"]
     running.stop()
+
+
+@pytest.mark.trio
+async def test_a_master_that_requests_a_restart_keeps_its_address_for_slaves(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, enable=["ha"]) as cluster:
+        first = cluster.broker
+        address = first.registry.get(Replication).ha_address
+        host, port = parse_address(cluster.address)
+        with socket.socket() as neighbour:
+            with suppress(OSError):  # it is in use already
+                neighbour.bind((host, port + 1))
+                neighbour.listen()
+            first.restart()
+            with trio.fail_after(60):
+                while cluster.broker is first:  # noqa: ASYNC110 - the restart tells nobody
+                    await trio.sleep(0.01)
+        assert cluster.broker.registry.get(Replication).ha_address == address
 
 
 def test_a_refused_start_is_one_error_with_its_text(plugin_broker: StartPluginBroker) -> None:
