@@ -19,26 +19,26 @@ log = structlog.get_logger("gantrymq.processes")
 
 
 def warn_of_other_users(loaded: Loaded, layout: Layout) -> None:
-    """Log ``users_not_copied`` for each broker whose users or policies are not those of broker 0.
-
-    Before broker 0 has a file, those of the configured path count, which a single broker had there.
-    """
+    """Log ``users_not_copied`` for each broker whose users or policies are not those of broker 0, or that lacks a user
+    of the configured file, which a single broker had there."""
     configured = next((str(row.value) for row in loaded.config.explain() if (row.section, row.key) == PLACE), "")
     if not configured:
         return
     files = {member.name: Path(member.settings[".".join(PLACE)]) for member in layout.members}
-    source = next(iter(files.values()))
-    known = _users_in(source)
-    if known == {}:
-        source = Path(configured)
-        known = _users_in(source)
+    first, single = next(iter(files.values())), Path(configured)
+    of_first, of_single = _users_in(first), _users_in(single) or {}
     for name, file in files.items():
         users = _users_in(file)
-        if known and users is not None and users != known:
-            differing = sorted(user for user in {*known, *users} if known.get(user) != users.get(user))
+        if users is None:
+            continue
+        source, differing = single, of_single.keys() - users.keys()
+        if of_first and users != of_first:
+            source = first
+            differing = {user for user in {*of_first, *users} if of_first.get(user) != users.get(user)}
+        if differing:
             log.warning(
-                "users_not_copied", process=name, file=str(file), source=str(source), users=differing[:SHOWN_MAX],
-                number=len(differing),
+                "users_not_copied", process=name, file=str(file), source=str(source),
+                users=sorted(differing)[:SHOWN_MAX], number=len(differing),
             )  # fmt: skip
 
 
