@@ -354,6 +354,9 @@ class Health(Protocol):
         """Return the reasons, by name, for which clients cannot work with this broker; those of :meth:`not_alive`
         too."""
 
+    def degraded(self) -> dict[str, str]:
+        """Return what does not work although clients can work with this broker, by name."""
+
 
 class HttpPages(Protocol):
     """The pages at the address of the plugin ``http``."""

@@ -45,7 +45,7 @@ class BrokerHealth:
         """What does not work although clients can work with this broker, by name: tasks of plugins whose error policy
         lets the broker continue."""
         return {
-            f"task:{plugin}": f"the task {names[0]!r} of the plugin {plugin!r} has failed; see the log"
+            f"task:{plugin}": f"failed tasks of the plugin {plugin!r}: {', '.join(map(repr, names))}; see the log"
             for plugin, names in self._broker.manager.activity.failed_tasks().items()
         }
 

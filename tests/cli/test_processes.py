@@ -39,13 +39,13 @@ from gantrymq.cli.processes.encryption import PagesEncryption, encryption_of
 from gantrymq.cli.processes.exposition import merge
 from gantrymq.cli.processes.layout import Layout, Member, make_layout, refuse_unit
 from gantrymq.cli.processes.link import PACKET_MAX_BYTES, Link, Packet, make_pair, serve_link, share_topics
-from gantrymq.cli.processes.pages import serve_pages
+from gantrymq.cli.processes.pages import health_pages, serve_pages
 from gantrymq.cli.processes.unit import BrokerProcess
 from gantrymq.cli.processes.users import warn_of_other_users
 from gantrymq.cli.servers import tls_of
 from gantrymq.kernel.config.sources import ConfigError
 from gantrymq.plugins.acl.users import UserDocument
-from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.plugins.interfaces import Health, TopicTable
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from gantrymq.remoting.bodies.topics import TopicConfig
@@ -331,7 +331,7 @@ class NoProcesses:
     def not_alive(self) -> dict[str, str]:
         return {}
 
-    not_ready = not_alive
+    not_ready = degraded = not_alive
 
     def rows(self) -> list[dict[str, Any]]:
         return []
@@ -542,6 +542,27 @@ def test_the_unit_is_alive_while_it_kills_and_restarts_a_broker_with_a_poisoned_
         assert (unit.not_alive(), unit.not_ready()) == ({}, {"broker-a-0: log": "poisoned"})
         await trio.sleep(units.SILENCE_SECONDS + units.CHECK_SECONDS)
         assert (broker.signals, unit.not_alive()) == ([signal.SIGKILL], {})
+
+    while_it_runs(check)
+
+
+def test_a_failed_task_of_a_skipped_plugin_is_named_and_leaves_the_unit_ready() -> None:
+    health = SimpleNamespace(not_alive=dict, not_ready=dict, degraded=lambda: {"task:archive": "failed"})
+    reporting: Any = SimpleNamespace(registry=SimpleNamespace(find=lambda kind: health if kind is Health else None))
+
+    async def check(broker: LinkedBroker, unit: units.Unit) -> None:
+        await broker.report(Packet(ready="127.0.0.1:1"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_link, broker.child, reporting)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        pages = health_pages(unit)
+        assert (await pages["/readyz"](""))[::2] == (200, b"ok\nbroker-a-0: task:archive: failed\n")
+        state = json.loads((await pages["/status.json"](""))[2])
+        assert (state["alive"], state["ready"], state["reasons"]) == (True, True, {})
+        assert state["degraded"] == {"broker-a-0: task:archive": "failed"}
+        await broker.report(Packet(restarting=True))
+        assert (await pages["/readyz"](""))[::2] == (503, b"broker-a-0: process: the broker starts\n")
 
     while_it_runs(check)
 

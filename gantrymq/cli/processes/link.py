@@ -30,7 +30,7 @@ VARIABLE: Final = "GANTRYMQ_PROCESS_LINK"
 STATE_SECONDS: Final = 1.0
 SEND_SECONDS: Final = 1.0
 PACKET_MAX_BYTES: Final = 64 * 1024
-REASONS_MAX_CHARS: Final = 8000
+REASONS_MAX_CHARS: Final = 5000
 
 log = structlog.get_logger("gantrymq.processes")
 
@@ -39,8 +39,9 @@ class Packet(msgspec.Struct, omit_defaults=True):
     """One message. ``ready``: the broker's address; ``pages``: that of its health pages. ``restarting``: the broker has
     stopped and starts again in its process; until the next ``ready`` it serves no clients and reports no state.
 
-    ``not_alive`` and ``not_ready`` are the reasons by name, None in a packet that has no state. ``topic``: the body of
-    a :class:`TopicConfig`; ``confirmed``: the body that the broker received, once it has the topic or refuses it.
+    ``not_alive``, ``not_ready`` and ``degraded`` are those of the plugin ``http``; the first two are None in a packet
+    that has no state. ``topic``: the body of a :class:`TopicConfig`; ``confirmed``: the body that the broker received,
+    once it has the topic or refuses it.
     """
 
     ready: str = ""
@@ -48,6 +49,7 @@ class Packet(msgspec.Struct, omit_defaults=True):
     restarting: bool = False
     not_alive: dict[str, str] | None = None
     not_ready: dict[str, str] | None = None
+    degraded: dict[str, str] = {}
     topic: str = ""
     confirmed: str = ""
 
@@ -134,7 +136,11 @@ async def serve_link(link: Link, broker: Broker) -> None:
         while True:
             state = Packet(not_alive={}, not_ready={})
             if health is not None:
-                state = Packet(not_alive=_short(health.not_alive()), not_ready=_short(health.not_ready()))
+                state = Packet(
+                    not_alive=_short(health.not_alive()),
+                    not_ready=_short(health.not_ready()),
+                    degraded=_short(health.degraded()),
+                )
             link.send(state)
             await trio.sleep(STATE_SECONDS)
 

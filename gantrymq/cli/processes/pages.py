@@ -14,7 +14,7 @@ from gantrymq.cli.processes.exposition import merge
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.http import HttpConfig
-from gantrymq.plugins.http.pages import TEXT, Page, Pages
+from gantrymq.plugins.http.pages import TEXT, Page, Pages, answer_of
 from gantrymq.plugins.http.server import HttpServer
 from gantrymq.remoting.address import parse_address
 
@@ -39,6 +39,9 @@ class Processes(Protocol):
     def not_ready(self) -> Mapping[str, str]:
         """Reasons for which clients cannot work with all brokers."""
 
+    def degraded(self) -> Mapping[str, str]:
+        """What does not work although clients can work with all brokers."""
+
     def rows(self) -> Sequence[Mapping[str, Any]]:
         """``name``, ``pid``, ``state``, ``address``, ``pages`` and ``restarts`` of each process."""
 
@@ -61,7 +64,7 @@ async def serve_pages(
     async with trio.open_nursery() as nursery:
         if layout.pages:
             section = loaded.config.section(HttpConfig)
-            pages = Pages(_health_pages(unit))
+            pages = Pages(health_pages(unit))
             if layout.metrics:
                 pages.add("/metrics", lambda accept: _metrics(unit, nameserver, accept))
             host, port = parse_address(layout.pages, any_port=True)
@@ -91,12 +94,14 @@ async def serve_pages(
         task_status.started(url)
 
 
-def _health_pages(unit: Processes) -> dict[str, Page]:
+def health_pages(unit: Processes) -> dict[str, Page]:
+    """``/healthz``, ``/readyz`` and ``/status.json`` of all brokers."""
+
     async def healthz(accept: str) -> tuple[int, str, bytes]:
-        return _answer(unit.not_alive())
+        return answer_of(unit.not_alive())
 
     async def readyz(accept: str) -> tuple[int, str, bytes]:
-        return _answer(unit.not_ready())
+        return answer_of(unit.not_ready(), unit.degraded())
 
     async def status(accept: str) -> tuple[int, str, bytes]:
         not_alive, not_ready = unit.not_alive(), unit.not_ready()
@@ -113,6 +118,7 @@ def _health_pages(unit: Processes) -> dict[str, Page]:
             "alive": not not_alive,
             "ready": not not_ready,
             "reasons": dict(not_ready),
+            "degraded": dict(unit.degraded()),
             "version": __version__,
             "processes": rows,
         }
@@ -171,9 +177,3 @@ async def _fetch(address: str, path: str, accept: str) -> tuple[int, str, bytes]
     if not status or not status[0].isdecimal() or values.get("content-length") != str(len(body)):
         return None
     return int(status[0]), values.get("content-type", TEXT), body
-
-
-def _answer(reasons: Mapping[str, str]) -> tuple[int, str, bytes]:
-    if not reasons:
-        return 200, TEXT, b"ok\n"
-    return 503, TEXT, "".join(f"{name}: {reason}\n" for name, reason in reasons.items()).encode()

@@ -63,6 +63,7 @@ class BrokerProcess(ServerProcess):
         """Set when it is ready for the first time."""
         self.not_alive: dict[str, str] = {}
         self.not_ready: dict[str, str] = {}
+        self.degraded: dict[str, str] = {}
         self.link: link.Link | None = None
         self._unconfirmed: dict[str, None] = {}
         """The topics that other brokers created and that this one has not confirmed yet, in order."""
@@ -84,7 +85,7 @@ class BrokerProcess(ServerProcess):
             options = ["--label", self.label]
             if self.member.cpu is not None:
                 options += ["--cpu", str(self.member.cpu)]
-            self.not_alive, self.not_ready, self._silent_checks = {}, {}, 0
+            self.not_alive, self.not_ready, self.degraded, self._silent_checks = {}, {}, {}, 0
             self._has_handlers, self._signals = False, []
             self.spawn(
                 [*self.member.arguments, *(["--nameserver", ";".join(nameservers)] if nameservers else [])],
@@ -123,13 +124,14 @@ class BrokerProcess(ServerProcess):
                 for topic in self._unconfirmed:
                     own.send(link.Packet(topic=topic))
             if packet.restarting:
-                self.state, self.not_alive, self.not_ready = "starting", {}, {}
+                self.state, self.not_alive, self.not_ready, self.degraded = "starting", {}, {}, {}
                 steady = math.inf
             if packet.topic:
                 share(self, packet.topic)
             self._unconfirmed.pop(packet.confirmed, None)
             if packet.not_alive is not None and packet.not_ready is not None:
                 self.not_alive, self.not_ready = packet.not_alive, packet.not_ready
+                self.degraded = packet.degraded
                 self._reported = not packet.not_alive
             if trio.current_time() > steady:
                 self.failures = 0
@@ -245,6 +247,15 @@ class Unit:
     def not_ready(self) -> dict[str, str]:
         """The reasons, by broker and name, for which clients cannot work with all brokers."""
         return {f"{each.label}: {name}": reason for each in self.brokers for name, reason in each.reasons().items()}
+
+    def degraded(self) -> dict[str, str]:
+        """What does not work although clients can work with all brokers, by broker and name."""
+        return {
+            f"{each.label}: {name}": reason
+            for each in self.brokers
+            if each.state == "ready"
+            for name, reason in each.degraded.items()
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """The state of each process."""

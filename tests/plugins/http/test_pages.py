@@ -122,7 +122,7 @@ async def test_a_poisoned_log_is_not_alive() -> None:
 
 
 async def test_a_failed_task_of_a_skipped_plugin_leaves_the_broker_alive_and_is_reported(tmp_path: Path) -> None:
-    reason = "the task 'archiving' of the plugin 'archive' has failed; see the log"
+    reason = "failed tasks of the plugin 'archive': 'archiving'; see the log"
     async with running(tmp_path, enable=[Archive]) as broker:
         with trio.fail_after(30):
             while (await get(broker, "/readyz"))[1] == "ok\n":  # noqa: ASYNC110 - the task tells nobody
@@ -131,6 +131,14 @@ async def test_a_failed_task_of_a_skipped_plugin_leaves_the_broker_alive_and_is_
         assert await get(broker, "/readyz") == (200, f"ok\ntask:archive: {reason}\n")
         state = json.loads((await get(broker, "/status.json"))[1])
         assert (state["alive"], state["ready"], state["degraded"]) == (True, True, {"task:archive": reason})
+
+
+async def test_all_failed_tasks_of_a_plugin_are_named() -> None:
+    activity = PluginActivity(lambda: 0.0)
+    activity.tasks["archive"] = {"sending": "failed", "archiving": "failed", "waiting": "running"}
+    broker: Any = SimpleNamespace(env=SystemEnv(), manager=SimpleNamespace(activity=activity))
+    reason = "failed tasks of the plugin 'archive': 'archiving', 'sending'; see the log"
+    assert BrokerHealth(broker).degraded() == {"task:archive": reason}
 
 
 async def test_conditions_of_plugins_count_and_one_that_raises_is_a_reason(tmp_path: Path) -> None:
