@@ -197,6 +197,18 @@ def test_a_broker_loads_a_configuration_without_plugins_that_it_was_started_with
         load(attrs.evolve(flags, sets=["plugin.ha.listen=127.0.0.1:4000"]))
 
 
+def test_a_broker_refuses_a_section_of_a_plugin_that_was_removed_like_a_start_of_the_unit(tmp_path: Path) -> None:
+    file = tmp_path / "gantrymq.toml"
+    rest = f'[broker]\ndata = "{tmp_path / "data"}"\n[plugin.audit]\nfile = "audit.log"\n'
+    file.write_text(f'{rest}[plugins]\nenable = ["audit"]\n')
+    flags = ConfigFlags(config=str(file))
+    member = make_layout(load(flags).config, flags, 2, pin=False, logs=[]).members[1]
+    file.write_text(rest)
+    for start in (lambda: load(flags), lambda: decoded(member)):
+        with pytest.raises(ConfigError, match=r"\[plugin.audit\] \(file .*\): there is no such section"):
+            start()
+
+
 def test_without_health_pages_each_broker_serves_its_own_metrics(tmp_path: Path) -> None:
     layout = layout_of(tmp_path, 2, "plugin.http.listen=", enable=["metrics"])
     assert [decoded(member)["plugin.metrics.listen"] for member in layout.members] == [
