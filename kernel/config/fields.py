@@ -32,13 +32,15 @@ DURATION_ALLOWED = 'a number with a unit (ms, s, m, h, d), such as "500ms" or "3
 SIZE_ALLOWED = 'whole bytes, or a number with a unit (KiB, MiB, GiB, KB, MB, GB), such as "64 MiB"'
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _QUANTITY = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)", re.ASCII)
+_LONGEST = 64
+"""Characters of a quantity: Python converts no text of thousands of digits to a number."""
 _WHOLE = re.compile(r"[+-]?[0-9][0-9_]*", re.ASCII)
 
 
 def parse_duration(value: object) -> float:
     """Convert ``"500ms"``, ``"30s"``, ``"5m"``, ``"1h"`` or ``"2d"`` to seconds. A number, also one written as text, is
     in seconds. ValueError otherwise."""
-    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    match = _match(value)
     factor = DURATION_UNITS.get(match[2] or "s") if match else None
     if match is not None and factor is not None:
         value = float(match[1]) * factor
@@ -51,11 +53,17 @@ def parse_size(value: object) -> int:
     """Convert ``1024``, ``"1024"``, ``"64 MiB"`` or ``"1GiB"`` to bytes; ValueError otherwise."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    match = _match(value)
     factor = SIZE_UNITS.get(match[2].upper() or "B") if match else None
     if match is None or factor is None or ("." in match[1] and factor == 1):
         raise ValueError(f"allowed: {SIZE_ALLOWED}")
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def _match(value: object) -> re.Match[str] | None:
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        return None
+    return _QUANTITY.fullmatch(value.strip())
 
 
 def duration(
