@@ -243,6 +243,10 @@ class ConsumeQueue:
         if offset + size <= self.log_end:
             return
         expected = self.max_offset
+        if self._low <= queue_offset < expected and self._has_only_fillers(queue_offset):
+            self._replace_filler(queue_offset, ENTRY.pack(offset, size, code))
+            self.log_end = offset + size
+            return
         if queue_offset == 0 and expected > 0:
             # The log decides: the topic was deleted and created again.
             log.warning("consume_queue_restarted", path=self.folder, entries=expected, log_offset=offset)
@@ -265,6 +269,19 @@ class ConsumeQueue:
         self._tail += FILLER * (queue_offset - expected) + ENTRY.pack(offset, size, code)
         self.max_offset = queue_offset + 1
         self.log_end = offset + size
+
+    def _has_only_fillers(self, unit: int) -> bool:
+        """Return whether all entries from the queue offset ``unit`` on are fillers."""
+        return self.next_real(unit, self.max_offset, any_place=True) == self.max_offset
+
+    def _replace_filler(self, queue_offset: int, entry: bytes) -> None:
+        """Give the message of a filler at the end, which the log has after all, its entry; :class:`OSError`."""
+        with self._writing, self._guard:
+            place = queue_offset * UNIT - self._written
+            if place >= 0:
+                self._tail[place : place + UNIT] = entry
+        self.correct({queue_offset: entry})  # if it is in a file
+        self.min_offset = min(self.min_offset, queue_offset)
 
     def extend(self, end: int, log_start: int) -> None:
         """Let the next entry have the queue offset ``end`` at least; nothing if that is too far away.
@@ -414,18 +431,21 @@ class ConsumeQueue:
             offset, size, _ = self.entry(unit)
             return size <= 0 or offset < 0 or offset >= bound
 
-        end = first(low, self.max_offset, is_behind)
+        place = end = first(low, self.max_offset, is_behind)
         lowest = bound
-        while end > low:
-            offset, size, _ = self.entry(end - 1)
-            if size != FILLER_SIZE and 0 <= offset < bound:
+        while place > low:
+            place -= 1
+            offset, size, _ = self.entry(place)
+            if size == FILLER_SIZE:
+                continue  # it stays behind a correct entry: its queue offset was given to a message
+            if 0 <= offset < bound:
                 verdict = is_entry(self, offset, size)
-                follows = end - 1 == low or self.entry(end - 2)[0] < offset
+                follows = place == low or self.entry(place - 1)[0] < offset
                 if verdict or (verdict is None and follows):
                     break
                 if follows:
                     lowest = min(lowest, offset)
-            end -= 1
+            end = place
         with self._guard:
             del self._tail[max(end * UNIT - self._written, 0) :]
             self._written = min(self._written, end * UNIT)

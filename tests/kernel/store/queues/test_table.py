@@ -209,6 +209,50 @@ def test_a_gap_is_filled_to_keep_later_offsets() -> None:
     assert queues.units == 10
 
 
+@pytest.mark.parametrize("flushes", [False, True])
+def test_truncation_keeps_fillers_behind_a_correct_entry(flushes: bool) -> None:
+    queues = make(MemoryEnv())
+    queue = fill(queues, 5)
+    fill(queues, 2, 8)
+    if flushes:
+        queues.flush()
+    queues.truncate(800, lambda *_: True)
+    assert content(queue) == [*expected(0, 5), *[(0, 0x7FFFFFFF)] * 3]
+    assert queues.next_offset("T", 0) == queues.units == 8
+    queues.truncate(400, lambda *_: True)
+    assert content(queue) == expected(0, 4)
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_a_record_takes_the_place_of_a_filler_at_the_end(flushes: bool) -> None:
+    queues = make(MemoryEnv())
+    queue = fill(queues, 5)
+    fill(queues, 1, 9)
+    if flushes:
+        queues.flush()
+    queues.truncate(900, lambda *_: True)
+    fill(queues, 2, 6)
+    fill(queues, 1, 9)
+    wanted = [*expected(0, 5), (0, 0x7FFFFFFF), *expected(6, 8), (0, 0x7FFFFFFF), *expected(9, 10)]
+    assert content(queue) == wanted
+    fill(queues, 1, 5)
+    assert content(queue) == wanted, "there are entries of later records"
+
+
+def test_a_record_takes_the_place_of_a_filler_in_a_queue_without_entries() -> None:
+    env = MemoryEnv()
+    fill(make(env), 3).flush()
+    queues = make(env)
+    queue = queues.get("T", 0)
+    assert queue is not None
+    queue.correct(dict.fromkeys(range(3), FILLER))
+    queues.truncate(300, lambda *_: True)
+    queues.correct_min(0)
+    assert (queue.min_offset, queue.max_offset) == (3, 3)
+    fill(queues, 1)
+    assert content(queue) == [*expected(0, 1), *[(0, 0x7FFFFFFF)] * 2]
+
+
 def test_an_implausible_queue_offset_is_ignored() -> None:
     queues = make(MemoryEnv())
     queue = fill(queues, 5)

@@ -322,6 +322,23 @@ def test_a_consume_queue_ahead_of_the_log_is_truncated(clean: bool) -> None:
     assert batch_numbers(store) == [50]
 
 
+def test_queue_offsets_of_lost_last_messages_are_not_assigned_again() -> None:
+    env, store, offsets = safe_store()
+    queue = store.queues.get("T", 0)
+    assert queue is not None
+    for offset in offsets[48:]:
+        store.log.segments.write(offset + 4, b"\0")  # its magic
+    assert queue.suspect(49)
+    assert store.repair.step()
+    store.append(batch_of([b"u"], topic="U"))
+    commit(store)
+    store.flush_queues()
+    store, report, _ = open_store(env.kill())
+    assert numbers(store) == list(range(48))
+    assert batch_numbers(store) == [50]
+    assert report.dispatched == 0, "no record is missing in the queues"
+
+
 def test_queue_offsets_continue_after_all_messages_expired() -> None:
     env, store, _ = safe_store(80)
     store.append(batch_of([b"u"], topic="U"))
