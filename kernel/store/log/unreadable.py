@@ -51,8 +51,9 @@ class UnreadablePlaces:
     def read(self, offset: int, size: int) -> bytes:
         """As :meth:`Segments.pread`; :class:`UnreadableRange` when the disk fails or did so just now."""
         place = (offset, size)
-        if self._failed and place in self._failed:
-            failed_at, reason, number = self._failed[place]
+        failure = self._failed.get(place)  # one look-up, because another thread may clear them
+        if failure is not None:
+            failed_at, reason, number = failure
             if self._clock() - failed_at < UNREADABLE_S:
                 raise UnreadableRange(offset, size, reason, number)
         try:
