@@ -65,7 +65,8 @@ class SlaveStore:
         """Receive up to ``most`` bytes of the master's log, in whole records."""
         log, size = master.store.log, 0
         while (at := self.store.log.end) < log.end and size < most:
-            taken = self.store.append_encoded(at, log.view(at, min(log.end - at, most - size, 1 << 16)))
+            room = log.segments.file_bytes - at % log.segments.file_bytes
+            taken = self.store.append_encoded(at, log.view(at, min(log.end - at, most - size, room, 1 << 16)))
             if not taken:
                 break
             size += taken

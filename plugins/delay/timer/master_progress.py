@@ -8,6 +8,7 @@ start as a slave: the log may be cut, and the new master delivers meanwhile. Sou
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -15,8 +16,16 @@ import structlog
 import trio
 
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
-from gantrymq.kernel.store.reading import belongs_to_entry, is_wrong_entry, read_many, stored_at
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
+from gantrymq.kernel.store.reading import (
+    Place,
+    belongs_to_entry,
+    count_cached,
+    fetch,
+    is_wrong_entry,
+    read_many,
+    stored_at,
+)
 from gantrymq.plugins.delay.timer.check import Mark, TimerCheck
 from gantrymq.plugins.delay.timer.enqueue import first_entries, slot_for
 from gantrymq.plugins.delay.timer.files import MARGIN_MS, TimerFiles
@@ -99,12 +108,31 @@ class MasterProgress:
         return {self._files.check_path: self.check.to_bytes()}
 
     async def run(self) -> None:
-        """Find the first waiting message, again and again, until cancelled."""
+        """Find the first waiting message, again and again, until cancelled; records that are only on the disk are
+        read in a worker thread."""
         while True:
+            places = self._next_places()
+            if places and count_cached(self._store.log, places) < len(places):
+                await trio.to_thread.run_sync(fetch, self._store.log, places)
             if self.advance():
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.sleep(LOOK_S)
+
+    def _next_places(self) -> list[Place]:
+        """Return the records that the next step reads; none if the queue cannot be read, which that step reports."""
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        if queue is None:
+            return []
+        with suppress(OSError):
+            rows = [*self._next_rows(queue), *first_entries(queue.entries(self.check.master_offset, 1))]
+            return [row for row in rows if row[1] != FILLER_SIZE]
+        return []
+
+    def _next_rows(self, queue: ConsumeQueue) -> list[Place]:
+        """Return the first entries from ``_low`` on that are checked at once."""
+        self._low = min(max(self._low, queue.min_offset), queue.max_offset)
+        return first_entries(queue.entries(self._low, self._rows))
 
     def advance(self) -> bool:
         """Pass some delivered messages; returns whether there may be more of them, which can be read now."""
@@ -120,8 +148,7 @@ class MasterProgress:
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return False
-        self._low = min(max(self._low, queue.min_offset), queue.max_offset)
-        rows = first_entries(queue.entries(self._low, self._rows))
+        rows = self._next_rows(queue)
         places = [offset for offset, size in rows if size != FILLER_SIZE]
         records = iter(read_many(self._store.log, places) if places else ())
         before, newer = self._low, self._stored_at(self.check.master_offset)

@@ -6,10 +6,11 @@ import attrs
 import pytest
 import trio
 
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of
 from support.colddisk import Disk
 from support.delays import DelayedStore
-from support.timers import LARGER, TimedStore
+from support.timers import LARGER, SlaveStore, TimedStore
 
 MESSAGES = 20
 
@@ -115,3 +116,31 @@ async def enqueued(world: TimedStore) -> None:
             while world.timer.files.queue_offset < MESSAGES:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_slave_checks_messages_that_are_only_on_the_disk_without_delaying_clients() -> None:
+    disk = Disk()
+    config = attrs.evolve(LARGER, commit_log_file_bytes=TINY.commit_log_file_bytes)
+    world = TimedStore(MemoryEnv(), config=config)
+    for number in range(MESSAGES):
+        world.send_in(b"%d" % number, 2000)
+        fill(world)
+    for _ in range(8):
+        world.env.advance(1000)
+        world.settle()
+        world.save()
+    disk.advance(world.env.wall - disk.wall)
+    slave = SlaveStore(disk, config=config)
+    slave.copy(world)
+    assert slave.adopt(world)
+    slave.store.flush_queues()
+    disk.cool()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slave.progress.run)
+            while slave.progress.floor() < slave.store.log.end:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert len(log_files(disk.reads)) >= MESSAGES
+    assert log_files(disk.waited_for) == []
