@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from gantrymq.remoting.handshakes import HANDSHAKES
+from gantrymq.remoting.handshakes import HANDSHAKES, has_peer_left
 
 _QUEUE: Final[trio.lowlevel.RunVar[trio.Lock | None]] = trio.lowlevel.RunVar("gantrymq_handshakes", None)
 """The order of those who wait in this event loop; other threads may have loops of their own."""
@@ -35,6 +35,7 @@ class _Begun(trio.abc.Stream):
         self._data = data
         self.is_in_handshake = True
         """Whether received bytes wait until handshakes have time left."""
+        self._is_answered = False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if not self.is_in_handshake:
@@ -42,9 +43,15 @@ class _Begun(trio.abc.Stream):
         data, self._data = self._data, b""
         received = data or await self._stream.receive_some(max_bytes)
         await _wait_for_turn()
-        return received
+        return b"" if self._has_left() else received
+
+    def _has_left(self) -> bool:
+        """Whether the peer has left before the first answer, which costs the most. Later bytes may say why it left."""
+        stream = self._stream
+        return not self._is_answered and isinstance(stream, trio.SocketStream) and has_peer_left(stream.socket.fileno())
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self._is_answered = True
         await self._stream.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:

@@ -6,6 +6,7 @@ of :class:`gantrymq.remoting.tls.ServerTls` count the time. A port processes no 
 
 from __future__ import annotations
 
+import select
 import ssl
 import time
 from collections.abc import Callable
@@ -41,6 +42,13 @@ class HandshakeTime:
 
 HANDSHAKES: Final = HandshakeTime()
 """The time of this process."""
+
+
+def has_peer_left(descriptor: int) -> bool:
+    """Return whether the peer of a socket has closed the connection, also if bytes from before are still unread."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 class CountedHandshake(ssl.SSLObject):

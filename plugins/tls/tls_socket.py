@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from gantrymq.plugins.tls.fast import RecordLayer
 from gantrymq.plugins.tls.plain import CHUNK_BYTES
+from gantrymq.remoting.handshakes import has_peer_left
 from gantrymq.remoting.tls import HANDSHAKE_BYTE, subject_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class TlsSocket(RecordLayer):
                     return self._plain(data)
                 self.tls = self._context().wrap_bio(self.incoming, self.outgoing, server_side=True)
             self.feed(data)
+            if not self.tls.shared_ciphers() and has_peer_left(self._raw.fileno()):
+                return b""  # the first answer costs the most; later bytes may say why the peer left
             self._shake_hands(self.tls)
             decrypted = self.read()
         if self.failure is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 
 import pytest
@@ -94,3 +95,21 @@ async def test_concurrent_handshakes_of_streams_share_the_time(monkeypatch: pyte
                 while expected < 8 and len(answered) == expected:  # noqa: ASYNC110 - a real sleep ends meanwhile
                     await trio.sleep(SLICE_SECONDS)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_the_handshake_of_a_stream_whose_peer_has_left_is_not_computed(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    time = HandshakeTime(clock)
+    monkeypatch.setattr(_server_handshake, "HANDSHAKES", time)
+    context = SERVER.make_context()
+    context.sslobject_class = costly(time, HANDSHAKE_SECONDS * 2)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, trio.fail_after(20):
+        theirs.sendall(client_hello())
+        theirs.close()
+        with pytest.raises(trio.BrokenResourceError) as failure:
+            await accept_tls(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), context)
+    assert isinstance(failure.value.__cause__, ssl.SSLEOFError)
+    assert time.is_left(), "no answer was computed"

@@ -16,6 +16,7 @@ import pytest
 from gantrymq.plugins.tls.tls_socket import TlsSocket
 from gantrymq.remoting.tls import CIPHERS, ServerTls
 from support.certificates import FOLDER, client_context, server_context
+from support.tls_flood import client_hello
 
 
 class Holder:
@@ -128,6 +129,49 @@ def test_every_byte_arrives_once_and_in_order(pair: tuple[socket.socket, socket.
     assert bytes(client.got) == to_client
     assert sent == len(to_client)
     assert [result for result, _ in owner.results] == ["ok"]
+
+
+def test_the_handshake_of_a_peer_that_has_left_is_not_computed(pair: tuple[socket.socket, socket.socket]) -> None:
+    owner, holder = Owner(), Holder(pair[0])
+    context = server_context()
+    context.sslobject_class = Computed
+    server = TlsSocket(holder, owner, lambda: context, allows_plain=False)  # type: ignore[arg-type]
+    Computed.count = 0
+    pair[1].send(client_hello())
+    pair[1].close()
+    assert server.recv(262_144) == b""
+    server.close()
+    assert Computed.count == 0
+    assert [result for result, _ in owner.results] == ["unfinished"]
+
+
+class Computed(ssl.SSLObject):
+    """Counts the steps of handshakes."""
+
+    count = 0
+
+    def do_handshake(self) -> None:
+        Computed.count += 1
+        super().do_handshake()
+
+
+def test_a_peer_that_leaves_with_an_alert_is_refused_with_its_reason(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    owner, holder = Owner(), Holder(pair[0])
+    server = TlsSocket(holder, owner, server_context, allows_plain=False)  # type: ignore[arg-type]
+    client = Client(pair[1])
+    client.tls = ssl.create_default_context().wrap_bio(client.incoming, client.outgoing, server_hostname="127.0.0.1")
+    client.step()
+    with pytest.raises(BlockingIOError):
+        server.recv(262_144)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        client.step()
+    pair[1].send(client.outgoing.read())
+    pair[1].close()
+    with pytest.raises(ConnectionError, match="unknown ca"):
+        server.recv(262_144)
+    assert [result for result, _ in owner.results] == ["failed"]
 
 
 class CountingTls:
