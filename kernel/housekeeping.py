@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 DEADLINE_TICK_S = 0.25
 DISK_TICK_S = 0.5
 REPAIR_TICK_S = 0.5
-REPAIR_RETRY_S = 5.0
-"""Pause when all repairs that wait have failed."""
 
 
 async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
@@ -54,10 +52,9 @@ async def repair_queues(broker: Broker) -> None:
     """Repair consume queue entries that readers found to be wrong, until cancelled; in a worker thread."""
     repair = broker.store.repair
     while True:
-        failed = 0
-        while repair.waiting > failed:
-            failed = 0 if await trio.to_thread.run_sync(repair.step) else failed + 1
-        await trio.sleep(REPAIR_RETRY_S if failed else REPAIR_TICK_S)
+        while repair.is_due:
+            await trio.to_thread.run_sync(repair.step)
+        await trio.sleep(REPAIR_TICK_S)
 
 
 def _maintain(store: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,50 +10,43 @@ import pytest
 import trio
 import trio.testing
 
-from gantrymq.kernel.housekeeping import REPAIR_RETRY_S, repair_queues
+from gantrymq.kernel.housekeeping import REPAIR_TICK_S, repair_queues
 
 
-@pytest.mark.trio
-async def test_a_failed_repair_is_tried_again_after_a_pause(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times: list[float] = []
+class Repair:
+    """Repairs that fail, which are therefore not due any more."""
 
-    def step() -> bool:
-        times.append(trio.current_time())
+    def __init__(self) -> None:
+        self.due = 3
+        self.times: list[float] = []
+
+    @property
+    def is_due(self) -> bool:
+        return self.due > 0
+
+    def step(self) -> bool:
+        self.due -= 1
+        self.times.append(trio.current_time())
         return False
-
-    async def run_here(work: Callable[[], Any]) -> Any:
-        await trio.lowlevel.checkpoint()
-        return work()
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
-    broker: Any = SimpleNamespace(store=SimpleNamespace(repair=SimpleNamespace(waiting=1, step=step)))
-    with trio.move_on_after(4.5 * REPAIR_RETRY_S):
-        await repair_queues(broker)
-    assert len(times) == 5
-    assert all(after - before >= REPAIR_RETRY_S for before, after in pairwise(times))
 
 
 @pytest.mark.trio
 async def test_repairs_that_fail_do_not_delay_others(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repair: Any = SimpleNamespace(waiting=4)
-    results = [False, False, False, True]  # the one that succeeds is the last
-
-    def step() -> bool:
-        done = results.pop(0) if results else False
-        repair.waiting -= done
-        return done
-
     async def run_here(work: Callable[[], Any]) -> Any:
         await trio.lowlevel.checkpoint()
         return work()
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
-    repair.step = step
+    repair = Repair()
     broker: Any = SimpleNamespace(store=SimpleNamespace(repair=repair))
-    with trio.move_on_after(REPAIR_RETRY_S / 2):
-        await repair_queues(broker)
-    assert repair.waiting == 3
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(repair_queues, broker)
+        await trio.sleep(REPAIR_TICK_S / 2)
+        assert len(repair.times) == 3
+        assert len(set(repair.times)) == 1
+        repair.due = 1
+        await trio.sleep(REPAIR_TICK_S)
+        assert len(repair.times) == 4
+        nursery.cancel_scope.cancel()

@@ -167,14 +167,18 @@ class QueueRepair:
         self._outages = Outages(log, env.monotonic)
 
     @property
-    def waiting(self) -> int:
-        """How many entries that readers have reported wait for their repair."""
-        return len(self._queues.suspects)
+    def is_due(self) -> bool:
+        """Whether the repair of an entry that readers have reported is due."""
+        return self._queues.next_suspect() is not None
 
     def step(self) -> bool:
-        """Repair the entries around one that was reported; False if that failed and must be tried again later."""
+        """Repair the entries around one whose repair is due; False if there is none, or that failed and must be tried
+        again later."""
+        suspect = self._queues.next_suspect()
+        if suspect is None:
+            return False
         try:
-            self.repair(*next(iter(self._queues.suspects)))
+            self.repair(*suspect)
         except (OSError, UnreadableRange):
             return False
         return True
@@ -182,7 +186,8 @@ class QueueRepair:
     def repair(self, queue: ConsumeQueue, place: int) -> None:
         """Repair the entries around the one at the queue offset ``place``.
 
-        :class:`OSError` or ``UnreadableRange`` if that is impossible now: the entry stays suspect, behind the others.
+        :class:`OSError` or ``UnreadableRange`` if that is impossible now: the entry stays suspect, and is due again
+        after a pause.
         """
         try:
             changed = repair_queue(self._log, self._queues, queue, place, self._dispatched())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from operator import itemgetter
 from threading import Lock
 
 import attrs
@@ -41,6 +42,9 @@ new one takes four. With fewer it may cost more, because other programs' files a
 SUSPECTS_MAX = 1024
 SETTLED_MAX = 65_536
 """The most entries that wait for repair, and the most that are remembered as repaired."""
+RETRY_S = 5.0
+LONGEST_RETRY_S = 120.0
+"""The pause after a failed repair of an entry, which doubles with each failure, and its maximum."""
 _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 
 TagCodeRule = Callable[[int, bytes, int], int]
@@ -104,8 +108,9 @@ class ConsumeQueues:
         self.open_files = OpenFiles(descriptors_allowed(DESCRIPTOR_SHARE))
         self.next_offsets: dict[tuple[str, int], int] = {}
         """The queue offset that the next message gets, by (topic, queue id); the commit log advances it."""
-        self.suspects: dict[tuple[ConsumeQueue, int], None] = {}
-        """Entries that readers found to be wrong, by queue and queue offset; they wait for repair."""
+        self.suspects: dict[tuple[ConsumeQueue, int], tuple[float, float]] = {}
+        """Entries that readers found to be wrong, by queue and queue offset; they wait for repair. The values: when it
+        is due (monotonic seconds), and the pause after its last failure, 0 before the first attempt."""
         self._settled: set[tuple[ConsumeQueue, int]] = set()
         self.units = 0
         self.tag_code_rules: dict[str, TagCodeRule] = {}
@@ -251,11 +256,28 @@ class ConsumeQueues:
         if place in self._settled:
             return False
         if place not in self.suspects:
-            if len(self.suspects) >= SUSPECTS_MAX:
+            if len(self.suspects) >= SUSPECTS_MAX and not self._forget_failing():
                 return True  # its reader pulls again
             log.error("consume_queue_disagrees", topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset)
-            self.suspects[place] = None
+            self.suspects[place] = (0.0, 0.0)
         return True
+
+    def _forget_failing(self) -> bool:
+        """Forget a suspect entry whose repair has failed for minutes, until a reader reports it again; False if there
+        is none."""
+        for place, (_, pause) in list(self.suspects.items()):
+            if pause >= LONGEST_RETRY_S:
+                self.suspects.pop(place, None)
+                return True
+        return False
+
+    def next_suspect(self) -> tuple[ConsumeQueue, int] | None:
+        """Return the suspect entry whose repair is due first; None if none is due now."""
+        waiting = list(self.suspects.items())
+        if not waiting:
+            return None
+        place, (due, _) = min(waiting, key=itemgetter(1))
+        return place if due <= self._env.monotonic() else None
 
     def settle(self, queue: ConsumeQueue, offset: int) -> None:
         """An entry was checked and agrees with the log now; if its record is missing, it is lost."""
@@ -266,9 +288,12 @@ class ConsumeQueues:
         self._flush_later(queue)
 
     def postpone(self, queue: ConsumeQueue, offset: int) -> None:
-        """An entry could not be repaired now, perhaps others beside it: it stays suspect, behind the others."""
-        self.suspects.pop((queue, offset), None)
-        self.suspects[queue, offset] = None
+        """An entry could not be repaired now, perhaps others beside it: it stays suspect, and is due again
+        after a pause."""
+        known = self.suspects.get((queue, offset))
+        if known is not None:  # otherwise another one has taken its place
+            pause = min(max(2 * known[1], RETRY_S), LONGEST_RETRY_S)
+            self.suspects[queue, offset] = (self._env.monotonic() + pause, pause)
         self._flush_later(queue)
 
     def _flush_later(self, queue: ConsumeQueue) -> None:

@@ -622,7 +622,7 @@ def entry_of(world: TransactedStore, topic: str, offset: int) -> bytes:
 
 def repair(world: TransactedStore) -> None:
     """What the kernel's task does."""
-    while world.store.repair.waiting:
+    while world.store.repair.is_due:
         world.store.repair.step()
 
 
@@ -741,7 +741,7 @@ def test_forged_offsets_have_nothing_repaired() -> None:
     for offset, queue_offset in ((half.offset + 8, 0), (half.offset, 1), (half.offset, -1), (1 << 60, 0)):
         code = world.end_now(half, COMMIT, offset=offset, queue_offset=queue_offset)
         assert code == ResponseCode.SYSTEM_ERROR
-    assert not world.store.repair.waiting
+    assert not world.store.repair.is_due
 
 
 def test_a_filler_in_the_queue_is_no_half_message() -> None:

@@ -13,6 +13,7 @@ from gantrymq.kernel.errors import OutOfLog
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.log.windows import LogWindows
+from gantrymq.kernel.store.queues import table
 from gantrymq.kernel.store.queues.consume_queue import FILLER, FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.kernel.store.queues.repair import is_right
 from gantrymq.kernel.store.store import Store
@@ -41,6 +42,12 @@ def queue_of(store: Store, topic: str = "T", queue_id: int = 0) -> ConsumeQueue:
     queue = store.queues.get(topic, queue_id)
     assert queue is not None
     return queue
+
+
+def machine(store: Store) -> MemoryEnv:
+    env = store._env
+    assert isinstance(env, MemoryEnv)
+    return env
 
 
 def damage(queue: ConsumeQueue, place: int, data: bytes) -> None:
@@ -101,13 +108,13 @@ def test_wrong_entries_are_corrected_and_their_neighbors_unchanged(
     with capture_logs() as lines:
         assert queue.suspect(suspect)
         assert queue.suspect(suspect), "until it is corrected"
-        assert store.repair.waiting
+        assert store.repair.is_due
         store.repair.step()
     assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repaired"]
     assert lines[1]["entries"] == count
     assert queue.entries(0, MESSAGES) == before
     assert queue.generation > generation, "entries that somebody has read before are not those"
-    assert not store.repair.waiting
+    assert not store.repair.is_due
     assert not queue.suspect(suspect), "it was looked at"
     assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repaired"]
     assert len(read_queue(store)) == MESSAGES
@@ -157,7 +164,9 @@ def test_unreadable_entries_are_not_changed(store: Store, monkeypatch: pytest.Mo
     assert not store.repair.step()
     assert queue.entries(9, 1) == before[9 * UNIT : 10 * UNIT]
     assert queue.suspect(11)
-    assert [store.repair.step(), store.repair.step()] == [False, True]
+    assert store.repair.step()
+    machine(store).advance(5010)
+    assert not store.repair.step()
     monkeypatch.undo()
     assert queue.entries(0, MESSAGES) == before
 
@@ -186,9 +195,7 @@ def test_no_filler_replaces_an_entry_whose_record_cannot_be_read_now(
         assert queue.entries(9, 1) == what
         assert queue.suspect(9), "readers must wait for it"
     assert lines[-1]["event"] == "consume_queue_repair_failed"
-    env = store._env
-    assert isinstance(env, MemoryEnv)
-    env.advance(6000)  # until unreadable places are read again
+    machine(store).advance(6000)  # until unreadable places are read again
     assert store.repair.step()
     assert queue.entries(0, MESSAGES) == before
 
@@ -230,15 +237,18 @@ def test_an_entry_stays_suspect_until_its_repair_succeeds(
     with monkeypatch.context() as patch, capture_logs() as lines:
         fail_writes(patch, queue.folder, number)
         assert queue.suspect(9)
-        for _ in range(3):
+        for pause in (5, 10, 20, 40, 80, 120, 120):
             assert not store.repair.step()
             assert queue.suspect(9), "readers must wait for it"
-        assert store.repair.waiting
-    assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_repair_failed"]
+            machine(store).advance(pause * 1000 - 10)
+            assert not store.repair.is_due
+            machine(store).advance(20)
+            assert store.repair.is_due
+    assert {line["event"] for line in lines} == {"consume_queue_disagrees", "consume_queue_repair_failed"}
     assert lines[1]["reason"].endswith(errno.errorcode[number])
     assert store.repair.step()
     assert queue.entries(0, MESSAGES) == before
-    assert not store.repair.waiting
+    assert not store.repair.is_due
 
 
 def test_a_failed_repair_does_not_stop_those_of_other_queues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,13 +262,32 @@ def test_a_failed_repair_does_not_stop_those_of_other_queues(store: Store, monke
     assert good.entries(0, MESSAGES) == before
 
 
+def test_a_new_suspect_entry_takes_the_place_of_one_that_cannot_be_repaired(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "SUSPECTS_MAX", 2)
+    bad, good = queue_of(store), queue_of(store, "U")
+    before = good.entries(0, MESSAGES)
+    for place in (9, 30):
+        damage(bad, place, bytes(UNIT))
+        assert bad.suspect(place)
+    damage(good, 9, bytes(UNIT))
+    fail_writes(monkeypatch, bad.folder)
+    for _ in range(8):
+        good.suspect(9)
+        while store.repair.is_due:
+            store.repair.step()
+        machine(store).advance(121_000)
+    assert good.entries(0, MESSAGES) == before
+
+
 def test_a_suspect_entry_of_a_deleted_topic_is_forgotten(store: Store) -> None:
     queue = queue_of(store)
     damage(queue, 9, bytes(UNIT))
     assert queue.suspect(9)
     store.queues.delete_topic("T")
     assert store.repair.step()
-    assert not store.repair.waiting
+    assert not store.repair.is_due
 
 
 def test_entries_of_this_run_and_light_queues_are_not_verified(store: Store) -> None:
@@ -305,7 +334,7 @@ def test_a_last_entry_with_a_wrong_size_does_not_hide_later_records(
     batch.add("T", 0, b"later", b"")
     again.append(batch)
     commit(again)
-    while again.repair.waiting:
+    while again.repair.is_due:
         again.repair.step()
     found = read_queue(again)
     assert (len(found), found[MESSAGES]) == (MESSAGES + 1, b"later")
