@@ -195,12 +195,16 @@ def is_wrong_entry(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, si
     """Return whether the entry that was read at a queue offset, with ``at`` and ``size``, points to a wrong record and
     will be repaired, or was repaired since.
 
-    False if the log or its disk is damaged: then the message is lost.
+    False if the log or its disk is damaged: then the message is lost. ``OSError`` if the process has no file descriptor
+    left to find out.
     """
     try:
         return not is_right(log, queue, offset, at, size) and queue.is_wrong(offset, at, size)
+    except UnreadableRange as error:
+        error.raise_if_temporary()
     except CorruptRange:
-        return False
+        pass
+    return False
 
 
 def belongs_to_entry(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:

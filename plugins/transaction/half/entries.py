@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import structlog
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog, UnreadableRange
@@ -80,7 +82,11 @@ def _read_own(store: Store, queue: ConsumeQueue, offset: int, at: int, size: int
             return record
     except (OutOfLog, CorruptRange, BadRecord) as error:
         failure = error
-    if is_wrong_entry(store.log, queue, offset, at, size):
+    try:
+        is_wrong = is_wrong_entry(store.log, queue, offset, at, size)
+    except OSError as error:
+        raise UnreadableRange(at, size, error.strerror or str(error), error.errno or 0) from error
+    if is_wrong:
         raise WrongEntry(f"the entry of {queue.topic} at queue offset {offset} will be repaired")
     raise failure
 
@@ -116,8 +122,11 @@ def floor_of(store: Store, offset: int) -> int:
 
 
 def report_wrong_entry(store: Store, queue: ConsumeQueue, offset: int) -> None:
-    """Have the entry at a queue offset repaired if it is wrong; a client may have named any offset."""
+    """Have the entry at a queue offset repaired if it is wrong; a client may have named any offset.
+
+    Does nothing while the process has no file descriptor left to find out."""
     if queue.min_offset <= offset < queue.max_offset and (entry := queue.entries(offset, 1)):
         at, size, _ = ENTRY.unpack(entry)
         if size != FILLER_SIZE and at >= store.log.min_offset:  # otherwise it is deleted next
-            is_wrong_entry(store.log, queue, offset, at, size)
+            with suppress(OSError):  # a later request reports it
+                is_wrong_entry(store.log, queue, offset, at, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -517,6 +518,25 @@ def test_a_half_message_that_the_disk_could_not_read_for_a_while_is_still_open(
     assert world.end_now(other, COMMIT) == world.end_now(half, COMMIT) == ResponseCode.SUCCESS
     assert world.bodies() == [b"other", b"x"]
     assert world.plugin.strategy.open_count == 0
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_a_half_message_stays_open_while_its_record_cannot_be_read(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of()
+    half, other = world.half(b"x"), world.half(b"other")
+    world.commit()
+    world.store.flush_queues()
+    with monkeypatch.context() as patch:
+        fail_log_reads(patch, half.offset, 10, number)
+        assert world.end_now(other, COMMIT, queue_offset=half.queue_offset) == ResponseCode.SYSTEM_ERROR
+        world.producers.join()
+        world.pass_time(INTERVAL_S)
+        assert asked(world) == [b"other"]
+    assert world.plugin.strategy.open_count == 2
+    world.pass_time(INTERVAL_S)
+    assert sorted(asked(world)) == [b"other", b"x"]
 
 
 @pytest.mark.parametrize("names_the_copy", [False, True])

@@ -16,6 +16,7 @@ from gantrymq.kernel.store.log.windows import LogWindows
 from gantrymq.kernel.store.queues import table
 from gantrymq.kernel.store.queues.consume_queue import FILLER, FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.kernel.store.queues.repair import is_right
+from gantrymq.kernel.store.reading import is_wrong_entry
 from gantrymq.kernel.store.store import Store
 from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import TINY, commit, open_store, read_queue
@@ -215,6 +216,20 @@ def test_entries_are_repaired_although_a_record_between_them_cannot_be_read_now(
     assert 24 in wrong
     assert 5 < min(wrong) <= max(wrong) < 44
     assert {queue.entries(place, 1) for place in wrong} == {FAR}
+
+
+def test_a_reader_without_a_descriptor_does_not_know_whether_an_entry_is_wrong(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_of(store)
+    at, size, _ = ENTRY.unpack(queue.entries(9, 1))
+    with monkeypatch.context() as patch:
+        fail_record_reads(patch, store, 9, errno.EMFILE)
+        with pytest.raises(OSError, match="EMFILE"):
+            is_wrong_entry(store.log, queue, 9, at, size)
+    fail_record_reads(monkeypatch, store, 10)
+    at, size, _ = ENTRY.unpack(queue.entries(10, 1))
+    assert not is_wrong_entry(store.log, queue, 10, at, size), "the disk is damaged"
 
 
 def test_an_entry_whose_record_is_quarantined_becomes_a_filler(store: Store) -> None:
