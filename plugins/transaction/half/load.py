@@ -28,7 +28,10 @@ log = structlog.get_logger("gantrymq.transaction")
 
 
 def load_halves(context: StrategyContext) -> HalfTable:
-    """Return the table of a recovered store; nothing is changed, except that wrong queue entries are repaired."""
+    """Return the table of a recovered store; nothing is changed, except that wrong queue entries are repaired.
+
+    ``OSError`` if the process has no file descriptor left to read an op message: its transaction has ended.
+    """
     store, offsets = context.store, context.registry.get(ConsumerOffsets)
     table = HalfTable(
         _begin(store, offsets, TRANS_HALF_TOPIC), lambda: store.queues.next_offset(TRANS_HALF_TOPIC, QUEUE_ID)
@@ -60,7 +63,7 @@ def _begin(store: Store, offsets: ConsumerOffsets, topic: str) -> int:
 
 
 def _ends(store: Store, begin: int) -> Iterator[tuple[int, int]]:
-    """Yield the op messages from ``begin`` on: their queue offset, and the half offset in each."""
+    """Yield the op messages from ``begin`` on: their queue offset, and the half offset in each. :class:`OSError`."""
     queue = store.queues.get(TRANS_OP_HALF_TOPIC, QUEUE_ID)
     if queue is None:
         return
@@ -74,6 +77,8 @@ def _ends(store: Store, begin: int) -> Iterator[tuple[int, int]]:
             try:
                 record = read_message(store, queue, unit, offset, size, repair=True)
             except (OutOfLog, CorruptRange, BadRecord) as error:
+                if isinstance(error, UnreadableRange):
+                    error.raise_if_temporary()
                 log.error("transaction_end_lost", queue_offset=unit, at=offset, reason=str(error))
                 continue
             if record is None:

@@ -690,6 +690,23 @@ def test_a_start_fails_while_the_queue_entry_of_a_transaction_cannot_be_repaired
     assert world.end_now(halves[2], COMMIT) == ResponseCode.SUCCESS
 
 
+def test_a_start_fails_while_no_descriptor_is_left_to_read_an_op_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.end_now(half, COMMIT)
+    [op_message] = world.messages(TRANS_OP_HALF_TOPIC)
+    env = world.env
+    world.close()
+    with monkeypatch.context() as patch:
+        fail_log_reads(patch, op_message.offset, 10, errno.EMFILE)
+        with pytest.raises(OSError, match="EMFILE"):
+            TransactedStore(env)
+    world = TransactedStore(env)
+    assert world.plugin.strategy.open_count == 0
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"x"]
+
+
 def test_a_half_message_stays_open_while_the_disk_cannot_read_where_its_queue_entry_should_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
