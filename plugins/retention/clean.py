@@ -86,7 +86,7 @@ class Cleaner:
 
     async def clean(self, *, asked: bool = False) -> int:
         """Check the disk and delete files once. Returns the number of deleted log files."""
-        broker, rules = self._broker, self._rules
+        broker = self._broker
         self._has_more = False
         try:
             usage = await trio.to_thread.run_sync(broker.env.disk_usage, broker.root)
@@ -96,13 +96,14 @@ class Cleaner:
         self._outages.over("disk_not_measured")
         self._retry_at = 0.0
         self._judge(usage)
-        self._reserve.size = min(rules.reserve_file, broker.log.segments.file_bytes // RESERVE_SHARE)
+        self._reserve.size = min(self._rules.reserve_file, broker.log.segments.file_bytes // RESERVE_SHARE)
         try:
             await trio.to_thread.run_sync(partial(self._reserve.adapt, usage.free, is_refusing=bool(self.refusal())))
         except OSError as error:
             self._outages.warning("reserve_not_changed", path=broker.root, reason=str(error))
         else:
             self._outages.over("reserve_not_changed")
+        rules = self._rules  # after the waits, during which they may change
         now_ms = broker.env.wall_ms()
         hour = datetime.fromtimestamp(now_ms / 1000).hour
         segments = self._written()

@@ -167,6 +167,25 @@ async def test_the_time_of_a_file_is_read_once_and_no_file_behind_a_young_one_is
         assert read == bases[1:]
 
 
+async def test_a_longer_keep_that_is_set_during_a_check_protects_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.keep": "1h"}) as (broker, channel, cleaner):
+        env.ahead_ms = 2 * HOUR_MS
+        for _ in range(20):
+            assert (await channel.call(send("T", b"x" * 1000))).code == ResponseCode.SUCCESS
+        longer = attrs.evolve(cleaner._rules, keep_ms=72 * HOUR_MS)
+
+        def measured(path: str) -> DiskUsage:
+            trio.from_thread.run_sync(cleaner.set_rules, longer)
+            return ROOMY
+
+        monkeypatch.setattr(env, "disk_usage", measured)
+        assert await cleaner.clean(asked=True) == 0
+        assert broker.log.min_offset == 0
+
+
 async def test_a_file_whose_age_cannot_be_read_stays_with_the_young_one_behind_it(tmp_path: Path) -> None:
     env = DiskEnv()
     async with filled(tmp_path, env) as (broker, channel, cleaner):
