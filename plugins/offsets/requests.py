@@ -88,7 +88,7 @@ class OffsetRequests:
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return request.command.answer(ResponseCode.SUCCESS)
 
-    async def search(self, request: Request) -> Command:
+    async def search(self, request: Request) -> Command | None:
         """Answer 29: the offset of the message with the nearest store time; 0 for a queue without messages.
 
         Clients of RocketMQ 5 ask for the first message since the time (the end of the queue if there is none), or the
@@ -100,12 +100,15 @@ class OffsetRequests:
             bound = "last_until" if header.boundary_type.upper() == "UPPER" else "first_since"
         search = self._broker.queues.offset_by_time
         time_of = partial(stored_at, self._broker.log)
-        try:
-            offset = await trio.to_thread.run_sync(
-                search, header.topic, header.queue_id, header.timestamp, time_of, bound, limiter=self._searching
-            )
-        except OSError as error:
-            raise _fault(f"the queue cannot be searched: {error.strerror}") from error
+        async with self._searching:
+            if request.connection.closed or request.connection.peer_left:
+                return None  # the client gave up while the request waited
+            try:
+                offset = await trio.to_thread.run_sync(
+                    search, header.topic, header.queue_id, header.timestamp, time_of, bound
+                )
+            except OSError as error:
+                raise _fault(f"the queue cannot be searched: {error.strerror}") from error
         return _answer(request, offset)
 
     def max_offset(self, request: Request) -> Command:

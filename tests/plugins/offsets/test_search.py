@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.queues.table import ConsumeQueues
+from gantrymq.plugins.offsets.requests import SEARCHES_MAX
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import Command, encode
 from gantrymq.testing.harness import broker_and_channel
 from gantrymq.testing.requests import send
 from support.unreadable import run_out_of_descriptors
@@ -30,9 +35,12 @@ async def fill(channel: Channel) -> None:
         assert (await channel.call(send("T", b"%d" % number))).code == 0
 
 
+def searching_request(timestamp: str = IN_2100) -> Command:
+    return Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {**QUEUE, "timestamp": timestamp})
+
+
 async def search(channel: Channel) -> Command:
-    fields = {**QUEUE, "timestamp": IN_2100}
-    return await channel.call(Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields), ANSWER_S)
+    return await channel.call(searching_request(), ANSWER_S)
 
 
 async def test_a_search_without_file_descriptors_fails_until_there_are_some(
@@ -71,3 +79,35 @@ async def test_other_clients_are_served_during_a_search(tmp_path: Path, monkeypa
             served.set()
         assert end.ext == {"offset": str(MESSAGES)}
         assert answers[0].ext == {"offset": str(MESSAGES - 1)}
+
+
+async def test_a_waiting_search_of_a_closed_connection_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go_on = threading.Semaphore(0), threading.Event()
+    times: list[int] = []
+    offset_by_time = ConsumeQueues.offset_by_time
+
+    def search_slowly(queues: ConsumeQueues, topic: str, queue_id: int, timestamp: int, *rest: Any) -> int:
+        times.append(timestamp)
+        started.release()
+        assert go_on.wait(ANSWER_S / 2)
+        return offset_by_time(queues, topic, queue_id, timestamp, *rest)
+
+    async with broker_and_channel(tmp_path / "store") as (broker, channel), trio.open_nursery() as nursery:
+        await fill(channel)
+        monkeypatch.setattr(ConsumeQueues, "offset_by_time", search_slowly)
+        for _ in range(SEARCHES_MAX):
+            nursery.start_soon(search, channel)
+        for _ in range(SEARCHES_MAX):
+            assert await trio.to_thread.run_sync(partial(started.acquire, timeout=ANSWER_S))
+        async with await trio.open_tcp_stream(*parse_address(broker.address)) as leaving:
+            end = Command(RequestCode.GET_MAX_OFFSET, dict(QUEUE))
+            await leaving.send_all(encode(searching_request("1")) + encode(end))
+            assert await leaving.receive_some(), "the broker has received both requests"
+        with trio.fail_after(ANSWER_S):
+            while len(broker.connections) > 1:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        nursery.start_soon(search, channel)
+        go_on.set()
+    assert times == [int(IN_2100)] * (SEARCHES_MAX + 1)
