@@ -1,4 +1,4 @@
-"""Read records that are only on the disk in a worker thread, before they are delivered.
+"""Read in a worker thread what is only on the disk and needed for the next deliveries.
 
 A read that waits for the disk would stop the thread that serves all clients, and messages that waited for hours are
 often not in the page cache any more.
@@ -7,6 +7,7 @@ often not in the page cache any more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -24,32 +25,40 @@ class Prefetch:
         self._log = log
         self._done = done
         self._asked = trio.Event()
-        self._places: Sequence[Place] = ()
-        self._fetched: Place | None = None
-        """The first record of the last read, which is not read ahead twice in a row: it may be unreadable."""
+        self._read: Callable[[], None] | None = None
+        self._first: object = None
+        """What the last read began with, which is not read ahead twice in a row: it may be unreadable."""
 
     @property
     def is_running(self) -> bool:
-        """Whether records are being read. The batch waits for them."""
-        return bool(self._places)
+        """Whether the worker thread is reading. The batch waits for it."""
+        return self._read is not None
 
     def ready(self, places: Sequence[Place]) -> int:
         """Return how many of the first records of a batch (at least one) to read now. If it is 0, the worker thread
         reads them all first."""
         count = count_cached(self._log, places)
-        if count == 0 and places[0] == self._fetched:
-            count = 1
-        if count == 0:
-            self._places = places
-            self._asked.set()
-        self._fetched = None
+        if count == 0 and not self.begin(places[0], partial(fetch, self._log, places)):
+            return 1
+        if count:
+            self._first = None
         return count
+
+    def begin(self, first: object, read: Callable[[], None]) -> bool:
+        """Let the worker thread call ``read``, which begins with ``first``; False if the last read began with it."""
+        if first == self._first:
+            self._first = None
+            return False
+        self._first, self._read = first, read
+        self._asked.set()
+        return True
 
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
             await self._asked.wait()
             self._asked = trio.Event()
-            await trio.to_thread.run_sync(fetch, self._log, self._places)
-            self._fetched, self._places = self._places[0], ()
+            if self._read is not None:
+                await trio.to_thread.run_sync(self._read)
+            self._read = None
             self._done()

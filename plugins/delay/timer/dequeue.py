@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -49,6 +50,7 @@ from gantrymq.remoting.records import HEADS
 from gantrymq.remoting.timer_times import PRECISION_MS, floor
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.store.reading import Place
     from gantrymq.kernel.store.store import Store
     from gantrymq.plugins.delay.prefetch import Prefetch
     from gantrymq.plugins.delay.timer.counts import TimerCounts
@@ -77,8 +79,11 @@ class _Flight:
 
 
 class Dequeue:
-    """Delivers messages from the wheel to their topics, except recalled ones. ``append`` takes a batch through the
-    write path; ``recalls`` are those that the wheel lacks."""
+    """Delivers messages from the wheel to their topics, except recalled ones.
+
+    ``append`` takes a batch through the write path; ``recalls`` are those that the wheel lacks. ``slot_prefetch`` reads
+    units and recalls, ``prefetch`` due messages, which do not wait for the slots that are opened meanwhile.
+    """
 
     def __init__(
         self,
@@ -87,9 +92,11 @@ class Dequeue:
         append: Callable[[AppendBatch], None],
         counts: TimerCounts,
         recalls: PendingRecalls,
+        slot_prefetch: Prefetch,
         prefetch: Prefetch,
     ) -> None:
         self._store = store
+        self._slot_prefetch = slot_prefetch
         self._prefetch = prefetch
         self._counts = counts
         self._files = files
@@ -115,7 +122,10 @@ class Dequeue:
         """A unit was added to the wheel. An open slot gets it here, because it is not read from the wheel again."""
         for slot in self._open:
             if slot.time == floor(unit.time):
-                self._take_in(slot, position, unit, record)
+                if _is_recall(unit):
+                    _add_recall(slot, position, unit, record)
+                else:
+                    slot.add(unit.due, position)
 
     # ------------------------------------------------------------------------------------------------------- turn
 
@@ -126,6 +136,7 @@ class Dequeue:
             return POLL_MS
         busy = self._open_slots(now)
         self._read_units()
+        self._read_recalls()
         self._files.log.forget_window()
         batch = AppendBatch(source=Source.TIMER)
         taken: list[tuple[OpenSlot, list[int]]] = []
@@ -134,18 +145,19 @@ class Dequeue:
             size = 0
             for slot in self._open:
                 is_full = len(batch) >= BATCH_ROWS or size >= BATCH_BYTES
-                if slot.reading is None and not is_full and not self._prefetch.is_running:
+                if slot.is_read and not is_full and not self._prefetch.is_running:
                     size += self._collect(slot, batch, taken, now)
             if len(batch):
                 self._put(batch, taken, now)
         self._close_slots(now)
-        if busy or any(slot.reading is not None for slot in self._open):
+        reads_slots = self._slot_prefetch.is_running
+        if busy or (not reads_slots and any(not slot.is_read for slot in self._open)):
             return 0
         if backlog > BACKLOG_BYTES or self._prefetch.is_running:
             return POLL_MS
-        waits = [slot.next_due() - now for slot in self._open if slot.has_more]
+        waits = [slot.next_due() - now for slot in self._open if slot.has_more and slot.is_read]
         waits.append(POLL_MS if self._is_full() else self._next - LEAD_MS - now)
-        if self._flights or len(self._open) > 1:
+        if self._flights or len(self._open) > 1 or reads_slots:
             waits.append(POLL_MS)
         return min(max(min(waits), 0), IDLE_MS)
 
@@ -174,38 +186,52 @@ class Dequeue:
         """Return whether enough slots are open. Slots that only wait for a flush do not count, because it may take
         long."""
         open_ = self._open
-        return len(open_) >= OPEN_MAX and sum(slot.has_more or slot.reading is not None for slot in open_) >= OPEN_MAX
+        return len(open_) >= OPEN_MAX and sum(slot.has_more or not slot.is_read for slot in open_) >= OPEN_MAX
 
     def _read_units(self) -> None:
-        """Read the units of open slots, the newest first."""
-        left = UNITS_A_TURN
+        """Read the units of open slots, the newest first; a worker thread reads those that are only on the disk."""
+        left, units = UNITS_A_TURN, self._files.log
         for slot in self._open:
-            while slot.reading is not None and left:
+            while slot.reading is not None and left and not self._slot_prefetch.is_running:
                 position = slot.reading
+                if not units.is_cached(position) and self._slot_prefetch.begin(
+                    position, partial(units.fetch, position, UNITS_A_TURN)
+                ):
+                    return
                 try:
-                    unit = self._files.log.unit(position)
+                    unit = units.unit(position)
                     if floor(unit.time) != slot.time:
                         raise DamagedUnit(f"the unit at {position} belongs to {unit.time}, not to {slot.time}")
                 except DamagedUnit as error:
-                    if position < self._files.log.start:  # deleted together with its message
+                    if position < units.start:  # deleted together with its message
                         slot.read_to(NOWHERE)
                         break
                     raise error
                 left -= 1
-                self._take_in(slot, position, unit)
+                if _is_recall(unit):
+                    slot.unread_recalls.append((position, unit))
+                else:
+                    slot.add(unit.due, position)
                 slot.read_to(unit.previous)
 
-    def _take_in(self, slot: OpenSlot, position: int, unit: Unit, record: Record | None = None) -> None:
-        if unit.magic & DELETE and not unit.magic & ROLL:
-            if record is None:
-                (record,) = read_many(self._store.log, [unit.offset])
-            if record is None or not _belongs_to(record, unit):
-                return  # as the unit that TimerFiles.relink adds, it recalls nothing
-            key = record.property_of(TIMER_DEL_UNIQKEY)
-            if key is not None:
-                slot.recalled[key] = position
-        else:
-            slot.add(unit.due, position)
+    def _read_recalls(self) -> None:
+        """Read one batch of recalls for each open slot whose units are read."""
+        for slot in self._open:
+            if slot.reading is not None or not slot.unread_recalls or self._slot_prefetch.is_running:
+                continue
+            places: list[Place] = []
+            size = 0
+            for _, unit in slot.unread_recalls[:BATCH_ROWS]:
+                if size >= BATCH_BYTES:
+                    break
+                places.append((unit.offset, unit.size))
+                size += unit.size
+            count = self._slot_prefetch.ready(places)
+            if count:
+                records = read_many(self._store.log, [offset for offset, _ in places[:count]])
+                for (position, unit), record in zip(slot.unread_recalls, records, strict=False):
+                    _add_recall(slot, position, unit, record)
+                del slot.unread_recalls[:count]
 
     def _close_slots(self, now: int) -> None:
         while self._open and self._open[0].is_done and now >= self._open[0].time + PRECISION_MS:
@@ -341,7 +367,7 @@ class Dequeue:
         """At the broker's stop, keep only the undelivered messages and the recalls in partly delivered slots."""
         self.settle()
         for slot in self._open:
-            if slot.reading is None and not slot.unsettled and slot.delivered:
+            if slot.is_read and not slot.unsettled and slot.delivered:
                 self._files.relink(slot.time, slot.positions())
                 slot.delivered = False
 
@@ -350,6 +376,19 @@ def stored_bytes(record: Record) -> int:
     """Return the size in the log of a record of the timer topic."""
     head = HEADS[record.sys_flag & HOST_V6_BITS].size
     return head + record.body_size + _LENGTHS_AND_TOPIC + record.properties_size
+
+
+def _is_recall(unit: Unit) -> bool:
+    return bool(unit.magic & DELETE) and not unit.magic & ROLL
+
+
+def _add_recall(slot: OpenSlot, position: int, unit: Unit, record: Record | None) -> None:
+    """Add the recall ``unit`` at ``position``, whose record was read, to its slot."""
+    if record is None or not _belongs_to(record, unit):
+        return  # as the unit that TimerFiles.relink adds, it recalls nothing
+    key = record.property_of(TIMER_DEL_UNIQKEY)
+    if key is not None:
+        slot.recalled[key] = position
 
 
 def _belongs_to(record: Record, unit: Unit) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gantrymq.kernel.errors import NO_ROOM, NoRoom
@@ -57,6 +58,12 @@ class Unit(NamedTuple):
 
 class DamagedUnit(Exception):
     """The bytes are not a valid unit."""
+
+
+def _is_in(window: tuple[int, bytes], position: int) -> bool:
+    """Return whether the whole unit at ``position`` is in ``window``: the position of the first byte, and the bytes."""
+    base, data = window
+    return base <= position <= base + len(data) - UNIT_BYTES
 
 
 def units_in(env: Env, path: str) -> Iterator[Unit]:
@@ -168,19 +175,45 @@ class TimerLog:
             if position >= self._written:
                 size, *fields = UNIT.unpack_from(self._waiting, position - self._written)
             else:
+                if not _is_in(self._window, position):
+                    base = self._window_start(position)
+                    self._window = (base, self._segments.pread(base, position + UNIT_BYTES - base))
                 base, window = self._window
-                if not base <= position <= base + len(window) - UNIT_BYTES:
-                    # The units of a second form a backward chain.
-                    file_base = position - position % self.file_bytes
-                    base = max(file_base, position + UNIT_BYTES - _WINDOW_BYTES)
-                    window = self._segments.pread(base, position + UNIT_BYTES - base)
-                    self._window = (base, window)
                 size, *fields = UNIT.unpack_from(window, position - base)
         except struct.error:
             raise DamagedUnit(f"nothing at {position} of the timer log") from None
         if size != UNIT_BYTES or not 1 <= fields[1] <= 0xF:
             raise DamagedUnit(f"no unit at {position} of the timer log")
         return Unit._make(fields)
+
+    def is_cached(self, position: int) -> bool:
+        """Return whether :meth:`unit` can read the unit at ``position`` now without waiting for the disk."""
+        if position >= self._written or _is_in(self._window, position):
+            return True
+        base = self._window_start(position)
+        window = self._segments.peek(base, position + UNIT_BYTES - base)
+        if window is not None:
+            self._window = (base, window)
+        return window is not None
+
+    def fetch(self, position: int, count: int) -> None:
+        """Read up to ``count`` units into the page cache, from the one at ``position`` backward through its chain; for
+        a worker thread."""
+        window = (position, b"")
+        with suppress(OSError, struct.error):  # the reader that needs the unit shows the error
+            for _ in range(count):
+                if not _is_in(window, position):
+                    base = self._window_start(position)
+                    window = (base, self._segments.pread(base, position + UNIT_BYTES - base))
+                base, data = window
+                _, previous, *_ = UNIT.unpack_from(data, position - base)
+                if not 0 <= previous < position:
+                    return
+                position = previous
+
+    def _window_start(self, position: int) -> int:
+        """Return where to begin reading for the unit at ``position``: the units of a second form a backward chain."""
+        return max(position - position % self.file_bytes, position + UNIT_BYTES - _WINDOW_BYTES)
 
     def forget_window(self) -> None:
         """Drop the read buffer."""

@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from gantrymq.plugins.delay.timer.log import NOWHERE
+from gantrymq.plugins.delay.timer.log import NOWHERE, Unit
 from gantrymq.remoting.timer_times import PRECISION_MS
 
 _POSITION_BITS: Final = 48
@@ -24,6 +24,8 @@ class OpenSlot:
     time: int
     reading: int | None
     unsettled: int = 0
+    unread_recalls: list[tuple[int, Unit]] = attrs.field(factory=list)
+    """Position and unit of the recalls that are still to be read from the commit log."""
     recalled: dict[bytes, int] = attrs.field(factory=dict)
     """By recalled message (``topic+unique key``): the position of the recall's unit."""
     delivered: bool = False
@@ -45,6 +47,11 @@ class OpenSlot:
         self.reading = None if position == NOWHERE else position
 
     @property
+    def is_read(self) -> bool:
+        """Whether all units and all recalls are read."""
+        return self.reading is None and not self.unread_recalls
+
+    @property
     def has_more(self) -> bool:
         """Whether messages remain to be delivered."""
         return bool(self._keys)
@@ -52,7 +59,7 @@ class OpenSlot:
     @property
     def is_done(self) -> bool:
         """Whether all messages are durably delivered."""
-        return not self._keys and self.reading is None and not self.unsettled
+        return not self._keys and self.is_read and not self.unsettled
 
     def next_due(self) -> int:
         """Return the due time of the next message, ms since 1970; only if it :attr:`has_more`."""

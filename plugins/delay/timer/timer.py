@@ -58,6 +58,7 @@ class Timer:
         """Also while the files are closed or are opened again."""
         self._dequeue: Dequeue | None = None
         self._enqueue: Enqueue | None = None
+        self._slot_prefetch = Prefetch(store.log, self._wake)
         self._dequeue_prefetch = Prefetch(store.log, self._wake)
         self._enqueue_prefetch = Prefetch(store.log, self._wake)
         self._woken = trio.Event()
@@ -116,8 +117,8 @@ class Timer:
         message."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._dequeue_prefetch.run)
-                nursery.start_soon(self._enqueue_prefetch.run)
+                for prefetch in (self._slot_prefetch, self._dequeue_prefetch, self._enqueue_prefetch):
+                    nursery.start_soon(prefetch.run)
                 while True:
                     self._woken = trio.Event()
                     wait_ms = self.turn()
@@ -174,7 +175,7 @@ class Timer:
         """Open the files if needed; returns whether they are open."""
         if self._dequeue is not None:
             return True
-        if self._is_saving:
+        if self._is_saving or self._slot_prefetch.is_running:
             return False
         if self._enqueue is None:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
@@ -189,7 +190,13 @@ class Timer:
     def _ways(self, now: int) -> tuple[Enqueue, Dequeue]:
         if self._dequeue is None or self._enqueue is None:
             self._dequeue = Dequeue(
-                self._store, self.files, self._append, self.counts, self.recalls, self._dequeue_prefetch
+                self._store,
+                self.files,
+                self._append,
+                self.counts,
+                self.recalls,
+                self._slot_prefetch,
+                self._dequeue_prefetch,
             )
             self._enqueue = Enqueue(
                 self._store, self.files, self._dequeue, self.counts, self.recalls, self._enqueue_prefetch

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import attrs
 import pytest
 import trio
 
+from gantrymq.plugins.delay.timer.log import TimerLog
 from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of
 from support.colddisk import Disk
@@ -23,6 +26,10 @@ def fill(world: DelayedStore | TimedStore) -> None:
 
 def log_files(paths: list[str]) -> list[str]:
     return [path for path in paths if "/commitlog/" in path]
+
+
+def timer_files(paths: list[str]) -> list[str]:
+    return [path for path in paths if "/timerlog/" in path]
 
 
 async def deliver(world: DelayedStore | TimedStore, count: int = MESSAGES) -> None:
@@ -106,6 +113,60 @@ async def test_timed_messages_that_are_only_on_the_disk_delay_no_client(is_resta
     assert sorted(world.bodies(), key=int) == [b"%d" % number for number in range(MESSAGES)]
     assert len(log_files(disk.reads)) >= MESSAGES
     assert log_files(disk.waited_for) == []
+
+
+@pytest.mark.trio
+async def test_units_and_recalls_that_are_only_on_the_disk_delay_no_client() -> None:
+    disk = Disk()
+    world = TimedStore(disk, config=attrs.evolve(LARGER, commit_log_file_bytes=TINY.commit_log_file_bytes))
+    for number in range(MESSAGES):
+        world.send_in(b"%d" % number, 40_000)
+        if number % 2:
+            fill(world)
+            world.recall(b"%d" % number, world.now + 40_000)
+        fill(world)
+    world.settle()
+    world.save()
+    world.store.flush_queues()
+    disk.cool()
+    disk.advance(41_000)
+    await deliver(world, MESSAGES // 2)
+    assert sorted(world.bodies(), key=int) == [b"%d" % number for number in range(0, MESSAGES, 2)]
+    assert len(log_files(disk.reads)) >= MESSAGES
+    assert len(timer_files(disk.reads)) >= 2
+    assert log_files(disk.waited_for) + timer_files(disk.waited_for) == []
+
+
+@pytest.mark.trio
+async def test_due_messages_do_not_wait_for_the_units_of_the_next_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    disk.advance(1000 - disk.wall_ms() % 1000)
+    world = TimedStore(disk)
+    world.send_in(b"cold", 6500)
+    world.settle()
+    world.save()
+    disk.cool()
+    disk.advance(4000)
+    world.send_in(b"warm", 1900)
+    world.settle()
+    disk.advance(1950)
+    started, go_on = threading.Event(), threading.Event()
+
+    def fetch_slowly(*_arguments: object) -> None:
+        started.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(TimerLog, "fetch", fetch_slowly)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(deliver, world, 2)
+            assert await trio.to_thread.run_sync(started.wait, 30)
+            while world.bodies() != [b"warm"]:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            assert world.timer.turn() > 0, "the timer sleeps while the worker thread reads"
+            disk.advance(1000)
+            go_on.set()
+    assert world.bodies() == [b"warm", b"cold"]
 
 
 async def enqueued(world: TimedStore) -> None:
