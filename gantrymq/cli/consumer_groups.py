@@ -132,11 +132,14 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
     Running members continue there at once. The group consumes messages again, or skips some.
     """
     from gantrymq.operations import groups
+    from gantrymq.operations.brokers import brokers_without_master
 
     target = to if to in ("first", "last") else read_moment(to, "--to")
 
     async def work(client: Client) -> list[Reset]:
         plan = await groups.plan_reset(client, group, topics, target)
+        for broker in () if topics else await brokers_without_master(client):
+            warn(f"broker {broker} has no master now, so offsets of group {group} that only it has are left out")
         if dry_run:
             return plan
         done = await groups.reset_offsets(client, group, plan, target)

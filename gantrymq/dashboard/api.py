@@ -32,7 +32,7 @@ from gantrymq.dashboard.access import COOKIE, Access, Answer, Guard, refuse
 from gantrymq.dashboard.schemas import ANSWERS, ERROR, FLAG, ROLE, SESSION, TEXT, WHOLE, Schema, fields, optional
 from gantrymq.message import Message
 from gantrymq.operations import dead_letters, groups
-from gantrymq.operations.brokers import runtime_info
+from gantrymq.operations.brokers import brokers_without_master, runtime_info
 from gantrymq.operations.clients import disconnect
 from gantrymq.operations.delayed import NotRecalled, recall_message
 from gantrymq.operations.topics import delete_topic
@@ -283,11 +283,12 @@ async def _reset(client: Client, request: Request, body: dict[str, Any]) -> Any:
         to = _int(body, "to", 0)
     topic = _text(body, "topic", "")
     plan = await groups.plan_reset(client, name, [topic] if topic else [], to)
+    unread = [] if topic else await brokers_without_master(client)
     changed = not body.get("dry_run")
     if changed:
         _confirmed(body, name)
         plan = await groups.reset_offsets(client, name, plan, to)
-    return {"group": name, "changed": changed, "queues": [attrs.asdict(each) for each in plan]}
+    return {"group": name, "changed": changed, "queues": [attrs.asdict(each) for each in plan], "unread": unread}
 
 
 async def _delete_group(client: Client, request: Request, body: dict[str, Any]) -> Any:

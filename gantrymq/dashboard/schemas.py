@@ -112,7 +112,9 @@ ANSWERS: Final[dict[tuple[str, str], Schema]] = {
         members=listed(row_of(groups.Member)), subscriptions_differ=FLAG,
     ),
     ("DELETE", "/groups/{group}"): fields(group=TEXT),
-    ("POST", "/groups/{group}/reset"): fields(group=TEXT, changed=FLAG, queues=listed(row_of(groups.Reset))),
+    ("POST", "/groups/{group}/reset"): fields(
+        group=TEXT, changed=FLAG, queues=listed(row_of(groups.Reset)), unread=listed(TEXT)
+    ),
     ("GET", "/clients"): fields(
         clients=listed(row_of(groups.Member, without=("subscriptions",), group=TEXT)), **PLACE
     ),

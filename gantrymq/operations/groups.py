@@ -256,7 +256,8 @@ async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str 
     1970.
 
     :class:`NoRoute` if the group has no committed offsets and no topic is given, or if a broker of its clusters has no
-    master, or one of the brokers of ``topics`` if they are given.
+    master, or one of the brokers of ``topics`` if they are given. Without ``topics``, offsets that only a broker of
+    another cluster has are left out while it has no master.
     """
     info = await client.admin.cluster()
     names = list(topics)

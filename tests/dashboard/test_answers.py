@@ -21,7 +21,7 @@ from gantrymq.client.errors import GantryError
 from gantrymq.dashboard import views
 from gantrymq.dashboard.access import Access
 from gantrymq.dashboard.api import PREFIX, REPLAY_MAX, REPLAY_S, TIMEOUT_S, Source, make_app
-from gantrymq.operations import dead_letters
+from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.delayed import WaitingMessages
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
@@ -268,6 +268,25 @@ async def test_timed_messages_are_read_by_one_request_at_a_time(
         nursery.start_soon(ask_for_delayed, "topic=orders")
     assert [(topic, at - began) for topic, at in reads] == [(None, 0), (None, 5), ("orders", 10)]
     assert answers == [(200, {"total": 0, "complete": True, "unread": [], "messages": [], "levels": []})] * 5
+
+
+@pytest.mark.parametrize(("topic", "unread"), [("", ["broker-b"]), ("T", [])])
+async def test_a_reset_of_all_topics_names_brokers_without_a_master(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch, topic: str, unread: list[str]
+) -> None:
+    async def plan(client: Client, group: str, topics: list[str], to: str) -> list[groups.Reset]:
+        return [groups.Reset("T", "broker-a", 0, 4, 0)]
+
+    monkeypatch.setattr(groups, "plan_reset", plan)
+    brokers = {"broker-a": BrokerData("c", "broker-a", {0: "a:1"}), "broker-b": BrokerData("d", "broker-b", {1: "b:2"})}
+
+    async def cluster() -> ClusterInfo:
+        return ClusterInfo(brokers, {"c": ["broker-a"], "d": ["broker-b"]})
+
+    app.state.source.client = SimpleNamespace(admin=SimpleNamespace(cluster=cluster))
+    body = json.dumps({"to": "first", "topic": topic, "dry_run": True}).encode()
+    status, found = await ask(app, "POST", "/groups/billing/reset", body)
+    assert (status, found["unread"], len(found["queues"])) == (200, unread, 1)
 
 
 async def test_all_log_events_that_are_kept_are_shown(app: Starlette) -> None:

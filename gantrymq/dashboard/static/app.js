@@ -393,6 +393,8 @@ async function group(name) {
     return { to: where, topic };
   };
   const topicsOf = [...new Set(found.queues.map((row) => row.topic))];
+  const send = (values, more) => api(`/groups/${encodeURIComponent(name)}/reset`, "POST", { ...target(values), ...more });
+  const leftOut = (unread) => (unread.length ? `Without a master: ${unread.join(", ")}. Offsets that only they have are left out.` : "");
   const reset = () => {
     ask({
       title: "Reset offsets", confirm: name, button: "Reset", danger: true,
@@ -403,11 +405,14 @@ async function group(name) {
         ["topic", "Topic", { tag: "select", options: [["", "all topics"], ...topicsOf.map((each) => [each, each])] }],
       ],
       preview: async (values) => {
-        const { queues } = await api(`/groups/${encodeURIComponent(name)}/reset`, "POST", { ...target(values), dry_run: true });
-        return table([["Topic", (row) => row.topic], ["Queue", (row) => `${row.broker} ${row.queue}`], ["Now", (row) => number(row.before), true], ["Then", (row) => number(row.after), true]],
-          queues, "No queue changes.");
+        const { queues, unread } = await send(values, { dry_run: true });
+        return h("div", {}, unread.length > 0 && h("p", { class: "hint" }, leftOut(unread)), table([["Topic", (row) => row.topic], ["Queue", (row) => `${row.broker} ${row.queue}`], ["Now", (row) => number(row.before), true], ["Then", (row) => number(row.after), true]],
+          queues, "No queue changes."));
       },
-      work: async (values) => `${(await api(`/groups/${encodeURIComponent(name)}/reset`, "POST", { ...target(values), confirm: name })).queues.length} queues are reset.`,
+      work: async (values) => {
+        const { queues, unread } = await send(values, { confirm: name });
+        return `${queues.length} queues are reset. ${leftOut(unread)}`;
+      },
     });
     const [to, time] = ["to", "time"].map((each) => dialog.querySelector(`[name=${each}]`));
     const arrange = () => { time.parentElement.hidden = to.value !== "time"; };
