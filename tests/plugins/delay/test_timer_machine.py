@@ -99,9 +99,11 @@ class TimerMachine(RuleBasedStateMachine):
         self.claim()
 
     def claim(self) -> None:
-        """What was delivered before the slot of the checkpoint began is delivered for good."""
+        """What was delivered before the slot of the checkpoint began is delivered for good. A message that came again
+        after a crash may come once more if its last copy is not from before."""
         read = self.world.timer.files.check.read_ms
-        self.claimed |= {record.body for record in self.world.delivered() if record.store_timestamp < read}
+        last = {record.body: record.store_timestamp for record in self.world.delivered()}
+        self.claimed |= {body for body, stored in last.items() if stored < read}
 
     @rule(refused=st.sets(st.integers(0, 5)))
     def refuse(self, refused: set[int]) -> None:
