@@ -466,6 +466,7 @@ def test_a_message_that_the_client_copies_to_the_retry_topic_is_redelivered_max_
                 message.commit_log_offset = 1 << 60  # the broker does not find it there
                 message.retry(1)
         assert times == [0, 1, 2]
+        wait_for(lambda: f"%DLQ%{group}" in client.admin.topics())  # its broker registers it a moment later
         with client.reader(f"%DLQ%{group}") as reader:
             letter = next(reader)
         assert (letter.body, letter.reconsume_times) == (b"x", 3)
