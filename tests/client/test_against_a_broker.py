@@ -21,6 +21,7 @@ import gantrymq.sync
 from gantrymq import Message, MessageQueue, Outcome, SendStatus
 from gantrymq.client.options import Ordered, Start
 from gantrymq.message import DeliveredRecord
+from support.routes import wait_routed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.twins]
 
@@ -829,5 +830,6 @@ async def test_a_worker_keeps_key_order_retries_and_commits_finished_messages(cl
             assert seen == expected
             for name in (group, f"{group}-2"):
                 assert await offsets_left(client, topic, name) == {0: 0, 1: 0}
+            await wait_routed(client, f"%DLQ%{group}")
             async with client.reader(f"%DLQ%{group}") as letters:
                 assert [letter.body for letter in await letters.poll()] == [b"9"]

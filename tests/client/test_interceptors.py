@@ -15,6 +15,7 @@ import gantrymq
 import gantrymq.sync
 from gantrymq import ConsumeContext, Interceptor, Message, Outcome, SendContext
 from gantrymq.remoting.codes import RequestCode
+from support.routes import wait_routed
 
 pytestmark = pytest.mark.anyio
 
@@ -289,17 +290,6 @@ async def test_a_bad_body_that_its_broker_no_longer_has_becomes_a_dead_letter(fa
                 while messages.statistics().acknowledged < 2:  # noqa: ASYNC110
                     await anyio.sleep(0.01)
         assert broker.offsets["g", "T", 0] == 2
-
-
-async def wait_routed(client: gantrymq.Client, topic: str) -> None:
-    """Wait until the nameserver knows a topic: brokers register new ones a moment after they have made them."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while True:
-            try:
-                await client.admin.route(topic)
-                return
-            except gantrymq.NoRoute:
-                await anyio.sleep(0.02)
 
 
 @pytest.mark.twins

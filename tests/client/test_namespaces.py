@@ -19,6 +19,7 @@ from gantrymq.remoting.bodies.queues import LockBatchRequestBody
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import make_signature
+from support.routes import wait_routed
 
 pytestmark = pytest.mark.anyio
 
@@ -174,17 +175,6 @@ async def test_a_5x_namespace_is_sent_and_signed_with_each_request(fake_cluster:
             one for one in cluster.nameserver.seen(RequestCode.GET_ROUTEINFO_BY_TOPIC) if one.ext["topic"] == "T"
         ]
         assert route.ext["ns"] == "NS"
-
-
-async def wait_routed(client: gantrymq.Client, topic: str) -> None:
-    """Wait until the nameserver knows a topic: brokers register new ones a moment after they have made them."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while True:
-            try:
-                await client.admin.route(topic)
-                return
-            except gantrymq.NoRoute:
-                await anyio.sleep(0.02)
 
 
 def topic_of(messages: list[DeliveredRecord]) -> set[str]:
