@@ -175,9 +175,8 @@ class Sender:
 
         ``fixed``: ``choose`` gives the same queue each time.
         """
-        cluster, now = self._cluster, self._now
-        if now is None:
-            now = self._now = clock_of_loop()
+        cluster = self._cluster
+        now = self._now = self._now or clock_of_loop()
         deadline = now() + limit
         if outgoing.topic in self._unanswered:
             queues = await self._renew(outgoing.topic, queues, deadline)
@@ -189,7 +188,7 @@ class Sender:
             until = deadline
             if not fixed and attempts > 1 and _has_other(queues, tried, target):
                 until = now() + (deadline - now()) / attempts  # a broker that hangs must leave time for another one
-            sent, address = True, ""
+            sent, address, needed, began = True, "", 0.0, now()
             try:
                 address = cluster.routes.master(target)
                 wait = cluster.silent_masters.begin(target, address)
@@ -206,6 +205,7 @@ class Sender:
                 if error.code not in RETRIED_CODES or isinstance(error, AccessDenied):
                     raise
                 sent = error.code != ResponseCode.SYSTEM_BUSY  # the broker has not tried: wait until it takes some
+                needed = now() - began  # so that no attempt begins that would end without an answer and hide this one
                 if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # as a deposed master answers
                     self._faults.failed(target.broker_name)
                     queues = await self._renew(outgoing.topic, queues, deadline)
@@ -231,7 +231,7 @@ class Sender:
                     await anyio.sleep(min(_pause(pauses), max(0.0, deadline - anyio.current_time())))
                     pauses += 1
                     tried = {target.broker_name}
-                if anyio.current_time() < deadline:
+                if anyio.current_time() + needed < deadline:
                     continue
             is_known = not maybe_stored and isinstance(failure, ConnectFailed | NoRoute | BrokerError)
             if is_known or anyio.current_time() < deadline:
