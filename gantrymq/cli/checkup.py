@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ import attrs
 
 from gantrymq.cli import machine_checks
 from gantrymq.cli.findings import FAIL, OK, WARN, Finding
+from gantrymq.cli.processes.layout import stores_of
 from gantrymq.kernel.config.fields import HIDDEN
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.peers import is_loopback
@@ -47,6 +48,7 @@ CLOCK_BEHIND_SECONDS = 5.0
 STORE_FOLDERS = (
     "commitlog", "config", "consumequeue", "consumequeue_ext", "index", "lost+found", "staging", "timerlog",
 )  # fmt: skip
+_FOLDER_ACCESS = os.R_OK | os.W_OK | os.X_OK
 STORE_FILES = ("abort", "checkpoint", "lock", "timerwheel")
 EXPIRY_DAYS = 30
 """A certificate that ends sooner is due for replacement."""
@@ -252,7 +254,7 @@ def folder(data: str) -> Finding:
     place = nearest(data)
     if not place.is_dir():
         return Finding("data folder", FAIL, f"{place} is no folder", "choose another folder (--data)")
-    closed = next(_without_access(place, Path(data).absolute()), None)
+    closed = next(_without_access(place, stores_of(Path(data).absolute())), None)
     if closed is not None:
         advice = "run this as the broker's user, give this user the right, or choose another folder (--data)"
         return Finding("data folder", FAIL, f"{closed} cannot be read and written by this user", advice)
@@ -260,19 +262,24 @@ def folder(data: str) -> Finding:
     return Finding("data folder", OK, f"{Path(data).absolute()}{made}")
 
 
-def _without_access(place: Path, data: Path) -> Iterator[str]:
-    """``place``, and folders and files of the store, to which this user lacks a right that the broker needs."""
-    folder_access = os.R_OK | os.W_OK | os.X_OK
-    if not os.access(place, folder_access):
-        yield str(place)
-    for root, folders, files in os.walk(data):
-        if Path(root) == data:  # it may have others that are not the broker's
+def _without_access(place: Path, stores: Sequence[Path]) -> Iterator[str]:
+    """``place``, and stores, their folders and files, to which this user lacks a right that the broker needs."""
+    for path in dict.fromkeys((place, *stores)):
+        if os.path.exists(path) and not os.access(path, _FOLDER_ACCESS):
+            yield str(path)
+    for store in stores:
+        yield from _closed_in(store)
+
+
+def _closed_in(store: Path) -> Iterator[str]:
+    for root, folders, files in os.walk(store):
+        if Path(root) == store:  # it may have others that are not the broker's
             folders[:] = [name for name in folders if name in STORE_FOLDERS]
             files = [name for name in files if name in STORE_FILES]
         # the broker replaces a file of config, and does not open it for writing
-        is_config = Path(root).is_relative_to(data / "config")
+        is_config = Path(root).is_relative_to(store / "config")
         file_access = os.R_OK if is_config else os.R_OK | os.W_OK
-        for name, needed in (*((name, folder_access) for name in folders), *((name, file_access) for name in files)):
+        for name, needed in (*((name, _FOLDER_ACCESS) for name in folders), *((name, file_access) for name in files)):
             if not os.access(f"{root}/{name}", needed):
                 yield f"{root}/{name}"
 

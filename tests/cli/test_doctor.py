@@ -163,6 +163,23 @@ def test_a_file_that_the_broker_cannot_use_fails_the_check_of_the_folder(
     assert (found["data folder"]["state"], str(path) in found["data folder"]["found"]) == (state, state == "fail")
 
 
+@pytest.mark.parametrize("name", ["broker-a-1", "broker-a-1/commitlog", "broker-a-1/config/topics.json"])
+def test_a_store_of_a_unit_that_its_broker_cannot_use_fails_the_check_of_the_folder(
+    doctor: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for number in range(2):
+        (tmp_path / "data" / f"broker-a-{number}" / "commitlog").mkdir(parents=True)
+    (tmp_path / "data" / "processes.json").write_text('{"processes": 2, "name": "broker-a"}')
+    (tmp_path / "data" / "broker-a-1" / "config").mkdir()
+    (tmp_path / "data" / "broker-a-1" / "config" / "topics.json").write_text("")
+    _, found = doctor()
+    assert found["data folder"]["state"] == "ok"
+    path = tmp_path / "data" / name
+    deny(monkeypatch, path, os.R_OK)
+    _, found = doctor()
+    assert (found["data folder"]["state"], str(path) in found["data folder"]["found"]) == ("fail", True)
+
+
 @pytest.mark.parametrize(
     ("free", "state"), [(50_000, "ok"), (20_000, "warn"), (5_000, "warn"), (150, "warn"), (99, "fail")]
 )

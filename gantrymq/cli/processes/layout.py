@@ -145,16 +145,29 @@ def _pages_of(values: dict[tuple[str, str], object]) -> tuple[str, str]:
 
 def refuse_unit(folder: Path) -> None:
     """:class:`CommandFailed` if the folder has the stores of a unit, which a single broker would not see."""
-    path = folder / UNIT_FILE
-    if path.exists():
-        try:
-            number = f" {msgspec.json.decode(path.read_bytes(), type=_Marker).processes}"
-        except (OSError, msgspec.MsgspecError):
-            number = ""
+    if (folder / UNIT_FILE).exists():
+        marker = _marker_in(folder)
+        number = "" if marker is None else f" {marker.processes}"
         raise CommandFailed(
             f"{folder} has the stores of several brokers: start them with --processes{number}, or name another folder "
             "with --data"
         )
+
+
+def stores_of(folder: Path) -> list[Path]:
+    """The folder of each store in ``broker.data``: of each broker of a unit, else this folder itself."""
+    marker = _marker_in(folder)
+    if marker is None:
+        return [folder]
+    return [folder / f"{marker.name}-{number}" for number in range(marker.processes)]
+
+
+def _marker_in(folder: Path) -> _Marker | None:
+    """What the folder of a unit says about its brokers; None for another folder, or if it cannot be read."""
+    try:
+        return msgspec.json.decode((folder / UNIT_FILE).read_bytes(), type=_Marker)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _common(flags: ConfigFlags) -> list[str]:
