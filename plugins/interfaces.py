@@ -218,11 +218,15 @@ class TimerProgress(Protocol):
 
 
 class Registration(Protocol):
-    """Whether the nameservers know this broker (plugin ``register``)."""
+    """Whether the nameservers know this broker and its topics (plugin ``register``)."""
 
     async def wait_first(self, timeout: float) -> bool:
         """Wait until each nameserver was tried once, at most ``timeout`` seconds; returns whether any has registered
         this broker."""
+
+    async def wait_current(self, timeout: float) -> None:
+        """Wait until each nameserver with which this broker is registered has its topics as they are now, at most
+        ``timeout`` seconds."""
 
 
 class Replication(Protocol):

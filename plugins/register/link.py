@@ -52,6 +52,12 @@ class Link:
         self._interval = interval
         self._timeout = timeout
         self._news = trio.Event()
+        self._begun = 0
+        """The number of the last registration that was begun."""
+        self._finished = 0
+        """The number of the last registration that has succeeded."""
+        self._ended = trio.lowlevel.ParkingLot()
+        """Where tasks wait until a registration has succeeded or the connection has ended."""
         self._leaving = trio.Event()
         self._delay = FIRST_RETRY_S
         self._seek = FIRST_RETRY_S
@@ -62,6 +68,13 @@ class Link:
     def poke(self) -> None:
         """Register soon, because something changed."""
         self._news.set()
+
+    async def wait_current(self) -> None:
+        """Register soon, and wait until that has succeeded; return without it when this broker is not registered."""
+        self.poke()
+        before = self._begun
+        while self.registered and self._finished <= before:
+            await self._ended.park()
 
     def leave(self) -> None:
         """Unregister permanently."""
@@ -97,6 +110,7 @@ class Link:
                 self.registered = False
                 self._outages.error("registration_too_large", address=self.address, reason=str(error))
             self.tried.set()
+            self._ended.unpark_all()
             with trio.move_on_after(self._delay):
                 await self._leaving.wait()
             self._delay = min(self._delay * 2, self._interval)
@@ -114,6 +128,7 @@ class Link:
             self._news = trio.Event()
             await self._check_epoch(channel)
             asked_at = self._duplicate_check.monotonic()
+            self._begun += 1
             answer = await self._call(channel, self._announcement.register())
             self._take_epoch(answer, asked_at)
             self._take_order(answer)
@@ -121,6 +136,8 @@ class Link:
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
             self.registered = self._duplicate_check.has_registered = True
+            self._finished = self._begun
+            self._ended.unpark_all()
             self._outages.over("nameserver_unreachable")
             self._outages.over("registration_too_large")
             self._delay = FIRST_RETRY_S

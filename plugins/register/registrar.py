@@ -61,6 +61,14 @@ class Registrar:
                 await link.tried.wait()
         return any(link.registered for link in self._links)
 
+    async def wait_current(self, timeout: float) -> None:
+        """Wait until each nameserver with which this broker is registered has its topics as they are now, at most
+        ``timeout`` seconds."""
+        with trio.move_on_after(timeout):
+            async with trio.open_nursery() as nursery:
+                for link in self._links:
+                    nursery.start_soon(link.wait_current)
+
     async def run(self) -> None:
         """Keep this broker registered until cancelled."""
         await self._open.wait()

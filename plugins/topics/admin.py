@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.plugins.interfaces import ConsumerOffsets
+from gantrymq.plugins.interfaces import ConsumerOffsets, Registration
 from gantrymq.plugins.topics.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, changed_attributes, parse_changes
 from gantrymq.plugins.topics.creation import CreationTimes
 from gantrymq.plugins.topics.groups import Groups
@@ -32,6 +32,8 @@ FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 PERM_MAX = PERM_READ | PERM_WRITE | PERM_INHERIT
 GROUP_BYTES_MAX = 65_536
 """The most bytes of a group's settings in a request, because they stay in memory and in a file."""
+REGISTRATION_S = 2.0
+"""How long a response waits for the nameservers; RocketMQ's waits 6 s, which is longer than many clients wait."""
 SYS_FLAG_MAX = 3
 """Bit 1: unit topic, bit 2: has unit subscriptions."""
 
@@ -43,6 +45,7 @@ class TopicAdmin:
         self._store = broker.store
         self._is_slave = broker.broker_id != 0
         self._offsets = broker.registry.find(ConsumerOffsets)
+        self._registration = broker.registry.find(Registration)
         self._topics = topics
         self._groups = groups
         self.times = CreationTimes(broker.env.monotonic)
@@ -63,7 +66,9 @@ class TopicAdmin:
     async def set_topic(self, request: Request) -> Command:
         """Answer 17. As in RocketMQ, the header's ``order`` is ignored: it comes from the nameservers.
 
-        Code 29 for topics of mixed message types, which 5.3.3 refuses unless it is configured otherwise.
+        The nameservers have the topic before the response, unless they are unreachable or slower than
+        ``REGISTRATION_S``. Code 29 for topics of mixed message types, which 5.3.3 refuses unless it is configured
+        otherwise.
         """
         self._refuse_on_slave()
         header = read_header(CreateTopicHeader, request.command.ext)
@@ -94,7 +99,10 @@ class TopicAdmin:
                 attributes=attributes or (existing.attributes if existing is not None and not changes else None),
             )
         )
-        return await self._saved(request, self._topics.table)
+        response = await self._saved(request, self._topics.table)
+        if self._registration is not None:  # as in RocketMQ: whoever sends or subscribes next finds the route
+            await self._registration.wait_current(REGISTRATION_S)
+        return response
 
     def all_topics(self, request: Request) -> Command:
         """Answer 21: the text of ``topics.json``."""

@@ -23,7 +23,7 @@ from gantrymq.remoting.properties import decode_properties, encode_properties
 from gantrymq.testing.requests import send
 from support.clients import ForeignClient, Received, Sent
 from support.content import content
-from support.foreign import Java, ask, start_broker
+from support.foreign import Java, ask, is_routed, start_broker
 from support.processes import Child, free_ports, gantrymq_child, wait_for
 from support.stores import log_records
 from support.transactions import Checked, SentHalf, Transactor
@@ -146,6 +146,7 @@ def fill(client: ForeignClient, running: Running, topic: str) -> tuple[dict[int,
         "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
     }  # fmt: skip
     assert ask(running.address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    assert is_routed(running.nameserver, topic), "both register a topic before they answer"
     with Transactor.start(client, running.nameserver, topic, GROUP) as transactor:
         halves = {index: transactor.send(index, local) for index, local in ORDERS.items()}
     delayed: list[Sent] = []

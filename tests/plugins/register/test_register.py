@@ -18,6 +18,7 @@ import trio.testing
 from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
+from gantrymq.kernel.processors import Request
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.plugins.interfaces import Registration, Replication, TopicTable
@@ -329,6 +330,57 @@ async def test_it_registers_each_half_minute_and_soon_after_a_change(
         table = RegisterBrokerBody.decode(command.body).topic_config_serialize_wrapper.topic_config_table
         assert {"a", "b", "c"} <= table.keys()
         assert len(nameservers[FIRST].attempts) == 1, "over one connection"
+
+
+ORDERS = {
+    "topic": "orders", "defaultTopic": "", "readQueueNums": "2", "writeQueueNums": "2", "perm": "4",
+    "topicFilterType": "SINGLE_TAG",
+}  # fmt: skip
+
+
+async def create_orders(broker: Any) -> int:
+    """The code of the answer to the request of an administrator."""
+    processors = {
+        code: each for found in broker.manager.hook.register_processors(broker=broker) for code, each in found.items()
+    }
+    peer: Any = None
+    return (await processors[RequestCode.UPDATE_AND_CREATE_TOPIC](Request(peer, Command(17, ORDERS)))).code
+
+
+@pytest.mark.trio
+async def test_a_topic_is_registered_before_the_administrator_has_the_response(
+    make_broker: Any, nameservers: dict[str, FakeNameserver]
+) -> None:
+    broker = make(make_broker, FIRST, SECOND)
+    nameservers[SECOND].away = True
+    async with running(broker):
+        await broker.registry.get(Registration).wait_first(1.0)
+        assert await create_orders(broker) == 0
+        _, command = nameservers[FIRST].calls[-1]
+        table = RegisterBrokerBody.decode(command.body).topic_config_serialize_wrapper.topic_config_table
+        assert table["orders"].read_queue_nums == 2
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("fault", ["silent", "lost"])
+async def test_the_wait_for_a_registration_ends_by_time_or_with_the_connection(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock, fault: str
+) -> None:
+    broker = make(make_broker)
+    nameserver = nameservers[FIRST]
+    async with running(broker):
+        registration = broker.registry.get(Registration)
+        await registration.wait_first(1.0)
+        before = trio.current_time()
+        if fault == "silent":
+            nameserver.silent = True
+            await registration.wait_current(2.0)
+            assert trio.current_time() - before == pytest.approx(2.0)
+        else:
+            nameserver.away = True
+            nameserver.lose_connections()
+            await registration.wait_current(2.0)
+            assert trio.current_time() - before < 0.1
 
 
 @pytest.mark.trio
