@@ -64,6 +64,8 @@ class Client(Lifetime):
     def __init__(
         self, options: ConnectOptions, interceptors: Sequence[Interceptor] = (), trace: MessageTrace | None = None
     ) -> None:
+        if not isinstance(options, ConnectOptions):
+            raise TypeError("gantrymq.connect() makes clients: async with gantrymq.connect('127.0.0.1:9876') as client")
         super().__init__("client")
         self._options = options
         self._trace = trace

@@ -35,6 +35,12 @@ async def test_a_failed_connect_names_all_tried_addresses() -> None:
             pytest.fail("nobody is there")
 
 
+def test_a_client_made_without_connect_names_it() -> None:
+    address: Any = "127.0.0.1:9876"
+    with pytest.raises(TypeError, match=r"gantrymq.connect\(\)"):
+        gantrymq.Client(address)
+
+
 @pytest.mark.anyio
 async def test_an_invalid_address_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="host:port"):
