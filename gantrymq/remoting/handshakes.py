@@ -45,7 +45,12 @@ HANDSHAKES: Final = HandshakeTime()
 
 
 def has_peer_left(descriptor: int) -> bool:
-    """Return whether the peer of a socket has closed the connection, also if bytes from before are still unread."""
+    """Return whether the peer of a socket has closed the connection, also if bytes from before are still unread.
+
+    False where the system cannot report it, such as on macOS and Windows.
+    """
+    if not hasattr(select, "POLLRDHUP"):
+        return False
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 
@@ -113,3 +114,19 @@ async def test_the_handshake_of_a_stream_whose_peer_has_left_is_not_computed(
             await accept_tls(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), context)
     assert isinstance(failure.value.__cause__, ssl.SSLEOFError)
     assert time.is_left(), "no answer was computed"
+
+
+@pytest.mark.trio
+async def test_a_handshake_succeeds_where_the_system_does_not_report_that_a_peer_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(select, "POLLRDHUP")
+    ours, theirs = (trio.SocketStream(trio.socket.from_stdlib_socket(each)) for each in socket.socketpair())
+    async with ours, theirs:
+        client = trio.SSLStream(theirs, client_context(), server_hostname="localhost", https_compatible=True)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.do_handshake)
+                server = await accept_tls(ours, SERVER.make_context())
+            await server.send_all(b"hello")
+            assert await client.receive_some(5) == b"hello"
