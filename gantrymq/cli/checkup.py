@@ -47,9 +47,13 @@ CLOCK_EARLIEST = 1_735_689_600
 CLOCK_BEHIND_SECONDS = 5.0
 STORE_FOLDERS = (
     "commitlog", "config", "consumequeue", "consumequeue_ext", "index", "lost+found", "staging", "timerlog",
+    "transaction",
 )  # fmt: skip
 _FOLDER_ACCESS = os.R_OK | os.W_OK | os.X_OK
-STORE_FILES = ("abort", "checkpoint", "lock", "timerwheel")
+STORE_FILES = ("abort", "checkpoint", "gantrymq.reserve", "gantrymq.watermark", "lock", "timerwheel")
+"""Files that the broker opens for writing. It only reads and replaces the others whose names begin with
+:data:`STORE_PREFIX`."""
+STORE_PREFIX = "gantrymq."
 EXPIRY_DAYS = 30
 """A certificate that ends sooner is due for replacement."""
 SPARK_JAVA = 17
@@ -273,14 +277,17 @@ def _without_access(place: Path, stores: Sequence[Path]) -> Iterator[str]:
 
 def _closed_in(store: Path) -> Iterator[str]:
     for root, folders, files in os.walk(store):
-        if Path(root) == store:  # it may have others that are not the broker's
+        is_top = Path(root) == store
+        if is_top:  # it may have others that are not the broker's
             folders[:] = [name for name in folders if name in STORE_FOLDERS]
-            files = [name for name in files if name in STORE_FILES]
-        # the broker replaces a file of config, and does not open it for writing
+            files = [name for name in files if name in STORE_FILES or name.startswith(STORE_PREFIX)]
         is_config = Path(root).is_relative_to(store / "config")
-        file_access = os.R_OK if is_config else os.R_OK | os.W_OK
-        for name, needed in (*((name, _FOLDER_ACCESS) for name in folders), *((name, file_access) for name in files)):
-            if not os.access(f"{root}/{name}", needed):
+        needed = dict.fromkeys(folders, _FOLDER_ACCESS)
+        for name in files:
+            is_replaced = is_config or (is_top and name not in STORE_FILES)  # not opened for writing
+            needed[name] = os.R_OK if is_replaced else os.R_OK | os.W_OK
+        for name, access in needed.items():
+            if not os.access(f"{root}/{name}", access):
                 yield f"{root}/{name}"
 
 
