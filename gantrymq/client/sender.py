@@ -175,7 +175,6 @@ class Sender:
 
         ``fixed``: ``choose`` gives the same queue each time.
         """
-        cluster = self._cluster
         now = self._now = self._now or clock_of_loop()
         deadline = now() + limit
         if outgoing.topic in self._unanswered:
@@ -190,22 +189,23 @@ class Sender:
                 until = now() + (deadline - now()) / attempts  # a broker that hangs must leave time for another one
             sent, address, needed, began = True, "", 0.0, now()
             try:
-                address = cluster.routes.master(target)
-                wait = cluster.silent_masters.begin(target, address)
+                address = self._cluster.routes.master(target)
+                wait = self._cluster.silent_masters.begin(target, address)
                 try:
-                    channel = cluster.connections.open_one(address) or await self._open(address, until)
+                    channel = self._cluster.connections.open_one(address) or await self._open(address, until)
                     if outgoing.timed:
                         await self._check_timed(channel)
-                    answer = await channel.call(self._encoded(outgoing, target, channel), _some_time(until - now()))
+                    began = now()
+                    answer = await channel.call(self._encoded(outgoing, target, channel), _some_time(until - began))
                 finally:
-                    cluster.silent_masters.end(wait)
+                    self._cluster.silent_masters.end(wait)
                 return self._stored(outgoing, target, answer, address)
             except BrokerError as error:
                 failure = error
                 if error.code not in RETRIED_CODES or isinstance(error, AccessDenied):
                     raise
                 sent = error.code != ResponseCode.SYSTEM_BUSY  # the broker has not tried: wait until it takes some
-                needed = now() - began  # so that no attempt begins that would end without an answer and hide this one
+                needed = now() - began
                 if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # as a deposed master answers
                     self._faults.failed(target.broker_name)
                     queues = await self._renew(outgoing.topic, queues, deadline)
@@ -227,11 +227,11 @@ class Sender:
             attempts -= sent  # what no broker has tried to store may be tried until the deadline
             if anyio.current_time() < deadline and attempts:
                 tried.add(target.broker_name)
-                if fixed or all(queue.broker_name in tried for queue in queues):
-                    await anyio.sleep(min(_pause(pauses), max(0.0, deadline - anyio.current_time())))
-                    pauses += 1
-                    tried = {target.broker_name}
-                if anyio.current_time() + needed < deadline:
+                if not fixed and any(queue.broker_name not in tried for queue in queues):
+                    continue
+                await anyio.sleep(min(_pause(pauses), max(0.0, deadline - anyio.current_time())))
+                pauses, tried = pauses + 1, {target.broker_name}
+                if anyio.current_time() + needed < deadline:  # else the next attempt's end would hide this refusal
                     continue
             is_known = not maybe_stored and isinstance(failure, ConnectFailed | NoRoute | BrokerError)
             if is_known or anyio.current_time() < deadline:

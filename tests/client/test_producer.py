@@ -184,6 +184,47 @@ async def test_a_refusal_is_reported_if_no_further_answer_would_come_in_time(fak
             await producer.send("T", b"x", timeout=5)
 
 
+@pytest.mark.slow
+async def test_a_slow_connection_does_not_keep_a_busy_broker_from_a_second_attempt(fake_cluster: Cluster) -> None:
+    async def accept_slowly(request: Command) -> Command:
+        await anyio.sleep(3)
+        return request.answer(0)
+
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        broker = cluster.broker
+
+        def refuse_once(request: Command) -> Command:
+            del broker.answers[310]
+            return refuse(2)(request)
+
+        broker.answers |= {34: accept_slowly, 310: refuse_once}
+        await producer.send("T", b"x", timeout=5)
+        assert len(broker.seen(310)) == 2
+
+
+@pytest.mark.slow
+async def test_a_slow_refusal_leaves_an_attempt_for_another_broker(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(retries=0) as producer,
+    ):
+
+        async def refuse_the_first(request: Command) -> Command:
+            for broker in cluster.brokers:
+                del broker.answers[310]
+            return await refuse_slowly(request)
+
+        for broker in cluster.brokers:
+            broker.answers[310] = refuse_the_first
+        await producer.send("T", b"x", timeout=5)
+        assert [len(broker.seen(310)) for broker in cluster.brokers] == [1, 1]
+
+
 async def test_an_outage_of_a_broker_has_one_line_at_its_begin_and_one_at_its_end(
     fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
