@@ -81,6 +81,8 @@ class ConsumeQueue:
         """Entries of one generation do not change; removing entries begins a new generation."""
         self.log_end = 0
         """The log offset behind the last record that has an entry here."""
+        self._fillers = range(0)
+        """The queue offsets of the fillers at the end; outdated if entries were added behind them."""
         self.is_set_aside = False
         """Whether damaged files were found and deleted, so that the whole log has to be read again."""
         self.corrected_for = 0
@@ -146,12 +148,16 @@ class ConsumeQueue:
         return first(0, len(data) // UNIT, is_free)
 
     def _find_log_end(self) -> None:
-        self.log_end = 0
+        """Find ``log_end`` and the fillers at the end."""
+        self.log_end, fillers = 0, self.max_offset
         for unit in range(self.max_offset - 1, self._low - 1, -1):
             offset, size, _ = self.entry(unit)
-            if offset >= 0 and 0 < size != FILLER_SIZE:
+            if size == FILLER_SIZE:
+                fillers = unit if fillers == unit + 1 else fillers
+            elif offset >= 0 and size > 0:
                 self.log_end = offset + size
                 break
+        self._fillers = range(fillers, self.max_offset)
 
     # ------------------------------------------------------------------------------------------------------- read
 
@@ -169,7 +175,7 @@ class ConsumeQueue:
     def _read(self, offset: int, count: int, read: Callable[[int, int], bytes | None]) -> bytes | None:
         start, end = offset * UNIT, (offset + count) * UNIT
         tail = b""
-        if end > self._written:  # which only grows while the queue is open
+        if end > self._written:  # if it becomes less meanwhile, the files still have the fillers that were there
             with self._guard:
                 written = self._written
                 end = min(end, written + len(self._tail))
@@ -243,7 +249,8 @@ class ConsumeQueue:
         if offset + size <= self.log_end:
             return
         expected = self.max_offset
-        if self._low <= queue_offset < expected and self._has_only_fillers(queue_offset):
+        fillers = self._fillers
+        if fillers.stop == expected and queue_offset in fillers and queue_offset >= self._low:
             self._replace_filler(queue_offset, ENTRY.pack(offset, size, code))
             self.log_end = offset + size
             return
@@ -270,17 +277,22 @@ class ConsumeQueue:
         self.max_offset = queue_offset + 1
         self.log_end = offset + size
 
-    def _has_only_fillers(self, unit: int) -> bool:
-        """Return whether all entries from the queue offset ``unit`` on are fillers."""
-        return self.next_real(unit, self.max_offset, any_place=True) == self.max_offset
-
     def _replace_filler(self, queue_offset: int, entry: bytes) -> None:
-        """Give the message of a filler at the end, which the log has after all, its entry; :class:`OSError`."""
+        """Give the message of a filler at the end, which the log has after all, its entry.
+
+        It needs no file: fillers that are in one wait in memory again, with the entry, until the next write.
+        """
         with self._writing, self._guard:
+            if queue_offset < self._low:
+                return  # its file was deleted meanwhile
             place = queue_offset * UNIT - self._written
-            if place >= 0:
-                self._tail[place : place + UNIT] = entry
-        self.correct({queue_offset: entry})  # if it is in a file
+            if place < 0:
+                self._tail[:0] = FILLER * (-place // UNIT)
+                self._written += place
+                place = 0
+            self._tail[place : place + UNIT] = entry
+            self._fillers = range(queue_offset + 1, self._fillers.stop)
+            self.generation += 1
         self.min_offset = min(self.min_offset, queue_offset)
 
     def extend(self, end: int, log_start: int) -> None:
@@ -302,6 +314,7 @@ class ConsumeQueue:
             self.min_offset, self.log_end = end, log_start
         else:
             self._tail += FILLER * missing
+            self._fillers = range(self._fillers.start if self._fillers.stop == begin else begin, end)
         self.max_offset = end
         with self._writing:
             self._write_tail()
@@ -317,6 +330,7 @@ class ConsumeQueue:
                 self._tail.clear()
                 self._written = 0
             self.min_offset = self.max_offset = 0
+            self._fillers = range(0)
 
     def _write_tail(self, *, durable: bool = True) -> None:
         """Write the entries in memory to the files; with ``_writing`` held. ``durable``: flush names of new folders."""
@@ -390,6 +404,8 @@ class ConsumeQueue:
                     if not self._gone and self._segments.start <= offset * UNIT < self._written:
                         self._open_files.use(self)
                         self._segments.write(offset * UNIT, entry)
+                        if offset in self._fillers and entry != FILLER:
+                            self._fillers = range(offset + 1, self._fillers.stop)
             finally:
                 self.generation += 1
 

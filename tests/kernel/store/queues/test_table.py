@@ -12,6 +12,7 @@ from hypothesis import given
 from structlog.testing import capture_logs
 
 from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env import File
 from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import Segments
@@ -237,6 +238,61 @@ def test_a_record_takes_the_place_of_a_filler_at_the_end(flushes: bool) -> None:
     assert content(queue) == wanted
     fill(queues, 1, 5)
     assert content(queue) == wanted, "there are entries of later records"
+
+
+def test_a_record_takes_the_place_of_a_filler_without_a_free_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MemoryEnv()
+    queues = make(env)
+    queue = fill(queues, 5)
+    fill(queues, 1, 45)
+    queues.flush()
+    queues.truncate(4500, lambda *_: True)
+    with monkeypatch.context() as patch:
+        refuse_to_open(patch, env, queue)
+        fill(queues, 2, 6)
+        assert [entry[:2] for entry in ENTRY.iter_unpack(queue.entries(6, 2))] == expected(6, 8)
+        with pytest.raises(NoRoom):
+            queues.flush()
+    fill(queues, 1, 9)
+    queues.flush()
+    wanted = [*expected(0, 5), (0, 0x7FFFFFFF), *expected(6, 8), (0, 0x7FFFFFFF), *expected(9, 10)]
+    wanted += [(0, 0x7FFFFFFF)] * 35
+    again = make(env).get("T", 0)
+    assert again is not None
+    assert content(queue) == content(again) == wanted
+
+
+def test_a_taken_queue_offset_is_noticed_without_a_free_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MemoryEnv()
+    queues = make(env)
+    queue = fill(queues, 5)
+    queues.flush()
+    refuse_to_open(monkeypatch, env, queue)
+    with capture_logs() as logs:
+        queues.put(batch_of([("T", 0, 3, 600)]))
+    assert [line["event"] for line in logs] == ["queue_offset_taken"]
+    fill(queues, 1, 7)
+    assert queue.max_offset == 8
+
+
+def test_fillers_of_a_queue_are_forgotten_when_it_begins_again() -> None:
+    queues = make(MemoryEnv())
+    queue = fill(queues, 5)
+    queue.extend(8, 0)
+    queues.put(batch_of([("T", 0, number, 10_000 + number * SIZE) for number in range(8)]))
+    before = content(queue)
+    queues.put(batch_of([("T", 0, 6, 20_000)]))
+    assert content(queue) == before == [(10_000 + number * SIZE, SIZE) for number in range(8)]
+
+
+def refuse_to_open(monkeypatch: pytest.MonkeyPatch, env: MemoryEnv, queue: ConsumeQueue) -> None:
+    """Close the files of ``queue``, and let the process have no descriptor to open any."""
+
+    def refuse(path: str, create: bool = False) -> File:
+        raise OSError(errno.EMFILE, "no descriptor", path)
+
+    assert queue.close_files()
+    monkeypatch.setattr(env, "open", refuse)
 
 
 def test_a_record_takes_the_place_of_a_filler_in_a_queue_without_entries() -> None:
