@@ -355,7 +355,8 @@ def clock(data: str) -> Finding:
     advice = "set the clock (NTP): it gives messages their timestamps, which searches by time use"
     if now < CLOCK_EARLIEST:
         return Finding("clock", FAIL, f"{text} is in the past", advice)
-    newest = max((path.stat().st_mtime for path in _store_files(Path(data))), default=0.0)
+    files = (path for store in stores_of(Path(data)) for path in _store_files(store))
+    newest = max((path.stat().st_mtime for path in files), default=0.0)
     if newest > now + CLOCK_BEHIND_SECONDS:
         return Finding("clock", WARN, f"{text} is {newest - now:.0f} s behind the store's newest file", advice)
     return Finding("clock", OK, text)

@@ -249,6 +249,17 @@ def test_a_clock_slightly_behind_the_store_is_a_warning_and_far_behind_fails(
     assert checkup.clock(str(tmp_path)).state == "fail"
 
 
+def test_the_clock_is_compared_with_the_stores_of_all_brokers_of_a_unit(tmp_path: Path) -> None:
+    (tmp_path / "processes.json").write_text('{"processes": 2, "name": "broker-a"}')
+    path = tmp_path / "broker-a-1" / "commitlog" / f"{0:020d}"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    assert checkup.clock(str(tmp_path)).state == "ok"
+    ahead = time.time() + 3600
+    os.utime(path, (ahead, ahead))
+    assert checkup.clock(str(tmp_path)).state == "warn"
+
+
 @pytest.mark.parametrize(
     ("line", "number"),
     [
