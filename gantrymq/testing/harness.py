@@ -25,6 +25,7 @@ from gantrymq.kernel.loading import load_plugins
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.interfaces import Registration, Replication
+from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.errors import leaves
 from gantrymq.remoting.logs import servers_to_logging
@@ -124,13 +125,24 @@ async def run_cluster(
                 if before is not None:
                     given["broker.listen"] = before.listening
                     replication = before.registry.find(Replication)
-                    if replication is not None:  # without the setting it takes the port after that of the broker
-                        given.setdefault("plugin.ha.listen", replication.ha_address or "127.0.0.1:0")
+                    if replication is not None:
+                        wanted = given.get("plugin.ha.listen", "")
+                        given["plugin.ha.listen"] = _with_port_of(replication, wanted, before.listening)
                 return make_broker(data, [nameserver.address], settings=given, enable=enable, disable=disable)
 
             async with _run_with_restarts(nameserver.address, make) as cluster:
                 yield cluster
             nursery.cancel_scope.cancel()
+
+
+def _with_port_of(replication: Replication, wanted: str, listening: str) -> str:
+    """The address for slaves after a restart: ``wanted`` if it has a port, else its host, or the one of the broker's
+    address ``listening``, with the port that ``replication`` had before."""
+    host, port = parse_address(wanted or listening, any_port=True)
+    if wanted and port:
+        return wanted
+    address = replication.ha_address
+    return format_address(host, parse_address(address)[1] if address else 0)
 
 
 @asynccontextmanager

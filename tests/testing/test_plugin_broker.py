@@ -228,8 +228,11 @@ def test_a_broker_that_requests_a_restart_is_started_again(plugin_broker: StartP
 
 
 @pytest.mark.trio
-async def test_a_master_that_requests_a_restart_keeps_its_address_for_slaves(tmp_path: Path) -> None:
-    async with run_cluster(tmp_path, enable=["ha"]) as cluster:
+@pytest.mark.parametrize("settings", [{}, {"plugin.ha.listen": "127.0.0.1:0"}], ids=["default", "any port"])
+async def test_a_master_that_requests_a_restart_keeps_its_address_for_slaves(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    async with run_cluster(tmp_path, settings=settings, enable=["ha"]) as cluster:
         first = cluster.broker
         address = first.registry.get(Replication).ha_address
         host, port = parse_address(cluster.address)
