@@ -48,12 +48,14 @@ def status(as_json: bool, nameserver: str) -> None:
     `offset` is the end of the broker's commit log, in bytes. `lag_seconds` is how long a slave has been behind its
     master; RocketMQ's brokers do not report it. A broker that does not respond is `unreachable`; the lag of a
     slave that hangs is then the one that its master reports, if the slave is the only one on its host. A broker that
-    responds with an error is `refusing`. A `fenced` master refuses messages because another broker was promoted
-    (`epoch`). A master is `missing` if the nameservers know only slaves of its name. `not_ready` is why clients cannot
-    work with the broker, such as a full disk.
+    responds with an error, or whose certificate is not accepted, is `refusing`. A `fenced` master refuses messages
+    because another broker was promoted (`epoch`). A master is `missing` if the nameservers know only slaves of its
+    name. `not_ready` is why clients cannot work with the broker, such as a full disk.
     """
     found = with_client(nameserver, broker_rows)
     add_lags_of_silent_slaves(found)
+    for row in found:
+        row["not_ready"] = row["not_ready"] or row["refusal"] or None
     rows = with_missing_masters(found)
     print_rows(COLUMNS, [{column: row[column] for column in COLUMNS} for row in rows], as_json)
 

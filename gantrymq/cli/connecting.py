@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
@@ -92,13 +93,14 @@ def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, A
     """Return how to connect: the arguments of ``gantrymq.connect`` that the command's context sets, or without a
     context the variables ``GANTRYMQ_ACCESS_KEY``, ``GANTRYMQ_SECRET_KEY``, ``GANTRYMQ_SECURITY_TOKEN``,
     ``GANTRYMQ_TLS`` and ``GANTRYMQ_TLS_CA`` of ``environment``. Raises ``click.UsageError``."""
-    from gantrymq.remoting.tls import UNVERIFIED, client_context
+    from gantrymq.remoting.tls import UNVERIFIED, FollowedContext, client_context
 
     found: dict[str, Any] = _keys(environment)
     tls, authority = tls_settings(environment)
     if tls:
         try:
-            found["tls"] = client_context(authority, verify=tls != UNVERIFIED)
+            make = partial(client_context, authority, verify=tls != UNVERIFIED)
+            found["tls"] = FollowedContext(make, authority) if authority else make()
         except OSError as error:
             raise click.UsageError(f"GANTRYMQ_TLS_CA: {authority} holds no certificates: {error}") from None
     return found

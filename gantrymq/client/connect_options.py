@@ -12,7 +12,7 @@ import attrs
 from gantrymq.client.addresses import is_discovery_url, parse_nameservers
 from gantrymq.client.discovery import Discovery, check_unit_name
 from gantrymq.client.namespace import Namespace, RequestNamespace
-from gantrymq.remoting.channel import Outgoing
+from gantrymq.remoting.channel import Outgoing, Tls
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import Credentials
 
@@ -29,7 +29,7 @@ class ConnectOptions:
     discovery: Discovery | None = None
     unit_name: str | None = None
     credentials: Credentials | None = None
-    tls: ssl.SSLContext | None = None
+    tls: Tls | None = None
     namespace: Namespace | None = None
     request_namespace: RequestNamespace | None = None
 
@@ -58,7 +58,7 @@ class ConnectOptions:
         access_key: str | None,
         secret_key: str | None,
         security_token: str | None,
-        tls: bool | ssl.SSLContext,
+        tls: bool | Tls,
         unit_name: str | None,
         namespace: str | None = None,
         namespace_v2: str | None = None,
@@ -93,9 +93,9 @@ def outgoing_of(settings: Mapping[str, Any]) -> Outgoing:
     return Outgoing(_context(settings.get("tls", False)), None if credentials is None else credentials.sign)
 
 
-def _context(tls: bool | ssl.SSLContext) -> ssl.SSLContext | None:
-    if isinstance(tls, ssl.SSLContext):
+def _context(tls: bool | Tls) -> Tls | None:
+    if isinstance(tls, ssl.SSLContext) or callable(tls):
         return tls
     if not isinstance(tls, bool):
-        raise ValueError(f"tls is True, False or an ssl.SSLContext, not {type(tls).__name__}")
+        raise ValueError(f"tls is True, False, an ssl.SSLContext or a function of one, not {type(tls).__name__}")
     return ssl.create_default_context() if tls else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import ssl
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,8 @@ ANSWER_S: Final = 3.0
 """The default of ``--response-timeout``: how long a broker may take to answer."""
 UNREACHABLE: Final = "unreachable"
 REFUSING: Final = "refusing"
-"""The role of a broker that answers, but with an error (``refusal`` in the row): it is alive, and its state unknown."""
+"""The role of a broker that answers, but with an error, or whose TLS handshake fails (``refusal`` in the row has the
+reason): it is alive, and its state unknown."""
 _COPY: Final = re.compile(r"haSlave_\d+")
 """The connection of a slave in the report of GantryMQ's master."""
 _COPY_LAG: Final = re.compile(r"address=(?P<host>\S*):\d+, .*lagBytes=(?P<bytes>\d+), lagSeconds=(?P<seconds>[\d.]+)")
@@ -146,11 +148,11 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
     import trio
 
     from gantrymq.remoting.bodies.tables import KVTable
-    from gantrymq.remoting.channel import open_channel
+    from gantrymq.remoting.channel import NO_TLS, open_channel
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
     from gantrymq.remoting.epoch import LOG_EPOCH_KEY, LOG_KEPT_KEY, LOG_LACKS_KEY
-    from gantrymq.remoting.errors import ConnectError, RemoteFault
+    from gantrymq.remoting.errors import ConnectError, RemoteFault, TlsFailed
 
     try:
         with trio.fail_after(timeout):
@@ -160,8 +162,11 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
             row["role"], row["refusal"] = REFUSING, answer.remark or f"code {answer.code}"
             return
         table = KVTable.from_bytes(answer.body).table
-    except (ConnectError, RemoteFault, trio.TooSlowError):
+    except (ConnectError, RemoteFault, trio.TooSlowError) as error:
         row["role"] = UNREACHABLE
+        failure = error.__cause__
+        if isinstance(error, TlsFailed) and isinstance(failure, ssl.SSLError) and failure.reason not in NO_TLS:
+            row["role"], row["refusal"] = REFUSING, error.reason  # it has answered, perhaps with an expired certificate
         return
     row["role"] = table.get("brokerRole", "MASTER" if row["id"] == 0 else "SLAVE").lower()
     row["offset"] = int(table["commitLogMaxOffset"]) if "commitLogMaxOffset" in table else None

@@ -199,7 +199,7 @@ async def promote(
             report(f"{row['address']} (id {row['id']}) does not answer")
     for row in rows:
         if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED):
-            raise PromotionRefused(f"{name} has a master at {row['address']} that answers: stop it first")
+            raise PromotionRefused(f"{name} has a master at {_with_refusal(row)} that answers: stop it first")
     slaves = [row for row in rows if row["id"] and row["role"] not in (UNREACHABLE, REFUSING)]
     if not any(number in (None, row["id"]) for row in slaves):
         which = "slave" if number is None else f"slave with the id {number}"

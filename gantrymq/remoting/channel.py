@@ -64,6 +64,8 @@ _RECEIVE_BYTES: Final = 256 * 1024
 _CLOSE_GRACE_SECONDS: Final = 1.0
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
+Tls = ssl.SSLContext | Callable[[], ssl.SSLContext]
+"""How connections are encrypted; a function is called for each new connection, for files that change."""
 T = TypeVar("T")
 
 log: LibraryLog = LibraryLog()
@@ -84,7 +86,7 @@ class Request(Protocol):
 class Outgoing:
     """How a server or a command connects to others: ``tls`` encrypts, ``sign`` is called with each request."""
 
-    tls: ssl.SSLContext | None = None
+    tls: Tls | None = None
     sign: Sign | None = None
 
 
@@ -102,7 +104,7 @@ class Channel:
         handler: Handler | None = None,
         *,
         sign: Sign | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """``sign`` is called with each request; with ``tls`` the connection is encrypted by this context."""
         self.address = address
@@ -281,7 +283,7 @@ class Channel:
 
     async def _run_directly(self, timeout: float, *, shield: bool, task_status: TaskStatus[None]) -> None:
         async def connect(host: str, port: int) -> direct.DirectConnection:
-            return await direct.connect(host, port, self, timeout, self._tls)
+            return await direct.connect(host, port, self, timeout, self._context())
 
         connection = self._direct = await self._connect(timeout, connect)
         self.local_host = connection.local_host
@@ -304,12 +306,16 @@ class Channel:
             await connection.aclose()
 
     async def _open_stream(self, host: str, port: int) -> ByteStream:
-        if self._tls is None:
+        context = self._context()
+        if context is None:
             return await anyio.connect_tcp(host, port)
-        return await anyio.connect_tcp(host, port, ssl_context=self._tls, tls_standard_compatible=False)
+        return await anyio.connect_tcp(host, port, ssl_context=context, tls_standard_compatible=False)
+
+    def _context(self) -> ssl.SSLContext | None:
+        return self._tls() if callable(self._tls) else self._tls
 
     async def _connect(self, timeout: float, connect: Callable[[str, int], Awaitable[T]]) -> T:
-        kind = ConnectFailed
+        kind, cause = ConnectFailed, None
         try:
             host, port = parse_address(self.address)
             with anyio.fail_after(timeout):
@@ -317,7 +323,7 @@ class Channel:
         except TimeoutError:
             reason = f"no connection within {timeout:g} s"
         except ssl.SSLError as error:
-            kind, reason = TlsFailed, tls_reason(error)
+            kind, reason, cause = TlsFailed, tls_reason(error), error
         except ValueError as error:
             reason = str(error)
         except OSError as error:
@@ -327,7 +333,7 @@ class Channel:
         except (anyio.EndOfStream, anyio.BrokenResourceError):
             kind, reason = TlsFailed, _CLOSED_IN_HANDSHAKE
         self._lose(reason)
-        raise kind(self.address, reason)
+        raise kind(self.address, reason) from cause
 
     def _encode(self, request: Command) -> bytes:
         return encode(request if self._sign is None else self._sign(request))
@@ -559,7 +565,7 @@ async def open_channel(
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
     stream: ByteStream | None = None,
     sign: Sign | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls | None = None,
 ) -> AsyncIterator[Channel]:
     """A connected :class:`Channel` for the duration of the block; errors of the block are raised unchanged.
 

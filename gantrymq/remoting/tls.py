@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 import attrs
 
 from gantrymq.remoting.handshakes import CountedHandshake
+from gantrymq.remoting.logs import LibraryLog
 
 HANDSHAKE_BYTE: Final = 0x16
 """The first byte of a TLS connection. A frame that begins with it would have 352 MiB, more than any limit allows."""
@@ -37,6 +39,8 @@ _SHORT_NAMES: Final = {
 
 
 _SPECIAL: Final = frozenset('"+,;<>\\')
+
+log: LibraryLog = LibraryLog()
 
 
 class TlsUnusable(ValueError):
@@ -191,6 +195,44 @@ def client_context(authority: str = "", *, verify: bool = True) -> ssl.SSLContex
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+class FollowedContext:
+    """The settings of a client's connections, made of files. Call it for each new connection: it makes them again if
+    a file has changed. While changed files cannot be used, the last settings stay in force."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext], *paths: str) -> None:
+        """``make`` reads the files at ``paths``. Raises its errors."""
+        self._make = make
+        self._paths = paths
+        self._in_force = self._identify()
+        self._refused = self._in_force
+        self._context = make()
+
+    def __call__(self) -> ssl.SSLContext:
+        """The settings for one new connection."""
+        found = self._identify()
+        if found != self._in_force:
+            try:
+                self._context = self._make()
+                self._in_force = self._refused = found
+            except (OSError, ValueError) as error:
+                if found != self._refused:
+                    self._refused = found
+                    log.warning("client_tls_files_refused", files=", ".join(self._paths), reason=_reason(error))
+        return self._context
+
+    def _identify(self) -> list[tuple[int, ...] | None]:
+        """What differs in each file after a change, also after a replacement of the same size and time."""
+        return [_identity(path) for path in self._paths]
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def subject_of(certificate: dict[str, Any] | None) -> str | None:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 import gantrymq.sync
 from gantrymq import Message
-from gantrymq.failover.brokers import UNREACHABLE, add_lags_of_silent_slaves
+from gantrymq.failover.brokers import COLUMNS, REFUSING, UNREACHABLE, add_lags_of_silent_slaves
 from support.foreign import wait_registered
 from support.processes import Child, free_ports, gantrymq_child, wait_for
 
@@ -113,6 +113,18 @@ def test_the_lag_of_a_silent_slave_is_not_guessed() -> None:
     assert lags([copy("h2:4000")]) == (None, None), "it is not connected"
     assert lags([copy("h1:4000"), copy("h1:4001")], row(2, "h1:10921")) == (None, None), "two on one host"
     assert lags([copy("h1:4000")], row(2, "h1:10921")) == (None, None), "it may be the other one's"
+
+
+def test_the_reason_of_a_broker_that_refuses_is_shown(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    row = dict.fromkeys(COLUMNS) | {
+        "broker": "broker-a",
+        "id": 0,
+        "role": REFUSING,
+        "refusal": "certificate has expired",
+    }
+    monkeypatch.setattr("gantrymq.cli.cluster.with_client", lambda *_: [row])
+    (shown,) = json.loads(cli("cluster", "status", "--json").out)
+    assert (shown["role"], shown["not_ready"]) == ("refusing", "certificate has expired")
 
 
 def test_an_unregistered_master_has_a_row(tmp_path: Path, cli: Callable[..., Any]) -> None:

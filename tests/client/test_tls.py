@@ -157,7 +157,7 @@ async def test_a_send_reports_why_no_connection_was_made_when_the_last_attempt_h
 
 
 async def test_invalid_tls_settings_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"tls is True, False or an ssl\.SSLContext, not str"):
+    with pytest.raises(ValueError, match=r"tls is True, False, an ssl\.SSLContext or a function of one, not str"):
         async with gantrymq.connect("127.0.0.1:1", tls="yes"):  # type: ignore[arg-type]
             pass
 
@@ -166,7 +166,7 @@ def test_the_command_line_reads_tls_settings_from_the_environment() -> None:
     assert connect_settings({}) == {}
     assert connect_settings({"GANTRYMQ_TLS": "off"}) == {}
     assert connect_settings({"GANTRYMQ_TLS": "1"})["tls"].verify_mode == ssl.CERT_REQUIRED
-    assert connect_settings({"GANTRYMQ_TLS_CA": str(CA)})["tls"].get_ca_certs()[0]["subject"]
+    assert connect_settings({"GANTRYMQ_TLS_CA": str(CA)})["tls"]().get_ca_certs()[0]["subject"]
     with pytest.raises(Exception, match=r"GANTRYMQ_TLS_CA: /nowhere holds no certificates"):
         connect_settings({"GANTRYMQ_TLS_CA": "/nowhere"})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,9 +22,11 @@ from gantrymq.failover.promotion import PromotionRefused, promote
 from gantrymq.remoting import channel
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo
 from gantrymq.remoting.bodies.tables import KVTable
-from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS
+from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, OUTGOING, Outgoing
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from support.certificates import CA, OTHER_CA, client_context, server_context
+from support.peer import PeerConnection, run_peer
 
 BROKER = "10.0.0.10:10911"
 
@@ -101,6 +104,49 @@ def test_a_broker_that_responds_with_an_error_is_not_unreachable(monkeypatch: py
     row: dict[str, Any] = {"id": 0}
     trio.run(ask_broker, row, BROKER, 1.0)
     assert (row["role"], row["refusal"]) == ("refusing", "no permission for the watcher")
+
+
+@pytest.mark.parametrize(
+    ("certificate", "authority", "reason"),
+    [("expired", CA, "certificate has expired"), ("server", OTHER_CA, "unable to get local issuer certificate")],
+)
+def test_a_master_whose_certificate_is_not_accepted_is_alive_and_not_replaced(
+    certificate: str, authority: Path, reason: str
+) -> None:
+    async def serve(connection: PeerConnection) -> None:
+        await connection.read()
+
+    async def scenario() -> None:
+        OUTGOING.set(Outgoing(tls=client_context(authority)))
+        async with run_peer(serve, server_context(certificate)) as address:
+
+            async def query() -> list[dict[str, Any]]:
+                row: dict[str, Any] = {"broker": "broker-a", "id": 0, "address": address, "epoch": None}
+                await ask_broker(row, address, 5.0)
+                return [row]
+
+            (row,) = await query()
+            assert (row["role"], reason in row.get("refusal", "")) == ("refusing", True), row
+            with pytest.raises(PromotionRefused, match=f"has a master at {address} .*{reason}.* that answers"):
+                await promote("broker-a", query)
+
+    trio.run(scenario)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request"], ids=["nothing", "no TLS"])
+def test_a_program_without_tls_at_the_address_of_a_broker_is_not_the_broker(answer: bytes) -> None:
+    async def refuse(connection: PeerConnection) -> None:
+        await connection.stream.receive()
+        await connection.stream.send(answer)
+
+    async def scenario() -> None:
+        OUTGOING.set(Outgoing(tls=client_context()))
+        async with run_peer(refuse) as address:
+            row: dict[str, Any] = {"id": 0}
+            await ask_broker(row, address, 5.0)
+            assert row["role"] == "unreachable"
+
+    trio.run(scenario)
 
 
 def test_a_master_that_a_nameserver_still_lists_as_a_slave_is_not_promoted(monkeypatch: pytest.MonkeyPatch) -> None:

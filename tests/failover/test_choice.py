@@ -237,7 +237,7 @@ def refusing(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
-        ([refusing(0), row(2, "good:2", "0-")], "a master at sealed:1 that answers"),
+        ([refusing(0), row(2, "good:2", "0-")], r"a master at sealed:1 \(no permission\) that answers"),
         ([refusing(1), row(2, "good:2", "0-")], r"cannot be asked, sealed:1 \(no permission\)"),
         ([refusing(1)], r"no slave that answers; sealed:1 \(no permission\)"),
     ],
