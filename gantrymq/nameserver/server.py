@@ -186,7 +186,7 @@ class NameServer:
         if self.config.tls is not None and not self.config.plain:
             # 905 goes to brokers that speak TLS only, as this nameserver does
             self._client_context = self.config.tls.make_client_context()
-            OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._client_context))
+            OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._current_outgoing))
         self.requests.begin()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
@@ -283,6 +283,10 @@ class NameServer:
         assert self._context is not None
         return self._context
 
+    def _current_outgoing(self) -> ssl.SSLContext:
+        assert self._client_context is not None
+        return self._client_context
+
     async def _watch_tls(self, changes: FileChanges) -> None:
         """Use changed certificates for new connections; those that cannot be used are logged once, and tried again."""
         tls = changes.files
@@ -291,9 +295,9 @@ class NameServer:
             try:
                 if not await trio.to_thread.run_sync(changes.is_load_due):
                     continue
+                outgoing = None if self._client_context is None else tls.make_client_context()
                 self._context = await trio.to_thread.run_sync(tls.make_context)
-                if self._client_context is not None:
-                    tls.load_client_context(self._client_context)
+                self._client_context = outgoing
                 changes.loaded()
             except (TlsUnusable, OSError) as error:
                 if changes.refused(str(error)):

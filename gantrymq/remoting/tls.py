@@ -133,18 +133,12 @@ class ServerTls:
         if not self.certificate:
             raise TlsUnusable("no certificate is configured")
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        self.load_client_context(context)
-        return context
-
-    def load_client_context(self, context: ssl.SSLContext) -> None:
-        """Let a context of :meth:`make_client_context` use the files as they are now, and trust the former ones too."""
-        if self.test_mode:
-            return
         try:
             context.load_verify_locations(self.ca or self.certificate)
             context.load_cert_chain(self.certificate, self.key or None, password=self._password)
         except (OSError, ValueError) as error:
             raise TlsUnusable(f"{self.ca or self.certificate!r}: {_reason(error)}") from None
+        return context
 
     def _password(self) -> str:
         if not self.password:

@@ -96,7 +96,7 @@ class TlsPlugin:
             self._changes = FileChanges(self._files)
             if section.outgoing == "tls" or (section.outgoing == "auto" and self._mode == "enforcing"):
                 self._client_context = self._files.make_client_context()
-                OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._client_context))
+                OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._current_outgoing))
         except (TlsUnusable, OSError) as error:
             raise StartError(f"plugin.tls.{'test_mode' if self._files.test_mode else 'certificate'}: {error}") from None
         if self._files.test_mode:
@@ -120,6 +120,10 @@ class TlsPlugin:
 
     def _current(self) -> ssl.SSLContext:
         return self._context
+
+    def _current_outgoing(self) -> ssl.SSLContext:
+        assert self._client_context is not None
+        return self._client_context
 
     # ------------------------------------------------------------------------------------------- for the sockets
 
@@ -181,10 +185,10 @@ class TlsPlugin:
         try:
             if not await trio.to_thread.run_sync(self._changes.is_load_due):
                 return
+            outgoing = None if self._client_context is None else self._files.make_client_context()
             if self._mode != "disabled":
                 self._context = await trio.to_thread.run_sync(self._files.make_context)
-            if self._client_context is not None:
-                self._files.load_client_context(self._client_context)
+            self._client_context = outgoing
             self._changes.loaded()
         except (TlsUnusable, OSError) as error:
             if self._changes.refused(str(error)):

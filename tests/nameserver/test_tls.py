@@ -148,6 +148,45 @@ async def read_beside_a_flood(audit: Path) -> None:
         assert sorted(times)[len(times) // 2] < 0.1
 
 
+async def serve_subjects(context: ssl.SSLContext, nursery: trio.Nursery) -> tuple[str, trio.MemoryReceiveChannel[str]]:
+    """The address of a broker that only shakes hands, and the subjects of its clients, "left" for one
+    that does not accept its certificate."""
+    send, seen = trio.open_memory_channel[str](10)
+
+    async def broker(stream: trio.SocketStream) -> None:
+        encrypted = trio.SSLStream(stream, context, server_side=True)
+        try:
+            await encrypted.do_handshake()
+            await send.send(str(encrypted.getpeercert()["subject"]))
+        except trio.BrokenResourceError:
+            await send.send("left")
+
+    (listener,) = await nursery.start(partial(trio.serve_tcp, broker, 0, host="127.0.0.1"))
+    return f"127.0.0.1:{listener.socket.getsockname()[1]}", seen
+
+
+async def test_notices_do_not_trust_a_removed_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(nameserver_module, "WATCH_SECONDS", 0.05)
+    stolen, new, trusted = Authority(tmp_path, "stolen"), Authority(tmp_path, "new"), tmp_path / "trusted.pem"
+    trusted.write_bytes(stolen.file.read_bytes())
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(new.file))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(stolen.issue("broker"))
+    address, seen = await serve_subjects(context, nursery)
+    with capture_logs() as logs, trio.fail_after(60):
+        async with secured(ServerTls(str(new.issue("names")), ca=str(trusted))) as server:
+            server._notices.add(MinimumChange("b", 0, "a:1", (address,), ha_address="a:2"))
+            assert "names" in await seen.receive()
+            trusted.write_bytes(new.file.read_bytes())
+            while not any(each["event"] == "tls_files_loaded" for each in logs):  # noqa: ASYNC110 - a thread
+                await trio.sleep(0.02)
+            server._notices.add(MinimumChange("b", 0, "a:1", (address,), ha_address="a:2"))
+            assert await seen.receive() == "left"
+    nursery.cancel_scope.cancel()
+
+
 async def test_notices_to_brokers_show_a_changed_certificate_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
@@ -157,15 +196,7 @@ async def test_notices_to_brokers_show_a_changed_certificate_without_a_restart(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.file))
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(authority.issue("broker"))
-    send, seen = trio.open_memory_channel[str](10)
-
-    async def broker(stream: trio.SocketStream) -> None:
-        encrypted = trio.SSLStream(stream, context, server_side=True)
-        await encrypted.do_handshake()
-        await send.send(str(encrypted.getpeercert()["subject"]))
-
-    (listener,) = await nursery.start(partial(trio.serve_tcp, broker, 0, host="127.0.0.1"))
-    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    address, seen = await serve_subjects(context, nursery)
     with capture_logs() as logs, trio.fail_after(60):
         async with secured(ServerTls(str(file), ca=str(authority.file))) as server:
             for name in ("old", "renewed"):

@@ -25,7 +25,7 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, encode
-from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
+from gantrymq.remoting.errors import ChannelClosed, ConnectFailed, TlsFailed
 from gantrymq.remoting.records import decode_records
 from gantrymq.remoting.tls import ServerTls, TlsUnusable
 from gantrymq.testing.harness import make_broker, run_broker
@@ -227,6 +227,38 @@ async def test_a_changed_certificate_is_used_without_a_restart(tmp_path: Path) -
             async with encrypted(broker, client_context(authority.file)) as channel:
                 assert (await channel.call(send("T", b"with the new one"))).code == 0
             assert (await before.call(send("T", b"open connections stay"))).code == 0
+
+
+@pytest.mark.parametrize("is_pinned", [False, True], ids=["authority", "own certificate"])
+async def test_connections_of_the_broker_do_not_trust_what_was_removed(tmp_path: Path, is_pinned: bool) -> None:
+    """The key of the nameserver's certificate was stolen, and the authority replaced; without ``ca``, the certificate
+    of all servers."""
+    stolen, new = Authority(tmp_path, "stolen"), Authority(tmp_path, "new")
+    names = NameServer(NameServerConfig(port=0, tls=ServerTls(str(stolen.issue("names"))), plain=False))
+    file, trusted = tmp_path / "current.pem", tmp_path / "trusted.pem"
+    write(file, content(tmp_path / "names.pem"))
+    write(trusted, content(stolen.file))
+    settings = {"plugin.tls.certificate": file, "plugin.tls.interval": "100ms"}
+    settings |= {} if is_pinned else {"plugin.tls.ca": trusted}
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(names.serve)
+            broker = make_broker(tmp_path / "store", [names.address], settings=settings, enable=[TLS])
+            async with run_broker(broker):
+                assert await broker.registry.get(Registration).wait_first(20.0)
+                write(*((file, content(new.issue("renewed"))) if is_pinned else (trusted, content(new.file))))
+                await eventually(lambda: [each for each in logs if each["event"] == "tls_files_loaded"])
+                ended = names.totals.handshakes
+                ok = ended["ok"]
+                for connection in names.connections:
+                    connection.close()
+                await eventually(lambda: ended["failed"] + ended["unfinished"])
+                assert (ended["ok"], names.routes.count_brokers()) == (ok, 0), "the broker leaves the connection"
+                context = broker.registry.get(Encryption).client_context()  # for replication
+                with pytest.raises(TlsFailed, match="its certificate is not accepted"):
+                    async with open_channel(names.address, tls=context):
+                        pytest.fail("it connects")
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_reload_that_failed_is_tried_again_and_counted_once(
