@@ -74,7 +74,7 @@ class App:
         access_key: str | None = None,
         secret_key: str | None = None,
         security_token: str | None = None,
-        tls: bool | ssl.SSLContext = False,
+        tls: bool | ssl.SSLContext | Callable[[], ssl.SSLContext] = False,
         unit_name: str | None = None,
         namespace: str | None = None,
         namespace_v2: str | None = None,

@@ -379,7 +379,7 @@ def connect(
     access_key: str | None = None,
     secret_key: str | None = None,
     security_token: str | None = None,
-    tls: bool | ssl.SSLContext = False,
+    tls: bool | ssl.SSLContext | Callable[[], ssl.SSLContext] = False,
     unit_name: str | None = None,
     namespace: str | None = None,
     namespace_v2: str | None = None,
@@ -394,7 +394,8 @@ def connect(
 
     With ``access_key`` and ``secret_key`` (and ``security_token``, where a service gave one) every request is signed
     for brokers with access control. ``tls`` encrypts all connections: True checks servers' certificates against the
-    machine's authorities; an ``ssl.SSLContext`` says what to trust instead.
+    machine's authorities; an ``ssl.SSLContext`` says what to trust instead. A function of a context is called for each
+    new connection, so that a client that runs for long uses changed files.
 
     With ``namespace="eu"`` the topic ``orders`` is ``eu%orders`` at the brokers and ``orders`` again in what the client
     gives out; groups have the prefix as well, as with RocketMQ's clients. ``namespace_v2`` (``namespaceV2`` of their

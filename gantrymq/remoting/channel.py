@@ -312,7 +312,12 @@ class Channel:
         return await anyio.connect_tcp(host, port, ssl_context=context, tls_standard_compatible=False)
 
     def _context(self) -> ssl.SSLContext | None:
-        return self._tls() if callable(self._tls) else self._tls
+        if not callable(self._tls):
+            return self._tls
+        try:
+            return self._tls()
+        except OSError as error:
+            raise ValueError(f"the settings of TLS cannot be loaded: {error}") from None
 
     async def _connect(self, timeout: float, connect: Callable[[str, int], Awaitable[T]]) -> T:
         kind, cause = ConnectFailed, None

@@ -210,7 +210,7 @@ class FollowedContext:
             try:
                 self._context = self._make()
                 self._in_force = self._refused = found
-            except (OSError, ValueError) as error:
+            except Exception as error:  # that of ``make``
                 if found != self._refused:
                     self._refused = found
                     log.warning("client_tls_files_refused", files=", ".join(self._paths), reason=_reason(error))

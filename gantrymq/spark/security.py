@@ -10,7 +10,7 @@ import attrs
 
 from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.tls import UNVERIFIED, client_context
+from gantrymq.remoting.tls import UNVERIFIED, FollowedContext, client_context
 from gantrymq.spark.errors import WrongOption
 
 SECURITY_OPTIONS = (
@@ -44,8 +44,14 @@ class Security:
 
     def context(self) -> ssl.SSLContext | None:
         """The TLS context, None without TLS. Raises :class:`WrongOption` for an unreadable file."""
-        if not self.tls:
-            return None
+        return self._make_context() if self.tls else None
+
+    def followed_context(self) -> FollowedContext | None:
+        """As :meth:`context`, for connections that are made again after the files have changed."""
+        files = filter(None, (self.tls_ca_file, self.tls_cert_file, self.tls_key_file))
+        return FollowedContext(self._make_context, *files) if self.tls else None
+
+    def _make_context(self) -> ssl.SSLContext:
         try:
             context = client_context(self.tls_ca_file or "", verify=self.tls_is_verified)
         except OSError as error:

@@ -111,7 +111,7 @@ class Wire:
         self._timeout = timeout
         self._security = security
         self._group = security.group(group)
-        self._tls = security.context()
+        self._tls = security.followed_context()
         self._outgoing = security.outgoing() or _unchanged
         self._prefix = f"{security.namespace}{SEPARATOR}" if security.namespace else ""
         self._connections: dict[Address, BlockingChannel] = {}
@@ -262,7 +262,7 @@ class Wire:
             except (OSError, FatalRemoteFault):
                 self._drop(address)
         try:
-            fresh = BlockingChannel(address, self._timeout, self._tls)
+            fresh = BlockingChannel(address, self._timeout, self._tls() if self._tls else None)
         except OSError as error:
             raise Unreachable(f"cannot connect to {format_address(*address)}: {_reason(error)}") from None
         try:

@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 import trio
-from structlog.testing import capture_logs
 
 from gantrymq.cli import watch
 from gantrymq.failover.watcher import WatchRules
-from gantrymq.nameserver import NameServer, NameServerConfig, server
-from gantrymq.plugins.interfaces import Registration
-from gantrymq.remoting.tls import ServerTls
-from gantrymq.testing.harness import make_broker, run_broker
-from support.authority import Authority
 from support.memorylock import MemoryLock, MemoryStore
 from support.processes import gantrymq_child, wait_for
+from support.rotation import run_rotation
 
-HA = "gantrymq.plugins.ha:HaPlugin"
-TLS = "gantrymq.plugins.tls:TlsPlugin"
 NOBODY = "127.0.0.1:1"
 WATCH = ("cluster", "watch", "broker-a", "--nameserver", NOBODY)
 
@@ -48,42 +41,17 @@ def test_a_missing_extra_is_reported_with_its_package(cli: Callable[..., Any], m
 
 @pytest.mark.trio
 async def test_the_watcher_follows_a_replaced_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As docs/howto/rotate-keys.md says: the watcher must not take a master with a new certificate for a lost one."""
-    monkeypatch.setattr(server, "WATCH_SECONDS", 0.05)
-    authorities = [Authority(tmp_path, name) for name in ("first", "second")]
-    trusted, certificate = tmp_path / "trusted.pem", tmp_path / "server.pem"
-    trusted.write_bytes(authorities[0].file.read_bytes())
-    authorities[0].issue("server")
-    files = ServerTls(str(certificate), ca=str(trusted))
-    settings = {"plugin.tls.certificate": certificate, "plugin.tls.ca": trusted, "plugin.tls.interval": "100ms"}
-    monkeypatch.setenv("GANTRYMQ_TLS_CA", str(trusted))
-    store = MemoryStore()
+    """It must not take a master with a new certificate for a lost one."""
     rules = WatchRules(interval=0.05, master_timeout=0.2)
-
-    async with trio.open_nursery() as nursery:
-        nameserver = NameServer(NameServerConfig(port=0, tls=files, plain=False))
-        await nursery.start(nameserver.serve)
-        broker = make_broker(tmp_path / "store", [nameserver.address], settings=settings, enable=[HA, TLS])
-        async with run_broker(broker):
-            assert await broker.registry.get(Registration).wait_first(20.0)
-            with capture_logs() as logs:
-
-                async def seen(event: str, times: int = 1) -> None:
-                    with trio.fail_after(20):
-                        while sum(each["event"] == event for each in logs) < times:  # noqa: ASYNC110 - a list
-                            await trio.sleep(0.02)
-
-                nursery.start_soon(watch._watch, {"broker-a": MemoryLock(store, "w")}, rules, nameserver.address)
-                await seen("master_found")
-                trusted.write_bytes(b"".join(each.file.read_bytes() for each in authorities))
-                await seen("tls_files_loaded", 2)
-                authorities[1].issue("server")
-                await seen("tls_files_loaded", 4)
-                trusted.write_bytes(authorities[1].file.read_bytes())
-                await seen("tls_files_loaded", 6)
-                await trio.sleep(5 * rules.master_timeout)
+    async with run_rotation(tmp_path, monkeypatch) as rotation, trio.open_nursery() as nursery:
+        monkeypatch.setenv("GANTRYMQ_TLS_CA", str(rotation.trusted))
+        locks = {"broker-a": MemoryLock(MemoryStore(), "w")}
+        nursery.start_soon(watch._watch, locks, rules, rotation.nameserver)
+        await rotation.seen("master_found")
+        await rotation.replace_authority()
+        await trio.sleep(5 * rules.master_timeout)
         nursery.cancel_scope.cancel()
-    events = {each["event"] for each in logs}
+    events = {each["event"] for each in rotation.logs}
     assert not events & {"master_silent", "master_refuses", "master_lost", "nameserver_unavailable"}, events
 
 

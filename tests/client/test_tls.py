@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ import gantrymq
 import gantrymq.sync
 from gantrymq.cli.connecting import connect_settings
 from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.certificates import CA, OTHER_CA, client_context, server_context
 from support.peer import PeerConnection, run_peer
@@ -154,6 +156,28 @@ async def test_a_send_reports_why_no_connection_was_made_when_the_last_attempt_h
                 await producer.send("T", b"x", timeout=2.0)
         assert connections > 1
         tasks.cancel_scope.cancel()
+
+
+async def test_a_client_asks_its_function_for_the_settings_of_each_connection(
+    fake_cluster: Cluster, tmp_path: Path
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(CA.read_bytes())
+    async with (
+        fake_cluster(brokers=2, T=1, tls=server_context()) as cluster,
+        gantrymq.connect(cluster.address, tls=lambda: client_context(trusted)) as client,
+    ):
+        one, other = (broker.address for broker in cluster.brokers)
+        await client.admin.request(one, Command(RequestCode.CHECK_CLIENT_CONFIG))
+        trusted.write_bytes(b"no certificate")
+        with pytest.raises(gantrymq.ConnectFailed, match=r"the settings of TLS cannot be loaded"):
+            await client.admin.request(other, Command(RequestCode.CHECK_CLIENT_CONFIG))
+        trusted.write_bytes(OTHER_CA.read_bytes())
+        with pytest.raises(gantrymq.TlsFailed, match="its certificate is not accepted"):
+            await client.admin.request(other, Command(RequestCode.CHECK_CLIENT_CONFIG))
+        trusted.write_bytes(CA.read_bytes())
+        await client.admin.request(other, Command(RequestCode.CHECK_CLIENT_CONFIG))
+        await client.admin.request(one, Command(RequestCode.CHECK_CLIENT_CONFIG))
 
 
 async def test_invalid_tls_settings_are_rejected() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -14,6 +14,7 @@ pytest.importorskip("starlette", reason="starlette is not installed (gantrymq[da
 pytest.importorskip("hypercorn", reason="hypercorn is not installed (gantrymq[dashboard])")
 
 from gantrymq import Message
+from gantrymq.cli.connecting import connect_settings
 from gantrymq.client import connect
 from gantrymq.dashboard import server
 from gantrymq.dashboard.access import Access
@@ -25,6 +26,7 @@ from support.accounts import ACL
 from support.certificates import client_context
 from support.dashboard import PLUGIN, Site, address_of
 from support.processes import wait_for
+from support.rotation import run_rotation
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.trio]
 
@@ -73,6 +75,27 @@ async def test_the_dashboard_does_not_inherit_the_signature_and_the_certificate_
             recall = {"topic": "timed", "handle": waiting["handle"], "confirm": "timed"}
             assert (await ask(site, "POST", RECALL, recall))[0] == 200
     assert signed == []
+
+
+async def test_the_dashboard_follows_a_replaced_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_rotation(tmp_path, monkeypatch) as rotation, trio.open_nursery() as nursery:
+        settings = connect_settings({"GANTRYMQ_TLS_CA": str(rotation.trusted)})
+        sock = server.listen("127.0.0.1:0", Access())
+        nursery.start_soon(server.run, sock, rotation.nameserver, Access(), settings)
+        site = Site(server.address_of(sock), cast("Cluster", None))
+
+        async def wait_role(role: str) -> None:
+            with trio.fail_after(20):
+                while True:
+                    status, found = await ask(site, "GET", f"{PREFIX}/brokers")
+                    if status == 200 and [one["role"] for one in found["brokers"]] == [role]:
+                        return
+                    await trio.sleep(0.05)
+
+        await wait_role("async_master")
+        await rotation.replace_authority()
+        await wait_role("async_master")
+        nursery.cancel_scope.cancel()
 
 
 async def test_brokers_with_access_control_refuse_the_plugin_and_obey_a_dashboard_with_keys(tmp_path: Path) -> None:

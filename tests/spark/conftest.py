@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socketserver
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -53,12 +55,13 @@ class FakeCluster:
     """A nameserver and its one broker behind one port: answers what RocketMQ answers, or what a test says.
 
     ``committed`` has offsets by group, topic and queue; ``found_by_time`` is the answer to a search by time.
-    ``busy`` answers are SYSTEM_BUSY first; ``script`` may answer a request itself, or return None.
+    ``busy`` answers are SYSTEM_BUSY first; ``script`` may answer a request itself, or return None. With ``tls`` it
+    speaks TLS.
     """
 
     broker = "broker-a"
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.queues: dict[tuple[str, int], FakeQueue] = {}
         self.committed: dict[tuple[str, str, int], int] = {}
         self.found_by_time = 0
@@ -70,6 +73,8 @@ class FakeCluster:
         self.script: Callable[[Command], Command | bytes | None] = lambda request: None
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
@@ -210,6 +215,19 @@ def cluster() -> Iterator[FakeCluster]:
     cluster = FakeCluster()
     yield cluster
     cluster.close()
+
+
+@pytest.fixture
+def start_cluster() -> Iterator[Callable[[ssl.SSLContext], FakeCluster]]:
+    """Starts a cluster that speaks TLS."""
+    with ExitStack() as stack:
+
+        def start(tls: ssl.SSLContext) -> FakeCluster:
+            cluster = FakeCluster(tls)
+            stack.callback(cluster.close)
+            return cluster
+
+        yield start
 
 
 @pytest.fixture

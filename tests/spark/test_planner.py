@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +20,8 @@ from gantrymq.spark import wire as wire_module
 from gantrymq.spark.errors import DataLoss, Refused, SparkError, UnknownTopic, Unreachable, WrongOption
 from gantrymq.spark.options import read_stream_options
 from gantrymq.spark.planner import StreamPlanner, pack, unpack
-from gantrymq.spark.wire import Pulled, Queue, Wire
+from gantrymq.spark.wire import Pulled, Queue, Wire, connect
+from support.authority import Authority
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -77,6 +80,35 @@ def test_a_stream_from_earliest_reads_everything_at_once(
     assert rows(planner, start, end) == [(0, 10, 30), (1, 0, 5)]
     assert planner.latest(end) == end
     assert planner.ranges(end, end) == []
+
+
+def test_a_stream_follows_replaced_certificates(
+    tmp_path: Path, clock: Clock, start_cluster: Callable[[ssl.SSLContext], FakeCluster]
+) -> None:
+    authorities = [Authority(tmp_path, name) for name in ("first", "second")]
+    trusted, tls = tmp_path / "trusted.pem", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.verify_mode = ssl.CERT_REQUIRED
+
+    def replace_certificates(authority: Authority) -> None:
+        trusted.write_bytes(authority.file.read_bytes())
+        authority.issue("stream")
+        tls.load_cert_chain(authority.issue("server"))
+        tls.load_verify_locations(trusted)
+
+    replace_certificates(authorities[0])
+    cluster = start_cluster(tls)
+    cluster.add_topic("orders")
+    given = {"nameserver": cluster.address, "topic": "orders", "tls": "true", "tlsCaFile": str(trusted)}
+    options = read_stream_options({**given, "tlsCertFile": str(tmp_path / "stream.pem")})
+    with connect(options.source) as wire:
+        planner = StreamPlanner(options, wire, clock, clock.sleep)
+        start = planner.initial()
+        replace_certificates(authorities[1])
+        restarts = iter([b""])
+        cluster.script = lambda _: next(restarts, None)
+        cluster.put("orders", 0, b"new")
+        assert planner.latest(start) == start, "batch 0 is empty"
+        assert planner.latest(start) == at(1)
 
 
 def test_a_stream_starts_at_latest_by_default_and_records_that_before_it_reads(

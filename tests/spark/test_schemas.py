@@ -586,6 +586,23 @@ class TestRegistry:
         finally:
             stub.close()
 
+    def test_a_replaced_authority_is_trusted_without_a_restart(self, tmp_path: Path) -> None:
+        authorities = [Authority(tmp_path, name) for name in ("first", "second")]
+        trusted = tmp_path / "trusted.pem"
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(authorities[0].issue("server"))
+        stub = StubRegistry(context)
+        try:
+            for authority in authorities:
+                trusted.write_bytes(authority.file.read_bytes())
+                context.load_cert_chain(authority.issue("server"))
+                stub.add("orders-value", ORDER)
+                assert schemas.Registry(stub.url, ca_file=str(trusted), retry_seconds=0).by_id(1).text == json.dumps(
+                    ORDER
+                )
+        finally:
+            stub.close()
+
     @pytest.mark.parametrize("url", ["", "registry:8081", "ftp://registry", "http://me:pass@registry:8081"])
     def test_a_wrong_address_is_refused_at_once(self, url: str) -> None:
         with pytest.raises(WrongOption, match="schema registry"):

@@ -7,12 +7,13 @@ import json
 import ssl
 import time
 from collections.abc import Mapping, Set
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import attrs
 
+from gantrymq.remoting.tls import FollowedContext
 from gantrymq.spark.errors import RegistryFailed, WrongOption
 from gantrymq.spark.schemas.bodies import UnreadableBody
 from gantrymq.spark.schemas.extras import import_extra
@@ -125,8 +126,9 @@ class Connection:
         urllib3 = import_extra("urllib3")
         until = time.monotonic() + self.timeout
         data = bytearray()
+        pool = _pool(self)
         try:
-            answer = _pool(self).request(
+            answer = pool.request(
                 method, url, body=None if body is None else json.dumps(body), redirect=False, preload_content=False
             )
             try:
@@ -138,7 +140,7 @@ class Connection:
                         raise _Temporary(f"{url} did not finish its answer within {self.timeout:g} s")
             finally:
                 answer.close()
-                _pool(self).clear()  # a worker asks seldom, and nobody closes its connections later
+                pool.clear()  # a worker asks seldom, and nobody closes its connections later
         except urllib3.exceptions.NewConnectionError as error:  # a kind of timeout in this library
             raise _Temporary(f"{url} cannot be reached: {error}") from None
         except urllib3.exceptions.TimeoutError:
@@ -183,8 +185,13 @@ def _message(data: bytes) -> str:
 
 
 @lru_cache(maxsize=16)
-def _pool(connection: Connection) -> urllib3.PoolManager:
-    library = import_extra("urllib3")
+def _followed_context(connection: Connection) -> FollowedContext:
+    """The settings of TLS for the many requests of a worker."""
+    files = filter(None, (connection.ca_file, connection.cert_file, connection.key_file))
+    return FollowedContext(partial(_make_context, connection), *files)
+
+
+def _make_context(connection: Connection) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=connection.ca_file)
         if connection.cert_file:
@@ -194,6 +201,11 @@ def _pool(connection: Connection) -> urllib3.PoolManager:
         files = [name for name in (connection.ca_file, connection.cert_file, connection.key_file) if name]
         names = " and ".join(map(repr, files))
         raise RegistryFailed(f"{names} of a schema registry cannot be read: {error.strerror or error}") from None
+    return context
+
+
+def _pool(connection: Connection) -> urllib3.PoolManager:
+    library = import_extra("urllib3")
     headers = {
         "Accept": "application/vnd.schemaregistry.v1+json, application/json",
         "Accept-Encoding": "identity",
@@ -204,6 +216,7 @@ def _pool(connection: Connection) -> urllib3.PoolManager:
     elif connection.user is not None:
         pair = base64.b64encode(f"{connection.user}:{connection.password or ''}".encode()).decode()
         headers["Authorization"] = f"Basic {pair}"
+    context = _followed_context(connection)()
     pool: urllib3.PoolManager = library.PoolManager(
         headers=headers, ssl_context=context, timeout=connection.timeout, retries=False
     )
