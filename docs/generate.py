@@ -443,8 +443,8 @@ TYPES = """\
 ## Types of parameters
 
 `R` is the class of a consumer's or reader's messages, `V` the type of their `value`, `F` that of a function.
-`Batches[R]` is an async iterator over `MessageBatch[R]`. `Command` is in `gantrymq.remoting.command`,
-`TopicQueueMapping` in `gantrymq.remoting.bodies.topics`.
+`Batches[R]` is an async iterator over `MessageBatch[R]`, `BlockingMessage` is `gantrymq.sync.ReceivedMessage`.
+`Command` is in `gantrymq.remoting.command`, `TopicQueueMapping` in `gantrymq.remoting.bodies.topics`.
 
 | name | type | meaning |
 |---|---|---|"""

@@ -193,7 +193,8 @@ class DeliveredRecord(Record, Generic[V_co]):
 class ReceivedMessage(DeliveredRecord[V_co]):
     """A message from a consumer: a :class:`DeliveredRecord` that is acknowledged or sent back.
 
-    In annotations ``ReceivedMessage[Order]`` is one whose :attr:`value` is an ``Order``.
+    In annotations ``ReceivedMessage[Order]`` is one whose :attr:`value` is an ``Order``. In a plain handler of a worker
+    the methods block, as those of :class:`gantrymq.sync.ReceivedMessage`.
     """
 
     __slots__ = ()

@@ -26,7 +26,7 @@ from gantrymq.client.admin import TOPIC_QUEUES
 from gantrymq.client.batches import MessageBatch as _AsyncBatch
 from gantrymq.client.blocking_lifetime import BlockingLifetime, BlockingMember, opened_in
 from gantrymq.client.consumer import BATCH_MESSAGES
-from gantrymq.client.deliveries import DeliveryToThread
+from gantrymq.client.deliveries import DeliveryToThread, ReceivedMessage
 from gantrymq.client.errors import ClientClosed
 from gantrymq.client.interceptors import Interceptor
 from gantrymq.client.lookup import FOREVER
@@ -85,34 +85,10 @@ __all__ = [
 
 Local = Callable[[Message, str], Outcome]
 """The local branch of a transaction: given the message and the transaction's id, returns the outcome of the work."""
-Handler = Callable[["ReceivedMessage"], Any]
+Handler = Callable[[ReceivedMessage], Any]
 """Handles a message, in a thread."""
 Check = Callable[[DeliveredRecord], Outcome]
 """Returns the outcome of an open transaction at a check-back; ``message_id`` is the transaction's id."""
-
-
-class ReceivedMessage(DeliveredRecord[V_co]):
-    """A message from a blocking consumer: :class:`gantrymq.ReceivedMessage` with blocking calls."""
-
-    __slots__ = ()
-
-    def ack(self) -> None:
-        """As :meth:`gantrymq.ReceivedMessage.ack`; outside of handlers it takes effect later, see :class:`Consumer`."""
-        self._acknowledge()
-
-    def retry(self, delay_level: int = 0) -> None:
-        """As :meth:`gantrymq.ReceivedMessage.retry`."""
-        delivery = self._delivered()
-        if not isinstance(delivery, _DeliveryAcrossThreads):
-            raise ClientClosed("the message did not come from a blocking consumer")
-        delivery.give_back_and_wait(self, delay_level)
-
-    def reply(self, body: bytes) -> None:
-        """As :meth:`gantrymq.ReceivedMessage.reply`."""
-        delivery = self._delivered()
-        if not isinstance(delivery, _DeliveryAcrossThreads):
-            raise ClientClosed("the message did not come from a blocking consumer")
-        delivery.reply_and_wait(self, body)
 
 
 class _DeliveryAcrossThreads(DeliveryToThread):

@@ -22,7 +22,7 @@ from gantrymq.client.interceptors import Interceptor
 from gantrymq.client.options import Topics, WorkerSettings, WorkOptions, lists_options, subscriptions
 from gantrymq.client.serializers import DeserializerChoice
 from gantrymq.client.termination import gets_signals, watch_signals
-from gantrymq.client.worker import Handler, Worker
+from gantrymq.client.worker import Handler, Worker, message_class
 from gantrymq.message import ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import foreign_cancellation_as_error
@@ -115,7 +115,8 @@ class App:
     ) -> Callable[[F], F]:
         """A decorator: call the function with each message of ``topics``, as a member of the consumer group ``group``.
 
-        The function takes the body, the :class:`ReceivedMessage`, or both. The annotation of the body says what it is:
+        The function takes the body, the :class:`ReceivedMessage` (a plain function, which runs in a thread, also a
+        :class:`gantrymq.sync.ReceivedMessage`), or both. The annotation of the body says what it is:
         ``bytes``, ``str``, or a type that is read from JSON, such as a dataclass or a model of pydantic; where
         ``deserializer`` is given, that reads it. A body that cannot be read makes its message a dead letter, as
         ``bad_bodies`` says. The options are those of :meth:`gantrymq.Client.run`.
@@ -269,7 +270,7 @@ class App:
 
     @staticmethod
     def _worker(client: Client, each: _Registered) -> Worker[ReceivedMessage]:
-        return client._worker_of(ReceivedMessage, each.handler, each.topics, each.group, each.settings)
+        return client._worker_of(message_class(each.handler), each.handler, each.topics, each.group, each.settings)
 
 
 def _file_of(function: Callable[..., Any]) -> str | None:

@@ -48,7 +48,7 @@ from gantrymq.client.transactions import (
     Local,
     TransactionalProducer,
 )
-from gantrymq.client.worker import Handler, Worker
+from gantrymq.client.worker import Handler, Worker, message_class
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.tasks import hosted_tasks
 
@@ -231,7 +231,7 @@ class Client(Lifetime):
         return self._new_consumer(make, topics, group, settings).ends_with(self._ends_first)
 
     def _worker_of(
-        self, make: type[R], handler: Callable[[R], Any], topics: Topics, group: str, settings: WorkerSettings
+        self, make: type[R], handler: Callable[..., Any], topics: Topics, group: str, settings: WorkerSettings
     ) -> Worker[R]:
         """A worker for :meth:`_run_worker`, whose handler takes messages of the class ``make``."""
         return Worker(self._new_consumer(make, topics, group, settings.consumer), handler, settings)
@@ -257,10 +257,11 @@ class Client(Lifetime):
     ) -> None:
         """Call ``handler`` with each message of ``topics``, as a member of ``group``, until SIGTERM or SIGINT.
 
-        It handles ``concurrency`` messages, 1 to 1,000, at once; plain functions run in threads. A message is done when
-        the handler returns. When it raises, the error is logged and the message is redelivered after the broker's
-        delay, ``max_retries`` times, then it is a dead letter; with :class:`RetryLater` and :class:`DeadLetter` the
-        handler chooses.
+        It handles ``concurrency`` messages, 1 to 1,000, at once. Plain functions run in threads, where the methods of
+        the message block, as those of :class:`gantrymq.sync.ReceivedMessage`. A message is done when the handler
+        returns. When it raises, the error is logged and the message is redelivered after the broker's delay,
+        ``max_retries`` times, then it is a dead letter; with :class:`RetryLater` and :class:`DeadLetter` the handler
+        chooses.
 
         With ``ordered=True`` the messages of a queue are handled one after another, with ``ordered="key"`` those of an
         ``order_key``; the other options, and ``deserializer``, are those of :meth:`consumer`.
@@ -275,7 +276,7 @@ class Client(Lifetime):
         after an internal error of the client.
         """
         settings = WorkerSettings.checked(options, deserializer)
-        worker = self._worker_of(ReceivedMessage, handler, topics, group, settings)
+        worker = self._worker_of(message_class(handler), handler, topics, group, settings)
         await self._run_worker(worker, signals=signals)
 
     async def _run_worker(self, worker: Worker[R], *, signals: bool = False) -> None:

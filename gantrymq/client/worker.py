@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, cast
 
 import anyio
+import anyio.from_thread
 from anyio.abc import TaskGroup
 
 from gantrymq.client.batches import MessageBatch
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.deliveries import DeliveryToThread
+from gantrymq.client.deliveries import ReceivedMessage as BlockingMessage
 from gantrymq.client.errors import ClientClosed, DeadLetter, GantryError, RetryLater
 from gantrymq.client.options import WorkerSettings
 from gantrymq.client.termination import gets_signals, watch_signals
-from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage
+from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage, V_co
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.tasks import foreign_cancellation_as_error
+from gantrymq.remoting.waiting import runs_in_loop
 
-Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
-"""Handles a message: a coroutine function, or a plain function, which runs in a thread."""
+Handler = Callable[[ReceivedMessage], Any] | Callable[[BlockingMessage], Any]
+"""Handles a message: a coroutine function, or a plain function, which runs in a thread and gets a message with blocking
+calls."""
 
 SEND_BACK_PAUSE_SECONDS: Final = 1.0
 """The wait before the next attempt to return a message to the broker; it doubles each time."""
@@ -37,6 +41,36 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is wanted
     )
+
+
+class MessageInThread(ReceivedMessage[V_co], BlockingMessage[V_co]):
+    """The message of a plain handler: its calls block in the handler's thread.
+
+    In the event loop they are coroutines, for a coroutine function within the plain one, whose result it returns.
+    """
+
+    __slots__ = ()
+
+    def ack(self) -> Any:
+        """As :meth:`ReceivedMessage.ack`."""
+        return _finish(super().ack)
+
+    def retry(self, delay_level: int = 0) -> Any:
+        """As :meth:`ReceivedMessage.retry`."""
+        return _finish(super().retry, delay_level)
+
+    def reply(self, body: bytes) -> Any:
+        """As :meth:`ReceivedMessage.reply`."""
+        return _finish(super().reply, body)
+
+
+def _finish(function: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> Any:
+    return function(*arguments) if runs_in_loop() else anyio.from_thread.run(function, *arguments)
+
+
+def message_class(handler: Callable[..., Any]) -> type[ReceivedMessage]:
+    """The class of the messages that ``handler`` of the async client takes."""
+    return ReceivedMessage if is_async(handler) else MessageInThread
 
 
 class Worker(Generic[R]):

@@ -15,10 +15,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.from_thread
 import msgspec
 import pytest
 
 import gantrymq
+import gantrymq.sync
 from gantrymq.client.app_loading import load_app
 
 Cluster = Callable[..., Any]
@@ -222,6 +224,32 @@ async def test_a_signal_during_the_start_ends_the_app_before_any_message(fake_cl
         with anyio.fail_after(20):
             await app.run()
         assert cluster.broker.seen(11) == []
+
+
+@pytest.mark.anyio
+async def test_a_plain_handler_sends_its_message_back_and_another_one_out(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1, U=1) as cluster:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        app = gantrymq.App(cluster.address)
+        producers: list[gantrymq.Producer] = []
+
+        @app.on_startup
+        async def open_producer() -> None:
+            producers.append(await app.client.producer().start())
+
+        @app.on("T", group="g", start="first")
+        def handle(text: str, message: gantrymq.sync.ReceivedMessage) -> None:
+            assert isinstance(message, gantrymq.ReceivedMessage)
+            assert isinstance(message, gantrymq.sync.ReceivedMessage)
+            message.retry(3)
+            anyio.from_thread.run(producers[0].send, "U", text.encode())
+            app.stop()
+
+        cluster.broker.store("T", 0, b"x")
+        with anyio.fail_after(20):
+            await app.run(signals=False)
+        assert [back.ext["delayLevel"] for back in cluster.broker.seen(36)] == ["3"]
+        assert len(cluster.broker.queues["U", 0]) == 1
 
 
 @pytest.mark.anyio

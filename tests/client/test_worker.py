@@ -19,6 +19,8 @@ import pytest
 import gantrymq
 import gantrymq.sync
 from gantrymq.client.deliveries import DeliveryToThread
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.properties import encode_properties
 
 pytestmark = pytest.mark.anyio
 
@@ -475,6 +477,55 @@ async def test_a_plain_function_that_returns_a_coroutine_is_awaited(fake_cluster
         with anyio.fail_after(20):
             await client.run(lambda message: handle(message), "T", "g", start="first")
         assert done == [b"x"]
+
+
+async def test_the_methods_of_a_message_block_in_a_plain_handler(fake_cluster: Cluster) -> None:
+    events: list[str] = []
+    asked = {"CORRELATION_ID": "id", "REPLY_TO_CLIENT": "asker", "TTL": "3000", "CLUSTER": "C"}
+
+    async def answer(request: Command) -> Command:
+        await anyio.sleep(0.02)
+        events.append(f"response to {request.code}")
+        return request.answer(0, ext={"msgId": "0", "queueId": "0", "queueOffset": "0"})
+
+    def handle(message: gantrymq.sync.ReceivedMessage) -> None:
+        if message.body == b"retry":
+            message.retry(3)
+        elif message.body == b"reply":
+            message.reply(b"42")
+        else:
+            message.ack()
+            os.kill(os.getpid(), signal.SIGTERM)
+        events.append(message.body.decode())
+
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        broker.answers[36] = broker.answers[325] = answer
+        for body, properties in ((b"retry", {}), (b"reply", asked), (b"ack", {})):
+            broker.store("T", 0, body, encode_properties(properties))
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", concurrency=1)
+        assert events == ["response to 36", "retry", "response to 325", "reply", "ack"]
+        assert [back.ext["delayLevel"] for back in broker.seen(36)] == ["3"]
+        assert [reply.body for reply in broker.seen(325)] == [b"42"]
+        assert broker.offsets["g", "T", 0] == 3
+
+
+async def test_a_coroutine_that_a_plain_function_returns_awaits_the_methods_of_its_message(
+    fake_cluster: Cluster,
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        cluster.broker.store("T", 0, b"x")
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            await message.retry(3)
+            await message.ack()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        with anyio.fail_after(20):
+            await client.run(lambda message: handle(message), "T", "g", start="first")
+        assert [back.ext["delayLevel"] for back in cluster.broker.seen(36)] == ["3"]
 
 
 async def test_a_handler_that_retries_an_ordered_message_itself_does_not_acknowledge_it(

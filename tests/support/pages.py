@@ -235,7 +235,7 @@ def run_page(page: Path, place: Path, server: PageServer, run_in_spark: Callable
             server.start_second(block.text)
         elif block.mark.startswith(PART):
             with (place / block.mark.removeprefix(PART)).open("a") as module:
-                module.write(f"{block.text}\n")
+                module.write(f"{server.on_this_server(block.text)}\n")
         elif block.mark == "output":
             check_output(block.text, printed)
         elif block.mark == "spark":
