@@ -839,13 +839,13 @@ class Client(BlockingLifetime):
         group: str,
         *,
         deserializer: DeserializerChoice | None = None,
-        signals: bool = True,
+        signals: bool | None = None,
         **options: Unpack[WorkOptions],
     ) -> None:
         """As :meth:`gantrymq.Client.run`; ``handler`` runs in ``concurrency`` threads.
 
-        Outside of the main thread, and with ``signals=False``, it ends when another thread closes the client; with
-        ``signals=False`` Ctrl-C cancels it without waiting for handlers.
+        Where it takes no signals, it ends when another thread, or the application's handler of a signal, closes the
+        client, and Ctrl-C cancels it without waiting for handlers.
         TypeError for a coroutine function: :func:`gantrymq.connect` is for these.
         """
         if is_async(handler):

@@ -21,7 +21,7 @@ from gantrymq.client.handlers import as_handler
 from gantrymq.client.interceptors import Interceptor
 from gantrymq.client.options import Topics, WorkerSettings, WorkOptions, lists_options, subscriptions
 from gantrymq.client.serializers import DeserializerChoice
-from gantrymq.client.termination import gets_signals, watch_signals
+from gantrymq.client.termination import watch_signals
 from gantrymq.client.worker import Handler, Worker, message_class
 from gantrymq.message import ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
@@ -163,10 +163,11 @@ class App:
         self._shutdown.append(function)
         return function
 
-    async def run(self, *, signals: bool = True) -> None:
+    async def run(self, *, signals: bool | None = None) -> None:
         """Connect and handle messages until SIGTERM, SIGINT or :meth:`stop`; then drain, commit and close.
 
-        With ``signals=False``, and outside of the main thread, the app leaves the signals to others.
+        Only the main thread gets signals. Without ``signals`` the app leaves them to the application, or its server, if
+        that has a handler of SIGTERM (``signals_left_to_application``); with False always, with True never.
 
         Raises :class:`GantryError` without handlers, and while it runs already; what :func:`gantrymq.connect` and
         :meth:`gantrymq.Client.run` raise; and what a function of :meth:`on_startup` raises.
@@ -186,8 +187,7 @@ class App:
                 self._workers = [self._worker(client, each) for each in self._registered.values()]
                 async with anyio.create_task_group() as watching:
                     watching.start_soon(self._stop_after, stop_wanted)
-                    if signals and gets_signals():
-                        await watching.start(watch_signals, self._stop_at_signal)
+                    await watching.start(watch_signals, self._stop_at_signal, signals)
                     try:
                         failure = await self._run_all(client)
                     finally:
@@ -212,8 +212,11 @@ class App:
                 stop_from_thread()
 
     def main(self, *, backend: Literal["asyncio", "trio"] = "asyncio") -> None:
-        """:meth:`run` in an event loop of its own, that of ``backend``: the last line of a program."""
-        anyio.run(self.run, backend=backend)
+        """:meth:`run` in an event loop of its own, that of ``backend``: the last line of a program.
+
+        It takes the signals, as with ``signals=True``.
+        """
+        anyio.run(partial(self.run, signals=True), backend=backend)
 
     def _check_free(self, group: str) -> None:
         if group in self._registered:

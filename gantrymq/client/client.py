@@ -252,7 +252,7 @@ class Client(Lifetime):
         group: str,
         *,
         deserializer: DeserializerChoice | None = None,
-        signals: bool = True,
+        signals: bool | None = None,
         **options: Unpack[WorkOptions],
     ) -> None:
         """Call ``handler`` with each message of ``topics``, as a member of ``group``, until SIGTERM or SIGINT.
@@ -267,9 +267,9 @@ class Client(Lifetime):
         ``order_key``; the other options, and ``deserializer``, are those of :meth:`consumer`.
 
         At the signal, or when another task closes the client, the worker takes no further message; running handlers get
-        ``drain_timeout`` seconds, then it commits the offsets. Only the main thread gets signals; with
-        ``signals=False`` the worker ends when the client is closed, or, without waiting for handlers, when it is
-        cancelled.
+        ``drain_timeout`` seconds, then it commits the offsets. Only the main thread gets signals. Without ``signals``
+        the worker leaves them to the application, or its server, if that has a handler of SIGTERM
+        (``signals_left_to_application``); with False always, with True never. Cancellation does not wait for handlers.
 
         Raises what :meth:`consumer` and the beginning of its block raise, and TypeError for a handler that is no
         function; later :class:`AccessDenied` when a broker refuses the client's credentials, and :class:`ClientClosed`
@@ -279,7 +279,7 @@ class Client(Lifetime):
         worker = self._worker_of(message_class(handler), handler, topics, group, settings)
         await self._run_worker(worker, signals=signals)
 
-    async def _run_worker(self, worker: Worker[R], *, signals: bool = False) -> None:
+    async def _run_worker(self, worker: Worker[R], *, signals: bool | None = False) -> None:
         """Run ``worker`` to its end, which comes at the latest when the client closes."""
         self._workers.add(worker)
         try:

@@ -16,6 +16,8 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal
 
+from gantrymq.remoting.logs import LibraryLog
+
 SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 """SIGBREAK (Ctrl-Break) is what Windows has to end a process that is not in the foreground."""
 WAKE_SECONDS: Final = 1.0
@@ -23,6 +25,8 @@ WAKE_SECONDS: Final = 1.0
 
 Stop = Callable[[str], None]
 """Called in the event loop with the name of the signal."""
+
+log: LibraryLog = LibraryLog()
 
 _watches: anyio.lowlevel.RunVar[_Watch] = anyio.lowlevel.RunVar("gantrymq_signals")
 
@@ -45,21 +49,36 @@ class _Watch:
             self.freed = anyio.Event()
 
 
-def gets_signals() -> bool:
-    """Whether this thread is the one that gets the process's signals."""
-    return threading.current_thread() is threading.main_thread()
+def _takes_signals(wanted: bool | None) -> bool:
+    """Whether a worker with ``signals=wanted`` takes the signals, which only the main thread gets.
+
+    With None not if the application, or its server, has a handler of SIGTERM; SIGINT is Python's own, or the event
+    loop's.
+    """
+    if wanted is False or threading.current_thread() is not threading.main_thread():
+        return False
+    if wanted is None and signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN):
+        log.info("signals_left_to_application")
+        return False
+    return True
 
 
-async def watch_signals(stop: Stop, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+async def watch_signals(
+    stop: Stop, wanted: bool | None, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
     """Call ``stop`` at the first SIGTERM or SIGINT, then return: a second signal has its usual effect.
 
-    Only for the main thread. Started when signals are received.
+    Started when signals are received, or left to others: always with False for ``wanted``, and with None if others have
+    a handler.
     """
     try:
         watch = _watches.get()
     except LookupError:
         watch = _Watch()
         _watches.set(watch)
+    if wanted is False or not (watch.taken or _takes_signals(wanted)):
+        task_status.started()
+        return
     watch.stops.append(stop)
     is_started = False
     try:
@@ -120,13 +139,15 @@ def _handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
             signal.signal(number, handler)
 
 
-def run_in_portal(portal: BlockingPortal, run: Callable[[], Awaitable[None]], stop: Stop, *, signals: bool) -> None:
+def run_in_portal(
+    portal: BlockingPortal, run: Callable[[], Awaitable[None]], stop: Stop, *, signals: bool | None
+) -> None:
     """Run ``run`` in the event loop of ``portal`` while this thread waits, and ``stop`` there at the first signal."""
     events: SimpleQueue[signal.Signals | None] = SimpleQueue()
     future = portal.start_task_soon(run)
     future.add_done_callback(lambda _: events.put(None))
     try:
-        with _signals_put_into(events, signals and gets_signals()):
+        with _signals_put_into(events, _takes_signals(signals)):
             number = _next(events)
         if number is not None:
             portal.call(stop, number.name)

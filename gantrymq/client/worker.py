@@ -16,7 +16,7 @@ from gantrymq.client.deliveries import DeliveryToThread
 from gantrymq.client.deliveries import ReceivedMessage as BlockingMessage
 from gantrymq.client.errors import ClientClosed, DeadLetter, GantryError, RetryLater
 from gantrymq.client.options import WorkerSettings
-from gantrymq.client.termination import gets_signals, watch_signals
+from gantrymq.client.termination import watch_signals
 from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage, V_co
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.outages import Outages
@@ -97,16 +97,15 @@ class Worker(Generic[R]):
         """Whether :meth:`run` has ended while a handler in a thread still ran."""
         self._outages = Outages(log)
 
-    async def run(self, *, signals: bool = False) -> None:
-        """Work until :meth:`stop`, or SIGTERM or SIGINT with ``signals``; then drain and commit.
+    async def run(self, *, signals: bool | None = False) -> None:
+        """Work until :meth:`stop`, or SIGTERM or SIGINT as ``signals`` says; then drain and commit.
 
         Raises what makes all further work impossible: :class:`AccessDenied`, :class:`ClientClosed`.
         """
         self._ended = anyio.Event()
         try:
             async with self._consumer, anyio.create_task_group() as watching:
-                if signals and gets_signals():
-                    await watching.start(watch_signals, self.stop_at_signal)
+                await watching.start(watch_signals, self.stop_at_signal, signals)
                 async with anyio.create_task_group() as self._tasks:
                     if self._stopped.is_set():
                         self._limit_drain()

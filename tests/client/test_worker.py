@@ -8,7 +8,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -440,6 +440,69 @@ async def test_one_signal_stops_all_workers(fake_cluster: Cluster) -> None:
         assert {cluster.broker.offsets[f"g-{topic}", topic, 0] for topic in "TUV"} == {1}
 
 
+@pytest.fixture
+def servers_signals() -> Iterator[list[int]]:
+    """What a handler of SIGTERM receives that is there before a worker is, as that of a web server."""
+    received: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    yield received
+    assert signal.getsignal(signal.SIGTERM) is handle
+    signal.signal(signal.SIGTERM, before)
+
+
+async def test_workers_leave_the_signals_to_a_server_that_handles_them(
+    fake_cluster: Cluster, servers_signals: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gantrymq")
+    async with fake_cluster(T=1) as cluster, anyio.create_task_group() as tasks:
+        cluster.broker.store("T", 0, b"x")
+        begun = anyio.Event()
+        done: list[bytes] = []
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            begun.set()
+            while not servers_signals:  # noqa: ASYNC110 - set by a handler of a signal
+                await anyio.sleep(0.01)
+            done.append(message.body)
+
+        app = gantrymq.App(cluster.address)
+        app.on("T", group="of-app", start="first")(handle)
+        with anyio.fail_after(20):
+            async with gantrymq.connect(cluster.address) as client:
+                tasks.start_soon(lambda: client.run(handle, "T", "g", start="first"))
+                tasks.start_soon(app.run)
+                await begun.wait()
+                os.kill(os.getpid(), signal.SIGTERM)
+                while len(done) < 2:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                cluster.broker.store("T", 0, b"y")
+                while len(done) < 4:  # noqa: ASYNC110 - the workers continue
+                    await anyio.sleep(0.01)
+                app.stop()
+        assert len(servers_signals) == 1
+        assert caplog.text.count("signals_left_to_application") == 2
+
+
+async def test_a_worker_with_signals_true_replaces_the_handlers_of_a_server(
+    fake_cluster: Cluster, servers_signals: list[int]
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        handler = signal.getsignal(signal.SIGTERM)
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", signals=True)
+        assert not servers_signals
+        signal.signal(signal.SIGTERM, handler)  # asyncio sets the default
+
+
 async def test_closing_the_client_drains_its_workers_before_their_resources_close(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, anyio.create_task_group() as tasks:
         client = await gantrymq.connect(cluster.address).start()
@@ -606,6 +669,25 @@ def test_a_blocking_worker_drains_at_a_signal(fake_in_thread: Any, backend: Any)
     assert sorted(map(int, done)) == sorted({*range(20)} - {5})
     assert [back.ext["delayLevel"] for back in broker.seen(36)] == ["-1"]
     assert (broker.offsets["g", "T", 0], broker.offsets["g", "T", 1]) == (10, 10)
+
+
+def test_a_handler_of_a_signal_ends_a_blocking_worker_by_closing_the_client(fake_in_thread: Any) -> None:
+    fake_in_thread.broker.store("T", 0, b"x")
+    received: list[int] = []
+
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+
+        def end(number: int, frame: object) -> None:
+            received.append(number)
+            client.close()
+
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            client.run(lambda message: os.kill(os.getpid(), signal.SIGTERM), "T", "g", start="first")
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    assert fake_in_thread.broker.offsets["g", "T", 0] == 1
 
 
 def test_a_second_signal_ends_a_blocking_worker_at_once(fake_in_thread: Any) -> None:
