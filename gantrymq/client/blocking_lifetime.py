@@ -81,6 +81,7 @@ class BlockingMember(BlockingLifetime):
 
     @contextmanager
     def _open(self) -> Iterator[None]:
+        self._loop.start()
         try:
             with opened_in(self._loop, self._entered):
                 try:

@@ -18,12 +18,16 @@ T = TypeVar("T")
 
 
 class Loop:
-    """The way into the event loop, shut when ``what`` ends, or what has the loop of ``parent``."""
+    """The way into the event loop, shut when ``what`` ends, or what has the loop of ``parent``.
+
+    With a ``parent`` it opens at :meth:`start`.
+    """
 
     def __init__(self, portal: BlockingPortal, what: str, parent: Loop | None = None) -> None:
         self.portal = portal
         self._parent = parent
         self._what = what
+        self._is_started = parent is None
         self._closed = False
         self._process = os.getpid()
 
@@ -55,13 +59,19 @@ class Loop:
         return self.portal.call(function, *args)
 
     def ensure_open(self) -> None:
-        """Raise :class:`ClientClosed` after :meth:`close`."""
+        """Raise :class:`ClientClosed` before :meth:`start` and after :meth:`close`."""
         if self.is_foreign:
             raise ClientClosed(f"the {self._what} belongs to the process that forked this one: connect after the fork")
         if self._closed:
             raise ClientClosed(f"the {self._what} is closed: its `with` block has ended, or close() was called")
         if self._parent is not None:
             self._parent.ensure_open()
+        if not self._is_started:
+            raise ClientClosed(f"the {self._what} is not started: use `with`, or call its start() first")
+
+    def start(self) -> None:
+        """Let calls in."""
+        self._is_started = True
 
     def close(self) -> None:
         """Let no call in any more."""

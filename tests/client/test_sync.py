@@ -290,8 +290,16 @@ def test_clients_producers_and_consumers_have_start_and_close(fake_in_thread: An
     assert client.start() is client
     producer, consumer, reader = client.producer("p"), client.consumer("T", "g", start="first"), client.reader("T")
     transactional = client.transactional_producer("tx", check=lambda half: gantrymq.Outcome.UNKNOWN)
-    with pytest.raises(gantrymq.ClientClosed, match="the producer of group p is not started"):
-        producer.send("T", b"x")
+    calls: dict[str, Callable[[], object]] = {
+        "producer of group p": lambda: producer.send("T", b"x"),
+        "consumer of group g": lambda: next(consumer),
+        "reader": reader.poll,
+        "producer of group tx": lambda: transactional.send("T", b"x", local=lambda *_: gantrymq.Outcome.COMMIT),
+    }
+    for what, call in calls.items():
+        text = f"^the {what} is not started: use `with`, or call its start\\(\\) first$"
+        with pytest.raises(gantrymq.ClientClosed, match=text):
+            call()
     for one in (producer, consumer, reader, transactional):
         assert one.start() is one  # type: ignore[attr-defined]
     producer.send("T", b"x")
