@@ -39,7 +39,13 @@ __all__ = [
 
 
 def _as_keys(keys: str | Iterable[str]) -> tuple[str, ...]:
-    return tuple(keys.split()) if isinstance(keys, str) else tuple(keys)
+    """The keys as a tuple; what cannot be keys is its only item, which is refused when the message is sent."""
+    given: Any = keys
+    if isinstance(given, str):
+        return tuple(given.split())
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, bytes) else (given,)
 
 
 @attrs.frozen

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
@@ -76,16 +77,28 @@ def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> Non
     """Raise :class:`InvalidName` or :class:`InvalidMessage` unless a broker would take ``message``."""
     check_sendable_topic(message.topic)
     check_body(message.body, body_max_bytes)
+    if message.tags is not None and not isinstance(message.tags, str):
+        raise _no_text("tags", message.tags)
     for key in message.keys:
+        if not isinstance(key, str):
+            raise _no_text(f"key {key!r}", key)
         if not key or any(character.isspace() for character in key):
             raise InvalidMessage(f"key {key!r} is empty or holds a space, which separates keys")
     if message.delay_level < 0:
         raise InvalidMessage(f"delay level {message.delay_level}: levels begin with 1, and 0 is no delay")
     if (message.delay is not None) + (message.deliver_at is not None) + (message.delay_level > 0) > 1:
         raise InvalidMessage("give one of delay, deliver_at and delay_level")
-    for name in message.properties:
-        if name in properties.RESERVED:
-            raise InvalidMessage(f"property {name} is reserved by RocketMQ (tags and keys are arguments of their own)")
+    given = message.properties
+    if type(given) is not dict and not isinstance(given, Mapping):
+        raise InvalidMessage(f"properties is {type(given).__name__}: give a mapping of names to values, each a str")
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise _no_text(f"the name of property {name!r}", name)
+        if not isinstance(value, str):
+            raise _no_text(f"property {name!r}", value)
+        text = str.__str__(name)  # that of a str enum, which also has another hash
+        if text in properties.RESERVED:
+            raise InvalidMessage(f"property {text} is reserved by RocketMQ (tags and keys are arguments of their own)")
 
 
 def delay_milliseconds(delay: timedelta | float) -> int:
@@ -135,7 +148,8 @@ def encode_message_properties(
     elif message.deliver_at is not None:
         pairs[properties.TIMER_DELIVER_MS] = str(deliver_milliseconds(message.deliver_at))
     if message.order_key is not None:
-        pairs[properties.SHARDING_KEY] = str(message.order_key)
+        key = message.order_key
+        pairs[properties.SHARDING_KEY] = str(key.value if isinstance(key, Enum) else key)
     pairs[properties.UNIQ_KEY] = unique_key
     for name, value in pairs.items():
         if not name or not value:
@@ -151,6 +165,10 @@ def encode_message_properties(
     if size > properties.PROPERTIES_MAX_BYTES:
         raise InvalidMessage(f"the properties have {size} bytes, {properties.PROPERTIES_MAX_BYTES} is the limit")
     return text
+
+
+def _no_text(what: str, value: object) -> InvalidMessage:
+    return InvalidMessage(f"{what[:200]} is {type(value).__name__}: give a str")
 
 
 def _check_name(kind: str, name: str, limit: int) -> None:

@@ -116,8 +116,8 @@ class Client(Lifetime):
         - ``serializer``: makes bodies of objects: ``"str"``, ``"json"``, ``"msgpack"`` or a function. Without it bodies
           are bytes.
 
-        Raises ValueError for an invalid ``linger``, ``batch_bytes``, ``buffer_bytes`` or ``serializer``. The beginning
-        of the block raises :class:`InvalidName` for the group.
+        Raises ValueError for an invalid ``timeout``, ``linger``, ``batch_bytes``, ``buffer_bytes`` or ``serializer``.
+        The beginning of the block raises :class:`InvalidName` for the group.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries, retry_when_not_stored)
         accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
@@ -153,8 +153,9 @@ class Client(Lifetime):
         (seconds), ``retries`` and ``serializer`` are those of :meth:`producer`; the branch gets a message as it was
         given.
 
-        Raises ValueError for an invalid ``serializer``. The beginning of the block raises :class:`InvalidName` for the
-        group, and :class:`GantryError` when this client already has a transactional producer of that group.
+        Raises ValueError for an invalid ``timeout`` or ``serializer``. The beginning of the block raises
+        :class:`InvalidName` for the group, and :class:`GantryError` when this client already has a transactional
+        producer of that group.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries)
         outbound = self._outbound(sender.group, serializer)

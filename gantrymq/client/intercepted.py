@@ -154,7 +154,7 @@ class InterceptedProducer(Producer):
         self, messages: Iterable[Message], *, queue: QueueChoice | None = None, timeout: float | None = None
     ) -> list[SendResult]:
         self._ensure_open()
-        contexts = [self._outbound.begin("batch", message) for message in messages]
+        contexts = [self._outbound.begin("batch", as_message(message, None)) for message in messages]
         try:
             results = await super().send_batch([each.message for each in contexts], queue=queue, timeout=timeout)
         except BaseException as error:

@@ -96,7 +96,9 @@ class Producer(Lifetime):
         if (
             type(message) is str
             and type(body) is bytes
-            and not (tags or keys or properties or order_key is not None or delay or deliver_at or delay_level)
+            and tags is None
+            and keys == ()
+            and not (properties or order_key is not None or delay or deliver_at or delay_level)
         ):
             check_sendable_topic(message)
             check_body(body)
@@ -148,7 +150,9 @@ class Producer(Lifetime):
         if (
             type(message) is str
             and type(body) is bytes
-            and not (tags or keys or properties or order_key is not None or delay or deliver_at or delay_level)
+            and tags is None
+            and keys == ()
+            and not (properties or order_key is not None or delay or deliver_at or delay_level)
         ):
             if 0 < len(body) <= BODY_MAX_BYTES:
                 row = encode_plain_row(body, key)
@@ -193,7 +197,7 @@ class Producer(Lifetime):
         keys, and a message with a later time.
         """
         self._ensure_open()
-        given = list(messages)
+        given = [as_message(message, None) for message in messages]
         requests = prepare_batches(given, self._cluster.unique_keys.next)
         choice = choose_queue(queue, given[0].order_key)
         results: list[SendResult] = []

@@ -72,6 +72,8 @@ class Sender:
     def __init__(
         self, cluster: Cluster, group: str, timeout: float, retries: int, retry_when_not_stored: bool = False
     ) -> None:
+        if not isinstance(timeout, int | float):
+            raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
         self.group = group
         self._cluster = cluster
         self.timeout = timeout

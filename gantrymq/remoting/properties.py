@@ -79,7 +79,7 @@ NO_DELAY = re.compile(rb"0+|-[0-9]{1,9}")
 
 def encode_properties(properties: Mapping[str, str]) -> str:
     """The text form, as 4.9 writes it."""
-    return PAIR_SEPARATOR.join(f"{name}{NAME_SEPARATOR}{value}" for name, value in properties.items())
+    return PAIR_SEPARATOR.join(map(NAME_SEPARATOR.join, properties.items()))  # which takes the value of a str enum
 
 
 def decode_properties(text: str) -> dict[str, str]:

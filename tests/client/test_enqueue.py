@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -383,9 +384,12 @@ async def test_messages_are_checked_when_they_are_enqueued(fake_cluster: Cluster
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("linger", -1.0), ("batch_bytes", 0), ("batch_bytes", 4 * 1024 * 1024 + 1), ("buffer_bytes", 0)],
-)
-async def test_invalid_options_are_rejected(fake_cluster: Cluster, option: str, value: float) -> None:
+    [
+        ("linger", -1.0), ("batch_bytes", 0), ("batch_bytes", 4 * 1024 * 1024 + 1), ("buffer_bytes", 0),
+        ("timeout", timedelta(seconds=5)), ("timeout", None),
+    ],
+)  # fmt: skip
+async def test_invalid_options_are_rejected(fake_cluster: Cluster, option: str, value: Any) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         with pytest.raises(ValueError, match=option):
             async with client.producer(**{option: value}):

@@ -586,6 +586,12 @@ async def test_invalid_messages_are_rejected_before_any_request(fake_cluster: Cl
             await producer.send("T")
         with pytest.raises(gantrymq.InvalidMessage, match="not both"):
             await producer.send(Message("T", b"x"), tags="a")
+        for option in ({"tags": 0}, {"tags": ""}, {"keys": 0}, {"keys": [7]}, {"properties": {"attempt": 0}}):
+            for send in (producer.send, producer.enqueue, producer.send_oneway):
+                with pytest.raises(gantrymq.InvalidMessage, match=r"give a str|has no value"):
+                    await send("T", b"x", **option)  # type: ignore[arg-type]
+        with pytest.raises(gantrymq.InvalidMessage, match="or a Message, not bytes"):
+            await producer.send_batch([b"x", b"y"])  # type: ignore[list-item]
         with pytest.raises(gantrymq.InvalidName):
             await producer.send("../x", b"x")
         with pytest.raises(gantrymq.InvalidMessage):

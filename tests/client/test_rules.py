@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from enum import Enum, IntEnum
 from ipaddress import ip_address
 from itertools import pairwise
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -68,11 +70,49 @@ def test_a_group_may_be_longer_than_a_topic() -> None:
         (Message("T", b"x", properties={"TAGS": "a"}), "TAGS is reserved"),
         (Message("T", b"x", delay_level=-1), "delay level -1: levels begin with 1"),
         (Message("T", b"x", properties={"UNIQ_KEY": "a"}), "UNIQ_KEY is reserved"),
+        (Message("T", b"x", tags=["paid"]), "tags is list: give a str"),  # type: ignore[arg-type]
+        (Message("T", b"x", tags=b"paid"), "tags is bytes: give a str"),  # type: ignore[arg-type]
+        (Message("T", b"x", keys=42), "key 42 is int: give a str"),  # type: ignore[arg-type]
+        (Message("T", b"x", keys=0), "key 0 is int: give a str"),  # type: ignore[arg-type]
+        (Message("T", b"x", keys=b"k"), "key b'k' is bytes: give a str"),  # type: ignore[arg-type]
+        (Message("T", b"x", keys=["a", 42]), "key 42 is int: give a str"),  # type: ignore[list-item]
+        (Message("T", b"x", keys=UUID(int=1)), "is UUID: give a str"),  # type: ignore[arg-type]
+        (Message("T", b"x", properties={"a": b"v"}), "property 'a' is bytes: give a str"),  # type: ignore[dict-item]
+        (Message("T", b"x", properties={"a": 1}), "property 'a' is int: give a str"),  # type: ignore[dict-item]
+        (Message("T", b"x", properties={"a": 0}), "property 'a' is int: give a str"),  # type: ignore[dict-item]
+        (Message("T", b"x", properties={"a": False}), "property 'a' is bool: give a str"),  # type: ignore[dict-item]
+        (Message("T", b"x", properties={"a": None}), "property 'a' is NoneType: give a str"),  # type: ignore[dict-item]
+        (Message("T", b"x", properties={1: "v"}), "the name of property 1 is int"),  # type: ignore[dict-item]
+        (Message("T", b"x", properties=["a"]), "properties is list: give a mapping"),  # type: ignore[arg-type]
     ],
 )
 def test_a_message_that_breaks_a_rule_is_refused_with_the_reason(message: Message, match: str) -> None:
     with pytest.raises((InvalidMessage, InvalidName), match=match):
         check_message(message)
+
+
+class Tag(str, Enum):  # noqa: UP042 - its str() is not its value
+    PAID = "paid"
+    RESERVED = "TAGS"
+
+
+class Number(IntEnum):
+    SEVEN = 7
+
+
+def test_enums_count_by_their_value() -> None:
+    message = Message("T", b"x", Tag.PAID, [Tag.PAID], {Tag.PAID: Tag.PAID}, order_key=Tag.PAID)
+    check_message(message)
+    expected = {"paid": "paid", "KEYS": "paid", "TAGS": "paid", "__SHARDINGKEY": "paid", "UNIQ_KEY": "KEY"}
+    assert decode_properties(encode_message_properties(message, "KEY")) == expected
+    numbered = encode_message_properties(Message("T", b"x", order_key=Number.SEVEN), "KEY")
+    assert decode_properties(numbered)["__SHARDINGKEY"] == "7"
+    with pytest.raises(InvalidMessage, match="TAGS is reserved"):
+        check_message(Message("T", b"x", properties={Tag.RESERVED: "v"}))
+
+
+def test_no_keys_may_be_none() -> None:
+    assert Message("T", b"x", keys=None).keys == ()  # type: ignore[arg-type]
 
 
 def test_the_largest_body_is_accepted() -> None:
