@@ -7,7 +7,9 @@ bug.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterator
+from typing import Any
 
 
 class RemoteFault(Exception):
@@ -39,6 +41,10 @@ class FrameTooLong(ValueError):
 
 class GantryError(Exception):
     """Base of all errors that the calling side raises intentionally."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own calls the class with the text, where classes take what the text is made of.
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class ConnectError(GantryError):
