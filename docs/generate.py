@@ -412,7 +412,7 @@ CLIENT_SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("Producer.request", "ReceivedMessage.reply"),
     ),
     "Administer": (
-        "[Topics and offsets](../howto/client.md#topics-and-offsets) has examples.",
+        "[Topics, groups and offsets](../howto/client.md#topics-groups-and-offsets) has examples.",
         ("client.admin.Admin",),
     ),
     "Intercept messages": (
@@ -424,7 +424,8 @@ CLIENT_SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "",
         (
             "message.DeliveredRecord", "MessageQueue()", "SendResult", "SendStatus", "TransactionResult", "Outcome",
-            "ConsumerStatistics", "QueueStatistics", "remoting.bodies.routes.ClusterInfo",
+            "ConsumerStatistics", "QueueStatistics", "client.groups.GroupLag", "client.groups.QueueLag",
+            "client.groups.OffsetReset", "remoting.bodies.routes.ClusterInfo",
             "remoting.bodies.routes.TopicRouteData", "remoting.bodies.routes.BrokerData",
             "remoting.bodies.routes.QueueData",
         ),

@@ -28,6 +28,7 @@ from gantrymq.client.blocking_lifetime import BlockingLifetime, BlockingMember, 
 from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.deliveries import DeliveryToThread, ReceivedMessage
 from gantrymq.client.errors import ClientClosed
+from gantrymq.client.groups import GroupLag, OffsetReset
 from gantrymq.client.interceptors import Interceptor
 from gantrymq.client.lookup import FOREVER
 from gantrymq.client.loop import Loop
@@ -659,6 +660,10 @@ class Admin:
         """As :meth:`gantrymq.client.admin.Admin.create_topic`."""
         return self._loop.call(partial(self._inner.create_topic, cluster=cluster, perm=perm), topic, queues)
 
+    def delete_topic(self, topic: str) -> None:
+        """As :meth:`gantrymq.client.admin.Admin.delete_topic`."""
+        self._loop.call(self._inner.delete_topic, topic)
+
     def min_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the oldest message that ``queue`` still has; 0 for one that never had any."""
         return self._loop.call(self._inner.min_offset, queue)
@@ -674,6 +679,20 @@ class Admin:
     def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
         """Return the committed offset of ``group`` in ``queue``; None when the broker has none."""
         return self._loop.call(self._inner.consumer_offset, group, queue)
+
+    def groups(self, *, system: bool = False) -> list[str]:
+        """As :meth:`gantrymq.client.admin.Admin.groups`."""
+        return self._loop.call(partial(self._inner.groups, system=system))
+
+    def lag(self, group: str, *, times: bool = False) -> GroupLag:
+        """As :meth:`gantrymq.client.admin.Admin.lag`."""
+        return self._loop.call(partial(self._inner.lag, times=times), group)
+
+    def reset_offsets(
+        self, group: str, to: Start, *, topics: str | Iterable[str] = (), dry_run: bool = False
+    ) -> list[OffsetReset]:
+        """As :meth:`gantrymq.client.admin.Admin.reset_offsets`."""
+        return self._loop.call(partial(self._inner.reset_offsets, topics=topics, dry_run=dry_run), group, to)
 
     def find(
         self, topic: str, key: str, *, limit: int = 32, begin: int = 0, end: int = FOREVER

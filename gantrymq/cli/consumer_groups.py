@@ -16,7 +16,8 @@ from gantrymq.cli.tables import plural, print_rows, print_table
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
-    from gantrymq.operations.groups import Member, Overview, QueueLag, Reset
+    from gantrymq.client.groups import OffsetReset, QueueLag
+    from gantrymq.operations.groups import Member, Overview
 
 
 @click.group("group")
@@ -33,11 +34,12 @@ QUEUE_COLUMNS = ("topic", "broker", "queue", "committed", "end", "lag", "behind"
 @nameserver_option
 def list_groups(system: bool, as_json: bool, nameserver: str) -> None:
     """List the consumer groups with their connected members, their topics, and the messages that wait for them."""
-    from gantrymq.operations.groups import group_names, overview
+    from gantrymq.client.groups import group_names
+    from gantrymq.operations.groups import overview
 
     async def work(client: Client) -> list[Overview]:
         await warn_of_missing_masters(client)
-        return await overview(client, await group_names(client, system=system))
+        return await overview(client, await group_names(client.admin, system=system))
 
     print_rows(
         ("group", "members", "topics", "lag"), [attrs.asdict(row) for row in with_client(nameserver, work)], as_json
@@ -54,11 +56,12 @@ def describe(group: str, as_json: bool, nameserver: str) -> None:
     `behind` is how long the next message of the queue has waited, in seconds. Members whose subscriptions differ get
     only a part of each other's messages; the command warns about them.
     """
-    from gantrymq.operations.groups import differing, group_lags, group_members
+    from gantrymq.client.groups import group_lags
+    from gantrymq.operations.groups import differing, group_members
 
     async def work(client: Client) -> tuple[list[Member], list[QueueLag]]:
         await warn_of_missing_masters(client)
-        return await group_members(client, group, ask=True), await group_lags(client, group, times=True)
+        return await group_members(client, group, ask=True), await group_lags(client.admin, group, times=True)
 
     members, lags = with_client(nameserver, work)
     if not members and not lags:
@@ -87,11 +90,11 @@ def show_lag(group: str, as_json: bool, nameserver: str) -> None:
 
     `behind` is how long the next message of the queue has waited, in seconds.
     """
-    from gantrymq.operations.groups import group_lags
+    from gantrymq.client.groups import group_lags
 
     async def work(client: Client) -> list[QueueLag]:
         await warn_of_missing_masters(client)
-        return await group_lags(client, group, times=True)
+        return await group_lags(client.admin, group, times=True)
 
     lags = with_client(nameserver, work)
     if not lags:
@@ -107,9 +110,9 @@ def _waiting(lags: list[QueueLag]) -> str:
 def _queue_rows(lags: list[QueueLag]) -> list[dict[str, Any]]:
     return [
         {
-            "topic": lag.topic,
-            "broker": lag.broker,
-            "queue": lag.queue,
+            "topic": lag.queue.topic,
+            "broker": lag.queue.broker_name,
+            "queue": lag.queue.queue_id,
             "committed": lag.committed,
             "end": lag.end,
             "lag": lag.lag,
@@ -131,26 +134,27 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
 
     Running members continue there at once. The group consumes messages again, or skips some.
     """
-    from gantrymq.operations import groups
+    from gantrymq.client import groups
     from gantrymq.operations.brokers import brokers_without_master
+    from gantrymq.operations.groups import flat
 
     target = to if to in ("first", "last") else read_moment(to, "--to")
 
-    async def work(client: Client) -> list[Reset]:
-        plan = await groups.plan_reset(client, group, topics, target)
+    async def work(client: Client) -> list[OffsetReset]:
+        plan = await groups.plan_reset(client.admin, group, topics, target)
         for broker in () if topics else await brokers_without_master(client):
             warn(f"broker {broker} has no master now, so offsets of group {group} that only it has are left out")
         if dry_run:
             return plan
-        done = await groups.reset_offsets(client, group, plan, target)
-        changed = {(each.topic, each.broker, each.queue) for each in done}
-        for each in plan:
-            if (each.topic, each.broker, each.queue) not in changed:
-                warn(f"broker {each.broker} left out queue {each.queue} of topic {each.topic}; it keeps its offset")
+        done = await groups.reset_offsets(client.admin, group, plan, target)
+        changed = {each.queue for each in done}
+        for queue in (each.queue for each in plan if each.queue not in changed):
+            left_out = f"broker {queue.broker_name} left out queue {queue.queue_id} of topic {queue.topic}"
+            warn(f"{left_out}; it keeps its offset")
         return done
 
     resets = with_client(nameserver, work)
-    print_rows(("topic", "broker", "queue", "before", "after"), [attrs.asdict(each) for each in resets], as_json)
+    print_rows(("topic", "broker", "queue", "before", "after"), [flat(each) for each in resets], as_json)
     click.echo(f"offsets of {plural(len(resets), 'queue')} {'would be set' if dry_run else 'set'}", err=True)
 
 
@@ -162,9 +166,9 @@ def reset_offsets(group: str, to: str, topics: tuple[str, ...], dry_run: bool, a
 @nameserver_option
 def delete(group: str, yes: bool, force: bool, as_json: bool, nameserver: str) -> None:
     """Delete a group with its offsets, its retry topic and its dead letters on every master."""
+    from gantrymq.client.topics import NOTHING_DELETED
     from gantrymq.operations.brokers import require_masters
     from gantrymq.operations.groups import delete_group, group_exists, group_members
-    from gantrymq.operations.topics import NOTHING_DELETED
 
     async def exists(client: Client) -> bool:
         await require_masters(client, NOTHING_DELETED)

@@ -88,7 +88,7 @@ def _set_queues(
 def delete(topic: str, yes: bool, as_json: bool, nameserver: str) -> None:
     """Delete a topic with its messages on every master, and from the nameservers."""
     from gantrymq.client.errors import NoRoute
-    from gantrymq.operations.topics import all_queues, delete_topic, is_routed
+    from gantrymq.operations.topics import all_queues, is_routed
 
     async def count(client: Client) -> int:
         try:
@@ -103,7 +103,7 @@ def delete(topic: str, yes: bool, as_json: bool, nameserver: str) -> None:
     messages = with_client(nameserver, count)
     if not yes:
         confirm(f"delete topic {topic} with {messages} messages?")
-    with_client(nameserver, lambda client: delete_topic(client, topic))
+    with_client(nameserver, lambda client: client.admin.delete_topic(topic))
     print_result(f"topic {topic} is deleted, with {messages} messages", {"topic": topic, "messages": messages}, as_json)
 
 

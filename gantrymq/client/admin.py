@@ -1,18 +1,21 @@
-"""What a client can ask and order besides sending and receiving: topics, routes, offsets."""
+"""What a client can ask and order besides sending and receiving: topics, routes, groups, offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import anyio
+import attrs
 
-from gantrymq.client.checks import check_topic
+from gantrymq.client.checks import check_group, check_topic
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call
 from gantrymq.client.errors import AccessDenied, BadResponse, BrokerError, NoRoute
+from gantrymq.client.groups import GroupLag, OffsetReset, group_lags, group_names, plan_reset, reset_offsets
 from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, first_stored_since, message_at
 from gantrymq.client.namespace import plain_topics
+from gantrymq.client.options import Start, as_timestamp, check_start
 from gantrymq.client.requests import (
     commit_request,
     max_offset_request,
@@ -22,6 +25,7 @@ from gantrymq.client.requests import (
     search_offset_request,
 )
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID, queues_to_subscribe
+from gantrymq.client.topics import delete_topic
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.bodies.queues import MessageQueue
@@ -37,6 +41,7 @@ from gantrymq.remoting.headers.offsets import (
 )
 from gantrymq.remoting.headers.topics import CreateTopicHeader, TopicHeader
 from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.names import is_retry_topic
 
 TOPIC_QUEUES: Final = 8
 """Queues of a topic that is created without a number, as ``mqadmin updateTopic`` does."""
@@ -53,7 +58,7 @@ log: LibraryLog = LibraryLog()
 
 
 class Admin:
-    """Administrative requests about topics, offsets and single messages: ``client.admin``.
+    """Administrative requests about topics, groups, offsets and single messages: ``client.admin``.
 
     All raise :class:`ConnectError`, :class:`BrokerError` and :class:`NoRoute`, and :class:`InvalidName` for a ``topic``
     that brokers would refuse. Offsets are queue offsets.
@@ -189,6 +194,18 @@ class Admin:
                     return
                 await anyio.sleep(_ROUTE_POLL_SECONDS)
 
+    async def delete_topic(self, topic: str) -> None:
+        """Delete ``topic`` with its messages on every master, then in every nameserver; no error if it does not exist.
+
+        Raises :class:`NoRoute` before any change if a broker that has the topic has no master. Producers may create the
+        topic again, where brokers create topics on the first send.
+        """
+        self._cluster.ensure_open()
+        check_topic(topic)
+        topic = plain_topics(self._cluster.namespace, topic)
+        await delete_topic(self, topic)
+        self._cluster.routes.forget(topic)
+
     async def min_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the oldest message that ``queue`` still has; 0 for one that never had any."""
         offset = await self._ask(queue, min_offset_request(queue.topic, queue.queue_id))
@@ -246,6 +263,47 @@ class Admin:
         channel = await self._cluster.broker(await self._master(queue))
         await call(channel, commit_request(group, queue.topic, queue.queue_id, offset))
 
+    async def groups(self, *, system: bool = False) -> list[str]:
+        """Return the names of the consumer groups that the masters know, sorted; with ``system`` also RocketMQ's and
+        GantryMQ's own."""
+        self._cluster.ensure_open()
+        return await group_names(self, system=system)
+
+    async def lag(self, group: str, *, times: bool = False) -> GroupLag:
+        """Return how many messages wait for ``group``, in each queue in which it has a committed offset and in total.
+
+        ``times`` also asks how long the next message of each queue has waited. A broker without a master is left out. A
+        group that no broker knows has no queues. :class:`InvalidName` for an invalid ``group``.
+        """
+        self._cluster.ensure_open()
+        check_group(group)
+        lags = await group_lags(self, self._real_group(group), times=times)
+        return GroupLag([attrs.evolve(lag, queue=self._plain(lag.queue)) for lag in lags])
+
+    async def reset_offsets(
+        self, group: str, to: Start, *, topics: str | Iterable[str] = (), dry_run: bool = False
+    ) -> list[OffsetReset]:
+        """Let ``group`` continue at the first message, at the last (the next one to come), or at the first one stored
+        at or after a time (a datetime, or ms since 1970), as ``gantrymq group reset-offsets`` does.
+
+        ``topics``: one topic or several, without it all of which the group has committed offsets. With ``dry_run``
+        nothing changes. Returns the queues whose offsets were set, or would be. Running members continue there at once;
+        their broker computes the offsets itself, and RocketMQ's brokers leave out queues that can only be read. Offsets
+        of a broker without a master that is in another cluster than those with offsets of the group are left out.
+
+        Raises :class:`NoRoute` before any change if the group has committed no offsets and ``topics`` is empty, or if a
+        broker has no master; :class:`InvalidName` for an invalid ``group`` or ``to``. :class:`BrokerError` if a broker
+        refuses to notify its members: the topics and brokers before it, in sorted order, are reset then.
+        """
+        self._cluster.ensure_open()
+        check_group(group)
+        check_start(to, "to")
+        place = to if isinstance(to, str) else max(0, as_timestamp(to))
+        real = self._real_group(group)
+        plan = await plan_reset(self, real, [topics] if isinstance(topics, str) else list(topics), place)
+        done = plan if dry_run else await reset_offsets(self, real, plan, place)
+        return [attrs.evolve(each, queue=self._plain(each.queue)) for each in done]
+
     async def find(
         self, topic: str, key: str, *, limit: int = 32, begin: int = 0, end: int = FOREVER
     ) -> list[DeliveredRecord]:
@@ -275,6 +333,11 @@ class Admin:
 
     def _real_group(self, group: str) -> str:
         return group if self._cluster.namespace is None else self._cluster.namespace.group(group)
+
+    def _plain(self, queue: MessageQueue) -> MessageQueue:
+        """The queue as users know it; one of a retry topic keeps its real name."""
+        namespace = self._cluster.namespace
+        return queue if namespace is None or is_retry_topic(queue.topic) else namespace.queue_without(queue)
 
     async def _ask(self, queue: MessageQueue, request: Command) -> int:
         self._cluster.ensure_open()

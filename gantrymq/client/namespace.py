@@ -48,6 +48,10 @@ _TOPIC_FIELDS: Final[dict[int, str]] = {
     RequestCode.RECALL_MESSAGE: "topic",
     RequestCode.UPDATE_AND_CREATE_TOPIC: "topic",
     RequestCode.GET_TOPIC_CONFIG: "topic",
+    RequestCode.DELETE_TOPIC_IN_BROKER: "topic",
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: "topic",
+    RequestCode.QUERY_CONSUME_TIME_SPAN: "topic",
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: "topic",
 }
 """Where requests of this client have a topic. Replies go to a topic of their cluster, which is in no namespace."""
 

@@ -318,10 +318,10 @@ def _subscription(topic: str, tags: str | Sql, version: int) -> SubscriptionData
         raise InvalidName(f"tags: {error}") from None
 
 
-def check_start(start: Start) -> None:
-    """Raise :class:`InvalidName` unless ``start`` is a place to begin at."""
+def check_start(start: Start, option: str = "start") -> None:
+    """Raise :class:`InvalidName` unless ``start``, which the user gave as ``option``, is a place to begin at."""
     if not (start in ("first", "last") or isinstance(start, datetime) or (type(start) is int and start >= 0)):
-        raise InvalidName(f"start {start!r} is neither first, last, a datetime nor milliseconds since 1970")
+        raise InvalidName(f"{option} {start!r} is neither first, last, a datetime nor milliseconds since 1970")
 
 
 def as_timestamp(when: Start) -> int:

@@ -131,6 +131,12 @@ class Routes:
             queues = self._publish_queues[topic] = queues_to_publish(topic, route)
         return queues
 
+    def forget(self, topic: str) -> None:
+        """``topic`` was deleted: whoever needs its route asks for it again."""
+        self._routes.pop(topic, None)
+        self._publish_queues.pop(topic, None)
+        self._created_on_send.discard(topic)
+
     async def refresh(self) -> None:
         """Ask for all known topics again; a route that cannot be had stays as it was."""
         for topic in list(self._routes):

@@ -27,6 +27,7 @@ from starlette.routing import Route
 
 from gantrymq._version import __version__
 from gantrymq.client.errors import BrokerError, GantryError, NoRoute
+from gantrymq.client.groups import plan_reset, reset_offsets
 from gantrymq.dashboard import views
 from gantrymq.dashboard.access import COOKIE, Access, Answer, Guard, refuse
 from gantrymq.dashboard.schemas import ANSWERS, ERROR, FLAG, ROLE, SESSION, TEXT, WHOLE, Schema, fields, optional
@@ -35,7 +36,6 @@ from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.brokers import brokers_without_master, runtime_info
 from gantrymq.operations.clients import disconnect
 from gantrymq.operations.delayed import NotRecalled, recall_message
-from gantrymq.operations.topics import delete_topic
 from gantrymq.operations.transactions import resume_transaction
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.recent_events import RANKS, recent_events
@@ -235,7 +235,7 @@ async def _create_topic(client: Client, request: Request, body: dict[str, Any]) 
 async def _delete_topic(client: Client, request: Request, body: dict[str, Any]) -> Any:
     name = request.path_params["topic"]
     _confirmed(body, name)
-    await delete_topic(client, name)
+    await client.admin.delete_topic(name)
     return {"topic": name}
 
 
@@ -282,13 +282,13 @@ async def _reset(client: Client, request: Request, body: dict[str, Any]) -> Any:
     if to not in ("first", "last"):
         to = _int(body, "to", 0)
     topic = _text(body, "topic", "")
-    plan = await groups.plan_reset(client, name, [topic] if topic else [], to)
+    plan = await plan_reset(client.admin, name, [topic] if topic else [], to)
     unread = [] if topic else await brokers_without_master(client)
     changed = not body.get("dry_run")
     if changed:
         _confirmed(body, name)
-        plan = await groups.reset_offsets(client, name, plan, to)
-    return {"group": name, "changed": changed, "queues": [attrs.asdict(each) for each in plan], "unread": unread}
+        plan = await reset_offsets(client.admin, name, plan, to)
+    return {"group": name, "changed": changed, "queues": [groups.flat(each) for each in plan], "unread": unread}
 
 
 async def _delete_group(client: Client, request: Request, body: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
+from gantrymq.client.groups import OffsetReset, QueueLag
 from gantrymq.operations import clients, dead_letters, delayed, groups, traces, transactions, why
 
 Schema = dict[str, Any]
@@ -69,6 +70,9 @@ def _of_hint(hint: Any) -> Schema:
 PLACE: Final = {"total": WHOLE, "page": WHOLE, "pages": WHOLE, "size": WHOLE}
 """The fields of a page of a list."""
 
+PLACE_OF_QUEUE: Final = {"topic": TEXT, "broker": TEXT, "queue": WHOLE}
+"""The fields of a queue that a row is about."""
+
 BROKER: Final = fields(
     cluster=TEXT, broker=TEXT, id=WHOLE, role=TEXT, address=TEXT, offset=optional(WHOLE),
     lag_seconds=optional(FRACTION), version=TEXT, started=optional(WHOLE), stored_total=optional(WHOLE),
@@ -108,12 +112,13 @@ ANSWERS: Final[dict[tuple[str, str], Schema]] = {
     ("POST", "/topics/{topic}/messages"): fields(id=TEXT, status=TEXT, broker=TEXT, queue=WHOLE, offset=WHOLE),
     ("GET", "/groups"): fields(groups=listed(GROUP), **PLACE),
     ("GET", "/groups/{group}"): fields(
-        group=TEXT, lag=WHOLE, queues=listed(row_of(groups.QueueLag, lag=WHOLE)),
+        group=TEXT, lag=WHOLE, queues=listed(row_of(QueueLag, without=("queue",), lag=WHOLE, **PLACE_OF_QUEUE)),
         members=listed(row_of(groups.Member)), subscriptions_differ=FLAG,
     ),
     ("DELETE", "/groups/{group}"): fields(group=TEXT),
     ("POST", "/groups/{group}/reset"): fields(
-        group=TEXT, changed=FLAG, queues=listed(row_of(groups.Reset)), unread=listed(TEXT)
+        group=TEXT, changed=FLAG, queues=listed(row_of(OffsetReset, without=("queue",), **PLACE_OF_QUEUE)),
+        unread=listed(TEXT),
     ),
     ("GET", "/clients"): fields(
         clients=listed(row_of(groups.Member, without=("subscriptions",), group=TEXT)), **PLACE

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import attrs
 
+from gantrymq.client.absence import ask_if_present
 from gantrymq.client.errors import BrokerError, GantryError, NoRoute
+from gantrymq.client.groups import group_lags, group_names
 from gantrymq.failover.brokers import REFUSING, UNREACHABLE, broker_rows
 from gantrymq.operations import dead_letters, groups
-from gantrymq.operations.absence import ask_if_present
 from gantrymq.operations.brokers import master_addresses, runtime_info
 from gantrymq.operations.clients import connected_producers
 from gantrymq.operations.topics import is_brokers_topic, named_after
@@ -162,7 +163,7 @@ async def topics(client: Client, page: Page, *, system: bool = False) -> dict[st
 
 async def topic_stats(client: Client, address: str, topic: str) -> list[dict[str, Any]]:
     """The queues of a topic at one broker; empty if it does not have the topic. :class:`BrokerError` if it refuses."""
-    answer = await ask_if_present(client, address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
+    answer = await ask_if_present(client.admin, address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
     if answer is None:
         return []
     return [
@@ -197,18 +198,18 @@ async def topic(client: Client, name: str) -> dict[str, Any]:
 
 async def group_page(client: Client, page: Page, *, system: bool = False) -> dict[str, Any]:
     """One page of the groups with members, topics and lag."""
-    shown, place = page.cut(await groups.group_names(client, system=system))
+    shown, place = page.cut(await group_names(client.admin, system=system))
     return {"groups": [attrs.asdict(row) for row in await groups.overview(client, shown)], **place}
 
 
 async def group(client: Client, name: str) -> dict[str, Any]:
     """One group: its queues with their lag, and its members."""
-    lags = await groups.group_lags(client, name, times=True)
+    lags = await group_lags(client.admin, name, times=True)
     members = await groups.group_members(client, name, ask=True)
     return {
         "group": name,
         "lag": sum(lag.lag for lag in lags),
-        "queues": [{**attrs.asdict(lag), "lag": lag.lag} for lag in lags],
+        "queues": [{**groups.flat(lag), "lag": lag.lag} for lag in lags],
         "members": [attrs.asdict(member) for member in members],
         "subscriptions_differ": groups.differing(members),
     }
@@ -216,7 +217,7 @@ async def group(client: Client, name: str) -> dict[str, Any]:
 
 async def clients(client: Client, page: Page) -> dict[str, Any]:
     """The connected members of one page of the groups."""
-    shown, place = page.cut(await groups.group_names(client))
+    shown, place = page.cut(await group_names(client.admin))
     found = await each(shown, lambda name: groups.group_members(client, name))
     rows = [
         {"group": name, **{key: value for key, value in attrs.asdict(member).items() if key != "subscriptions"}}
@@ -411,7 +412,7 @@ async def overview(client: Client) -> dict[str, Any]:
     names = await client.admin.topics()
     known: list[str] | None
     try:
-        known = await groups.group_names(client, masters=masters)
+        known = await group_names(client.admin, masters=masters)
         lags = await groups.overview(client, known[:GROUPS_SUMMED_MAX], masters)
     except GantryError:  # a broker that has just gone, or is slow: what it has is unknown, not nothing
         known, lags = None, []

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from gantrymq.client.errors import NoRoute
-from gantrymq.client.routes import MASTER_ID
+from gantrymq.client.masters import check_masters, masters_in, without_master
 from gantrymq.remoting.address import decode_host, format_address
-from gantrymq.remoting.bodies.routes import ClusterInfo
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -26,49 +24,18 @@ RESPONSE_S: Final = 3.0
 
 
 async def master_addresses(client: Client) -> dict[str, str]:
-    """As :func:`masters_in`, of the present state."""
-    return masters_in(await client.admin.cluster())
-
-
-def masters_in(info: ClusterInfo) -> dict[str, str]:
     """Broker name to the address of its master, sorted by name; brokers without a master are left out."""
-    return {
-        name: data.broker_addrs[MASTER_ID]
-        for name, data in sorted(info.broker_addr_table.items())
-        if MASTER_ID in data.broker_addrs
-    }
+    return masters_in(await client.admin.cluster())
 
 
 async def brokers_without_master(client: Client, cluster: str | None = None) -> list[str]:
     """Return the names of the brokers of which only slaves are registered, sorted; of one cluster, or of all."""
-    return _without_master(await client.admin.cluster(), cluster)
-
-
-def _without_master(info: ClusterInfo, cluster: str | None = None) -> list[str]:
-    return sorted(
-        name
-        for name, data in info.broker_addr_table.items()
-        if MASTER_ID not in data.broker_addrs and cluster in (None, data.cluster)
-    )
-
-
-def clusters_of(info: ClusterInfo, brokers: Container[str]) -> set[str]:
-    """Return the names of all brokers of the clusters that have one of ``brokers``."""
-    table = info.broker_addr_table
-    clusters = {data.cluster for name, data in table.items() if name in brokers}
-    return {name for name, data in table.items() if data.cluster in clusters}
+    return without_master(await client.admin.cluster(), cluster)
 
 
 async def require_masters(client: Client, consequence: str, brokers: Container[str] | None = None) -> None:
-    """As :func:`check_masters`, of the present state."""
-    check_masters(await client.admin.cluster(), consequence, brokers)
-
-
-def check_masters(info: ClusterInfo, consequence: str, brokers: Container[str] | None = None) -> None:
     """Raise :class:`NoRoute` if a broker, or one of ``brokers``, has no master; ``consequence`` ends its text."""
-    for name in _without_master(info):
-        if brokers is None or name in brokers:
-            raise NoRoute(f"broker {name} has no master now, so {consequence}")
+    check_masters(await client.admin.cluster(), consequence, brokers)
 
 
 async def runtime_info(client: Client, address: str) -> dict[str, str]:

@@ -9,8 +9,9 @@ import anyio
 import attrs
 
 from gantrymq.client.errors import BrokerError
+from gantrymq.client.groups import connections_at, group_names
 from gantrymq.operations.brokers import master_addresses
-from gantrymq.operations.groups import AT_ONCE, connections_at, group_names
+from gantrymq.operations.groups import AT_ONCE
 from gantrymq.remoting.bodies.clients import ProducerTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -60,7 +61,7 @@ async def connected_clients(client: Client, *, system: bool = False) -> list[Con
     Errors of the masters, such as :class:`BrokerError` if one refuses to list members, are raised in a group.
     """
     found: dict[tuple[str, str, str], ConnectedClient] = {}
-    names = await group_names(client, system=system)
+    names = await group_names(client.admin, system=system)
     limit = anyio.CapacityLimiter(AT_ONCE)
 
     async def add_consumers(broker: str, address: str, group: str) -> None:
@@ -102,7 +103,7 @@ def _add(found: dict[tuple[str, str, str], ConnectedClient], each: ConnectedClie
 async def _consumers(client: Client, address: str, group: str) -> Iterable[ConnectedClient]:
     return [
         ConnectedClient(each.client_id, "consumer", group, each.client_addr, each.language, each.version, None, [])
-        for each in await connections_at(client, address, group)
+        for each in await connections_at(client.admin, address, group)
     ]
 
 

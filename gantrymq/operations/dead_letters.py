@@ -12,6 +12,7 @@ import anyio
 import attrs
 
 from gantrymq.client.errors import BrokerError, NoRoute
+from gantrymq.client.groups import POSITION_GROUP
 from gantrymq.client.outgoing import STATUSES
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID
 from gantrymq.message import Message
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from gantrymq.client.producer import Producer
     from gantrymq.message import DeliveredRecord
 
-POSITION_GROUP: Final = "GANTRYMQ_REPLAY-"
-"""The prefix of the group whose offsets record how far the dead letters of a group were sent again."""
 KEPT: Final = frozenset({KEYS, TAGS, UNIQ_KEY, ORIGIN_MESSAGE_ID})
 """Of the properties that the system sets, those that a dead letter keeps; :data:`RESERVED` has all of them."""
 

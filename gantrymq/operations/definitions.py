@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
+from gantrymq.client.groups import is_brokers_group
 from gantrymq.operations.brokers import master_addresses, require_masters
-from gantrymq.operations.groups import is_brokers_group
 from gantrymq.operations.topics import is_brokers_topic, named_after
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper

@@ -1,37 +1,32 @@
-"""Consumer groups: members, lag, offsets and deletion.
-
-Source: RocketMQ 4.9.7 ``DefaultMQAdminExtImpl``, ``Broker2Client.resetOffset``.
-"""
+"""Consumer groups: members, an overview, and deletion. Source: RocketMQ 4.9.7 ``DefaultMQAdminExtImpl``."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import attrs
 
-from gantrymq.client.errors import AccessDenied, BrokerError, CallTimeout, NoRoute
-from gantrymq.operations.absence import ask_if_present
-from gantrymq.operations.brokers import check_masters, clusters_of, master_addresses, masters_in, require_masters
-from gantrymq.operations.dead_letters import POSITION_GROUP
-from gantrymq.operations.topics import NOTHING_DELETED, delete_topic
-from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
-from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
-from gantrymq.remoting.bodies.offsets import ConsumeStatsReply, ConsumeTimeSpans, OrderedOffsets
+from gantrymq.client.errors import BrokerError, CallTimeout
+from gantrymq.client.groups import (
+    POSITION_GROUP,
+    Masters,
+    OffsetReset,
+    QueueLag,
+    connections_at,
+    group_lags,
+    group_names,
+)
+from gantrymq.client.topics import NOTHING_DELETED
+from gantrymq.operations.brokers import master_addresses, require_masters
+from gantrymq.remoting.bodies.clients import ClientConnection
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.running import MemberReport
-from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers.groups import (
-    ConsumerGroupHeader,
-    ConsumeStatsHeader,
-    DeleteGroupHeader,
-    RunningInfoHeader,
-    TopicOfGroupHeader,
-)
-from gantrymq.remoting.headers.offsets import ResetOffsetHeader
-from gantrymq.remoting.names import dlq_topic, is_retry_topic, is_system_group, retry_topic
+from gantrymq.remoting.headers.groups import DeleteGroupHeader, RunningInfoHeader
+from gantrymq.remoting.names import dlq_topic, is_retry_topic, retry_topic
 from gantrymq.remoting.tasks import concurrent_tasks
 
 if TYPE_CHECKING:
@@ -43,26 +38,6 @@ MEMBERS_AT_ONCE: Final = 64
 """Members that are asked at the same time: each waiting question is kept by its broker."""
 MEMBERS_SECONDS: Final = 5.0
 """How long all members of a group together have for their reports."""
-FROM_END: Final = -1
-"""RocketMQ's time for the end of a queue, in a reset of offsets."""
-NOTHING_RESET: Final = "no offset was changed"
-
-
-@attrs.frozen
-class QueueLag:
-    """One queue of a group. ``behind_ms``: how long the next message has waited; None if the broker does not tell."""
-
-    topic: str
-    broker: str
-    queue: int
-    committed: int
-    end: int
-    behind_ms: int | None
-
-    @property
-    def lag(self) -> int:
-        """Messages that wait."""
-        return max(self.end - self.committed, 0)
 
 
 @attrs.frozen
@@ -74,71 +49,6 @@ class Member:
     language: str
     version: int
     subscriptions: dict[str, str] | None
-
-
-@attrs.frozen
-class Reset:
-    """The offset of one queue before (None: never committed) and after a reset."""
-
-    topic: str
-    broker: str
-    queue: int
-    before: int | None
-    after: int
-
-
-def is_brokers_group(name: str) -> bool:
-    """Return whether the group is one of RocketMQ's own, or remembers what was replayed."""
-    return is_system_group(name) or name.startswith(POSITION_GROUP)
-
-
-Masters = Mapping[str, str]
-"""Broker name to the address of its master, as :func:`master_addresses` returns; functions ask for it if it is None."""
-
-
-async def group_names(client: Client, *, system: bool = False, masters: Masters | None = None) -> list[str]:
-    """Return the consumer groups that the masters know, sorted; RocketMQ's own and those that remember what was
-    replayed only with ``system``."""
-    names: set[str] = set()
-    for address in (await master_addresses(client) if masters is None else masters).values():
-        answer = await client.admin.request(address, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
-        names |= SubscriptionGroupWrapper.from_bytes(answer.body).subscription_group_table.keys()
-    return sorted(name for name in names if system or not is_brokers_group(name))
-
-
-async def group_lags(
-    client: Client, group: str, *, times: bool = False, masters: Masters | None = None
-) -> list[QueueLag]:
-    """Return each queue in which the group has a committed offset, sorted; ``times`` also asks how long messages have
-    waited.
-
-    A broker that has no group of this name adds nothing; one that refuses to answer raises :class:`BrokerError`.
-    """
-    lags: list[QueueLag] = []
-    for address in (await master_addresses(client) if masters is None else masters).values():
-        header = ConsumeStatsHeader(consumer_group=group)
-        answer = await ask_if_present(client, address, RequestCode.GET_CONSUME_STATS, header.to_ext())
-        table = [] if answer is None else ConsumeStatsReply.from_bytes(answer.body).offsets
-        waits: dict[MessageQueue, int] = {}
-        for topic in sorted({queue.topic for queue, _ in table}) if times else ():
-            asked = TopicOfGroupHeader(topic=topic, group=group)
-            reply = await ask_if_present(client, address, RequestCode.QUERY_CONSUME_TIME_SPAN, asked.to_ext())
-            if reply is not None:
-                spans = ConsumeTimeSpans.from_bytes(reply.body).consume_time_span_set
-                waits |= {span.message_queue: span.delay_time for span in spans}
-        for queue, offsets in table:
-            waited = waits.get(queue) if offsets.broker_offset > offsets.consumer_offset else 0
-            lags.append(
-                QueueLag(
-                    queue.topic,
-                    queue.broker_name,
-                    queue.queue_id,
-                    offsets.consumer_offset,
-                    offsets.broker_offset,
-                    waited if times else None,
-                )
-            )
-    return sorted(lags, key=lambda lag: (lag.topic, lag.broker, lag.queue))
 
 
 async def group_members(
@@ -201,18 +111,8 @@ async def _connections(
 ) -> AsyncIterator[tuple[str, ClientConnection]]:
     """The connections of the group's members, each with the address of its broker."""
     for address in (await master_addresses(client) if masters is None else masters).values():
-        for each in await connections_at(client, address, group):
+        for each in await connections_at(client.admin, address, group):
             yield address, each
-
-
-async def connections_at(client: Client, address: str, group: str) -> Sequence[ClientConnection]:
-    """Return the connections of the group's members to the broker at ``address``, none if the group is unknown there.
-
-    :class:`BrokerError` if the broker refuses to list them.
-    """
-    header = ConsumerGroupHeader(consumer_group=group)
-    answer = await ask_if_present(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header.to_ext())
-    return () if answer is None else ConsumerConnections.from_bytes(answer.body).connection_set
 
 
 def differing(members: Sequence[Member]) -> bool:
@@ -240,9 +140,9 @@ async def overview(client: Client, names: Sequence[str], masters: Masters | None
 
     async def fill(row: Overview) -> None:
         async with limit:
-            lags = await group_lags(client, row.group, masters=masters)
+            lags = await group_lags(client.admin, row.group, masters=masters)
             row.members = len(await group_members(client, row.group, masters=masters))
-            row.topics = len({lag.topic for lag in lags if not is_retry_topic(lag.topic)})
+            row.topics = len({lag.queue.topic for lag in lags if not is_retry_topic(lag.queue.topic)})
             row.lag = sum(lag.lag for lag in lags)
 
     async with concurrent_tasks() as tasks:
@@ -251,93 +151,20 @@ async def overview(client: Client, names: Sequence[str], masters: Masters | None
     return rows
 
 
-async def plan_reset(client: Client, group: str, topics: Sequence[str], to: str | int) -> list[Reset]:
-    """Return what a reset changes. ``topics``: all of the group's topics if empty. ``to``: first, last, or ms since
-    1970.
-
-    :class:`NoRoute` if the group has no committed offsets and no topic is given, or if a broker of its clusters has no
-    master, or one of the brokers of ``topics`` if they are given. Without ``topics``, offsets that only a broker of
-    another cluster has are left out while it has no master.
-    """
-    info = await client.admin.cluster()
-    names = list(topics)
-    if not topics:
-        lags = await group_lags(client, group, masters=masters_in(info))
-        brokers = clusters_of(info, {lag.broker for lag in lags}) if lags else None
-        check_masters(info, f"not all topics of group {group} are known; name the topics", brokers)
-        names = sorted({lag.topic for lag in lags})
-    names = [name for name in names if not is_retry_topic(name)]
-    if not names:
-        raise NoRoute(f"group {group} has committed no offsets; name a topic")
-    resets = []
-    for name in names:
-        queues = await client.admin.queues(name)
-        check_masters(info, NOTHING_RESET, {queue.broker_name for queue in queues})
-        for queue in queues:
-            if to == "first":
-                after = await client.admin.min_offset(queue)
-            elif to == "last":
-                after = await client.admin.max_offset(queue)
-            else:
-                after = await client.admin.search_offset(queue, int(to))
-            before = await client.admin.consumer_offset(group, queue)
-            resets.append(Reset(name, queue.broker_name, queue.queue_id, before, after))
-    return resets
-
-
-async def reset_offsets(client: Client, group: str, resets: Sequence[Reset], to: str | int) -> list[Reset]:
-    """Carry out what :func:`plan_reset` returned; returns what was set.
-
-    A broker that has members of the group computes the offsets itself and sends them to the members: they may be others
-    than those of the plan, and RocketMQ's brokers leave out queues that can only be read. Without members the offsets
-    of the plan are stored.
-    :class:`NoRoute` before any change if a broker has no master. :class:`BrokerError` if a broker refuses to notify its
-    members: the topics and brokers before it, in sorted order, are reset then.
-    """
-    masters = await master_addresses(client)
-    places = sorted({(reset.topic, reset.broker) for reset in resets})
-    for _, broker in places:
-        if broker not in masters:
-            raise NoRoute(f"broker {broker} has no master now, so {NOTHING_RESET}")
-    time_ms = {"first": 0, "last": FROM_END}.get(str(to), to)
-    done: list[Reset] = []
-    for topic, broker in places:
-        planned = [reset for reset in resets if (reset.topic, reset.broker) == (topic, broker)]
-        header = ResetOffsetHeader(topic=topic, group=group, timestamp=int(time_ms), is_force=True)
-        command = Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header.to_ext())
-        try:
-            answer = await client.admin.request(masters[broker], command)
-        except BrokerError as error:
-            if not await _is_without_members(client, masters[broker], group, error):
-                raise
-            for reset in planned:
-                await client.admin.set_consumer_offset(group, MessageQueue(topic, broker, reset.queue), reset.after)
-            done += planned
-        else:
-            table = OrderedOffsets.from_bytes(answer.body).offsets
-            offsets = {queue.queue_id: offset for queue, offset in table.items()}
-            done += [attrs.evolve(each, after=offsets[each.queue]) for each in planned if each.queue in offsets]
-    return done
-
-
-async def _is_without_members(client: Client, address: str, group: str, error: BrokerError) -> bool:
-    """Whether ``error``, the answer to a reset, is due to the broker having no member of the group.
-
-    ``mqadmin resetOffsetByTime`` stores offsets at CONSUMER_NOT_ONLINE only. Brokers check before it that all queues of
-    the topic have committed offsets, and answer SYSTEM_ERROR if not, as they do for other reasons.
-    """
-    if error.code != ResponseCode.SYSTEM_ERROR or isinstance(error, AccessDenied):
-        return error.code == ResponseCode.CONSUMER_NOT_ONLINE
-    return not await connections_at(client, address, group)
+def flat(row: QueueLag | OffsetReset) -> dict[str, Any]:
+    """Return the fields of ``row`` with the parts of its queue in place of the queue."""
+    values = attrs.asdict(row, recurse=False)
+    queue: MessageQueue = values.pop("queue")
+    return {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id, **values}
 
 
 async def group_exists(client: Client, group: str) -> bool:
     """Return whether a master knows the group, its offsets or its members, or has its retry topic or dead letters."""
-    if group in await group_names(client, system=True):
+    if group in await group_names(client.admin, system=True):
         return True
     if {retry_topic(group), dlq_topic(group)} & set(await client.admin.topics()):
         return True
-    return bool(await group_lags(client, group) or await group_members(client, group))
+    return bool(await group_lags(client.admin, group) or await group_members(client, group))
 
 
 async def delete_group(client: Client, group: str) -> None:
@@ -351,4 +178,4 @@ async def delete_group(client: Client, group: str) -> None:
             header = DeleteGroupHeader(group_name=name, remove_offset=True, clean_offset=True)
             await client.admin.request(address, Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, header.to_ext()))
     for topic in (retry_topic(group), dlq_topic(group)):
-        await delete_topic(client, topic)
+        await client.admin.delete_topic(topic)

@@ -10,9 +10,11 @@ import anyio
 import attrs
 
 from gantrymq.client.consumer import COMMIT_INTERVAL_SECONDS
+from gantrymq.client.groups import group_lags, group_names
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.operations.brokers import runtime_info
-from gantrymq.operations.groups import AT_ONCE, group_lags, group_members, group_names
+from gantrymq.operations.groups import AT_ONCE, group_members
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.errors import GantryError
 from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.tasks import concurrent_tasks
@@ -35,11 +37,11 @@ class BrokerSample:
 
 @attrs.frozen
 class GroupSample:
-    """A consumer group. ``queues``: topic, broker and number of each to the offset at its end and the committed one;
-    ``lag``: messages that wait in all of them."""
+    """A consumer group. ``queues``: each to the offset at its end and the committed one; ``lag``: messages that wait in
+    all of them."""
 
     members: int
-    queues: Mapping[tuple[str, str, int], tuple[int, int]]
+    queues: Mapping[MessageQueue, tuple[int, int]]
     lag: int
     behind_ms: int | None
 
@@ -118,22 +120,23 @@ async def take_sample(client: Client) -> Sample:
     masters = {name: each.address for name, each in brokers.items() if each.address is not None and each.runtime}
     at = anyio.current_time()
     async with concurrent_tasks() as tasks:
-        for name in await group_names(client, masters=masters):
+        for name in await group_names(client.admin, masters=masters):
             tasks.start_soon(ask_group, name)
     return Sample(at, brokers, groups)
 
 
 async def _group_sample(client: Client, name: str, masters: Mapping[str, str]) -> GroupSample:
+    admin = client.admin
     members = await group_members(client, name, masters=masters)
-    lags = [lag for lag in await group_lags(client, name, masters=masters) if not is_retry_topic(lag.topic)]
+    lags = [lag for lag in await group_lags(admin, name, masters=masters) if not is_retry_topic(lag.queue.topic)]
     waiting = sum(lag.lag for lag in lags)
     behind: list[int] = []
     if waiting:
-        timed = await group_lags(client, name, times=True, masters=masters)
-        behind = [lag.behind_ms for lag in timed if lag.behind_ms is not None and not is_retry_topic(lag.topic)]
+        timed = await group_lags(admin, name, times=True, masters=masters)
+        behind = [lag.behind_ms for lag in timed if lag.behind_ms is not None and not is_retry_topic(lag.queue.topic)]
     return GroupSample(
         members=len(members),
-        queues={(lag.topic, lag.broker, lag.queue): (lag.end, lag.committed) for lag in lags},
+        queues={lag.queue: (lag.end, lag.committed) for lag in lags},
         lag=waiting,
         behind_ms=max(behind, default=None) if waiting else 0,
     )

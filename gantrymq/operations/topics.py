@@ -1,4 +1,4 @@
-"""Which topics are the brokers' own, and deletion of topics, as ``mqadmin deleteTopic`` does it."""
+"""Which topics are the brokers' own, the queues of a topic, and whether a nameserver still has it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from gantrymq.client.errors import GantryError, NoRoute
-from gantrymq.operations.absence import ask_if_present
-from gantrymq.operations.brokers import master_addresses, require_masters
+from gantrymq.client.absence import ask_if_present
+from gantrymq.client.errors import GantryError
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.nameserver import RouteHeader
-from gantrymq.remoting.headers.topics import DeleteTopicInNameserverHeader, TopicHeader
 from gantrymq.remoting.names import is_dlq_topic, is_retry_topic, is_system_topic, reply_topic
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
     from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 
-NOTHING_DELETED: Final = "nothing was deleted"
-"""Why a broker must have its master: when the master returns, it would register again what it still has."""
 _BROKERS_PREFIXES: Final = ("RMQ_SYS_", "GANTRYMQ_")
 """Of topics that brokers create, beside RocketMQ's list of system topics."""
 
@@ -46,27 +41,6 @@ def is_brokers_topic(name: str, named: Collection[str] = ()) -> bool:
     )
 
 
-async def delete_topic(client: Client, topic: str) -> None:
-    """Delete ``topic`` with its messages on every master, then in every nameserver; no error if it does not exist.
-
-    :class:`NoRoute` before any change if a broker that has the topic has no master. Raises the error of the first
-    nameserver that fails, after the other ones have been asked.
-    """
-    await require_masters(client, NOTHING_DELETED, await _brokers_of(client, topic))
-    command = Command(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic).to_ext())
-    for address in (await master_addresses(client)).values():
-        await client.admin.request(address, command)
-    command = Command(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNameserverHeader(topic=topic).to_ext())
-    failure: GantryError | None = None
-    for address in client.admin.nameservers:
-        try:
-            await client.admin.request(address, command)
-        except GantryError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
-
-
 def all_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
     """Return the queues of ``route`` that may have messages, in order of broker and id.
 
@@ -79,21 +53,12 @@ def all_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
     ]
 
 
-async def _brokers_of(client: Client, topic: str) -> set[str]:
-    """The names of the brokers that registered ``topic``."""
-    try:
-        route = await client.admin.route(topic)
-    except NoRoute:
-        return set()
-    return {data.broker_name for data in route.queue_datas}
-
-
 async def is_routed(client: Client, topic: str) -> bool:
     """Return whether any nameserver that answers has ``topic``: one that could not be reached when it was deleted
     still has it."""
     header = RouteHeader(topic=topic).to_ext()
     for address in client.admin.nameservers:
         with suppress(GantryError):
-            if await ask_if_present(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header) is not None:
+            if await ask_if_present(client.admin, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header) is not None:
                 return True
     return False

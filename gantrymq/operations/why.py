@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from gantrymq.client.errors import BrokerError, NoRoute
+from gantrymq.client.groups import QueueLag, group_lags
 from gantrymq.client.lookup import TOOLS_GROUP
 from gantrymq.operations.brokers import brokers_without_master, locate, master_addresses
 from gantrymq.operations.clock import clock
 from gantrymq.operations.delayed import find_waiting
-from gantrymq.operations.groups import QueueLag, group_lags, member_reports
+from gantrymq.operations.groups import member_reports
 from gantrymq.operations.traces import message_traces
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.queues import MessageQueue
@@ -70,7 +71,7 @@ async def _undelivered(
 ) -> list[Reason]:
     """The reasons for a message that is stored. ``masterless``: the brokers whose offsets of the group are unknown."""
     reports = await member_reports(client, group)
-    lags = await group_lags(client, group, times=True)
+    lags = await group_lags(client.admin, group, times=True)
     copies, is_settled, waiting_at = await _copies(client, message, message_id, group, lags)
     reasons = [*copies, *await _obstacles(client, message, group, reports)]
     if copies:
@@ -102,8 +103,7 @@ async def _find(client: Client, topic: str, message_id: str) -> list[DeliveredRe
 
 
 def _place(lags: Sequence[QueueLag], queue: MessageQueue) -> QueueLag | None:
-    wanted = (queue.topic, queue.broker_name, queue.queue_id)
-    return next((lag for lag in lags if (lag.topic, lag.broker, lag.queue) == wanted), None)
+    return next((lag for lag in lags if lag.queue == queue), None)
 
 
 # --------------------------------------------------------------------------------------- a message that is not there

@@ -11,9 +11,10 @@ import pytest
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.client.errors import AccessDenied, BrokerError, NoRoute
+from gantrymq.client.groups import OffsetReset, group_lags, plan_reset, reset_offsets
 from gantrymq.client.requests import check_success
 from gantrymq.operations.clients import connected_clients
-from gantrymq.operations.groups import Reset, group_lags, group_members, member_report, plan_reset, reset_offsets
+from gantrymq.operations.groups import group_members, member_report
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.offsets import ConsumeStats, OffsetWrapper, ResetOffsets
@@ -94,7 +95,7 @@ async def test_a_refusal_of_one_broker_is_raised_and_not_taken_for_no_lag_or_no_
         ("a:1", CONNECTIONS): NOBODY_ONLINE, ("b:1", CONNECTIONS): refusal,
     })  # fmt: skip
     with pytest.raises(BrokerError) as lags:
-        await group_lags(client, "g", masters=MASTERS)
+        await group_lags(client.admin, "g", masters=MASTERS)
     with pytest.raises(BrokerError) as members:
         await group_members(client, "g", masters=MASTERS)
     assert [lags.value.address, members.value.address] == ["b:1", "b:1"]
@@ -117,7 +118,7 @@ async def test_a_broker_without_the_group_adds_nothing(absent: Command) -> None:
         ("a:1", RequestCode.QUERY_CONSUME_TIME_SPAN): absent,
         ("a:1", CONNECTIONS): MEMBERS, ("b:1", CONNECTIONS): absent,
     })  # fmt: skip
-    (lag,) = await group_lags(client, "g", times=True, masters=MASTERS)
+    (lag,) = await group_lags(client.admin, "g", times=True, masters=MASTERS)
     assert (lag.lag, lag.behind_ms) == (5, None)
     (member,) = await group_members(client, "g", masters=MASTERS)
     assert member.client_id == "m"
@@ -154,7 +155,7 @@ async def test_a_member_of_which_the_broker_gives_no_report_has_none(answer: Com
 
 # ------------------------------------------------------------------------------------------------ reset of offsets
 
-RESETS = [Reset("T", "broker-a", 0, 4, 0), Reset("T", "broker-b", 0, None, 0)]
+RESETS = [OffsetReset(MessageQueue("T", "broker-a", 0), 4, 0), OffsetReset(MessageQueue("T", "broker-b", 0), None, 0)]
 
 
 def reset_to(*offsets: int) -> Command:
@@ -184,7 +185,7 @@ DONE = reset_to(0)
 async def test_a_refused_reset_is_raised_and_stores_no_offsets(reset: Command, connections: Command) -> None:
     client = client_of({("a:1", RESET): DONE, ("b:1", RESET): reset, ("b:1", CONNECTIONS): connections})
     with pytest.raises(BrokerError):
-        await reset_offsets(client, "g", RESETS, "first")
+        await reset_offsets(client.admin, "g", RESETS, "first")
     assert client.admin.stored == {}
 
 
@@ -192,22 +193,24 @@ async def test_a_refused_reset_is_raised_and_stores_no_offsets(reset: Command, c
 @pytest.mark.parametrize("reset", [NOBODY_ONLINE, NEVER_COMMITTED])
 async def test_offsets_are_stored_at_the_brokers_without_members(reset: Command) -> None:
     client = client_of({("a:1", RESET): DONE, ("b:1", RESET): reset, ("b:1", CONNECTIONS): NOBODY_ONLINE})
-    assert await reset_offsets(client, "g", RESETS, "first") == RESETS
+    assert await reset_offsets(client.admin, "g", RESETS, "first") == RESETS
     assert client.admin.stored == {"broker-b": 0}
 
 
 @pytest.mark.trio
 async def test_a_reset_returns_the_offsets_that_the_broker_has_set() -> None:
-    planned = [*RESETS[:1], Reset("T", "broker-a", 1, 4, 0)]
+    planned = [*RESETS[:1], OffsetReset(MessageQueue("T", "broker-a", 1), 4, 0)]
     client = client_of({("a:1", RESET): reset_to(2)})
-    assert await reset_offsets(client, "g", planned, "first") == [Reset("T", "broker-a", 0, 4, 2)]
+    assert await reset_offsets(client.admin, "g", planned, "first") == [
+        OffsetReset(MessageQueue("T", "broker-a", 0), 4, 2)
+    ]
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize("topics", [[], ["T"]])
 async def test_a_plan_of_a_reset_asks_for_the_brokers_once(topics: list[str]) -> None:
     client = client_of({("a:1", STATS_OF_GROUP): STATS, ("b:1", STATS_OF_GROUP): NOBODY_ONLINE})
-    assert await plan_reset(client, "g", topics, "first") == [Reset("T", "broker-a", 0, 4, 1)]
+    assert await plan_reset(client.admin, "g", topics, "first") == [OffsetReset(MessageQueue("T", "broker-a", 0), 4, 1)]
     assert client.admin.asked_for_brokers == 1
 
 
@@ -215,7 +218,9 @@ async def test_a_plan_of_a_reset_asks_for_the_brokers_once(topics: list[str]) ->
 async def test_a_reset_changes_nothing_if_a_broker_has_no_master() -> None:
     client = client_of({("a:1", RESET): DONE})
     with pytest.raises(NoRoute, match="broker-c has no master now"):
-        await reset_offsets(client, "g", [*RESETS[:1], Reset("T", "broker-c", 0, 1, 0)], "first")
+        await reset_offsets(
+            client.admin, "g", [*RESETS[:1], OffsetReset(MessageQueue("T", "broker-c", 0), 1, 0)], "first"
+        )
     assert client.admin.asked == []
 
 

@@ -162,9 +162,11 @@ def test_running_members_get_nothing_after_a_reset_to_a_time_after_the_last_mess
 
 
 def test_queues_that_a_reset_leaves_out_are_named(shell: Cli, nameserver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gantrymq.operations import groups
+    from gantrymq.client import groups
 
-    async def reset_one(client: object, group: str, resets: list[groups.Reset], to: object) -> list[groups.Reset]:
+    async def reset_one(
+        admin: object, group: str, resets: list[groups.OffsetReset], to: object
+    ) -> list[groups.OffsetReset]:
         return resets[:1]
 
     monkeypatch.setattr(groups, "reset_offsets", reset_one)

@@ -15,6 +15,7 @@ from gantrymq import Message
 from gantrymq.cli.tables import plural
 from gantrymq.cli.top import LiveView
 from gantrymq.client.errors import ChannelClosed
+from gantrymq.message import MessageQueue
 from gantrymq.operations.load import BrokerSample, GroupSample, Sample, load_between, take_sample
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo
 from gantrymq.remoting.bodies.tables import KVTable
@@ -35,7 +36,8 @@ def counters(stored: int, delivered: int) -> dict[str, str]:
 
 def sampled(members: int, end: int, committed: int, behind_ms: int | None, **queues: tuple[int, int]) -> GroupSample:
     """A group with one queue at broker a; ``queues``: end and committed offset of another broker's queue."""
-    offsets = {("T", "a", 0): (end, committed)} | {("T", broker, 0): pair for broker, pair in queues.items()}
+    pairs = {"a": (end, committed)} | queues
+    offsets = {MessageQueue("T", broker, 0): pair for broker, pair in pairs.items()}
     return GroupSample(members, offsets, sum(last - done for last, done in offsets.values()), behind_ms)
 
 

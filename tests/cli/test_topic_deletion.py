@@ -12,8 +12,9 @@ import trio
 
 import gantrymq
 from gantrymq.client.errors import BrokerError, ConnectError, NoRoute
+from gantrymq.client.topics import delete_topic
 from gantrymq.nameserver import NameServer, NameServerConfig
-from gantrymq.operations.topics import delete_topic, is_routed
+from gantrymq.operations.topics import is_routed
 from gantrymq.remoting.bodies.routes import ClusterInfo
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -49,10 +50,9 @@ class FakeAdmin:
 
 
 async def test_a_topic_is_deleted_from_the_other_nameservers_if_one_is_down() -> None:
-    admin = FakeAdmin()
-    client: Any = SimpleNamespace(admin=admin)
+    admin: Any = FakeAdmin()
     with pytest.raises(ConnectError, match="down:9876"):
-        await delete_topic(client, "T")
+        await delete_topic(admin, "T")
     assert admin.asked == ["down:9876", "up:9876"]
 
 

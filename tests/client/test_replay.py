@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import gantrymq
-from gantrymq.operations.dead_letters import POSITION_GROUP, replay
+from gantrymq.client.groups import POSITION_GROUP
+from gantrymq.operations.dead_letters import replay
 from gantrymq.remoting.bodies.routes import BrokerData
 
 pytestmark = pytest.mark.anyio

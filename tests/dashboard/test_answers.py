@@ -18,10 +18,11 @@ from starlette.applications import Starlette
 
 from gantrymq.client import Client
 from gantrymq.client.errors import GantryError
+from gantrymq.client.groups import OffsetReset
 from gantrymq.dashboard import views
 from gantrymq.dashboard.access import Access
 from gantrymq.dashboard.api import PREFIX, REPLAY_MAX, REPLAY_S, TIMEOUT_S, Source, make_app
-from gantrymq.operations import dead_letters, groups
+from gantrymq.operations import dead_letters
 from gantrymq.operations.delayed import WaitingMessages
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
@@ -274,10 +275,10 @@ async def test_timed_messages_are_read_by_one_request_at_a_time(
 async def test_a_reset_of_all_topics_names_brokers_without_a_master(
     app: Starlette, monkeypatch: pytest.MonkeyPatch, topic: str, unread: list[str]
 ) -> None:
-    async def plan(client: Client, group: str, topics: list[str], to: str) -> list[groups.Reset]:
-        return [groups.Reset("T", "broker-a", 0, 4, 0)]
+    async def plan(admin: object, group: str, topics: list[str], to: str) -> list[OffsetReset]:
+        return [OffsetReset(MessageQueue("T", "broker-a", 0), 4, 0)]
 
-    monkeypatch.setattr(groups, "plan_reset", plan)
+    monkeypatch.setattr("gantrymq.dashboard.api.plan_reset", plan)
     brokers = {"broker-a": BrokerData("c", "broker-a", {0: "a:1"}), "broker-b": BrokerData("d", "broker-b", {1: "b:2"})}
 
     async def cluster() -> ClusterInfo:

@@ -9,7 +9,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 
 if TYPE_CHECKING:
-    from gantrymq.client import Client
+    from gantrymq.client.admin import Admin
 
 ABSENT_CODES: Final = frozenset(
     {
@@ -31,13 +31,13 @@ def is_absent(error: BrokerError) -> bool:
     return error.code in ABSENT_CODES
 
 
-async def ask_if_present(client: Client, address: str, code: RequestCode, ext: dict[str, str]) -> Command | None:
+async def ask_if_present(admin: Admin, address: str, code: RequestCode, ext: dict[str, str]) -> Command | None:
     """Return the answer of the broker at ``address``; None if it does not have the group or topic (:func:`is_absent`).
 
-    Raises the other :class:`BrokerError`, and what ``client.admin.request`` raises.
+    Raises the other :class:`BrokerError`, and what :meth:`Admin.request` raises.
     """
     try:
-        return await client.admin.request(address, Command(code, ext))
+        return await admin.request(address, Command(code, ext))
     except BrokerError as error:
         if is_absent(error):
             return None
