@@ -133,7 +133,7 @@ class Consumer(Lifetime, Generic[R]):
         self._last_error: tuple[str | None, int] = (None, 0)
         self._joined_at = 0
         self._old_queues: set[MessageQueue] = set()
-        """The topic's queues when this member joined: in all others, ``start`` means the time of joining."""
+        """The topics' queues when this member joined; in all others ``"last"`` means the time of joining."""
         self._ready: deque[list[R]] = deque()
         self._current: list[R] = []
         """What is given out next, of one answer of a broker; the next message is the last one."""
@@ -334,6 +334,7 @@ class Consumer(Lifetime, Generic[R]):
         closed meanwhile.
         """
         self._upkeep = upkeep
+        self._joined_at = int(time.time() * 1000)
         if self._settings.broadcast:
             local_host = self._cluster.client_id.partition("@")[0]
             file = self._settings.offsets_file or default_path(local_host, self.group, self._cluster.unit_name)
@@ -700,7 +701,7 @@ class Consumer(Lifetime, Generic[R]):
 
     async def _settle(self, *, joining: bool = False) -> bool:
         try:
-            settled = await self._rebalance()
+            settled = await self._rebalance(joining=joining)
             self._cluster.rare.over("rebalance_failed", self.group)
             return settled
         except GantryError as error:
@@ -719,7 +720,7 @@ class Consumer(Lifetime, Generic[R]):
                     await self._cluster.routes.renew(topic)  # a slave may be there to ask
             return False
 
-    async def _rebalance(self) -> bool:
+    async def _rebalance(self, *, joining: bool) -> bool:
         """Whether it is settled: False where a queue is another member's still, or the retry topic is not known yet.
 
         A topic whose route or members cannot be had keeps its queues, and the others are shared out all the same; then
@@ -739,9 +740,8 @@ class Consumer(Lifetime, Generic[R]):
                 topic: self._share(topic, queues[topic], each, self._settings.allocation)
                 for topic, each in found.items()
             }
-        if not self._joined_at:
-            self._joined_at = int(time.time() * 1000)
-            self._old_queues = {queue for each in queues.values() for queue in each}
+        if joining:
+            self._old_queues = {queue for topic in shares for queue in queues[topic]}
         retries: set[MessageQueue] | None = None
         try:
             retries = await self._retry_queues(members)

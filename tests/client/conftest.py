@@ -106,6 +106,8 @@ class FakeBroker(Fake):
         self.groups: dict[str, list[str]] = defaultdict(list)
         self.locks: dict[tuple[str, MessageQueue], str] = {}
         self.gone: set[str] = set()
+        self.stored_at = STORED_AT
+        """The store time of the first message of a queue; the others follow 10 ms apart."""
 
     def sent(self) -> list[bytes]:
         """The bodies of all messages that came, alone or in batches, stored or not."""
@@ -122,7 +124,7 @@ class FakeBroker(Fake):
         """Append a record; its queue offset."""
         queue = self.queues[topic, queue_id]
         raw = properties.encode()
-        at = STORED_AT + 10 * len(queue)
+        at = self.stored_at + 10 * len(queue)
         head = struct.pack(">iiiqqiq", zlib.crc32(body) & 0x7FFFFFFF, queue_id, 0, len(queue), 0, sys_flag, at)
         head += b"\x7f\0\0\x01\0\0\x13\x88" + struct.pack(">q", at) + b"\x7f\0\0\x01\0\0\x2a\x9f"
         tail = struct.pack(">iqi", 0, 0, len(body)) + body + bytes([len(topic)]) + topic.encode()

@@ -366,6 +366,17 @@ async def test_a_new_group_may_start_at_the_end(cluster: str, topic: str) -> Non
                 assert (await anext(messages)).body == b"new"
 
 
+async def test_a_group_at_the_end_gets_the_first_messages_of_a_topic_that_a_send_creates(
+    cluster: str, topic: str
+) -> None:
+    async with gantrymq.connect(cluster) as client, client.consumer(topic, f"g-{topic}", start="last") as messages:
+        async with gantrymq.connect(cluster, unit_name="sender") as other, other.producer() as producer:
+            for number in range(5):
+                await producer.send(topic, b"%d" % number)
+        with anyio.fail_after(PATIENCE_SECONDS):
+            assert {(await anext(messages)).body for _ in range(5)} == {b"%d" % number for number in range(5)}
+
+
 START_OLD, START_NEW = 60, 12
 
 

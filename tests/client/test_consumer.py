@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -857,6 +858,33 @@ async def test_a_topic_created_later_is_consumed(fake_cluster: Cluster, no_pause
             cluster.broker.store("T", 0, b"x")
             cluster.nameserver.topics["T"] = 1
             assert (await take(messages, 1))[0].body == b"x"
+
+
+async def test_a_group_at_the_end_gets_all_messages_of_a_topic_created_later(
+    fake_cluster: Cluster, no_pause: None
+) -> None:
+    async with fake_cluster(Other=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[29] = lambda request: request.answer(0, ext={"offset": "0"})
+        async with client.consumer("T", "g", start="last") as messages:
+            cluster.broker.stored_at = int(time.time() * 1000)
+            for body in (b"a", b"b"):
+                cluster.broker.store("T", 0, body)
+            cluster.nameserver.topics["T"] = 1
+            assert [message.body for message in await take(messages, 2)] == [b"a", b"b"]
+
+
+async def test_a_group_at_the_end_begins_at_its_join_though_the_broker_cannot_be_queried_yet(
+    fake_cluster: Cluster, no_pause: None
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[29] = lambda request: request.answer(0, ext={"offset": "0"})
+        cluster.broker.answers[38] = lambda request: request.answer(1, "no consumer for this group")
+        cluster.broker.store("T", 0, b"old")
+        async with client.consumer("T", "g", start="last") as messages:
+            cluster.broker.stored_at = int(time.time() * 1000)
+            cluster.broker.store("T", 0, b"new")
+            del cluster.broker.answers[38]
+            assert (await take(messages, 1))[0].body == b"new"
 
 
 async def test_a_topic_registered_a_moment_later_causes_no_warning(
