@@ -475,9 +475,21 @@ class Consumer(BlockingMember, Generic[V_co]):
 
     async def _fetch(self, max: int, timeout: float | None) -> MessageBatch[V_co]:
         self._hand_over()
+        if batch := self._take_read_ahead(max):
+            return batch
         with anyio.move_on_after(timeout):
             return self._for_thread(await self._inner.next_batch(max))
         return self._for_thread(_AsyncBatch())
+
+    def _take_read_ahead(self, max: int) -> MessageBatch[V_co]:
+        """The first messages that were read ahead for the iteration."""
+        batch: _AsyncBatch[ReceivedMessage[V_co]] = _AsyncBatch()
+        while self._current and len(batch) < max:
+            message = self._current.popleft()
+            delivery = message.delivery
+            if isinstance(delivery, _DeliveryAcrossThreads) and (self._inner.ordered or not delivery.dropped):
+                batch._add(delivery.inner, (message,))
+        return MessageBatch(batch, self._done, self._loop)
 
     def _for_thread(self, batch: _AsyncBatch[ReceivedMessage[V_co]]) -> MessageBatch[V_co]:
         if self._inner.ordered:

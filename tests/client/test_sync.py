@@ -87,6 +87,32 @@ def test_a_batch_is_acknowledged_at_once(fake_in_thread: Any, backend: Any) -> N
         batch.ack()
 
 
+def test_a_batch_after_the_iteration_has_the_messages_that_were_read_ahead(fake_in_thread: Any, backend: Any) -> None:
+    seen: list[bytes] = []
+    watcher = gantrymq.Interceptor()
+    watcher.before_consume = lambda context: seen.append(context.message.body)  # type: ignore[method-assign]
+    for number in range(6):
+        fake_in_thread.broker.store("T", 0, b"%d" % number)
+    with (
+        gantrymq.sync.connect(fake_in_thread.address, interceptors=[watcher], backend=backend) as client,
+        client.consumer("T", "g", start="first") as messages,
+    ):
+        first = next(messages)
+        first.ack()
+        batches = [messages.next_batch(1, timeout=20), messages.next_batch(timeout=20)]
+        for batch in batches:
+            batch.ack()
+        batches.append(messages.next_batch(timeout=0))
+        fake_in_thread.broker.store("T", 0, b"6")
+        last = next(messages)
+        last.ack()
+        assert messages.statistics().outstanding == 0
+    got = [[message.body for message in batch] for batch in batches]
+    assert [first.body, *got, last.body] == [b"0", [b"1"], [b"2", b"3", b"4", b"5"], [], b"6"]
+    assert seen == [b"%d" % number for number in range(7)]
+    assert fake_in_thread.broker.offsets["g", "T", 0] == 7
+
+
 @pytest.mark.parametrize("as_batches", [False, True])
 def test_messages_acknowledged_within_the_consume_timeout_are_not_sent_back(
     fake_in_thread: Any, as_batches: bool
