@@ -328,7 +328,7 @@ class Client(Lifetime):
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
         """The connections stand for the length of the block."""
-        async with hosted_tasks(lambda error: cluster.fail(error)) as tasks:
+        async with hosted_tasks(lambda error: cluster.fail(error), lambda: cluster.connections.loop_ended()) as tasks:
             cluster = Cluster(tasks, self._options)
             try:
                 await cluster.start()
@@ -409,7 +409,7 @@ def connect(
 
     Use it in an ``async with`` block, or with ``await client.start()`` and ``await client.close()`` from any task, as
     its producers and consumers. It connects then, and its end closes the connections, after the producers and consumers
-    that were started and have not ended.
+    that were started and have not ended. In another event loop than that of its start it raises :class:`ClientClosed`.
 
     Raises ValueError for a missing or invalid address, for only one of the two keys, and for an invalid ``tls``,
     ``unit_name``, ``namespace``, ``namespace_v2`` or ``trace``; TypeError for an interceptor that is none. The

@@ -167,9 +167,10 @@ class Cluster:
             member.wake()
 
     def ensure_open(self) -> None:
-        """Raise :class:`ClientClosed` after the client's block has ended."""
+        """Raise :class:`ClientClosed` after the client's block has ended, and in another event loop."""
         if self.is_forked:
             raise ClientClosed("the client belongs to the process that forked this one: connect again after the fork")
+        self.connections.loop.ensure()
         if self._failure is not None:
             raise ClientClosed(f"the client has ended after an error of its own: {self._failure!r}") from self._failure
         if self.closed:
@@ -177,6 +178,7 @@ class Cluster:
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
         """Run ``work`` until the client ends; an error of it is a bug, see :meth:`fail`."""
+        self.connections.loop.ensure()
         self._tasks.start_soon(work, *arguments)
 
     async def broker(self, address: str) -> Channel:

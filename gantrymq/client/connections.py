@@ -11,6 +11,7 @@ from anyio.abc import TaskGroup
 
 from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.errors import ClientClosed, ConnectFailed
+from gantrymq.client.loop_guard import LoopGuard
 from gantrymq.client.requests import check_success
 from gantrymq.client.silent_connections import SilenceWatch
 from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel
@@ -41,6 +42,7 @@ class Connections:
         take_request: RequestTaker,
         options: ConnectOptions,
     ) -> None:
+        self.loop: LoopGuard = LoopGuard()
         self._tasks = tasks
         self._outgoing = options.outgoing
         self._tls = options.tls
@@ -53,7 +55,8 @@ class Connections:
         self._closed = False
 
     def open_one(self, address: str) -> Channel | None:
-        """The connection to ``address`` if it stands."""
+        """The connection to ``address`` if it stands. Raises :class:`ClientClosed` in another event loop."""
+        self.loop.ensure()
         channel = self._channels.get(address)
         return None if channel is None or channel.closed else channel
 
@@ -99,6 +102,12 @@ class Connections:
         for channel in self._started:
             if channel.address == address:
                 channel.abandon(reason)
+
+    def loop_ended(self) -> None:
+        """End all connections at once, because the event loop ends before the client."""
+        self._closed = True
+        for channel in self._started:
+            channel.abandon("the event loop of the client has ended")
 
     async def aclose(self) -> None:
         """Close all connections; none is opened again."""

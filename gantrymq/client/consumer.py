@@ -430,6 +430,7 @@ class Consumer(Lifetime, Generic[R]):
                 raise self._refusal
             if self._arrived.is_set():
                 self._arrived = anyio.Event()  # several tasks may wait for the same one
+            self._cluster.ensure_open()  # in another event loop it would wait for ever
             await self._arrived.wait()
             self._ensure_open()
         if self._current:

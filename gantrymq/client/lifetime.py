@@ -9,6 +9,7 @@ from typing import Self
 import anyio
 
 from gantrymq.client.errors import ClientClosed
+from gantrymq.client.loop_guard import LoopGuard
 
 
 class Lifetime:
@@ -23,6 +24,7 @@ class Lifetime:
         self._opened: AbstractAsyncContextManager[None] | None = None
         self._was_started = False
         self._closing: anyio.Lock | None = None
+        self._loop: LoopGuard | None = None
         self._owner: set[Lifetime] | None = None
 
     def ends_with(self, owner: set[Lifetime]) -> Self:
@@ -43,6 +45,7 @@ class Lifetime:
             raise ClientClosed(f"the {self._what} was started before: make a new one")
         self._was_started = True
         self._closing = anyio.Lock()
+        self._loop = LoopGuard()
         opened = self._open()
         await opened.__aenter__()
         self._opened = opened
@@ -53,7 +56,7 @@ class Lifetime:
     async def close(self) -> None:
         """End, as the end of the ``async with`` block does; any task may call it, again as well. It waits for the end.
 
-        Nothing happens to what was never started.
+        Nothing happens to what was never started. :class:`ClientClosed` in another event loop than :meth:`start`.
         """
         await self.__aexit__(None, None, None)
 
@@ -63,8 +66,10 @@ class Lifetime:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._closing is None:
+        if self._closing is None or self._loop is None:
             return
+        if self._opened is not None:
+            self._loop.ensure()  # the end waits for tasks, which do not run here
         with anyio.CancelScope(shield=True):
             await self._closing.acquire()
         try:

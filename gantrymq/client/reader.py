@@ -227,7 +227,8 @@ class Reader(Lifetime, Generic[R]):
 
         Raises as :meth:`poll`.
         """
-        self._ensure_open()
+        if self._closed or not self._cluster.usable:
+            self._ensure_open()
         if self._more and self._queues:
             last, known = next(reversed(self._queues.items()))  # the one that the last message came from
             if not known.paused and (given := known.give(1, self._end_of(last))):

@@ -7,7 +7,8 @@ import contextvars
 import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -88,41 +89,57 @@ def foreign_cancellation_as_error() -> Iterator[None]:
         raise GantryError("something that was awaited was cancelled, but the task that awaited it was not") from error
 
 
-@asynccontextmanager
-async def hosted_tasks(failed: Callable[[Exception], None]) -> AsyncIterator[TaskGroup]:
+class HostedTasks(AbstractAsyncContextManager[TaskGroup]):
+    """See :func:`hosted_tasks`. No async generator: the end of an event loop would close it before the block."""
+
+    def __init__(self, failed: Callable[[Exception], None], loop_ends: Callable[[], None]) -> None:
+        self._failed = failed
+        self._loop_ends = loop_ends
+        self._leaving = False
+        self._groups: list[TaskGroup] = []
+
+    async def __aenter__(self) -> TaskGroup:
+        self._began, self._ended = anyio.Event(), anyio.Event()
+        self._task = _spawn(self._host)
+        with anyio.CancelScope(shield=True):
+            await self._began.wait()
+        return self._groups[0]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leaving = True
+        self._groups[0].cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._ended.wait()
+
+    async def _host(self) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._groups.append(tasks)
+                self._began.set()
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    if _is_trio_ending():
+                        self._loop_ends()
+            if not self._leaving:
+                self._failed(GantryError("a task in the background raised CancelledError, which ended the others"))
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._ended.set()
+
+
+def hosted_tasks(failed: Callable[[Exception], None], loop_ends: Callable[[], None] = lambda: None) -> HostedTasks:
     """:func:`background_tasks` in a separate task, so that the block may end in another task than it began in.
 
     An error of a background task ends the others and is passed to ``failed``; it does not cancel the block. So does a
     CancelledError of asyncio that a task raises without being cancelled.
+
+    ``loop_ends`` is called when trio's loop ends before the block: it waits for all tasks, so shielded ones must end.
     """
-    began, ended = anyio.Event(), anyio.Event()
-    groups: list[TaskGroup] = []
-    leaving = False
-
-    async def host() -> None:
-        try:
-            async with anyio.create_task_group() as tasks:
-                groups.append(tasks)
-                began.set()
-                await anyio.sleep_forever()
-            if not leaving:
-                failed(GantryError("a task in the background raised CancelledError, which ended the others"))
-        except Exception as error:
-            failed(error)
-        finally:
-            ended.set()
-
-    task = _spawn(host)
-    with anyio.CancelScope(shield=True):
-        await began.wait()
-    try:
-        yield groups[0]
-    finally:
-        leaving = True
-        groups[0].cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await ended.wait()
-        del task
+    return HostedTasks(failed, loop_ends)
 
 
 def _spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> object:
@@ -131,6 +148,14 @@ def _spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> object:
     if trio is not None and trio.lowlevel.in_trio_run():
         return trio.lowlevel.spawn_system_task(work, context=contextvars.copy_context())
     return asyncio.get_running_loop().create_task(work())
+
+
+def _is_trio_ending() -> bool:
+    """Whether trio's loop has cancelled the task that :func:`_spawn` has made, and runs this."""
+    trio = sys.modules.get("trio")
+    if trio is None or not trio.lowlevel.in_trio_run():
+        return False
+    return bool(trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel_called)
 
 
 def _asyncio_task() -> asyncio.Task[Any] | None:

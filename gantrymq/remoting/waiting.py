@@ -79,6 +79,16 @@ def clock_of_loop() -> Callable[[], float]:
     return asyncio.get_running_loop().time
 
 
+def running_loop() -> object:
+    """What stands for the event loop that runs in this thread; None without one."""
+    if is_trio():
+        return sys.modules["trio"].lowlevel.current_trio_token()
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def caller_in_loop() -> Callable[[Callable[[], object]], object]:
     """What any thread may call to have a function called soon in the event loop that runs now.
 
