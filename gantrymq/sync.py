@@ -435,7 +435,7 @@ class Consumer(BlockingMember, Generic[V_co]):
             yield self.next_batch(max)
 
     def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch[V_co]:
-        """As :meth:`gantrymq.Consumer.next_batch`; an empty list after ``timeout`` seconds (None: no limit)."""
+        """As :meth:`gantrymq.Consumer.next_batch`."""
         return self._loop.call(self._fetch, max, timeout, take_back=self._take_back)
 
     @property
@@ -477,9 +477,7 @@ class Consumer(BlockingMember, Generic[V_co]):
         self._hand_over()
         if batch := self._take_read_ahead(max):
             return batch
-        with anyio.move_on_after(timeout):
-            return self._for_thread(await self._inner.next_batch(max))
-        return self._for_thread(_AsyncBatch())
+        return self._for_thread(await self._inner.next_batch(max, timeout))
 
     def _take_read_ahead(self, max: int) -> MessageBatch[V_co]:
         """The first messages that were read ahead for the iteration."""

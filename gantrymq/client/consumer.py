@@ -172,13 +172,20 @@ class Consumer(Lifetime, Generic[R]):
         check_batch_max(max)
         return Batches(self, max)
 
-    async def next_batch(self, max: int = BATCH_MESSAGES) -> MessageBatch[R]:
+    async def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch[R]:
         """Return 1 to ``max`` messages, which can be acknowledged all at once (:meth:`MessageBatch.ack`).
 
-        Waits while there is none. With ``ordered`` they are of one queue. Raises as the iteration does; ValueError for
-        a ``max`` below 1.
+        Waits while there is none; the batch is empty after ``timeout`` seconds (None: no limit). With ``ordered`` the
+        messages are of one queue. Raises as the iteration does; ValueError for a ``max`` below 1.
         """
         check_batch_max(max)
+        if timeout is None:
+            return await self._next_batch(max)
+        with anyio.move_on_after(timeout):
+            return await self._next_batch(max)
+        return MessageBatch()
+
+    async def _next_batch(self, max: int) -> MessageBatch[R]:
         while True:
             self._ensure_open()
             batch: MessageBatch[R] = MessageBatch()

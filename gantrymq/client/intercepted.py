@@ -13,7 +13,7 @@ import attrs
 from gantrymq.client.accumulator import Accumulator, PendingSend
 from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.consumer import BATCH_MESSAGES, Consumer
+from gantrymq.client.consumer import Consumer
 from gantrymq.client.deliveries import DeliveryToThread
 from gantrymq.client.errors import BodyError, ClientClosed, GantryError
 from gantrymq.client.interceptors import (
@@ -272,9 +272,9 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
             if self._accepts(message, True):
                 return message
 
-    async def next_batch(self, max: int = BATCH_MESSAGES) -> MessageBatch[R]:
+    async def _next_batch(self, max: int) -> MessageBatch[R]:
         while True:
-            taken = await super().next_batch(max)
+            taken = await super()._next_batch(max)
             batch = MessageBatch([message for message in taken if self._accepts(message, len(taken) == 1)])
             if batch:
                 return batch

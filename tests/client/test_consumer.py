@@ -736,6 +736,34 @@ async def test_batches_of_less_than_one_message_are_refused(fake_cluster: Cluste
             assert len(await messages.next_batch(1)) == 1
 
 
+@pytest.mark.parametrize("interceptors", [(), (gantrymq.Interceptor(),)], ids=["plain", "intercepted"])
+@pytest.mark.parametrize("ordered", [False, True, "key"])
+async def test_a_batch_with_a_timeout_is_empty_without_messages_and_loses_none(
+    fake_cluster: Cluster, interceptors: tuple[gantrymq.Interceptor, ...], ordered: Any
+) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address, interceptors=interceptors) as client,
+        client.consumer("T", "g", start="first", ordered=ordered) as messages,
+    ):
+        began = anyio.current_time()
+        empty = await messages.next_batch(timeout=0.05)
+        assert empty == []
+        await empty.ack()
+        assert anyio.current_time() - began >= 0.05
+        for number in range(5):
+            cluster.broker.store("T", 0, b"%d" % number)
+        got: list[bytes] = []
+        with anyio.fail_after(20):
+            while len(got) < 5:
+                batch = await messages.next_batch(2, timeout=0)  # there may be a message, and no time to wait for it
+                got += [message.body for message in batch]
+                await batch.ack()
+                await anyio.sleep(0.001)
+        assert got == [b"%d" % number for number in range(5)]
+        assert messages.statistics().outstanding == 0
+
+
 async def test_batches_contain_available_messages_up_to_their_size(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         for number in range(70):

@@ -34,7 +34,7 @@ NOT_FOR_USERS = {
 """What the parts of the client, and the blocking client itself, call."""
 OF_INSTANCES = {"Producer": {"group"}, "TransactionalProducer": {"group"}, "Consumer": {"group", "topics"}}
 INSTEAD = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__anext__": "__next__"}
-ALSO = {("connect", "backend"), ("next_batch", "timeout"), ("result", "timeout")}
+ALSO = {("connect", "backend"), ("result", "timeout")}
 """What only a blocking call needs."""
 
 
