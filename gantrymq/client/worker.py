@@ -21,7 +21,7 @@ from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage, V_co
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.outages import Outages
 from gantrymq.remoting.tasks import foreign_cancellation_as_error
-from gantrymq.remoting.waiting import runs_in_loop
+from gantrymq.remoting.waiting import running_loop
 
 Handler = Callable[[ReceivedMessage], Any] | Callable[[BlockingMessage], Any]
 """Handles a message: a coroutine function, or a plain function, which runs in a thread and gets a message with blocking
@@ -65,7 +65,7 @@ class MessageInThread(ReceivedMessage[V_co], BlockingMessage[V_co]):
 
 
 def _finish(function: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> Any:
-    return function(*arguments) if runs_in_loop() else anyio.from_thread.run(function, *arguments)
+    return anyio.from_thread.run(function, *arguments) if running_loop() is None else function(*arguments)
 
 
 def message_class(handler: Callable[..., Any]) -> type[ReceivedMessage]:

@@ -58,14 +58,6 @@ def is_trio() -> bool:
     return trio is not None and bool(trio.lowlevel.in_trio_run())
 
 
-def runs_in_loop() -> bool:
-    """Whether an event loop runs in this thread."""
-    try:
-        return is_trio() or asyncio.get_running_loop() is not None
-    except RuntimeError:
-        return False
-
-
 def waiter_kind() -> Callable[[], Waiter[Any]]:
     """What makes a waiter for the running event loop."""
     return _TrioWaiter if is_trio() else asyncio.get_running_loop().create_future
