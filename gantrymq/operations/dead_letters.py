@@ -15,7 +15,7 @@ from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.client.groups import POSITION_GROUP
 from gantrymq.client.outgoing import STATUSES
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID
-from gantrymq.message import Message
+from gantrymq.message import Message, MessageQueue
 from gantrymq.operations.brokers import master_addresses
 from gantrymq.operations.topics import all_queues
 from gantrymq.remoting.codes import RequestCode
@@ -88,9 +88,10 @@ async def replay(
 
     They go to the group's retry topic, so that only this group gets them, with its full number of attempts; with ``to``
     they go to that topic as new messages. ``until``: none is begun after this time of anyio's clock. ``rate``: messages
-    per second. Each dead letter is sent once over all calls, unless ``again`` begins with the oldest one; after an
-    error or a kill the last one may be sent twice. ``sent`` is called with the count after each message. Dead letters
-    of a broker without a master wait, as it cannot record that they were sent: ``skipped`` is called with its name.
+    per second. Each dead letter is sent once over all calls; ``again`` begins with the oldest one, and does not change
+    what a later call without it sends. After an error or a kill the last one may be sent twice. ``sent`` is called with
+    the count after each message. Dead letters of a broker without a master wait, as it cannot record that they were
+    sent: ``skipped`` is called with its name.
     """
     count = 0
     started = anyio.current_time()
@@ -106,15 +107,17 @@ async def replay(
         await reader.assign(queue for queue in queues if queue.broker_name in masters)
         for broker in sorted({queue.broker_name for queue in queues} - masters.keys()):
             skipped(broker)
+        reached: dict[MessageQueue, int] = {}
         if again:
             await reader.seek_to_beginning()
+            reached = {queue: await reader.committed(queue) or 0 for queue in reader.queues}
         while (limit is None or count < limit) and anyio.current_time() < until:
             messages = await reader.poll(max=1)
             if not messages:
                 break
             (letter,) = messages
             await send(letter)
-            await reader.commit({letter.queue: letter.queue_offset + 1})
+            await reader.commit({letter.queue: max(letter.queue_offset + 1, reached.get(letter.queue, 0))})
             count += 1
             sent(count)
             if rate is not None:

@@ -334,6 +334,17 @@ def test_a_replay_killed_between_send_and_commit_repeats_one_message_and_loses_n
     assert (set(got), len(got)) == ({b"0", b"1", b"2", b"3"}, 5)
 
 
+def test_a_replay_after_one_with_again_sends_only_new_dead_letters(shell: Cli, nameserver: str) -> None:
+    make_dead_letters(nameserver, "repeated", "repeater", 3)
+    wait_for(lambda: json.loads(shell("dlq", "list", "repeater", "--json").out)[0]["messages"] == 3)
+    assert shell("dlq", "replay", "repeater", "--max", "2").out == "replayed 2 messages\n"
+    assert shell("dlq", "replay", "repeater", "--again", "--max", "1").out == "replayed 1 message\n"
+    assert json.loads(shell("dlq", "list", "repeater", "--json").out)[0]["unreplayed"] == 1
+    assert shell("dlq", "replay", "repeater").out == "replayed 1 message\n"
+    assert shell("dlq", "replay", "repeater", "--again").out == "replayed 3 messages\n"
+    assert shell("dlq", "replay", "repeater").out == "replayed 0 messages\n"
+
+
 def test_dead_letters_are_replayed_to_a_topic_with_their_tags_keys_and_properties(shell: Cli, nameserver: str) -> None:
     with gantrymq.sync.connect(nameserver) as client, client.producer() as producer:
         client.admin.create_topic("tagged", 1)
