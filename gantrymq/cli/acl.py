@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import rich_click as click
 
 from gantrymq.cli.acl_brokers import (
-    NewSecret,
     ask,
     brokers_option,
     call,
     change_brokers,
     changes_json,
+    choose_secret,
     secret_of_environment,
 )
 from gantrymq.cli.acl_explain import config_of, explain, read_accounts
@@ -112,17 +112,20 @@ def set_user(access_key: str, admin: bool | None, topic_default: str | None, gro
     """Create an account, or change what the options name.
 
     GANTRYMQ_NEW_SECRET_KEY is the account's secret key. If it is not set, an account keeps its secret key, and a new
-    one gets a random secret key, which is printed once.
+    one gets a random secret key, which is printed once. Then the account must exist at all of the brokers or at none.
     """
-    secret = NewSecret(secret_of_environment())
+
+    async def exists(channel: Channel) -> bool:
+        return _account_in(await config_of(channel), access_key) is not None
+
+    secret = choose_secret(f"account {access_key}", secret_of_environment(), brokers, exists)
     fields = {"defaultTopicPerm": topic_default, "defaultGroupPerm": group_default, "whiteRemoteAddress": address}
 
     async def work(channel: Channel) -> dict[str, Any]:
         found = _account_in(await config_of(channel), access_key)
-        chosen = secret.choose(found is not None)
         flag = admin if admin is not None else found is not None and found.admin
-        await _update(channel, access_key, {**fields, "secretKey": chosen}, flag)
-        return {"access_key": access_key} | secret.shown("secret_key", chosen)
+        await _update(channel, access_key, {**fields, "secretKey": secret.key}, flag)
+        return {"access_key": access_key} | secret.shown("secret_key")
 
     change_brokers(brokers, work, f"account {access_key} is set", as_json, ("secret key", secret))
 

@@ -47,23 +47,38 @@ def secret_of_environment() -> str | None:
     return os.environ.get(NEW_SECRET) or None
 
 
-@attrs.define
+@attrs.frozen
 class NewSecret:
-    """The secret key to set: the ``given`` one, or a random one where there is none yet, the same at all brokers."""
+    """The secret key to set at all brokers; None keeps the one that they have."""
 
-    given: str | None
-    made: str | None = None
+    key: str | None
+    is_random: bool = False
 
-    def choose(self, exists: bool) -> str | None:
-        """The secret key to send to a broker; None keeps that of an account that exists there."""
-        if self.given is not None or exists:
-            return self.given
-        self.made = self.made or secrets.token_urlsafe(SECRET_BYTES)
-        return self.made
-
-    def shown(self, name: str, chosen: str | None) -> dict[str, str]:
+    def shown(self, name: str) -> dict[str, str]:
         """What the JSON of a broker has of it: only a random one, which is not known otherwise."""
-        return {name: self.made} if self.made is not None and chosen == self.made else {}
+        return {name: self.key} if self.key is not None and self.is_random else {}
+
+
+def choose_secret(
+    account: str, given: str | None, brokers: Sequence[str], exists: Callable[[Channel], Awaitable[bool]]
+) -> NewSecret:
+    """The ``given`` secret key; without one a random one if the account exists at no broker.
+
+    Raises :class:`CommandFailed` if it exists at some of them only: the others would get another secret key.
+    ``account`` names it in that text.
+    """
+    if given is not None:
+        return NewSecret(given)
+    found = {broker: ask(broker, exists) for broker in brokers}
+    if not any(found.values()):
+        return NewSecret(secrets.token_urlsafe(SECRET_BYTES), is_random=True)
+    if all(found.values()):
+        return NewSecret(None)
+    has, lacks = (" ".join(broker for broker, known in found.items() if known is wanted) for wanted in (True, False))
+    raise CommandFailed(
+        f"{account} exists at {has} but not at {lacks}, which would get another secret key; nothing has changed. Set "
+        f"{NEW_SECRET} to the account's secret key, or to a new one for all of these brokers"
+    )
 
 
 def change_brokers(
@@ -87,8 +102,8 @@ def change_brokers(
     finally:
         if as_json:
             print_rows((), rows, as_json)
-        elif secret is not None and secret[1].made is not None:
-            click.echo(f"{secret[0]}: {secret[1].made}")
+        elif secret is not None and secret[1].is_random:
+            click.echo(f"{secret[0]}: {secret[1].key}")
 
 
 def ask(broker: str, work: Callable[[Channel], Awaitable[T]]) -> T:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import rich_click as click
 
 from gantrymq.cli.acl_brokers import (
-    NewSecret,
     ask,
     brokers_option,
     call,
     change_brokers,
     changes_json,
+    choose_secret,
     secret_of_environment,
 )
 from gantrymq.cli.connecting import context_option
@@ -84,21 +84,24 @@ def set_user(name: str, user_type: str | None, status: str | None, password_file
     """Create a user, or change what the options name.
 
     The password, which is the secret key, comes from --password-file or GANTRYMQ_NEW_SECRET_KEY. Without one, a user
-    keeps its password, and a new one gets a random password, which is printed once.
+    keeps its password, and a new one gets a random password, which is printed once. Then the user must exist at all of
+    the brokers or at none.
     """
     from gantrymq.remoting.bodies.access import UserInfo
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 
-    secret = NewSecret(_password(password_file))
+    async def exists(channel: Channel) -> bool:
+        return bool((await _call(channel, Command(RequestCode.AUTH_GET_USER, {"username": name}))).body)
+
+    secret = choose_secret(f"user {name}", _password(password_file), brokers, exists)
 
     async def work(channel: Channel) -> dict[str, Any]:
-        known = (await _call(channel, Command(RequestCode.AUTH_GET_USER, {"username": name}))).body
-        password = secret.choose(bool(known))
+        known = await exists(channel)
         code = RequestCode.AUTH_UPDATE_USER if known else RequestCode.AUTH_CREATE_USER
-        body = UserInfo(name, password, user_type, status).to_bytes()
+        body = UserInfo(name, secret.key, user_type, status).to_bytes()
         await _call(channel, Command(code, {"username": name}, body=body))
-        return {"user": name, "created": not known} | secret.shown("password", password)
+        return {"user": name, "created": not known} | secret.shown("password")
 
     change_brokers(brokers, work, f"user {name} is set", as_json, ("password", secret))
 

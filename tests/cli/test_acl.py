@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -165,24 +167,78 @@ def test_check_reads_the_file_as_the_broker_and_warns(cli: Cli, file: Path) -> N
     assert "secretKey=***" in done.err
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
-    home = tmp_path
-    (home / "plain_acl.yml").write_text(ACCOUNTS)
-    (home / "tools.yml").write_text(f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
-    settings = {"plugin.acl.file": str(home / "plain_acl.yml"), "plugin.acl.keys": str(home / "tools.yml")}
+@contextmanager
+def broker_with_accounts(home: Path) -> Iterator[str]:
+    conf = home / "conf"
+    conf.mkdir(parents=True)
+    (conf / "plain_acl.yml").write_text(ACCOUNTS)
+    (conf / "tools.yml").write_text(f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
+    settings = {"plugin.acl.file": str(conf / "plain_acl.yml"), "plugin.acl.keys": str(conf / "tools.yml")}
     with cluster_in_thread(home / "store", settings=settings, enable=[ACL]) as cluster:
         yield cluster.address
 
 
-def test_a_new_secret_key_is_printed_if_a_later_broker_fails(
-    cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    with broker_with_accounts(tmp_path) as address:
+        yield address
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[str]:
+    """A second broker, with its files in the folder ``second``."""
+    with broker_with_accounts(tmp_path / "second") as address:
+        yield address
+
+
+@pytest.fixture
+def as_admin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
     monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
-    done = cli("acl", "user", "set", "newcomer", "--broker", broker, "--broker", "127.0.0.1:1")
-    assert (done.code, "127.0.0.1:1" in done.err) == (1, True), done.err
+
+
+def has_account(cli: Cli, broker: str, access_key: str) -> bool:
+    done = cli("acl", "user", "list", "--broker", broker, "--json")
+    assert done.code == 0, done.err
+    return access_key in [row["access_key"] for row in json.loads(done.out)]
+
+
+@pytest.mark.usefixtures("as_admin")
+def test_a_new_secret_key_is_printed_if_a_later_broker_fails(
+    cli: Cli, broker: str, second: str, tmp_path: Path
+) -> None:
+    rmtree(tmp_path / "second" / "conf")  # it cannot write its accounts any more
+    done = cli("acl", "user", "set", "newcomer", "--broker", broker, "--broker", second)
+    assert (done.code, f"{second}: " in done.err) == (1, True), done.err
     assert "secret key: " in done.out, "the first broker has it, and nobody else knows it"
+
+
+@pytest.mark.usefixtures("as_admin")
+def test_a_new_account_is_created_at_no_broker_if_one_cannot_be_reached(cli: Cli, broker: str) -> None:
+    done = cli("acl", "user", "set", "newcomer", "--broker", broker, "--broker", "127.0.0.1:1")
+    assert (done.code, done.out, "127.0.0.1:1" in done.err) == (1, "", True), done.err
+    assert not has_account(cli, broker, "newcomer")
+
+
+@pytest.mark.usefixtures("as_admin")
+def test_brokers_never_get_different_random_secret_keys_for_an_account(
+    cli: Cli, broker: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = ("--broker", broker, "--broker", second)
+    secret = cli("acl", "user", "set", "newcomer", "--admin", "--broker", broker).out.rpartition("secret key: ")[2]
+    done = cli("acl", "user", "set", "newcomer", "--admin", *both)
+    assert (done.code, done.out) == (1, "")
+    assert f"account newcomer exists at {broker} but not at {second}" in done.err
+    assert "GANTRYMQ_NEW_SECRET_KEY" in done.err
+    assert not has_account(cli, second, "newcomer")
+    monkeypatch.setenv("GANTRYMQ_NEW_SECRET_KEY", secret.strip())
+    assert cli("acl", "user", "set", "newcomer", "--admin", *both).code == 0
+    monkeypatch.delenv("GANTRYMQ_NEW_SECRET_KEY")
+    assert "secret key" not in cli("acl", "user", "set", "newcomer", "--topic-default", "SUB", *both).out
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", "newcomer")
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", secret.strip())
+    assert has_account(cli, broker, "newcomer")
+    assert has_account(cli, second, "newcomer")
 
 
 def test_accounts_of_a_broker_are_listed_created_granted_and_deleted(

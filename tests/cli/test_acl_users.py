@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,19 @@ from support.user_commands import check_password_from_file, check_user_commands
 Cli = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    home = tmp_path_factory.mktemp("users")
+def broker_with_users(home: Path) -> AbstractContextManager[Cluster]:
     (home / "tools.yml").write_text("accessKey: root\nsecretKey: root-password\n")
     settings = {
         "plugin.acl.file": str(home / "none.yml"),
         "plugin.acl.users": str(home / "users.json"),
         "plugin.acl.keys": str(home / "tools.yml"),
     }
-    with cluster_in_thread(home / "store", settings=settings, enable=[ACL]) as cluster:
+    return cluster_in_thread(home / "store", settings=settings, enable=[ACL])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with broker_with_users(tmp_path_factory.mktemp("users")) as cluster:
         yield cluster
 
 
@@ -76,10 +80,21 @@ def test_a_new_password_is_printed_once_and_an_empty_file_or_no_resource_is_refu
         assert cli("acl", "users", "revoke", *arguments, *at).code == 2
 
 
-def test_a_new_password_is_printed_if_a_later_broker_fails(run: Callable[..., str], cli: Cli, cluster: Cluster) -> None:
-    run("acl", "users", "list", "--broker", cluster.address)  # it sets the keys of the environment
-    done = cli("acl", "users", "set", "carol", "--broker", cluster.address, "--broker", "127.0.0.1:1")
-    assert (done.code, "password: " in done.out) == (1, True), (done.out, done.err)
+def test_brokers_never_get_different_random_passwords_for_a_user(
+    run: Callable[..., str], cli: Cli, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with broker_with_users(tmp_path) as second:
+        password = run("acl", "users", "set", "carol", "--broker", cluster.address).rpartition("password: ")[2]
+        both = ("--broker", cluster.address, "--broker", second.address)
+        done = cli("acl", "users", "set", "carol", *both)
+        assert (done.code, done.out) == (1, "")
+        assert f"user carol exists at {cluster.address} but not at {second.address}" in done.err
+        assert "carol" not in run("acl", "users", "list", "--broker", second.address)
+        monkeypatch.setenv("GANTRYMQ_NEW_SECRET_KEY", password.strip())
+        run("acl", "users", "set", "carol", "--type", "Super", *both)
+        monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", "carol")
+        monkeypatch.setenv("GANTRYMQ_SECRET_KEY", password.strip())
+        assert "carol" in run("acl", "users", "list", "--broker", second.address)
 
 
 def test_a_password_from_a_file_signs_and_is_kept_when_something_else_changes(
