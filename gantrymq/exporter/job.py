@@ -10,10 +10,11 @@ class Job:
     """What to export: ``topics`` with the number of their queues, from the broker at ``address``.
 
     ``security`` has options of the data source, such as ``accessKey``. ``nice`` lowers the priority of the process.
-    ``cores`` and ``memory`` (of the JVM's heap) are for the engine ``spark``. ``recreated`` has topics whose queue
-    offsets restarted at 0 when their export had these ends, by queue: they fail until the export has other ones.
-    With ``null_bad_bodies`` a body that cannot be decompressed is null. ``last`` is the topic to export after the
-    others, because the process of the last run ended while it exported that one.
+    ``cores`` and ``memory`` (of the JVM's heap) are for the engine ``spark``. ``ahead`` has topics whose export had
+    these ends, by queue, when their queues had lower ones: they fail until the export has other ends. ``starts`` has
+    topics whose export fails if it is further than these ends, which their queues had at the start of the broker; a
+    missing queue had 0. With ``null_bad_bodies`` a body that cannot be decompressed is null. ``last`` is the topic to
+    export after the others, because the process of the last run ended while it exported that one.
     """
 
     broker: str
@@ -29,7 +30,8 @@ class Job:
     nice: int
     cores: int
     memory: str
-    recreated: dict[str, dict[int, int]] = attrs.field(factory=dict)
+    ahead: dict[str, dict[int, int]] = attrs.field(factory=dict)
+    starts: dict[str, dict[int, int]] = attrs.field(factory=dict)
     null_bad_bodies: bool = False
     last: str = ""
 
@@ -37,9 +39,10 @@ class Job:
 @attrs.frozen
 class Report:
     """Of one topic: tasks that are done, and all of them, and ``rows`` of ``rows_total`` messages; once it has ended
-    (``ended``), what was exported of it.
+    (``ended``), what was exported of it. The first one comes before anything of the topic is exported.
 
-    ``ends``: by queue, up to which offset the export has it. ``error`` is empty unless the topic failed.
+    ``ends``: by queue, up to which offset the export has it. ``error`` is empty unless the topic failed. ``is_ahead``:
+    it failed because ``ends`` are further than ``starts`` of the job.
     """
 
     topic: str
@@ -53,4 +56,5 @@ class Report:
     lost: int = 0
     manifest: int = 0
     error: str = ""
+    is_ahead: bool = False
     ends: dict[int, int] = attrs.field(factory=dict)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Final
 
 import attrs
 import msgspec
 
 from gantrymq.exporter.job import Job, Report
-from gantrymq.spark.errors import SparkError, WrongOption
+from gantrymq.spark.errors import SparkError
 from gantrymq.spark.exports.destination import Destination
 from gantrymq.spark.exports.destinations import find_destination
 from gantrymq.spark.exports.engines import Engine, find_engine
@@ -31,6 +32,11 @@ from gantrymq.spark.wire import Queue
 
 Export = Callable[[Job, SourceOptions, list[Queue], Callable[[Report], None]], Report]
 """Exports one topic, and returns what was exported of it."""
+_AHEAD: Final = (
+    "the export has offsets that the queues did not have when the broker started and gave to other messages since. The "
+    "topic was deleted and created again, or the broker lost messages, such as by a restore: overwrite the export, or "
+    "name another folder or table"
+)
 
 
 def main() -> None:
@@ -73,7 +79,7 @@ def _export_to_files(engine: Engine) -> Export:
         place = find_destination(job.to)
 
         def work(progress: Progress) -> ExportResult:
-            discard = _is_foreign(_read_plan(place), options, known)
+            discard = _is_obsolete(_read_plan(place), job, options, known)
             sizes = Sizes(job.file_rows, job.file_bytes)
             return export_with(options, job.to, engine, sizes, known=known, discard_plan=discard, progress=progress)
 
@@ -100,7 +106,7 @@ def _export(
 ) -> Report:
     (topic,) = options.topics
     ended = Report(topic, ended=True)
-    last: Report | None = None
+    last: Report | None = Report(topic)
 
     def take(now: ExportProgress) -> None:
         nonlocal last
@@ -113,11 +119,11 @@ def _export(
         return {key[2]: end for key, end in read_ends().items() if key[:2] == (topic, job.broker)}
 
     try:
-        if topic in job.recreated and (ends := find_ends()) and ends.items() <= job.recreated[topic].items():
-            raise WrongOption(
-                "the topic was deleted and created again, and its queue offsets restarted at 0: overwrite the export, "
-                "or name another folder or table"
-            )
+        if topic in job.ahead or topic in job.starts:
+            ends = find_ends()
+            if _is_ahead(job, topic, ends):
+                return attrs.evolve(ended, error=_AHEAD, is_ahead=True, ends=ends)
+        report(Report(topic))
         result = work(take)
         ended = attrs.evolve(
             ended, rows=result.rows, bytes=result.bytes, files=result.files, lost=result.lost, manifest=result.number
@@ -128,6 +134,14 @@ def _export(
         return attrs.evolve(ended, ends=find_ends())
     except SparkError as failure:
         return attrs.evolve(ended, error=ended.error or str(failure))
+
+
+def _is_ahead(job: Job, topic: str, ends: Mapping[int, int]) -> bool:
+    """Whether an export with these ``ends`` has offsets that the queues got a second time."""
+    if topic in job.ahead:
+        return bool(ends) and ends.items() <= job.ahead[topic].items()
+    starts = job.starts.get(topic)
+    return starts is not None and any(end > starts.get(queue_id, 0) for queue_id, end in ends.items())
 
 
 def _as_report(topic: str, now: ExportProgress) -> Report:
@@ -149,13 +163,18 @@ def _read_plan(place: Destination) -> Plan | None:
     return place.read_plan(place.read_state().number + 1)
 
 
-def _is_foreign(plan: Plan | None, options: SourceOptions, known: list[Queue]) -> bool:
-    """Whether ``plan`` has what this export does not have: other topics, or queues that are no longer there.
+def _is_obsolete(plan: Plan | None, job: Job, options: SourceOptions, known: list[Queue]) -> bool:
+    """Whether ``plan`` has what this export does not have: other topics, queues that are no longer there, or offsets
+    that the queues got a second time.
 
-    To finish it could fail each time, and would so keep this topic from being exported.
+    To finish it could fail each time, and would so keep this topic from being exported, or publish lost messages.
     """
-    keys = {(queue.topic, queue.broker, queue.queue_id) for queue in known if queue.topic in options.topics}
-    return plan is not None and any(span.key not in keys for span in plan.tasks)
+    if plan is None:
+        return False
+    (topic,) = options.topics
+    keys = {(queue.topic, queue.broker, queue.queue_id) for queue in known if queue.topic == topic}
+    ends = {span.queue_id: span.end for span in plan.ends if span.topic == topic}
+    return any(span.key not in keys for span in plan.tasks) or _is_ahead(job, topic, ends)
 
 
 def _find_engine(job: Job) -> Engine:

@@ -26,7 +26,7 @@ STATE_MAX_BYTES: Final = 256 * 1024 * 1024
 MANIFEST_MAX_BYTES: Final = 256 * 1024 * 1024
 _DERIVED: Final = frozenset(
     {"lock", "abort", "checkpoint", "gantrymq.watermark", "gantrymq.index", "gantrymq.reserve", "gantrymq.transaction",
-     "timerwheel", RESTORING}
+     "timerwheel", "config/exporterStarts.json", RESTORING}
 )  # fmt: skip
 """Files that describe others, which a restore or the next start builds again. ``config/timercheck`` stays: with it and
 without the timer's log, the broker rebuilds the timer from its queue and delivers nothing twice."""

@@ -2,11 +2,12 @@
 
 Slot: none; not in the default set: ``--enable exporter``, with the extra ``gantrymq[spark]``.
 Hooks: check_files, collect_metrics, config_section, configure, persist, recovered, register_processors,
-register_tasks, retention_floor, runtime_info, started, topics_changed.
+register_tasks, retention_floor, runtime_info, started.
 Config ``[plugin.exporter]``: ``topics``, ``to``, ``every``, ``at_bytes``, ``format``, ``engine``, ``cores``,
 ``memory``, ``file_rows``, ``file_bytes``, ``skip_lost``, ``bad_bodies``, ``hold_bytes``, ``hold_age``, ``retry``,
 ``timeout``, ``nice``, ``access_key``, ``secret_key``, ``tls``, ``tls_ca_file``.
-Files: ``config/exporter.json``, the offsets that are exported; the process writes to ``to``.
+Files: ``config/exporter.json``, the offsets that are exported; ``config/exporterStarts.json``, where the queues ended
+at the start of the broker, until a run has compared the export with that. The process writes to ``to``.
 RocketMQ has no counterpart.
 
 ``runs`` starts the runs, ``positions`` computes lag and retention, ``state`` survives restarts. The process is
@@ -38,7 +39,6 @@ from gantrymq.remoting.headers.header import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
-    from gantrymq.kernel.changes import TopicsBatch
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor, Request
@@ -82,19 +82,13 @@ class ExporterPlugin:
 
     @hookimpl
     def recovered(self, broker: Broker) -> None:
-        """Correct the exported offsets of topics that were deleted; a slave's are its master's."""
-        if not broker.broker_id:
-            self._exporter.find_recreated()
+        """Note where the queues end, and find exported offsets behind that."""
+        self._exporter.recovered()
 
     @hookimpl
     def started(self, broker: Broker) -> None:
         """Let runs start: their processes can connect now."""
         self._exporter.listens()
-
-    @hookimpl
-    def topics_changed(self, batch: TopicsBatch) -> None:
-        """Note which exported topics were deleted."""
-        self._exporter.topics_removed(batch.removed)
 
     @hookimpl
     def check_files(self, store: StoppedStore) -> None:

@@ -28,15 +28,33 @@ Ends = Mapping[str, Mapping[int, int]]
 def find_topics(broker: Broker, patterns: list[str]) -> dict[str, int]:
     """Return the readable topics of this broker that match ``patterns``, with the number of their read queues."""
     table = broker.registry.get(TopicTable)
+    found: dict[str, int] = {}
+    for name in _matching(broker, patterns):
+        config = table.get(name)
+        if config is not None and config.perm & PERM_READ and config.read_queue_nums:
+            found[name] = config.read_queue_nums
+    return found
+
+
+def _matching(broker: Broker, patterns: list[str]) -> Iterator[str]:
     exact = {pattern for pattern in patterns if not _MAGIC & set(pattern)}
     named_after = {broker.name, broker.cluster, reply_topic(broker.cluster)}
-    found: dict[str, int] = {}
-    for name in sorted(table.names()):
+    for name in sorted(broker.registry.get(TopicTable).names()):
         is_own = name in named_after or is_system_topic(name) or is_retry_topic(name) or name.startswith(DLQ_PREFIX)
         if name in exact or (not is_own and any(fnmatchcase(name, pattern) for pattern in patterns)):
-            config = table.get(name)
-            if config is not None and config.perm & PERM_READ and config.read_queue_nums:
-                found[name] = config.read_queue_nums
+            yield name
+
+
+def lowest_ends(broker: Broker, patterns: list[str], before: Ends) -> dict[str, dict[int, int]]:
+    """Return the ends of the queues of all topics that match ``patterns``; those in ``before`` where they are lower."""
+    topics = set(_matching(broker, patterns))
+    found: dict[str, dict[int, int]] = {}
+    for queue in broker.queues:
+        if queue.topic in topics:
+            end = queue.max_offset
+            if queue.topic in before:
+                end = min(end, before[queue.topic].get(queue.queue_id, 0))
+            found.setdefault(queue.topic, {})[queue.queue_id] = end
     return found
 
 

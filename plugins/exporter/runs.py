@@ -11,8 +11,16 @@ import trio
 from gantrymq.exporter.job import Job, Report
 from gantrymq.exporter.process import RunFailed, run_worker
 from gantrymq.plugins.exporter.config import ExporterConfig
-from gantrymq.plugins.exporter.positions import ends_before, find_topics, floor_of, lag_of
-from gantrymq.plugins.exporter.state import ExporterState, LastRun, encode_state
+from gantrymq.plugins.exporter.positions import ends_before, find_topics, floor_of, lag_of, lowest_ends
+from gantrymq.plugins.exporter.state import (
+    ExporterState,
+    LastRun,
+    Starts,
+    encode_state,
+    load_starts,
+    remove_starts,
+    save_starts,
+)
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.address import format_address, parse_address
 
@@ -51,6 +59,10 @@ class Exporter:
         self._asked = trio.Event()
         self._listens = trio.Event()
         self._changed = False
+        self._starts: dict[str, dict[int, int]] = {}
+        """Where the queues of topics that are not in :attr:`_checked` ended at the start of the broker."""
+        self._checked: set[str] = set()
+        """Topics whose export was compared with that."""
         self._failures: dict[str, str] = {}
         self._run = LastRun()
         self._broke = ""
@@ -66,16 +78,6 @@ class Exporter:
         """Note that the broker serves clients from now on."""
         self._listens.set()
 
-    def topics_removed(self, names: list[str]) -> None:
-        """Note that topics were deleted.
-
-        If such a topic is created again before the next start of the broker, its queue offsets continue, and so does
-        its export.
-        """
-        deleted = self.state.ends.keys() & set(names)
-        self.state.deleted |= deleted
-        self._changed = self._changed or bool(deleted)
-
     def run_now(self) -> None:
         """Start a run soon, also while paused; if one is running, another one after it."""
         self._asked.set()
@@ -90,20 +92,25 @@ class Exporter:
         changed, self._changed = self._changed, False
         return encode_state(self.state) if changed else None
 
-    def find_recreated(self) -> None:
-        """Find topics that were deleted and whose queues no longer have the exported offsets; before the broker serves.
+    def recovered(self) -> None:
+        """Note where the queues end, before the broker serves.
 
-        Later this could not be found: new messages get those offsets, and the queues grow beyond them.
+        An export that is further has messages that the broker has lost, or those of a topic that was deleted. Later
+        this could not be found: new messages get those offsets, and the queues grow beyond them.
         """
-        state, table = self.state, self._broker.registry.get(TopicTable)
-        for topic, ends in list(state.ends.items()):
-            was_deleted = topic in state.deleted or table.get(topic) is None
-            if was_deleted and ends_before(self._broker, topic, ends):
-                state.recreated[topic] = state.ends.pop(topic)
-                self._changed = True
-        if state.deleted:
-            state.deleted.clear()
-            self._changed = True
+        broker, state = self._broker, self.state
+        self._checked.clear()
+        self._starts = {}
+        if not broker.broker_id:
+            for topic, ends in list(state.ends.items()):
+                if ends_before(broker, topic, ends):
+                    state.ahead[topic] = state.ends.pop(topic)
+                    self._changed = True
+            self._starts = lowest_ends(broker, self._config.topics, load_starts(broker.env, broker.root, self.to))
+        self._save_starts()
+
+    def _save_starts(self) -> None:
+        save_starts(self._broker.env, self._broker.root, Starts(self.to, self._starts))
 
     # ------------------------------------------------------------------------------------------------------ runs
 
@@ -159,6 +166,9 @@ class Exporter:
             self._broke = "" if self.progress is None else self.progress.topic
         finally:
             self.pid = self.progress = None
+            if job.starts:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(self._save_starts)
         self._end(error or "; ".join(f"{topic}: {reason}" for topic, reason in self._failures.items()))
 
     def _started(self, pid: int) -> None:
@@ -166,6 +176,11 @@ class Exporter:
         log.info("export_started", pid=pid, to=self.to)
 
     def _take(self, report: Report) -> None:
+        if not report.error and report.topic not in self._checked:
+            self._checked.add(report.topic)
+            self._starts.pop(report.topic, None)
+            # Before the run publishes: at the next start after a kill, its messages would pass for lost ones.
+            remove_starts(self._broker.env, self._broker.root)
         if not report.ended:
             self.progress = report
             return
@@ -177,8 +192,11 @@ class Exporter:
             run.lost, totals.lost = run.lost + report.lost, totals.lost + report.lost
             log.warning("messages_not_exported", topic=report.topic, messages=report.lost, to=self.to)
         if not report.error:
-            self.state.recreated.pop(report.topic, None)
-        if report.topic not in self.state.recreated and (report.ends or not report.error):
+            self.state.ahead.pop(report.topic, None)
+        if report.is_ahead:
+            self.state.ahead[report.topic] = dict(report.ends)
+            self.state.ends.pop(report.topic, None)
+        if report.topic not in self.state.ahead and (report.ends or not report.error):
             self.state.ends[report.topic] = dict(report.ends)
         if report.error:
             self._failures[report.topic] = report.error
@@ -206,11 +224,12 @@ class Exporter:
         security = {name: value for name, value in security.items() if value}
         if config.tls:
             security["tls"] = "true"
-        recreated = {topic: ends for topic, ends in self.state.recreated.items() if topic in topics}
+        ahead = {topic: ends for topic, ends in self.state.ahead.items() if topic in topics}
+        starts = {topic: self._starts.get(topic, {}) for topic in topics if topic not in self._checked}
         return Job(
             self._broker.name, format_address(_ANY_HOST.get(host, host), port), topics, self.to, config.format,
             config.engine, config.file_rows, config.file_bytes, config.skip_lost, security, config.nice, config.cores,
-            config.memory, recreated, config.bad_bodies == "null", self._broke,
+            config.memory, ahead, starts, config.bad_bodies == "null", self._broke,
         )  # fmt: skip
 
     def _now(self) -> float:

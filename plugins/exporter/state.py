@@ -1,7 +1,8 @@
-"""What the exporter keeps over restarts of the broker: ``config/exporter.json``."""
+"""What the exporter keeps over restarts of the broker: ``config/exporter.json`` and ``config/exporterStarts.json``."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
 
 PATH: Final = "config/exporter.json"
+STARTS_PATH: Final = "config/exporterStarts.json"
 
 log = structlog.get_logger("gantrymq.exporter")
 
@@ -36,15 +38,14 @@ class ExporterState:
     ``to`` is the folder or table that they describe: another one has other offsets. ``failures`` counts
     failed runs in a row.
 
-    ``deleted`` has topics of ``ends`` that were deleted since the start of the broker. ``recreated`` has topics whose
-    queue offsets restarted at 0 after such a deletion, with the ends of their export then.
+    ``ahead`` has topics whose export had offsets that their queues did not have when the broker started, with the ends
+    of their export then: new messages got these offsets.
     """
 
     to: str = ""
     paused: bool = False
     ends: dict[str, dict[int, int]] = attrs.field(factory=dict)
-    deleted: set[str] = attrs.field(factory=set)
-    recreated: dict[str, dict[int, int]] = attrs.field(factory=dict)
+    ahead: dict[str, dict[int, int]] = attrs.field(factory=dict)
     failures: int = 0
     last: LastRun = attrs.field(factory=LastRun)
     last_success: float = 0.0
@@ -73,3 +74,37 @@ def decode_state(data: bytes) -> ExporterState:
 def encode_state(state: ExporterState) -> bytes:
     """Return the content of the file."""
     return msgspec.json.encode(state)
+
+
+@attrs.frozen
+class Starts:
+    """Where the queues of topics ended at a start of the broker, until a run has compared the export at ``to`` with
+    them. After several starts without such a run these are the lowest ends."""
+
+    to: str
+    ends: dict[str, dict[int, int]]
+
+
+def load_starts(env: Env, root: str, to: str) -> dict[str, dict[int, int]]:
+    """Return the ends of earlier starts; none if the file is missing or damaged, or about another folder."""
+    with suppress(msgspec.MsgspecError, OSError, ValueError):
+        starts = msgspec.json.decode(env.read_bytes(f"{root}/{STARTS_PATH}"), type=Starts)
+        if starts.to == to:
+            return starts.ends
+    return {}
+
+
+def save_starts(env: Env, root: str, starts: Starts) -> None:
+    """Make the ends for the next start durable. An error costs only the comparison with them."""
+    with suppress(OSError):
+        if starts.ends:
+            env.replace(f"{root}/{STARTS_PATH}", msgspec.json.encode(starts))
+        else:
+            remove_starts(env, root)
+            env.sync_dir(f"{root}/config")
+
+
+def remove_starts(env: Env, root: str) -> None:
+    """Remove the file if there is one."""
+    with suppress(OSError):
+        env.unlink(f"{root}/{STARTS_PATH}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,8 +29,13 @@ from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.topics import TopicHeader
-from gantrymq.spark import export, export_files, export_status
+from gantrymq.spark import SparkError, export, export_files, export_status
+from gantrymq.spark.exports.engines import find_engine
+from gantrymq.spark.exports.planning import Sizes
+from gantrymq.spark.exports.run import export_with
+from gantrymq.spark.options import read_options
 from gantrymq.testing.plugin_broker import PluginBroker
+from support.exporting import bodies
 from support.processes import wait_for
 from support.unreadable import run_out_of_descriptors
 
@@ -60,10 +66,11 @@ class Exporting:
     def exporter(self) -> Any:
         return next(info.plugin for info in self.broker.manager.plugins if info.name == "exporter")._exporter
 
-    def send(self, topic: str, count: int) -> None:
+    def send(self, topic: str, count: int, body: bytes = b"") -> None:
+        """Numbers, unless there is a ``body``."""
         with self.running.client.producer("exporter-tests") as producer:
             for number in range(count):
-                producer.send(Message(topic, b"%d" % number, keys=("k",)))
+                producer.send(Message(topic, body or b"%d" % number, keys=("k",)))
 
     def control(self, action: str) -> dict[str, Any]:
         from gantrymq.plugins.spark.exporter_status import ask_exporter
@@ -256,13 +263,13 @@ def test_a_topic_with_restarted_offsets_fails_until_its_export_is_overwritten(ow
     own.run_now()
     own.delete_topic("exact")
     own.running.restart()
-    assert "exact" in load_state(own.broker.env, own.broker.root, str(own.to)).recreated  # a crash may follow
+    assert "exact" in load_state(own.broker.env, own.broker.root, str(own.to)).ahead  # a crash may follow
     own.send("exact", 15)
     for total in (15, 30):  # fewer than the export has, and more
         assert own.exporter.lag()["exact"] == total
         assert own.exporter.floor() < own.broker.log.end
         status = own.run_now()
-        assert "its queue offsets restarted at 0" in status["last_run"]["error"]
+        assert "topic was deleted and created again" in status["last_run"]["error"]
         assert (own.exporter.totals.rows, own.exporter.totals.runs["ok"]) == (0, 0)
         own.running.restart()  # the next run is due in an hour, and the cause is kept
         own.send("exact", 15)
@@ -278,7 +285,6 @@ def test_a_topic_that_is_deleted_and_created_again_without_a_restart_is_exported
     own.send("exact", 20)
     before = own.run_now()["last_run"]["rows"]
     own.delete_topic("exact")
-    wait_for(lambda: own.exporter.state.deleted == {"exact"}, PATIENCE_S)
     own.control("run")  # without the topic, there is nothing to do
     wait_for(lambda: own.exporter._last_idle > 0, PATIENCE_S)
     for _ in range(2):
@@ -286,7 +292,123 @@ def test_a_topic_that_is_deleted_and_created_again_without_a_restart_is_exported
         status = own.run_now()
         assert (before, status["last_run"]["rows"], status["last_run"]["error"]) == (20, 8, "")
         own.running.restart()  # each queue has messages of after the deletion
-        assert own.exporter.state.recreated == {}
+        assert own.exporter.state.ahead == {}
+
+
+def restore(own: Exporting, backup: Path) -> None:
+    """Start the broker on the backup instead of its store, which is lost."""
+    own.running.stop()
+    shutil.rmtree(own.broker.root)
+    assert run(["store", "restore", str(backup), "--data", str(own.broker.root)]) == 0
+    own.running.restart()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_an_export_that_is_ahead_of_a_restored_store_fails_until_it_is_overwritten(
+    own: Exporting, tmp_path: Path, restarts: int
+) -> None:
+    own.send("exact", 20)
+    own.run_now()
+    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.send("exact", 10)
+    own.run_now()
+    restore(own, tmp_path / "backup")
+    for _ in range(restarts):
+        own.running.restart(killed=True)
+        own.send("exact", 15)
+    own.send("exact", 30)  # each queue is further than the export
+    for _ in range(2):
+        status = own.run_now()
+        assert "the broker lost messages" in status["last_run"]["error"]
+        assert (own.exporter.totals.rows, own.exporter.totals.lost) == (0, 0)
+        assert own.exporter.lag() == {"exact": 50 + 15 * restarts}
+        assert own.exporter.floor() == 0, "the log is kept for the export"
+        own.running.restart()
+    assert run(["export", "--topic", "exact", "--to", str(own.to), "--nameserver", own.running.nameserver,
+                "--engine", "local", "--overwrite"]) == 0  # fmt: skip
+    own.send("exact", 4)
+    assert own.run_now()["last_run"]["error"] == ""
+    assert exported(own.to, "exact") == own.stored("exact")
+
+
+@pytest.mark.slow
+def test_lost_messages_that_a_stopped_run_has_written_are_not_published(own: Exporting, tmp_path: Path) -> None:
+    def stop_after_writing(tasks: Any, report: Any) -> None:
+        find_engine("local", None)(tasks, report)
+        raise SparkError("the machine stopped")
+
+    own.send("exact", 20)
+    own.run_now()
+    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.send("exact", 10, b"lost")
+    options = read_options({"nameserver": own.running.nameserver, "topic": "exact"})
+    with pytest.raises(SparkError, match="stopped"):
+        export_with(options, own.to, stop_after_writing, Sizes())
+    restore(own, tmp_path / "backup")
+    own.send("exact", 20, b"new")
+    assert own.run_now()["last_run"]["error"] == ""
+    assert exported(own.to, "exact") == own.stored("exact")
+    assert {body[:3] for body in bodies(own.to)} == {b"new", *(b"%d" % number for number in range(20))}
+
+
+@pytest.mark.slow
+def test_the_export_goes_on_after_a_restore_of_a_store_that_lost_no_exported_message(
+    own: Exporting, tmp_path: Path
+) -> None:
+    own.send("exact", 20)
+    own.run_now()
+    own.running.restart()
+    own.send("exact", 20)
+    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.run_now()  # the first one since the start, after the backup
+    restore(own, tmp_path / "backup")
+    own.send("exact", 20)
+    assert own.run_now()["last_run"]["error"] == ""
+    assert exported(own.to, "exact") == own.stored("exact")
+
+
+@pytest.mark.slow
+def test_the_export_of_a_broker_that_is_killed_after_a_run_goes_on(own: Exporting) -> None:
+    def is_stored() -> bool:
+        state = load_state(own.broker.env, own.broker.root, str(own.to))
+        return state.last_success == own.exporter.state.last_success
+
+    for _ in range(3):
+        own.send("exact", 20)
+        assert own.run_now()["last_run"]["error"] == ""
+        wait_for(is_stored)  # or the next start begins a run, which publishes while the files are copied
+        own.running.restart(killed=True)
+        own.running.restart(killed=True)  # without a run
+    assert exported(own.to, "exact") == own.stored("exact")
+
+
+@pytest.mark.slow
+def test_messages_of_a_first_run_do_not_count_as_lost_after_a_kill(
+    own: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.send("exact", 20)
+    own.run_now()  # or the next start begins a run
+    own.running.restart()
+    own.send("exact", 20)
+    copies: list[Path] = []
+
+    async def copy_when_published(*arguments: Any) -> None:
+        await run_worker(*arguments)
+        copies.append(own.to.with_name("copy"))
+        shutil.copytree(f"{own.broker.root}/config", copies[0])
+
+    run_worker = runs.run_worker
+    monkeypatch.setattr(runs, "run_worker", copy_when_published)
+    own.run_now()
+    own.running.stop()
+    shutil.rmtree(f"{own.broker.root}/config")
+    copies[0].rename(f"{own.broker.root}/config")
+    monkeypatch.undo()
+    own.running.restart()
+    own.send("exact", 5)
+    assert own.run_now()["last_run"]["error"] == ""
+    assert exported(own.to, "exact") == own.stored("exact")
 
 
 def test_a_topic_whose_export_ended_the_process_is_the_last_of_the_next_run(
@@ -324,7 +446,7 @@ def test_the_setting_for_bad_bodies_is_in_the_job_of_a_run(setting: Any, is_null
 
 def test_a_check_of_the_files_reports_lost_messages_but_no_deleted_topic() -> None:
     notes: list[str] = []
-    state = ExporterState(ends={"gone": {0: 9}, "kept": {0: 9}, "short": {0: 9}}, deleted={"gone"})
+    state = ExporterState(ends={"gone": {0: 9}, "kept": {0: 9}, "short": {0: 9}})
     store: Any = SimpleNamespace(
         read_table=lambda *_: state,
         queue_ends={("kept", 0): 9, ("short", 0): 8},

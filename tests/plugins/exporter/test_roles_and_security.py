@@ -40,7 +40,10 @@ EXPORTER_ACCOUNT = """\
 
 @pytest.mark.trio
 @pytest.mark.slow
-async def test_only_the_master_exports_and_a_promoted_slave_goes_on_with_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loses_a_message", [False, True])
+async def test_only_the_master_exports_and_a_promoted_slave_goes_on_with_its_folder_unless_it_lacks_messages(
+    tmp_path: Path, loses_a_message: bool
+) -> None:
     to = tmp_path / "out"
     given = {"plugin.exporter.topics": "orders", "plugin.exporter.to": str(to), "plugin.exporter.every": "1h",
              "plugin.exporter.nice": "0", "plugin.ha.listen": "127.0.0.1:0"}  # fmt: skip
@@ -68,10 +71,16 @@ async def test_only_the_master_exports_and_a_promoted_slave_goes_on_with_its_fol
             assert (status["last_run"]["error"], status["last_run"]["rows"]) == ("", 2)
             await fill(master, b"three")
             await until(lambda: slave.log.end == master.log.end)
+        if loses_a_message:
+            await fill(master, b"four")
+            assert (await export_now(master))["last_run"]["rows"] == 2
     async with run_broker(make("slave")) as promoted:
-        await fill(promoted, b"four")
+        await fill(promoted, *([b"four again", b"five"] if loses_a_message else [b"four"]))
         status = await export_now(promoted)
-        assert (status["last_run"]["error"], status["lag"]) == ("", {"orders": 0})
+        if loses_a_message:
+            assert "the broker lost messages" in status["last_run"]["error"]
+        else:
+            assert (status["last_run"]["error"], status["lag"]) == ("", {"orders": 0})
     assert bodies(to) == Counter([b"one", b"two", b"three", b"four"])
 
 
