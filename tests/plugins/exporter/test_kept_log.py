@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.expiry import drop_before
@@ -13,7 +14,7 @@ from gantrymq.remoting.channel import open_channel
 from gantrymq.spark import export_status
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
-from support.exporting import bodies, export_now
+from support.exporting import bodies, control, export_now, until
 
 pytest.importorskip("pyarrow", reason="exports are Parquet files: pip install 'gantrymq[spark]'")
 
@@ -64,3 +65,32 @@ async def test_retention_keeps_what_is_not_exported_and_the_rest_is_counted(tmp_
         queue_id: offset - 50 for queue_id, offset in lowest.items()
     }
     assert sum(bodies(to).values()) == 600 - lost
+
+
+@pytest.mark.slow
+async def test_a_slave_keeps_no_files_for_the_export_and_counts_them_as_lost_once_promoted(tmp_path: Path) -> None:
+    settings = {
+        "plugin.exporter.topics": "orders", "plugin.exporter.to": str(tmp_path / "out"), "plugin.exporter.every": "1h",
+        "plugin.exporter.nice": "0", "store.commit_log_file_bytes": str(FILE_BYTES), "plugin.retention.keep": "1ms",
+        "plugin.retention.check_interval": "50ms", "plugin.retention.at": ";".join(map(str, range(24))),
+    }  # fmt: skip
+
+    def make(**role: str) -> Broker:
+        return make_broker(tmp_path / "store", settings=settings | role, enable=["exporter"])
+
+    with capture_logs() as logs:
+        async with run_broker(make()) as broker:
+            await fill(broker, 20)
+            assert (await export_now(broker))["last_run"]["rows"] == 20
+            await control(broker, "pause")
+            await fill(broker, 180)
+            await until(lambda: any(line["event"] == "log_files_held" for line in logs))
+            assert broker.log.min_offset == 0
+    assert {line["plugin"] for line in logs if line["event"] == "log_files_held"} == {"exporter"}
+    async with run_broker(make(**{"broker.id": "1"})) as slave:
+        await until(lambda: slave.log.min_offset > 0)
+    async with run_broker(make()) as promoted:
+        lost = sum(queue.min_offset for queue in promoted.queues if queue.topic == "orders") - 20
+        run = (await export_now(promoted))["last_run"]
+    assert lost > 0
+    assert (run["error"], run["rows"], run["lost"]) == ("", 180 - lost, lost)
